@@ -484,6 +484,19 @@ def _noting_retention(original: Any, recorder: HistoryRecorder) -> Any:
     return trim
 
 
+def _noting_tier_retention(original: Any, recorder: HistoryRecorder) -> Any:
+    async def trim(self: Any, client: Any, info: Any, lsn: int, why: str) -> int:
+        asks, log = info.attributes, int(info.log_id)
+        backlog_us = round((asks.backlog_s or 0) * 1e6)
+        recorder.add(RetentionTrims(
+            recorder.now_us, current_node(), log, lsn, why, backlog_us, asks.backlog_bytes or 0
+        ))  # fmt: skip
+        trimmed: int = await original(self, client, info, lsn, why)
+        return trimmed
+
+    return trim
+
+
 def _noting_told_nodesets(original: Any, recorder: HistoryRecorder) -> Any:
     async def tell_nodesets(self: Any, log: int, epoch: int, history: Any) -> None:
         await original(self, log, epoch, history)
@@ -520,6 +533,7 @@ _NOTES = (
     (f"{_ENGINE}.tell_nodesets", _noting_told_nodesets),
     (f"{_ENGINE}.nodesets", _noting_nodesets),
     ("storage.space.retention:Retention._trim", _noting_retention),
+    ("uploading.tend:Tend._trim", _noting_tier_retention),
 )
 """What is written down where it happens."""
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
@@ -64,11 +65,11 @@ class Tend:
         self._missing: dict[int, float] = {}
         self._said = SaidOnce(logger)
 
-    async def look(self, client: Store, mine: list[int]) -> None:
+    async def look(self, client: Store, mine: Mapping[int, LogInfo]) -> None:
         """One pass over the logs of this node."""
-        for log in mine:
+        for log, info in mine.items():
             try:
-                await self._follow(client, self._logs.tiered[log])
+                await self._follow(client, info)
             except CordwoodError as error:
                 self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
 
@@ -86,33 +87,40 @@ class Tend:
         head = await manifest.load()
         if head is None:
             return
-        wanted = await self._expired(manifest, head, info)
         trim = int((await client.extent(log)).trim)
-        if wanted > trim:
-            logger.info("log %d is trimmed up to %s for its retention", log, format_lsn(wanted))
-            trim = int((await client.trim(log, wanted)).lsn)
+        for why, wanted in (
+            ("time", await self._too_old(manifest, head, info.attributes.backlog_s or 0.0)),
+            ("space", self._too_much(head, info.attributes.backlog_bytes or 0)),
+        ):
+            if wanted > trim:
+                trim = await self._trim(client, info, wanted, why)
         if trim >= head.start:
             await manifest.trim(trim + 1)
         await self._collect_log(manifest, log)
 
-    async def _expired(self, manifest: LogManifest, head: Head, info: LogInfo) -> int:
-        """The LSN up to which retention lets go of what main storage holds; 0 for nothing.
+    async def _trim(self, client: Store, info: LogInfo, lsn: int, why: str) -> int:
+        """Trim the whole log for its retention; the LSN up to which it is trimmed.
 
-        Whole objects go, as whole partitions do on nodes.
+        Args:
+            why: `time` or `space`.
         """
-        through = 0
-        backlog_s, backlog_bytes = info.attributes.backlog_s, info.attributes.backlog_bytes
-        if backlog_s:
-            kept = await manifest.find_append_time(self._now_us() - round(backlog_s * 1e6))
-            through = (kept.first if kept is not None else head.end) - 1
-        if backlog_bytes:
-            through = max(through, await self._over(manifest, head, backlog_bytes))
-        return through if through >= head.start else 0
+        logger.info("%s is trimmed up to %s for want of %s", info.name, format_lsn(lsn), why)
+        return int((await client.trim(int(info.log_id), lsn)).lsn)
 
-    async def _over(self, manifest: LogManifest, head: Head, backlog_bytes: int) -> int:
-        """The last LSN above which `backlog_bytes` of bodies are kept, of pages and objects."""
+    async def _too_old(self, manifest: LogManifest, head: Head, backlog_s: float) -> int:
+        """The last LSN of the objects that are past a log's retention by time; 0 for none."""
+        if not backlog_s:
+            return 0
+        kept = await manifest.find_append_time(self._now_us() - round(backlog_s * 1e6))
+        return (kept.first if kept is not None else head.end) - 1
+
+    def _too_much(self, head: Head, backlog_bytes: int) -> int:
+        """The last LSN above which objects keep `backlog_bytes` of bodies; 0 for none.
+
+        Whole objects go, or whole pages of them.
+        """
         left = 0
-        for item in reversed(in_order(head)):
+        for item in reversed(in_order(head)) if backlog_bytes else ():
             if left >= backlog_bytes:
                 return item.last
             left += item.bytes

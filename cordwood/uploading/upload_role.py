@@ -184,15 +184,15 @@ class UploadRole:
         self._tended_at[what] = now
         return True
 
-    async def mine(self) -> list[int]:
+    async def mine(self) -> dict[int, LogInfo]:
         """The logs that are this node's to upload."""
         await self._logs.refresh()
         members, dead = self._members().values(), self._dead()
-        return [
-            log
-            for log in sorted(self._logs.tiered)
+        return {
+            log: info
+            for log, info in sorted(self._logs.tiered.items())
             if next(iter(sequencer_order(log, members, dead)), None) == self._me
-        ]
+        }
 
     async def look(self, client: Store) -> None:
         """Find out what waits of this node's logs, and upload what is due.
@@ -208,7 +208,7 @@ class UploadRole:
         waiting: list[Waiting] = []
         for log in able:
             try:
-                waits = await self._waiting(client, self._logs.tiered[log], tails[log])
+                waits = await self._waiting(client, mine[log], tails[log])
             except CordwoodError as error:
                 self._on_failed(log, error)
                 continue
@@ -218,7 +218,7 @@ class UploadRole:
         self._tell_blocked(dict(plan.blocked), able)
         rate = upload_rate(sum(each.bytes for each in waiting), self._presses())
         for planned in plan.objects:
-            await self._upload(client, planned, rate)
+            await self._upload(client, planned, mine, rate)
 
     def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:
         self.blocked = {
@@ -276,7 +276,9 @@ class UploadRole:
 
     # Uploading.
 
-    async def _upload(self, client: Store, planned: PlannedObject, rate: float) -> None:
+    async def _upload(
+        self, client: Store, planned: PlannedObject, infos: Mapping[int, LogInfo], rate: float
+    ) -> None:
         """One planned object, as far as its logs are this node's by their leases."""
         async with AsyncExitStack() as stack:
             shares = [
@@ -285,9 +287,9 @@ class UploadRole:
                 if await stack.enter_async_context(self._leased(share.log))
             ]
             if len(shares) == 1:
-                await self._upload_one(client, shares[0], rate)
+                await self._upload_one(client, shares[0], infos, rate)
             elif shares:
-                await self._upload_several(client, shares, rate)
+                await self._upload_several(client, shares, infos, rate)
 
     @asynccontextmanager
     async def _leased(self, log: int) -> AsyncIterator[bool]:
@@ -311,8 +313,10 @@ class UploadRole:
             with contextlib.suppress(CordwoodError):  # it is a hint, and the fence decides
                 await self._metadata.take_lease(key, value, LEASE_S)
 
-    async def _upload_one(self, client: Store, share: PlannedShare, rate: float) -> None:
-        log, info = share.log, self._logs.tiered[share.log]
+    async def _upload_one(
+        self, client: Store, share: PlannedShare, infos: Mapping[int, LogInfo], rate: float
+    ) -> None:
+        log, info = share.log, infos[share.log]
         try:
             uploader = LogUploader(
                 await self._objects.store(), await self._objects.manifest(log), self._host, log,
@@ -325,12 +329,16 @@ class UploadRole:
             self._on_failed(log, error)
 
     async def _upload_several(
-        self, client: Store, planned: list[PlannedShare], rate: float
+        self,
+        client: Store,
+        planned: list[PlannedShare],
+        infos: Mapping[int, LogInfo],
+        rate: float,
     ) -> None:
         shares: list[Share] = []
         store = await self._objects.store()
         for each in sorted(planned, key=lambda share: share.log):
-            info = self._logs.tiered[each.log]
+            info = infos[each.log]
             try:
                 manifest = await self._objects.manifest(each.log)
                 uploader = LogUploader(
