@@ -19,7 +19,7 @@ from cordwood.admin.consumer_calls import ConsumerCalls
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
-from cordwood.admin.status_reply import status_reply
+from cordwood.admin.node_status import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -48,7 +48,6 @@ from cordwood.layout.message import (
     Ping,
     Reply,
     Seal,
-    StatusReply,
     StreamsReply,
     TellNodesets,
     Yield,
@@ -105,6 +104,9 @@ from cordwood.storage.space.space_watch import SpaceWatch
 from cordwood.storage.staging.staging import Staging
 from cordwood.storage.staging.staging_sweep import StagingSweep
 from cordwood.storage.unheard import Unheard
+from cordwood.tier.addresses import open_object_store
+from cordwood.uploading.objects_at_hand import OpenObjects
+from cordwood.uploading.tiering import Tiering
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import check_call, check_frame
 from cordwood.wire.gossip import Gossip
@@ -135,10 +137,12 @@ class Node:
         metadata: MetadataStore,
         make_tables: MakeTables,
         tasks: asyncio.TaskGroup,
+        open_objects: OpenObjects = open_object_store,
     ) -> None:
         self.settings = settings
         self.host = host
         self._make_tables = make_tables
+        self._open_objects = open_objects
         self._tasks = tasks
         self._membership = Membership(metadata)
         self._metadata = metadata
@@ -185,6 +189,7 @@ class Node:
         self._purges: Purges
         self._rebuild: RebuildRole
         self._digests: DigestReads
+        self._tiering: Tiering
         self.server: Server
 
     @property
@@ -257,6 +262,12 @@ class Node:
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
+        self._tiering = Tiering(
+            settings, host, self._metadata, self._logs, self._engine, self._open_objects,
+            members=lambda: self._members, dead=lambda: self._gossip.dead,
+            address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
+        )  # fmt: skip
+        self._exit.push_async_callback(self._tiering.close)
         works = (
             self._refresh(),
             self._sequencer.run(),
@@ -273,6 +284,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._directory.run(lambda: self._engine.reached),
+            *self._tiering.works(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -530,7 +542,8 @@ class Node:
                 return await self._storage.mark(connection, call)
             case AskMembers():
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
-                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
+                infos, store = member_infos(self._members), self.settings.tier.store
+                return MembersReply(self._cluster, infos, dead, changes, store)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
@@ -553,35 +566,36 @@ class Node:
             case AskReleased():
                 return self._sequencer.released(call)
             case AskStatus():
-                return self._status()
+                return status_reply(
+                    self.settings.node, self._cluster, self._started, self._engine,
+                    self._sequencer, self._streams, self.server.connections, self._members,
+                    self._scrub.state(),
+                )  # fmt: skip
             case AskStreams():
                 return StreamsReply(self._streams.describe())
             case _:
                 return await self._log_calls.answer(call)
 
-    def _status(self) -> StatusReply:
-        return status_reply(
-            self._engine, self._streams, self._sequencer, self._scrub,
-            node=self.settings.node, cluster=self._cluster,
-            uptime_s=asyncio.get_running_loop().time() - self._started,
-            connections=self.server.connections, members=member_infos(self._members),
-        )  # fmt: skip
-
 
 @asynccontextmanager
 async def running_node(
-    settings: NodeSettings, host: Host, metadata: MetadataStore, make_tables: MakeTables
+    settings: NodeSettings,
+    host: Host,
+    metadata: MetadataStore,
+    make_tables: MakeTables,
+    open_objects: OpenObjects = open_object_store,
 ) -> AsyncIterator[Node]:
     """A node that runs for the length of the block.
 
     Args:
         make_tables: what LogsDB rests on: `rocks_tables`, or the simulator's twin.
+        open_objects: opens main storage by its address.
     Raises:
         CordwoodError: see `Node.start`.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            node = Node(settings, host, metadata, make_tables, tasks)
+            node = Node(settings, host, metadata, make_tables, tasks, open_objects)
             try:
                 await node.start()
                 yield node

@@ -335,6 +335,7 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
     Attributes:
         rack: as in `NodeStarted`.
         trim: its trim point; nothing is owed up to there.
+        tier: up to where it let go of what main storage holds.
     """
 
     node: int
@@ -342,6 +343,28 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
     log: int
     slots: tuple[DumpedSlots, ...]
     trim: LsnValue = 0
+    tier: LsnValue = 0
+
+    @property
+    def gone(self) -> int:
+        """Up to here it keeps nothing."""
+        return max(self.trim, self.tier)
+
+
+class TierDumped(HistoryEvent, frozen=True, gc=False, tag="tier-dumped"):
+    """All that main storage holds of one log when the run is over, past all faults.
+
+    Attributes:
+        start, end: what its manifest tells of, `end` not included.
+        slots: blocks and plugs, as objects have them.
+        why: what cannot be read of it; "" for nothing.
+    """
+
+    log: int
+    start: LsnValue
+    end: int
+    slots: tuple[DumpedSlots, ...]
+    why: str = ""
 
 
 Event: TypeAlias = (
@@ -370,6 +393,7 @@ Event: TypeAlias = (
     | Idled
     | FaultsHealed
     | NodeDumped
+    | TierDumped
     | PositionEvent
     | TokenEvent
     | NameEvent

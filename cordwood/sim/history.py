@@ -65,6 +65,7 @@ from cordwood.sim.events import (
     Released,
     RunStarted,
     TailAnswered,
+    TierDumped,
     mark_payload,
 )
 from cordwood.sim.payload import identify, make_payload
@@ -105,6 +106,7 @@ __all__ = [
     "RunStarted",
     "SlotKind",
     "TailAnswered",
+    "TierDumped",
     "from_jsonl",
     "identify",
     "make_payload",
@@ -381,7 +383,13 @@ class HistoryRecorder:
         self.add(NodeScrubbed(self._now_us(), node, log, passes, tuple(rotten), tuple(damaged)))
 
     def node_dumped(
-        self, node: int, rack: str, log: int, slots: Iterable[DumpedSlots], trim: int = 0
+        self,
+        node: int,
+        rack: str,
+        log: int,
+        slots: Iterable[DumpedSlots],
+        trim: int = 0,
+        tier: int = 0,
     ) -> None:
         """Note what a node's disk holds of a log when all is over."""
-        self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots), int(trim)))
+        self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots), int(trim), int(tier)))

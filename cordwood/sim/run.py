@@ -276,6 +276,7 @@ class _Run:
             simulation.seed,
             self._crew.calls,
             self.buggify,
+            self._cluster.open_objects,
         )
         self._producers = writer_names(workload)
         self._readers = reader_names(workload)
@@ -323,6 +324,7 @@ class _Run:
         left_s = start_s + self._options.length_s - self._simulation.loop.time()
         await asyncio.sleep(max(0.0, left_s))
         self.buggify.is_on = False
+        self._cluster.heal_bucket()
         absent = self._options.absent
         if not await self._is_healed(injector, absent):
             return f"{BOOT_S:g} s after the healing not every node runs"

@@ -44,10 +44,12 @@ from cordwood.layout.engine_record import (
     SealRecord,
     StagingRecord,
     StoreRecord,
+    TierRecord,
     TrimRecord,
     pack_clean,
     pack_nodes,
     pack_seal,
+    pack_tier,
     pack_trim,
     read_engine_record,
 )
@@ -296,9 +298,9 @@ class StorageEngine:
             self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
-        """Whether a block is trimmed: storing it succeeds and keeps nothing."""
+        """Whether a block is trimmed, or in main storage: storing it succeeds and keeps nothing."""
         held = self.cache.get(block.header.log)
-        return held is not None and block.header.last <= held.trim
+        return held is not None and block.header.last <= held.gone
 
     @property
     def cache_bytes_max(self) -> int:
@@ -471,6 +473,35 @@ class StorageEngine:
             await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
         return self.cache.log(log).trim
 
+    async def tier(self, log: int, lsn: int, released: int) -> int:
+        """Let go of a log up to `lsn`, which main storage holds durably; returns the tier point
+        when it is durable here.
+
+        Args:
+            released: as of `trim`.
+        Raises:
+            Rejected, Overloaded, Retryable: as `trim`.
+        """
+        if lsn > released:
+            raise Rejected(
+                f"log {log} is released up to {format_lsn(released)}, and {format_lsn(lsn)} is "
+                "above that: main storage holds what readers may see"
+            )
+        if lsn > self.cache.log(log).tier:
+            record = TierRecord(log, lsn, released)
+            await self.write_mark(log, pack_tier(record), lambda: self._on_tiered(record))
+        return self.cache.log(log).tier
+
+    def _on_tiered(self, record: TierRecord) -> None:
+        held = self.cache.log(record.log)
+        held.release(record.released)
+        held.tier_to(record.lsn)
+        self._on_change(record.log)
+
+    def gone_of(self, log: int) -> int:
+        """Up to where a log left this node, trimmed or into main storage; 0 for nothing."""
+        return held.gone if (held := self.cache.get(log)) is not None else 0
+
     def trim_of(self, log: int) -> int:
         """A log's trim point, 0 for none."""
         return held.trim if (held := self.cache.get(log)) is not None else 0
@@ -620,6 +651,10 @@ class StorageEngine:
                 self._note(offset, [log])
                 self.cache.log(log).release(released)
                 self.cache.log(log).trim_to(lsn)
+            case TierRecord(log, lsn, released):
+                self._note(offset, [log])
+                self.cache.log(log).release(released)
+                self.cache.log(log).tier_to(lsn)
             case (
                 StageRecord() | PinRecord() | UnstageRecord() | LedgerEntries() | LedgerChanges()
             ) as record:

@@ -63,6 +63,7 @@ from cordwood.sim.checkers.sessions import (
     check_session_order,
     check_tail,
 )
+from cordwood.sim.checkers.tiers import check_tiers
 from cordwood.sim.checkers.times import check_append_times, check_positions
 from cordwood.sim.checkers.told_errors import check_told_errors
 from cordwood.sim.checkers.trims import check_trims
@@ -101,6 +102,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S16": check_scrubbed,
         "S17": check_own_disk,
         "S18": check_trims,
+        "S19": check_tiers,
         "S20": check_positions,
         "S21": check_producers,
         "S22": check_groups,
@@ -134,7 +136,6 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "S19": "the object tier",
         "S23": "transactions, if they are ever shipped",
         "S30": "a second version of the wire or the disk format",
     }
