@@ -227,7 +227,7 @@ class Node:
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
         member = await self._directory.claim(self._engine.reached, self._room)
         self._incarnation = member.incarnation
-        self._note_storage(member)  # before the first store: it stays so over its restarts
+        self.note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
             await self._renew_seals()  # before the first store: epochs may have ended without it
         self._assemble_sequencer()
@@ -235,7 +235,7 @@ class Node:
         self._exit.push_async_callback(self._sequencer.close)
         await self._refresh_members()  # before the first caller, who may say to be one of them
         ours = self._hello(NodeId(0))
-        self.server = Server(host.network, ours, self, self._tasks, self._check_node)
+        self.server = Server(host.network, ours, self, self._tasks, self.check_node)
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
@@ -415,12 +415,12 @@ class Node:
         self._tools.fit(members)
         self._staging.block_bytes_max = self._tools.settings.block_bytes_max
         mine = self._members.get(self.settings.node)
-        if mine is not None and self._note_storage(mine):
+        if mine is not None and self.note_storage(mine):
             self._on_space()
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members}, rebuilding)
 
-    def _note_storage(self, mine: Member) -> bool:
+    def note_storage(self, mine: Member) -> bool:
         """Take what the member list says of this node's storage; whether that is news."""
         if mine.read_only is bool(self._engine.read_only):
             return False
@@ -428,7 +428,7 @@ class Node:
         logger.warning("%s", self._engine.read_only or "this node stores records again")
         return True
 
-    def _check_node(self, theirs: Hello) -> None:
+    def check_node(self, theirs: Hello) -> None:
         """See `Server`. A node that has just joined calls again, and the list is read anew."""
         if NodeId(theirs.node) not in self._members:
             self._newcomer.set()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.errors import UnknownLog
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.memory import MemoryMetadata
 from cordwood.settings import StorageSettings
 
 LOG = 1
@@ -172,6 +175,37 @@ class TestDeleted:
                 await asyncio.sleep(40)
                 assert {*asked} == {9}
                 assert all(node.engine.trim_of(9) for node in cluster.running.values())
+
+        simulate(
+            scenario,
+            nodes=3,
+            storage=StorageSettings(
+                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+            ),
+        )
+
+    def test_a_log_without_a_name_is_not_a_deleted_one(self):
+        """Renames that cross may leave such a log. A day later its records were gone."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            near = LogTree(cluster.metadata)
+
+            class Between(MemoryMetadata):
+                async def compare_and_set(self, key, value, expected):
+                    if key == "logs/log" and value is None:
+                        await near.rename("other", "log")
+                    return await super().compare_and_set(key, value, expected)
+
+            async with cluster.client() as store:
+                await write(store, "log", 3)
+                far = LogTree(Between(random.Random(1), cluster.metadata.data))
+                with pytest.raises(UnknownLog):
+                    await far.rename("log", "other")
+                assert await near.by_id(LOG) is None
+                await asyncio.sleep(40)
+                # Making the rename again gives the log its name back.
+                await near.rename("other", "log", log_id=LOG)
+                assert (await values(store, "log"))[0] == 3
 
         simulate(
             scenario,

@@ -450,12 +450,18 @@ class AskConsumers(Struct, frozen=True, tag="ask_groups"):
 
 
 class JoinConsumer(Struct, frozen=True, tag="join_group"):
-    """A member starts to read; `ttl_ms` without a beat and it counts as gone."""
+    """A member starts to read; `ttl_ms` without a beat and it counts as gone.
+
+    Attributes:
+        known: the consumer's generation when the member looked. If a member of this name joined
+            since then, nothing is done. None for a member that did not look.
+    """
 
     consumer: Name
     member: Name
     logs: list[Name]
     ttl_ms: U32
+    known: int | None = None
 
 
 class BeatConsumer(Struct, frozen=True, tag="beat_group"):

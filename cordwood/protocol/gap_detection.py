@@ -234,10 +234,10 @@ class ReadBuffer(Generic[Item]):
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)
         if self._is_here():
-            return self._deliver(heapq.heappop(self._heap)[3])
+            return self.deliver_block(heapq.heappop(self._heap)[3])
         if self._over is not None:
             return self._gap(self.until, self._over)
-        return None if judge is None else self._lost(judge, grace_over)
+        return None if judge is None else self.judge_loss(judge, grace_over)
 
     def _is_here(self) -> bool:
         return bool(self._heap) and self._heap[0][0] <= self.next
@@ -263,7 +263,7 @@ class ReadBuffer(Generic[Item]):
     def _forget(self, header: BlockHeader) -> None:
         self._ranges.discard((header.first, header.last, header.kind))
 
-    def _deliver(self, block: Item | _LeftOut) -> Delivery[Item] | Gap:
+    def deliver_block(self, block: Item | _LeftOut) -> Delivery[Item] | Gap:
         header = block.header
         if isinstance(block, _LeftOut):
             return self._left_out(header.last)
@@ -289,9 +289,9 @@ class ReadBuffer(Generic[Item]):
         self.next = upto
         self.wants_grace = False
 
-    def _lost(self, judge: Judge, grace_over: bool) -> Gap | None:
+    def judge_loss(self, judge: Judge, grace_over: bool) -> Gap | None:
         """A DATA_LOSS gap, as long as one verdict holds for all of it; None to wait."""
-        reached = {node: at for node in self._markers if (at := self._knows_upto(node)) > self.next}
+        reached = {node: at for node in self._markers if (at := self.knows_upto(node)) > self.next}
         for known in sorted(set(reached.values()), reverse=True):
             heard = {node for node, at in reached.items() if at >= known}
             verdict = _amount(judge, heard - self._damaged, heard & self._damaged)
@@ -304,7 +304,7 @@ class ReadBuffer(Generic[Item]):
             return self._gap(min(end - 1, self.next | ESN_MAX), GapKind.DATA_LOSS)
         return None
 
-    def _knows_upto(self, node: NodeId) -> int:
+    def knows_upto(self, node: NodeId) -> int:
         """The end of `node`'s intact view above `next`: its marker, or its first damaged copy."""
         if node in self._unknown:
             return 0

@@ -29,6 +29,7 @@ from cordwood.block import (
     Envelope,
     EnvelopeFlag,
 )
+from cordwood.decisions import MendAnswered, MendFenced, tell
 from cordwood.errors import Fenced, NoSequencer, TooFewNodes
 from cordwood.host.seams import Host
 from cordwood.layout.block_header import BLOCK_HEAD_BYTES_MAX, pack_envelope, pack_header
@@ -102,10 +103,10 @@ async def mend_tail(
         waves.setdefault(holders, []).append((header, body))
         sizes[holders] = sizes.get(holders, 0) + BLOCK_HEAD_BYTES_MAX + len(body)
         if sizes[holders] >= job.run_bytes:
-            await _store(job, waves.pop(holders), channel, host, holders)
+            await store_wave(job, waves.pop(holders), channel, host, holders)
             del sizes[holders]
     for holders, wave in waves.items():
-        await _store(job, wave, channel, host, holders)
+        await store_wave(job, wave, channel, host, holders)
 
 
 def _outcomes(job: MendJob, mend: Mend[StoredBlock]) -> Iterator[tuple[BlockHeader, Buffer]]:
@@ -148,7 +149,7 @@ class _Payload:
         return cls(parts, checksum(parts))
 
 
-async def _store(
+async def store_wave(
     job: MendJob,
     wave: Sequence[tuple[BlockHeader, Buffer]],
     channel: StoreChannel,
@@ -266,8 +267,10 @@ def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> R
     """
     if refusals is None:
         raise NoSequencer(f"log {log} cannot be mended: node {node} went away")
+    tell(MendAnswered(log, node))
     for refusal in refusals:
         if refusal.reason == Refusal.SEALED:
+            tell(MendFenced(log, refusal.epoch))
             raise Fenced(f"log {log} is sealed by epoch {refusal.epoch}", refusal.epoch)
         if refusal.reason == Refusal.REBUILDING:
             raise NoSequencer(

@@ -66,10 +66,10 @@ class ProducerChecks:
                 expected = self._producers.expected(entry.producer, entry.producer_epoch)
                 raise _refusal(verdict, entry, expected)
         if entry.flags & AppendFlag.CONDITIONAL:
-            self._check_tail(entry, last)
+            self.check_tail(entry, last)
         return None
 
-    def _check_tail(self, entry: AppendEntry, last: int) -> None:
+    def check_tail(self, entry: AppendEntry, last: int) -> None:
         """Where nothing was numbered yet, all from the last record below to (epoch, 0) is right.
 
         Who asked while an epoch below had no record was told that epoch's (E, 0).

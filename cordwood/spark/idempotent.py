@@ -159,9 +159,9 @@ class OnceAppender:
                 raise
         else:
             return
-        self._settle_alone(sent)
+        self.settle_alone(sent)
 
-    def _settle_alone(self, sent: _Sent) -> None:
+    def settle_alone(self, sent: _Sent) -> None:
         """Send what of a block the log does not have.
 
         Raises:

@@ -44,8 +44,9 @@ from cordwood.metadata.membership import CLAIM_CHARS_MAX, Claim, Membership
 from cordwood.nodes import Member
 from cordwood.settings import NodeSettings
 from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, GO_ON_OLDER, Identity, check_identity
-from cordwood.storage.wal.delta_wal import Wal, WalLimits
+from cordwood.storage.wal.delta_wal import Wal
 from cordwood.storage.wal.wal_file import WalBlank, open_wal
+from cordwood.storage.wal.wal_limits import WalLimits as WalLimits
 from cordwood.write_budget import parse_budget
 
 INCARNATION = "incarnation"
@@ -117,8 +118,8 @@ class DataDirectory:
         ours = Identity(self._cluster.hex(), settings.node, settings.storage.wal_bytes)
         stored = await disk.read_file(identity_path)
         if stored is None:
-            await self._refuse_empty()
-            wal_bytes = await self._make_wal(wal_path, identity_path)
+            await self.refuse_empty()
+            wal_bytes = await self.make_wal(wal_path, identity_path)
             # Before the WAL is recovered, which makes it one that may hold something.
             ours = msgspec.structs.replace(ours, wal_bytes=wal_bytes)
             await disk.write_file(identity_path, msgspec.json.encode(ours))
@@ -130,7 +131,7 @@ class DataDirectory:
             disk, wal_path, owner=settings.node, capacity_bytes=ours.wal_bytes, limits=limits
         )
 
-    async def _make_wal(self, path: str, identity_path: str) -> int:
+    async def make_wal(self, path: str, identity_path: str) -> int:
         """Format the WAL of a directory without an identity; its capacity in bytes.
 
         A first start that a crash cut short may have come as far as that. Its WAL was
@@ -155,7 +156,7 @@ class DataDirectory:
             )
         return header.capacity
 
-    async def _refuse_empty(self) -> None:
+    async def refuse_empty(self) -> None:
         """A node that the cluster knows and whose disk knows nothing lost its records; its
         silence must not be taken for their absence.
 
@@ -186,7 +187,7 @@ class DataDirectory:
         self.word = await disk.read_file(self._path(ACCEPT_LOSS)) or b""
         self._found = found = await self._membership.claim(self._settings.node)
         self.reached = found.reached
-        self.is_older = self._is_behind(found)
+        self.is_older = self.is_behind(found)
         if not self.is_older:
             return
         node, directory = self._settings.node, self._settings.directory
@@ -203,7 +204,7 @@ class DataDirectory:
             )
         logger.error("%s; it starts all the same, as its operator said", text)
 
-    def _is_behind(self, found: Claim) -> bool:
+    def is_behind(self, found: Claim) -> bool:
         return found.name not in self._known.claims
 
     # ---- claiming ----
@@ -223,7 +224,7 @@ class DataDirectory:
         settings = self._settings
         self._name = f"{self._host.random.getrandbits(CLAIM_BITS):016x}"
         claims = self._claims_before()
-        await self._write_claims((*claims, self._name))
+        await self.write_claims((*claims, self._name))
         member = await self._membership.register(
             settings.node,
             settings.listen,
@@ -245,7 +246,7 @@ class DataDirectory:
         behind = known[known.index(last) + 1 :] if last in known else ()
         return (last, *behind[-(CLAIMS_MAX - 2) :])
 
-    async def _write_claims(self, claims: tuple[str, ...]) -> None:
+    async def write_claims(self, claims: tuple[str, ...]) -> None:
         kept = Incarnations(self._found.incarnation + 1, claims)
         await self._host.disk.write_file(self._path(INCARNATION), msgspec.json.encode(kept))
 

@@ -17,6 +17,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from cordwood.block import Buffer
+from cordwood.decisions import (
+    EpochClosed,
+    EpochPurged,
+    LogTrimmed,
+    NodeFailed,
+    SealRaised,
+    SealRefused,
+    tell,
+)
 from cordwood.errors import (
     CordwoodError,
     Fenced,
@@ -63,7 +72,7 @@ from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
-from cordwood.storage.refusals import damage_of, refusal_of
+from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
 from cordwood.storage.unheard import Unheard
@@ -162,7 +171,7 @@ class StorageEngine:
             )
         async for run in wal.recover_runs():
             for offset, body in run.above(logs.offset):
-                engine._replay(offset, memoryview(body))
+                engine.replay(offset, memoryview(body))
                 if engine.amends.unrestored:
                     await engine.amends.restore()
         found = wal.recovery
@@ -256,6 +265,7 @@ class StorageEngine:
                     taken.append(block)
             else:
                 refused[block.header.log] = refusal
+                tell_refusal(self, block, seal_epoch, refusal)
         if not taken:
             settled(tuple(refused.values()))
             return
@@ -264,7 +274,7 @@ class StorageEngine:
             parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
             for block in taken:
                 parts += (block.wire, block.body)
-        self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+        self.append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
 
     def _store_nothing(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
@@ -274,7 +284,7 @@ class StorageEngine:
             reason = Refusal.FAILED if self.failed else Refusal.FULL
             settled((StoreRefusal(wave, 0, reason),))
         else:
-            self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
+            self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
         """Whether a block is trimmed: storing it succeeds and keeps nothing."""
@@ -315,9 +325,9 @@ class StorageEngine:
         """Write new envelopes of blocks whose bodies are held."""
         head = store_head(len(blocks), seal_epoch, amends=True)
         parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
-        self._append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
+        self.append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
 
-    def _append_store(
+    def append_store(
         self,
         wave: int,
         parts: list[Buffer],
@@ -385,10 +395,11 @@ class StorageEngine:
         """
         if not self.seals.seal(log, epoch):
             ruling = self.seals.of(log)
+            tell(SealRefused(log, epoch, ruling))
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
             # Trap: a recovery that is retried many times would fill the ring with its seal.
-            await self._write_mark(
+            await self.write_mark(
                 log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
             )
         held = self.cache.log(log)
@@ -409,6 +420,7 @@ class StorageEngine:
             await self._close_epoch(log, epoch, end)
 
     def _on_sealed(self, log: int, epoch: int) -> None:
+        tell(SealRaised(log, epoch))
         self._sealed_durably[log] = max(epoch, self._sealed_durably.get(log, 0))
 
     def unclean_epochs(self, log: int) -> tuple[list[int], int]:
@@ -424,6 +436,7 @@ class StorageEngine:
         Raises:
             Overloaded: the WAL has no room even for this.
         """
+        tell(EpochPurged(log, epoch, seal))
         end = EpochEnd(seal, lng, produced, attempt) if seal else None
         await self._close_epoch(log, epoch, end)
 
@@ -446,14 +459,15 @@ class StorageEngine:
             )
         if lsn > self.cache.log(log).trim:
             record = TrimRecord(log, lsn, released)
-            await self._write_mark(log, pack_trim(record), lambda: self._on_trimmed(record))
+            await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
         return self.cache.log(log).trim
 
     def trim_of(self, log: int) -> int:
         """A log's trim point, 0 for none."""
         return held.trim if (held := self.cache.get(log)) is not None else 0
 
-    def _on_trimmed(self, record: TrimRecord) -> None:
+    def on_trimmed(self, record: TrimRecord) -> None:
+        tell(LogTrimmed(record.log, record.lsn))
         held = self.cache.log(record.log)
         # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
@@ -471,7 +485,7 @@ class StorageEngine:
         if epoch > held.nodesets[0]:
             packed = pack_nodesets(untrimmed(history, held.trim))
             mark = pack_nodes(NodesetsRecord(log, epoch, packed))
-            await self._write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
+            await self.write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
 
     def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
         """The history of nodesets without its trimmed part, after the epoch that completed it."""
@@ -482,6 +496,7 @@ class StorageEngine:
         return epoch, untrimmed(read_nodesets(packed), held.trim)
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
+        tell(EpochClosed(log, epoch, end is not None))
         if end is not None:
             # Trap: fix the LNG here and write it, because a later start may not know one as high.
             end = self.cache.log(log).above_own_lng(epoch, end)
@@ -491,9 +506,9 @@ class StorageEngine:
             self.cache.log(log).close_epoch(epoch, end)
             self._on_change(log)
 
-        await self._write_mark(log, mark, apply)
+        await self.write_mark(log, mark, apply)
 
-    async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
+    async def write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
         """Write a control record; `apply` runs in its order among the stores."""
         await self._write([mark], [log], apply, reserve_ok=True)
 
@@ -570,9 +585,10 @@ class StorageEngine:
         """The WAL or LogsDB failed for good: store nothing any more."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
+            tell(NodeFailed(0, self.failed))
             logger.error("this node stores nothing any more: %s", self.failed)
 
-    def _replay(self, offset: int, body: memoryview) -> None:
+    def replay(self, offset: int, body: memoryview) -> None:
         match read_engine_record(body):
             case StoreRecord(_, blocks):
                 self._note(offset, [block.header.log for block in blocks])

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cordwood.block import BlockHeader, Produced
+from cordwood.decisions import CopyMet, LateBlockDropped, tell
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
@@ -131,6 +132,7 @@ class CachedLog:
         """Keep a block; False if it is too late, or a copy of the same range has precedence."""
         header = block.header
         if self._is_late(block):
+            tell(LateBlockDropped(header.log, header.first, header.last))
             return False
         self.append_time_us = max(self.append_time_us, header.append_time_us)
         self._note_lng(block.envelope.lng)
@@ -149,7 +151,9 @@ class CachedLog:
         while at < len(self._lasts) and self._lasts[at] == header.last:
             held = self._blocks[at]
             if held.header.first == header.first and held.header.kind == header.kind:
-                return self._replace(at, block)
+                is_better = self.replace_copy(at, block)
+                tell(CopyMet(header.log, header.first, header.last, is_better))
+                return is_better
             at += 1
         self._lasts.insert(at, header.last)
         self._blocks.insert(at, block)
@@ -175,7 +179,7 @@ class CachedLog:
             return block.header.last > end.lng and (seal, block.envelope.wave) < end.place
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
-    def _replace(self, at: int, block: StoredBlock) -> bool:
+    def replace_copy(self, at: int, block: StoredBlock) -> bool:
         held = self._blocks[at]
         if held.envelope.precedence >= block.envelope.precedence:
             return False

@@ -13,6 +13,7 @@ search").
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from cordwood.block import BlockHeader, BlockKind
 from cordwood.errors import Retryable
@@ -24,13 +25,15 @@ from cordwood.layout.log_questions import (
     SizeReply,
     TimeReply,
 )
+from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.protocol.log_position import Part, bytes_between
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
-from cordwood.storage.logs_db.index_search import last_header, search
+from cordwood.storage.logs_db.index_search import last_counted, last_header, search
 from cordwood.storage.logs_db.partition import Part as WantedPart
+from cordwood.storage.logs_db.partition import Partition
 
 HEADS_AT_ONCE = 64
 """Blocks looked at in one read for the first record: recovery's marks come in small numbers."""
@@ -50,22 +53,26 @@ class LogSearch:
         """
         held = self._known(ask.log, ask.until)
         before, at = _in_cache(held, ask.time_us)
+        tables, older = self._engine.logs.tables, []
         for partition, entry in await self._engine.logs.directory(ask.log):
             if entry.last_us < ask.time_us:
-                before = max(before, entry.last)
+                older.append((partition, entry))
             elif not ask.is_exact:
                 at = min(at, entry.first)
             elif entry.first < at:
                 # Where it begins as late as that it may still be by a bridge's time.
-                older, later = await search(
-                    self._engine.logs.tables,
-                    partition,
-                    ask.log,
-                    entry,
-                    held.counts,
+                below, later = await search(
+                    tables, partition, ask.log, entry, held.counts,
                     lambda header: header.append_time_us < ask.time_us,
-                )
-                before, at = max(before, older), min(at, later)
+                )  # fmt: skip
+                before, at = max(before, below), min(at, later)
+        for partition, entry in _by_last(older):
+            if entry.last <= max(before, held.trim):
+                break
+            # Trap: the last one may be the bridge of a recovery that another one overtook. What
+            # stands in its place elsewhere may be younger.
+            counted = await last_counted(tables, partition, ask.log, entry, held.counts)
+            before = max(before, counted)
         before = max(held.trim, min(before, ask.until))
         at = max(at, held.trim + 1)
         return TimeReply(held.trim, before, at if at <= ask.until else 0)
@@ -131,27 +138,45 @@ class LogSearch:
             run = await self._engine.reader.read(
                 log, start, until, note, bytes_max=1 << 20, blocks_max=HEADS_AT_ONCE
             )
-            if run.damaged and not (found and found[0].last < run.damaged[0][0]):
-                raise Retryable(f"this node cannot read log {log} at {run.damaged[0][0]}")
-            if found:
-                return min(found, key=lambda header: header.first)
+            # Trap: the cache may have been searched further than LogsDB was read.
+            read = (header for header in found if header.first < run.next)
+            first = min(read, key=lambda header: header.first, default=None)
+            if run.damaged:
+                damaged = min(run.damaged)[0]
+                if first is None or first.last >= damaged:
+                    raise Retryable(f"this node cannot read log {log} at {damaged}")
+            if first is not None:
+                return first
+            found.clear()
             start = max(run.next, start + 1)
         return None
 
     async def _last_record(self, log: int, held: CachedLog, until: int) -> BlockHeader | None:
         """The last block with records up to `until`."""
+        found: BlockHeader | None = None
         for block in reversed(held.blocks):
             if block.header.kind == BlockKind.DATA and block.header.first <= until:
-                return block.header
-        for partition, entry in reversed(await self._engine.logs.directory(log)):
+                found = block.header
+                break
+        # Trap: a recovery stores the end of its epoch when later epochs may be in LogsDB already.
+        for partition, entry in _by_last(await self._engine.logs.directory(log)):
+            if found is not None and entry.last <= found.last:
+                break
             if entry.first > until:
                 continue
             header = await last_header(
                 self._engine.logs.tables, partition, log, entry, held.counts, until
             )
-            if header is not None:
-                return header
-        return None
+            if header is not None and (found is None or header.last > found.last):
+                found = header
+        return found
+
+
+def _by_last(
+    parts: Sequence[tuple[Partition, DirectoryEntry]],
+) -> list[tuple[Partition, DirectoryEntry]]:
+    """A log's parts of partitions, the one that reaches furthest first."""
+    return sorted(parts, key=lambda each: each[1].last, reverse=True)
 
 
 def _in_cache(held: CachedLog, time_us: int) -> tuple[int, int]:

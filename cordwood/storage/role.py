@@ -271,10 +271,10 @@ class StorageRole:
         wave = [False]
         session.open.append(wave)
         self._engine.store(
-            frame.request, frame.payload, partial(self._on_settled, connection, session, wave)
+            frame.request, frame.payload, partial(self.on_store_settled, connection, session, wave)
         )
 
-    def _on_settled(
+    def on_store_settled(
         self,
         connection: Connection,
         session: _Session,

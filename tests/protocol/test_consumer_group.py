@@ -152,6 +152,15 @@ class TestSaving:
             beat(group, "m1", 1, 2 * S, TTL)
         assert save(group, {"a": 1}, member="m1", generation=2).positions == {"a": 1}
 
+    def test_a_call_to_join_that_comes_late_replaces_nobody(self) -> None:
+        group = join(Group(), "m1", ["a"], 0, TTL, known=0)
+        with pytest.raises(Fenced, match="look again"):
+            join(group, "m1", ["a"], 1, TTL, known=0)
+        other = join(group, "m2", ["a"], 1, TTL, known=0)
+        assert other.members.keys() == {"m1", "m2"}
+        again = join(other, "m1", ["a"], 2, TTL, known=other.generation)
+        assert again.members["m1"].joined == again.generation
+
     def test_strangers_save_only_where_nobody_reads(self) -> None:
         group = joined(Group(), "m1", logs="ab")
         with pytest.raises(Fenced):
@@ -215,6 +224,10 @@ class TestSaving:
         assert save(back, {log: 60}, member="m1", generation=back.generation).positions[log] == 60
         assert save(back, {other: 5}, member="m2", generation=known).positions[other] == 5
         assert save(back, {log: 1}, reset=True) == back, "the second try of a call"
+        assert save(back, {log: 1}, expected={log: 50}, reset=True) == back, "likewise"
+        again = save(back, {log: 1}, expected={log: 1}, reset=True)
+        with pytest.raises(Fenced, match="since generation"):
+            save(again, {log: 60}, member="m1", generation=back.generation)
         assert save(group, {"none": 1}, reset=True).generation == known
 
     @pytest.mark.parametrize(

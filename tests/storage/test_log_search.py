@@ -5,12 +5,21 @@ from __future__ import annotations
 import pytest
 from made_blocks import Made, at, packed, run, turns
 
+from cordwood.block import BlockKind
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent, AskTime
 from cordwood.storage.log_search import LogSearch
 
 LOG = 5
 ALL = at(9, 2)
+
+
+async def flush(made: Made) -> None:
+    await turns()
+    batch = made.engine.cut()
+    assert batch is not None
+    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+    made.engine.evict(batch)
 
 
 async def left_over_in_logs_db() -> Made:
@@ -22,11 +31,7 @@ async def left_over_in_logs_db() -> Made:
     made = await Made.new()
     for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
         made.store(packed(lsn, time_us=time_us, lng=at(1)))
-    await turns()
-    batch = made.engine.cut()
-    assert batch is not None
-    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-    made.engine.evict(batch)
+    await flush(made)
     await made.engine.purge(LOG, 1, seal=2, lng=at(2))
     made.store(packed(at(5, 2), time_us=95, lng=at(4, 2)))
     await turns()
@@ -60,10 +65,7 @@ class TestWhatDoesNotCount:
             settled = made.store(packed(at(3), time_us=90, seal=2), seal=2)
             await turns()
             assert settled == [()]
-            batch = made.engine.cut()
-            assert batch is not None
-            await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-            made.engine.evict(batch)
+            await flush(made)
             reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
             assert (reply.before, reply.at) == (at(2), at(3))
 
@@ -90,5 +92,64 @@ def test_who_slept_through_a_recovery_does_not_answer_for_its_epoch() -> None:
                 await ask
         await made.engine.purge(LOG, 1, seal=2, lng=at(2))
         assert (await search.find_time(AskTime(LOG, 50, at(1, 2), True))).at == 0
+
+    run(scenario)
+
+
+def test_a_bridge_that_does_not_count_says_nothing_of_the_time() -> None:
+    """Another recovery kept the third record, which other nodes hold. Where this node alone
+    answered, reading began behind that record."""
+
+    async def scenario() -> None:
+        made = await Made.new()
+        for lsn, time_us in ((at(1), 10), (at(2), 20)):
+            made.store(packed(lsn, time_us=time_us, lng=at(1)))
+        await made.engine.seal(LOG, 2, 0)
+        made.store(packed(at(3), kind=BlockKind.BRIDGE, time_us=20, seal=2), seal=2)
+        await flush(made)
+        await made.engine.purge(LOG, 1, seal=3, lng=at(2))
+        reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
+        assert (reply.before, reply.at) == (at(2), 0)
+
+    run(scenario)
+
+
+def test_what_recovery_stores_late_is_not_the_last_record() -> None:
+    """Records of epoch 2 were flushed while epoch 1 was recovered. Its end came to the cache then,
+    and every node named it as the last record of the log."""
+
+    async def scenario() -> None:
+        made = await Made.new()
+        made.store(packed(at(1), time_us=10))
+        made.store(packed(at(2, 2), time_us=30))
+        await flush(made)
+        await made.engine.seal(LOG, 2, 0)
+        made.store(packed(at(1), time_us=10, seal=2), seal=2)
+        await turns()
+        await made.engine.purge(LOG, 1, seal=2, lng=at(0))
+        reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(4, 2)))
+        assert (reply.first, reply.last, reply.last_us) == (at(1), at(2, 2), 30)
+
+    run(scenario)
+
+
+def test_the_first_record_may_stand_behind_many_bridges_in_logs_db() -> None:
+    """A read of LogsDB ended at the bridges of epochs without a record, and the cache was searched
+    to its end: a record there was named, and not the first one behind the bridges."""
+
+    async def scenario() -> None:
+        made = await Made.new()
+        for epoch in range(1, 70):
+            made.store(packed(at(1, epoch), kind=BlockKind.BRIDGE, time_us=10))
+        made.store(packed(at(1, 70), time_us=20))
+        await flush(made)
+        made.store(packed(at(2, 70), time_us=30, lng=at(1, 70)))
+        await turns()
+        await made.engine.purge(LOG, 69, seal=0, lng=0)
+        held = made.engine.cache.log(LOG)
+        for epoch in held.unclean_epochs(70):
+            await made.engine.purge(LOG, epoch, seal=epoch + 1, lng=at(1, epoch))
+        reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(2, 70)))
+        assert (reply.first, reply.last) == (at(1, 70), at(2, 70))
 
     run(scenario)

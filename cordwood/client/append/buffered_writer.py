@@ -34,6 +34,7 @@ from typing import Any
 
 from cordwood.block import Buffer, Codec
 from cordwood.client.append.appends import Appends
+from cordwood.client.append.line import Line
 from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.append.record_check import (
     Headers,
@@ -186,6 +187,7 @@ class BufferedWriter:
 
     Attributes:
         bytes: gathered and in flight.
+        failed: records whose outcome was an error.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class BufferedWriter:
         on_failure: OnFailure | None = None,
         on_retry: OnRetry | None = None,
     ) -> None:
-        self.bytes = 0
+        self.bytes = self.failed = 0
         self._appends = appends
         self._find = find
         self._settings = settings
@@ -214,6 +216,8 @@ class BufferedWriter:
         self._lanes: dict[str, _Lane] = {}
         self._unended: dict[_Gathered, _Lane] = {}
         self._freed = asyncio.Event()
+        # Calls that wait for room, in their order.
+        self._line = Line(appends.loop)
         self._closed: CordwoodError | None = None
 
     async def __aenter__(self) -> BufferedWriter:
@@ -277,7 +281,10 @@ class BufferedWriter:
         headers: Headers | None = None,
         context: Any = None,
     ) -> None:
-        """Put a record in, for the writer's callbacks; raises as `append_nowait`."""
+        """Put a record in, for the writer's callbacks; raises as `append_nowait`.
+
+        Without `on_failure` only a warning and `failed` tell that a record was not stored.
+        """
         self._put(log, value, key, timestamp, headers, context, None)
 
     async def wait_space(self) -> None:
@@ -287,15 +294,27 @@ class BufferedWriter:
             Overloaded: it did not within the client's timeout.
             Closed: the writer was closed.
         """
+        if self._line.is_empty and not self._is_full:
+            self._check_open()
+            return
+        # A call that finds room must not pass those that still wait to be woken for it.
+        place = self._line.join()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                while self._closed is None and self.bytes >= self._options.memory_bytes_max:
+                await self._line.turn(place)
+                while self._closed is None and self._is_full:
                     self._cut_all()
                     freed = self._freed
                     await freed.wait()
         except TimeoutError:
             raise self._overloaded() from None
+        finally:
+            self._line.leave(place)
         self._check_open()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.bytes >= self._options.memory_bytes_max
 
     def _put(
         self,
@@ -311,7 +330,7 @@ class BufferedWriter:
         check_log_name(log)
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
-        if self.bytes >= self._options.memory_bytes_max:
+        if self._is_full:
             self._cut_all()
             raise self._overloaded()
         lane = self._lanes.get(log)
@@ -362,7 +381,7 @@ class BufferedWriter:
 
     async def flush(self) -> None:
         """Send all that is gathered, and return once each record put in so far was told, by its
-        future and by the callback."""
+        future and by the callback: stored, or why not (see `failed`)."""
         self._cut_all()
         for gathered in list(self._unended):
             await gathered.ended.wait()
@@ -486,19 +505,25 @@ class BufferedWriter:
         producer = lane.producer
         sent: deque[tuple[_Gathered, asyncio.Future[Lsn]]] = deque()
         again: list[_Gathered] = []
-        while sent or (lane.queue and not again):
-            while lane.queue and not again and len(sent) < STREAM_BLOCKS:
+        is_over = False
+        while sent or (lane.queue and not is_over):
+            while lane.queue and not is_over and len(sent) < STREAM_BLOCKS:
                 gathered = lane.queue.popleft()
                 try:
-                    sent.append((gathered, await self._submit(lane, gathered, producer)))
+                    answer = await self._submit(lane, gathered, producer)
                 except CordwoodError as error:
-                    self._end_stream(lane, producer, gathered, error, again)
-            if sent:
-                gathered, answer = sent.popleft()
-                try:
-                    self._succeed(lane, gathered, await answer)
-                except CordwoodError as error:
-                    self._end_stream(lane, producer, gathered, error, again)
+                    # Told in its turn: blocks ahead of it may come back as well, and go first.
+                    is_over = True
+                    answer = self._appends.loop.create_future()
+                    answer.set_exception(error)
+                    answer.exception()  # it is cancelled unseen where the writer ends first
+                sent.append((gathered, answer))
+            gathered, answer = sent.popleft()
+            try:
+                self._succeed(lane, gathered, await answer)
+            except CordwoodError as error:
+                is_over = True
+                self._end_stream(lane, producer, gathered, error, again)
         if again:
             lane.queue.extendleft(reversed(again))
             await self._pause(again[0])
@@ -553,6 +578,7 @@ class BufferedWriter:
             lane.number = None  # what comes next is for the log that has the name then
         if not self._finish(gathered):
             return
+        self.failed += len(gathered.values)
         for future in gathered.futures:
             if future is not None and not future.done():
                 future.set_exception(error)
@@ -560,6 +586,8 @@ class BufferedWriter:
                 future.exception()
         if self._on_failure is not None:
             self._appends.loop.call_soon(self._on_failure, lane.log, gathered.contexts, error)
+        elif untold := gathered.futures.count(None):
+            logger.warning("%d records for %s were not acknowledged: %s", untold, lane.log, error)
 
     def _finish(self, gathered: _Gathered) -> bool:
         """A block came to its end; False if it had already."""

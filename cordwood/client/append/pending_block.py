@@ -19,8 +19,8 @@ from cordwood.lsn import Lsn
 def unknown(why: str, log: int) -> OutcomeUnknown:
     """What becomes of an append in flight that nobody will answer."""
     return OutcomeUnknown(
-        f"{why} while an append to log {log} was in flight: read the log to know whether it is "
-        "stored"
+        f"{why} while an append to log {log} was in flight: read the log to see whether it is "
+        "stored. What is not there yet may still come; only a producer can send it again"
     )
 
 

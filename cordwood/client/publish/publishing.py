@@ -129,7 +129,7 @@ class Publisher:
 
     async def published(self, query: str) -> Published | None:
         """See `Store.published`."""
-        known = await self._call(AskPublication(_query(query)))
+        known = await self.call_store(AskPublication(_query(query)))
         return None if known.batch < 0 or not known.is_done else _told(query, known)
 
     async def publish(
@@ -146,14 +146,14 @@ class Publisher:
         if not 0 <= batch < 1 << 63:
             raise BadSetting(f"batch {batch}: it goes from 0 to 2**63 - 1")
         shares = _shares(refs)
-        known = await self._call(AskPublication(query))
+        known = await self.call_store(AskPublication(query))
         if batch <= known.batch:
             check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
-            return await self._finish(query, batch, known, is_repeat=True)
-        known = await self._roll_forward(query, known)
+            return await self.finish_batch(query, batch, known, is_repeat=True)
+        known = await self.roll_forward(query, known)
         tries = 0
         while batch > known.batch:
-            known = await self._call(BeginPublish(query, batch))
+            known = await self.call_store(BeginPublish(query, batch))
             if batch <= known.batch:
                 break
             _check_shares(shares, known.group_bytes_max, whole=whole)
@@ -162,7 +162,7 @@ class Publisher:
             shares = await self._check_there(shares)
             try:
                 with _unknown_from_here(query, batch):
-                    known = await self._call(
+                    known = await self.call_store(
                         CommitPublish(query, batch, attempt, shares, fingerprint)
                     )
             except Fenced:
@@ -170,22 +170,22 @@ class Publisher:
                 if tries >= ATTEMPTS_MAX:
                     raise
             else:
-                return await self._finish(query, batch, known, is_repeat=False)
+                return await self.finish_batch(query, batch, known, is_repeat=False)
         # Another publisher of the query was first.
         check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
-        return await self._finish(query, batch, known, is_repeat=True)
+        return await self.finish_batch(query, batch, known, is_repeat=True)
 
-    async def _finish(
+    async def finish_batch(
         self, query: str, batch: int, known: PublicationReply, *, is_repeat: bool
     ) -> Published:
         """A batch is committed, it or a later one: see that it is in its logs."""
         with _unknown_from_here(query, batch):
-            known = await self._roll_forward(query, known)
+            known = await self.roll_forward(query, known)
         if batch < known.batch:
             return Published(query, batch, is_repeat=True)
         return _told(query, known, is_repeat=is_repeat)
 
-    async def _call(
+    async def call_store(
         self, call: AskPublication | BeginPublish | CommitPublish | FinishPublish
     ) -> PublicationReply:
         reply = await self._ask(call)
@@ -257,7 +257,7 @@ class Publisher:
         for failure in sorted(failures, key=lambda each: not isinstance(each, StageExpired)):
             raise failure
 
-    async def _roll_forward(self, query: str, known: PublicationReply) -> PublicationReply:
+    async def roll_forward(self, query: str, known: PublicationReply) -> PublicationReply:
         """See that the last commit is in its logs; others may do so at the same time.
 
         Raises:
@@ -266,10 +266,12 @@ class Publisher:
         while not known.is_done:
             commits = known.commits
             try:
-                spans = {share.name: await self._append(known, share) for share in known.shares}
+                spans = {
+                    share.name: await self.append_share(known, share) for share in known.shares
+                }
             except _STUCK as error:
                 # Somebody else may have brought it to its end, and gone on.
-                again = await self._call(AskPublication(query))
+                again = await self.call_store(AskPublication(query))
                 if again.commits == commits and not again.is_done:
                     raise OutcomeUnknown(
                         f"batch {known.batch} of {query!r} is committed and cannot be brought "
@@ -278,13 +280,15 @@ class Publisher:
                 known = again
                 continue
             found = {name: span for name, span in spans.items() if span is not None}
-            await self._call(FinishPublish(query, commits, found))
+            await self.call_store(FinishPublish(query, commits, found))
             blocks = [_unpacked(block) for block in _blocks(known.shares)]
             await self._stager.unstage(blocks, query, known.committed_by)
-            known = await self._call(AskPublication(query))
+            known = await self.call_store(AskPublication(query))
         return known
 
-    async def _append(self, known: PublicationReply, share: LogBlocks) -> tuple[int, int] | None:
+    async def append_share(
+        self, known: PublicationReply, share: LogBlocks
+    ) -> tuple[int, int] | None:
         """Append one log's share; where it stands, None if the log is gone.
 
         It is one atomic group, or several in order if one does not hold it. Sequences tell what
@@ -298,7 +302,7 @@ class Publisher:
             end = group_end(sizes, at, limit)
             count = sum(records[at:end])
             try:
-                first = await self._append_group(known, share, share.blocks[at:end], sequence)
+                first = await self.append_one_group(known, share, share.blocks[at:end], sequence)
             except UnknownLog:
                 logger.warning("log %s was deleted: what was published into it is gone", share.name)
                 return None
@@ -323,7 +327,7 @@ class Publisher:
             at, sequence = end, sequence + count
         return span
 
-    async def _append_group(
+    async def append_one_group(
         self, known: PublicationReply, share: LogBlocks, blocks: Sequence[BlockPlace], sequence: int
     ) -> int:
         """Append blocks as one group; its first LSN."""
@@ -426,12 +430,24 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
 
 
 def _told_apart(shares: list[LogBlocks], names: Mapping[int, str]) -> list[LogBlocks]:
-    """Shares with one name get the names that their logs have now."""
-    count = Counter(share.name for share in shares)
-    return [
-        LogBlocks(share.log, names[share.log], share.blocks) if count[share.name] > 1 else share
-        for share in shares
-    ]
+    """Shares with one name get the names that their logs have now.
+
+    Such a name may be the one that a third share was staged under. Then that one gets its present
+    name too, and so on: no two logs have one name now.
+    """
+    while True:
+        count = Counter(share.name for share in shares)
+        alike = {
+            share.log
+            for share in shares
+            if count[share.name] > 1 and share.name != names[share.log]
+        }
+        if not alike:
+            return shares
+        shares = [
+            LogBlocks(share.log, names[share.log], share.blocks) if share.log in alike else share
+            for share in shares
+        ]
 
 
 def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: bool) -> None:

@@ -27,6 +27,14 @@ from cordwood.client.read.read_health import HEALTH_S, ReadHealth
 from cordwood.client.read.senders import HeldBlock, Senders
 from cordwood.client.read.shared_tail import SharedTails, SubscriberQueue
 from cordwood.client.read.stream_items import StreamItems
+from cordwood.decisions import (
+    GapConcluded,
+    ReaderEnded,
+    ReaderHealth,
+    ReaderStuck,
+    TailSought,
+    tell,
+)
 from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
@@ -238,6 +246,7 @@ class ReadStream(StreamItems):
 
     def fail(self, error: CordwoodError) -> None:
         """End the stream with an error."""
+        tell(ReaderEnded(self.info.log_id, str(error)))
         self._error = error
         self.close()
 
@@ -332,8 +341,8 @@ class ReadStream(StreamItems):
             return self._take_shared(self._queue)
         if self._buffer.is_held:
             self._senders.look_for_trims()
-        judge = self._judge if self._may_conclude() else None
-        taken = self._buffer.take(judge, grace_over=self._is_grace_over())
+        judge = self._judge if self.may_conclude() else None
+        taken = self._buffer.take(judge, grace_over=self.is_grace_over())
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
             # At once: a period is a timer's turn at the least, and there may be many losses.
             taken = self._buffer.take(judge, grace_over=True)
@@ -341,6 +350,8 @@ class ReadStream(StreamItems):
             self._grace.end()
         if isinstance(taken, Delivery):
             self._senders.on_consumed(taken.block)
+        elif isinstance(taken, Gap):
+            tell(GapConcluded(self.info.log_id, taken.first, taken.last, taken.kind.name))
         for block in self._buffer.take_passed():
             self._senders.on_consumed(block)
         if taken is not None:
@@ -409,7 +420,7 @@ class ReadStream(StreamItems):
         """The leader of a shared tail gave something, or ended."""
         self._news.set()
 
-    def _may_conclude(self) -> bool:
+    def may_conclude(self) -> bool:
         """Whether silence means something: never while one node leaves out what another
         sends, unless the reader said that it would rather not wait."""
         if self._choice.is_rewind_due:
@@ -434,7 +445,7 @@ class ReadStream(StreamItems):
         is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
             is_in_order
-            and not self._may_conclude()
+            and not self.may_conclude()
             and self._buffer.is_passed_by(self._senders_now())
         ):
             self._choice.on_suspicion()
@@ -461,7 +472,7 @@ class ReadStream(StreamItems):
         """The nodes that have not said what they have at `next`."""
         return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
 
-    def _is_grace_over(self) -> bool:
+    def is_grace_over(self) -> bool:
         """Whether those that have not spoken were waited for."""
         grace = self._grace
         return grace.ends is not None and grace.is_over(self._silent(), self._loop.time())
@@ -529,6 +540,7 @@ class ReadStream(StreamItems):
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
         self._overdue_since = now
+        tell(ReaderStuck(self.info.log_id, self._buffer.next))
         if self._senders.is_switching:
             self._choice.on_late()
         else:
@@ -551,6 +563,7 @@ class ReadStream(StreamItems):
     def _on_health(self, trouble: str) -> None:
         """A health event: the stream stands still, or goes on again."""
         self._health.trouble = trouble
+        tell(ReaderHealth(self.info.log_id, trouble))
         level = logging.WARNING if trouble else logging.INFO
         logger.log(level, "log %d: %s", self.info.log_id, trouble or "read on")
         if self.on_health is not None:
@@ -576,6 +589,7 @@ class ReadStream(StreamItems):
 
     async def _ask_tail(self) -> None:
         asked_at = self._loop.time()
+        tell(TailSought(self.info.log_id))
         try:
             self._tail_seen = max(self._tail_seen, await self._nudge())
             self._health.on_tail()

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from cordwood.block import BlockKind
 from cordwood.client.admin.log_tree import read_token
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.decisions import OldOrderDropped, OrderSwitched, Rewound, tell
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
@@ -328,12 +329,13 @@ class Senders:
         is_trimmed = self._buffer.on_trim(head.trim)
         if source.version != source.asked:
             # Race: the block is of an older request. It comes again, or another node sends it.
+            tell(OldOrderDropped(self._log, node))
             return is_trimmed
         for block in blocks:
             self._on_block(source, block)
         self._buffer.on_marker(node, head.next)
         self.slow.on_marker(node, head.next, self._loop.time())
-        self._grant(source)
+        self.grant_credit(source)
         self._switch(node, source)
         return True
 
@@ -370,7 +372,7 @@ class Senders:
             self.bridge = Lsn(header.first)
         if not (self._heads_only or block.is_intact):
             self._on_bad_copy(node, header.first, header.last)
-            self._grant(source)
+            self.grant_credit(source)
             return
         if header.kind == BlockKind.DATA:
             self._blocks[node] = self._blocks.get(node, 0) + 1
@@ -380,7 +382,7 @@ class Senders:
             self._window.on_block(block.size, header.count)
         else:
             # A node that sends second copies only may still be the last to hold what comes next.
-            self._grant(source)
+            self.grant_credit(source)
 
     # Requests to nodes.
 
@@ -455,11 +457,8 @@ class Senders:
         if is_gentle:
             self._begin_switch()
             return
-        logger.debug(
-            "log %d: %s from %s on, known down: %s", self._log,
-            "single copies" if self.choice.is_single else "all copies",
-            format_lsn(self._buffer.next), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(Rewound(self._log, self._buffer.next, self.choice.is_single, down))
         self._buffer.rewind()
         self._window.restart(self._buffer.next)
         self.slow.on_rewind(self._window.high, self._loop.time())
@@ -477,10 +476,8 @@ class Senders:
         slow node, a reader on a busy machine was sent 1.2 to 1.7 bytes for each byte it read."""
         if not self.is_switching:
             self._switch_at = self._window.high + 1
-        logger.debug(
-            "log %d: from %s on, known down: %s",
-            self._log, format_lsn(min(LSN_MAX, self._switch_at)), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(OrderSwitched(self._log, min(LSN_MAX, self._switch_at), down))
         for node, source in sorted(self.sources.items()):
             source.switches = True
             self._switch(node, source)
@@ -493,9 +490,9 @@ class Senders:
         source = self.sources.get(block.node)
         if source is not None:
             source.credit.on_consumed(block.size)
-            self._grant(source)
+            self.grant_credit(source)
 
-    def _grant(self, source: Source) -> None:
+    def grant_credit(self, source: Source) -> None:
         """Let a node send more, if that is worth a message."""
         limit = source.credit.grant(self._window.credit)
         if limit is not None:

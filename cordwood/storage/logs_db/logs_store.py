@@ -259,7 +259,7 @@ class LogsStore:
         staged: Sequence[Row],
     ) -> None:
         assert offset > self.offset, "a flush goes on where the last one ended"
-        homes = await self._homes(blocks)
+        homes = await self.homes_of(blocks)
         rolled = self._rolled([each for each in blocks if id(each) not in homes], now_us)
         if rolled is not None:
             await self._tables.create(rolled.table)
@@ -267,14 +267,14 @@ class LogsStore:
             self._next_number += 1
         shares = self._shares(blocks, homes)
         for share in shares:
-            await self._write(share.partition.table, share.rows())
+            await self.write_rows(share.partition.table, share.rows())
         for share in shares:
             await self._tables.flush(share.partition.table)
         if staged:
             await self.staged.flush(staged)
-        await self._flush_metadata(shares, states, offset)
+        await self.flush_metadata(shares, states, offset)
 
-    async def _homes(self, blocks: Sequence[StoredBlock]) -> Homes:
+    async def homes_of(self, blocks: Sequence[StoredBlock]) -> Homes:
         """Where amended blocks have their bodies; those that have none are written whole."""
         amended = [block for block in blocks if type(block) is AmendedBlock]
         if not amended:
@@ -342,7 +342,7 @@ class LogsStore:
                 share.add(block)
         return [shares[number] for number in sorted(shares) if shares[number].bytes]
 
-    async def _write(self, table: str, rows: Iterable[Row]) -> None:
+    async def write_rows(self, table: str, rows: Iterable[Row]) -> None:
         """Write rows, a call for each megabyte."""
         some: list[Row] = []
         size = 0
@@ -355,7 +355,7 @@ class LogsStore:
         if some:
             await self._tables.write(table, some)
 
-    async def _flush_metadata(
+    async def flush_metadata(
         self, shares: Sequence[PartitionBlocks], states: Mapping[int, LogState], offset: int
     ) -> None:
         added: list[Added] = [(share.partition.number, share.entries()) for share in shares]

@@ -10,7 +10,8 @@ these from its own part, because copies are spread unevenly (`kept_bytes`).
 
 Deleted logs are trimmed whole, some time after they were first found missing. The check takes the
 logs that are held here, then the list of the metadata store. Then it looks up each log outside the
-list once more by itself, because a log may have been made in between. An error ends the pass.
+list once more by itself, because a log may have been made in between. Only a log whose own entry
+says that it was deleted counts as deleted, and not one without a name. An error ends the pass.
 
 Source: docs/sources/logdevice.md 2.13 (a loop every 30 s; deleted logs kept for days);
 docs/sources/bookkeeper.md (c), "GC" (snapshot local ids first; only a definite "no such ledger"
@@ -24,10 +25,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from cordwood.decisions import RetentionTrimmed, tell
 from cordwood.errors import CordwoodError, Corrupt
 from cordwood.host.seams import Clock
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import LogId
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.retention import (
     Part,
@@ -127,6 +130,10 @@ class Retention:
         missing = [log for log in self._missing if log not in found and not self._holds(log)]
         for log in sorted(held - found.keys() - {*missing}):
             info = await self._tree.by_id(log)
+            if info is None and not await self._tree.is_deleted(log):
+                # Trap: renames that cross may leave a log without a name. Its records are kept:
+                # it comes back as soon as a name leads to it again.
+                info = await self._tree.described(LogId(log))
             if info is None:
                 missing.append(log)
             else:
@@ -245,5 +252,5 @@ class Retention:
         readable = self._engine.cache.log(log).readable
         lsn = min(lsn, readable)
         if lsn > self._engine.trim_of(log):
-            logger.debug("log %d is trimmed up to %d for want of %s", log, lsn, why)
+            tell(RetentionTrimmed(log, lsn, why))
             await self._engine.trim(log, lsn, readable)

@@ -12,7 +12,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, values
 
 from cordwood.block import Codec, Record
-from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
+from cordwood.client.append.buffered_writer import BufferedWriter, WriteMode, WriterOptions
 from cordwood.client.store import Store
 from cordwood.errors import (
     BadSetting,
@@ -25,6 +25,7 @@ from cordwood.errors import (
     UnknownLog,
 )
 from cordwood.lsn import Lsn
+from cordwood.settings import MIB
 
 LOG = 1
 
@@ -315,3 +316,70 @@ def test_a_stream_stores_each_record_once_and_in_order_whatever_dies(seed: int) 
             assert [record.lsn for record in found] == [lsn for _, lsn in acked]
 
     simulate(scenario, nodes=5, seed=seed)
+
+
+def test_a_stream_keeps_its_order_behind_a_block_that_no_node_takes() -> None:
+    """A block that was cut while the others came back went in front of them."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        options = WriterOptions(mode=WriteMode.STREAM, size_trigger_bytes=1, compression="none")
+        async with cluster.client(codec="none") as store:
+            async with store.buffered_writer(options) as writer:
+                refused = writer.append_nowait("log", bytes(900_000))
+                futures = [writer.append_nowait("log", b"%d" % at) for at in range(12)]
+                await writer.flush()
+            with pytest.raises(RecordTooLarge):
+                refused.result()
+            lsns = [future.result() for future in futures]
+            assert lsns == sorted(lsns)
+            assert [int(v) for v in await values(store, "log")] == list(range(12))
+
+    simulate(scenario, wal_bytes=16 * MIB, wals={3: MIB})
+
+
+def test_a_call_does_not_pass_those_that_wait_for_room() -> None:
+    """It came in the moment in which a block had ended and those had not woken."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        options = WriterOptions(
+            mode=WriteMode.STREAM,
+            time_trigger_s=0.01,
+            size_trigger_bytes=1000,
+            memory_bytes_max=2000,
+        )
+        calls: list[asyncio.Task[Lsn]] = []
+
+        async def call_behind(store: Store, writer: BufferedWriter) -> None:
+            for _ in range(100):
+                await store.append("other", b"value")
+                calls.append(asyncio.create_task(writer.append("log", bytes(600))))
+
+        async def call(writer: BufferedWriter) -> None:
+            for _ in range(100):
+                calls.append(asyncio.create_task(writer.append("log", bytes(600))))
+                await asyncio.sleep(0.001)
+
+        async with cluster.client() as store, store.buffered_writer(options) as writer:
+            await asyncio.gather(call_behind(store, writer), call(writer))
+            lsns = await asyncio.gather(*calls)
+            assert lsns == sorted(lsns)
+
+    simulate(scenario)
+
+
+def test_records_of_put_that_fail_are_told_without_a_callback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`flush` returned, and they were gone."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, store.buffered_writer() as writer:
+            for _ in range(3):
+                writer.put("none", b"value")
+            with pytest.raises(UnknownLog):
+                await writer.append("none", b"value")
+            await writer.flush()
+            assert writer.failed == 4
+
+    simulate(scenario, create_logs=False)
+    assert "3 records for none were not acknowledged" in caplog.text

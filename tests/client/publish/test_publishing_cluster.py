@@ -350,7 +350,7 @@ class Died(Exception):
 
 def die_at_group(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     """The publisher dies once it has appended so many groups; how many were begun."""
-    append_group, begun = publishing.Publisher._append_group, []
+    append_group, begun = publishing.Publisher.append_one_group, []
 
     async def dying(self: Any, *arguments: Any) -> int:
         if len(begun) == number:
@@ -358,7 +358,7 @@ def die_at_group(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
         begun.append(number)
         return await append_group(self, *arguments)
 
-    monkeypatch.setattr(publishing.Publisher, "_append_group", dying)
+    monkeypatch.setattr(publishing.Publisher, "append_one_group", dying)
     return begun
 
 
@@ -446,12 +446,12 @@ def test_a_sequencer_with_lower_limits_is_given_smaller_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its WAL is smaller than that of the node that was asked: the query was stuck for good."""
-    call = publishing.Publisher._call
+    call = publishing.Publisher.call_store
 
     async def boasts(self: Any, asked: Any) -> PublicationReply:
         return msgspec.structs.replace(await call(self, asked), group_bytes_max=MIB)
 
-    monkeypatch.setattr(publishing.Publisher, "_call", boasts)
+    monkeypatch.setattr(publishing.Publisher, "call_store", boasts)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
@@ -560,5 +560,25 @@ def test_two_logs_that_had_one_name_have_a_span_each():
             told = await store.published("q")
             assert told is not None
             assert told.spans == done.spans
+
+    simulate(scenario)
+
+
+def test_a_log_whose_old_name_another_one_has_now_has_a_span_too():
+    """Two logs with one name were told apart by a name under which a third one was staged."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("y", b"third")
+            third = await store.stage("y", [b"1"])
+            await store.append("x", b"first")
+            first = await store.stage("x", [b"2", b"3"])
+            await store.log_tree.rename("y", "z")
+            await store.log_tree.rename("x", "y")
+            await store.append("x", b"second")
+            second = await store.stage("x", [b"4", b"5", b"6"])
+            done = await store.publish("q", 0, [third, first, second])
+            counts = {name: last - first + 1 for name, (first, last) in done.spans.items()}
+            assert counts == {"/x": 3, "/y": 2, "/z": 1}
 
     simulate(scenario)
