@@ -76,6 +76,7 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        rebuild_after_s: float = 1200.0,
     ) -> None:
         self.simulation = simulation
         self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
@@ -87,6 +88,7 @@ class ClusterAtHand:
         self._replication = Replication(copies, racks)
         self._sequencer = sequencer or SequencerSettings()
         self._create_logs = create_logs
+        self._rebuild_after_s = rebuild_after_s
         self._names = itertools.count(1)
         self._make_tables = make_tables
         self._storage = replace(storage or StorageSettings(), wal_bytes=wal_bytes)
@@ -162,6 +164,7 @@ class ClusterAtHand:
             default_replication=self._replication,
             create_logs=self._create_logs,
             refresh_s=0.5,
+            rebuild_after_s=self._rebuild_after_s,
             sequencer=self._sequencer,
             storage=replace(
                 self._storage, wal_bytes=self.wals.get(number, self._storage.wal_bytes)
