@@ -14,11 +14,12 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from cordwood import __version__
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
+from cordwood.admin.node_status import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -47,11 +48,11 @@ from cordwood.layout.message import (
     Ping,
     Reply,
     Seal,
-    StatusReply,
     StreamsReply,
     TellNodesets,
     Yield,
 )
+from cordwood.layout.message_ledgers import LedgerCall
 from cordwood.layout.message_nodes import (
     AskMembers,
     MembersReply,
@@ -64,6 +65,7 @@ from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.event_log import StoredEventLog
+from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
@@ -85,7 +87,7 @@ from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.identity import ACCEPTED
-from cordwood.storage.log_states import log_states
+from cordwood.storage.ledgers.ledger_store import LedgerStore
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.tables import MakeTables
@@ -102,6 +104,9 @@ from cordwood.storage.space.space_watch import SpaceWatch
 from cordwood.storage.staging.staging import Staging
 from cordwood.storage.staging.staging_sweep import StagingSweep
 from cordwood.storage.unheard import Unheard
+from cordwood.tier.addresses import open_object_store
+from cordwood.uploading.objects_at_hand import OpenObjects
+from cordwood.uploading.tiering import Tiering
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import check_call, check_frame
 from cordwood.wire.gossip import Gossip
@@ -132,10 +137,12 @@ class Node:
         metadata: MetadataStore,
         make_tables: MakeTables,
         tasks: asyncio.TaskGroup,
+        open_objects: OpenObjects = open_object_store,
     ) -> None:
         self.settings = settings
         self.host = host
         self._make_tables = make_tables
+        self._open_objects = open_objects
         self._tasks = tasks
         self._membership = Membership(metadata)
         self._metadata = metadata
@@ -172,6 +179,7 @@ class Node:
         self._claims: Claims
         self._storage: StorageRole
         self._staging: Staging
+        self._ledgers: LedgerCalls
         self._sequencer: SequencerRole
         self._log_watch: LogWatch
         self._peers: Peers
@@ -181,6 +189,7 @@ class Node:
         self._purges: Purges
         self._rebuild: RebuildRole
         self._digests: DigestReads
+        self._tiering: Tiering
         self.server: Server
 
     @property
@@ -231,8 +240,12 @@ class Node:
         survey = CopySurvey(self._engine, settings.node, lambda: self._members, self._epochs.read)
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._engine, host.clock.now_us)
+        self._ledgers = LedgerCalls(
+            LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
+        )
         if self._engine.has_lost:
             await self._renew_seals()
+            await self._ledgers.note_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
         member = await self._directory.claim(self._engine.reached, self._room)
         self._incarnation = member.incarnation
@@ -249,6 +262,12 @@ class Node:
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
+        self._tiering = Tiering(
+            settings, host, self._metadata, self._logs, self._engine, self._open_objects,
+            members=lambda: self._members, dead=lambda: self._gossip.dead,
+            address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
+        )  # fmt: skip
+        self._exit.push_async_callback(self._tiering.close)
         works = (
             self._refresh(),
             self._sequencer.run(),
@@ -257,6 +276,7 @@ class Node:
             self._rights.run(),
             self._claims.run(),
             self._log_watch.run(),
+            self._tools.queries.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
@@ -264,6 +284,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._directory.run(lambda: self._engine.reached),
+            *self._tiering.works(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
@@ -346,7 +367,7 @@ class Node:
         times = StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s)
         self._tools = tools = AppenderTools(
             self._peers, self._channel, self._states, times, settings,
-            asyncio.get_running_loop().time, self.host.random,
+            asyncio.get_running_loop().time, self.host.random, self._publications.settled,
         )  # fmt: skip
         recovery = RecoveryTools(
             self.host,
@@ -512,6 +533,8 @@ class Node:
             return await self._staging.answer(call)
         if isinstance(call, PublishCall):
             return await self._publications.answer(call)
+        if isinstance(call, LedgerCall):
+            return await self._ledgers.answer(call)
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")
@@ -519,7 +542,8 @@ class Node:
                 return await self._storage.mark(connection, call)
             case AskMembers():
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
-                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
+                infos, store = member_infos(self._members), self.settings.tier.store
+                return MembersReply(self._cluster, infos, dead, changes, store)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
@@ -542,51 +566,36 @@ class Node:
             case AskReleased():
                 return self._sequencer.released(call)
             case AskStatus():
-                return self._status()
+                return status_reply(
+                    self.settings.node, self._cluster, self._started, self._engine,
+                    self._sequencer, self._streams, self.server.connections, self._members,
+                    self._scrub.state(),
+                )  # fmt: skip
             case AskStreams():
                 return StreamsReply(self._streams.describe())
             case _:
                 return await self._log_calls.answer(call)
 
-    def _status(self) -> StatusReply:
-        engine = self._engine
-        return StatusReply(
-            node=self.settings.node,
-            cluster=self._cluster,
-            version=__version__,
-            uptime_s=asyncio.get_running_loop().time() - self._started,
-            wal_used_bytes=engine.wal.used_bytes,
-            wal_capacity_bytes=engine.wal.capacity_bytes,
-            cache_bytes=engine.cache.bytes,
-            logs_bytes=engine.logs.stored_bytes,
-            partitions=len(engine.logs.partitions),
-            connections=self.server.connections,
-            appended_records=self._sequencer.appended_records,
-            stored_blocks=engine.stored_blocks,
-            sent_blocks=self._streams.sent_blocks,
-            sent_bytes=self._streams.sent_bytes,
-            filtered_blocks=self._streams.filtered_blocks,
-            failed=engine.failed or engine.damage or engine.read_only or engine.low_space,
-            members=member_infos(self._members),
-            logs=log_states(engine, self._sequencer.sequencing()),
-            scrub=self._scrub.state(),
-        )
-
 
 @asynccontextmanager
 async def running_node(
-    settings: NodeSettings, host: Host, metadata: MetadataStore, make_tables: MakeTables
+    settings: NodeSettings,
+    host: Host,
+    metadata: MetadataStore,
+    make_tables: MakeTables,
+    open_objects: OpenObjects = open_object_store,
 ) -> AsyncIterator[Node]:
     """A node that runs for the length of the block.
 
     Args:
         make_tables: what LogsDB rests on: `rocks_tables`, or the simulator's twin.
+        open_objects: opens main storage by its address.
     Raises:
         CordwoodError: see `Node.start`.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            node = Node(settings, host, metadata, make_tables, tasks)
+            node = Node(settings, host, metadata, make_tables, tasks, open_objects)
             try:
                 await node.start()
                 yield node

@@ -183,6 +183,38 @@ class StorageSettings:
             raise BadSetting("storage.cache_bytes is below twice storage.flush_bytes")
 
 
+ADDRESS_CHARS_MAX = 1024
+"""Of main storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Main storage.
+
+    Attributes:
+        store: its address: a directory, or `s3://…`, `gs://…`, `az://…`; "" for none. Clients are
+            told of it. Credentials come from the environment of each process.
+        look_s: the time between two looks for logs that have something to upload. Logs wait for
+            minutes before they are due, and a look costs a call a node.
+        tend_s: the time between two looks at what main storage may delete: trims, and logs that
+            are gone.
+        grace_s: how long objects stay that no manifest names any more, for readers that hold an
+            older one.
+    """
+
+    store: str = ""
+    look_s: float = 10.0
+    tend_s: float = 60.0
+    grace_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if len(self.store) > ADDRESS_CHARS_MAX:
+            raise BadSetting(f"tier.store has more than {ADDRESS_CHARS_MAX} characters")
+        _check("tier.look_s", self.look_s, 0.01, 86_400)
+        _check("tier.tend_s", self.tend_s, 0.01, 86_400)
+        _check("tier.grace_s", self.grace_s, 0, 365 * 86_400)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """One node.
@@ -221,6 +253,7 @@ class NodeSettings:
     rebuild_after_s: float = 1200.0
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    tier: TierSettings = field(default_factory=TierSettings)
 
     def __post_init__(self) -> None:
         _check("node", self.node, 1, 2**32 - 1)

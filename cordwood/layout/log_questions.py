@@ -69,11 +69,13 @@ class TimeReply(Struct, frozen=True, tag="time"):
         trim: the node's trim point.
         before: the last LSN known to be older, the trim point at least; 0 for none.
         at: the first LSN not known to be older, 0 for none.
+        tier: what the node let go of into main storage ends here, 0 for none.
     """
 
     trim: AnyLsn
     before: AnyLsn
     at: AnyLsn
+    tier: AnyLsn = 0
 
 
 class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
@@ -89,13 +91,17 @@ class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
 
 
 class ExtentReply(Struct, frozen=True, tag="extent"):
-    """The first and the last record held where was asked, and their times; 0 for none."""
+    """The first and the last record held where was asked, and their times; 0 for none.
+
+    `tier` as of `TimeReply`.
+    """
 
     trim: AnyLsn
     first: AnyLsn
     first_us: TimeUs
     last: AnyLsn
     last_us: TimeUs
+    tier: AnyLsn = 0
 
 
 class AskSize(ForReaders, frozen=True, tag="ask_size"):
@@ -124,9 +130,10 @@ class KeptReply(Struct, frozen=True, tag="kept"):
 
 
 class SizeReply(Struct, frozen=True, tag="size"):
-    """Bytes of blocks as stored, this node's copies alone."""
+    """Bytes of blocks as stored, this node's copies alone; `tier` as of `TimeReply`."""
 
     bytes: int
+    tier: AnyLsn = 0
 
 
 class AskIfLost(Struct, frozen=True, tag="ask_if_lost"):

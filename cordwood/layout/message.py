@@ -47,6 +47,14 @@ from cordwood.layout.message_fields import (
     Sentence,
     Sequence,
 )
+from cordwood.layout.message_ledgers import (
+    AddReply,
+    EntriesReply,
+    LacReply,
+    LedgerCall,
+    LedgerReply,
+    LedgersReply,
+)
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -453,12 +461,18 @@ class AskConsumers(Struct, frozen=True, tag="ask_groups"):
 
 
 class JoinConsumer(Struct, frozen=True, tag="join_group"):
-    """A member starts to read; `ttl_ms` without a beat and it counts as gone."""
+    """A member starts to read; `ttl_ms` without a beat and it counts as gone.
+
+    Attributes:
+        known: the consumer's generation when the member looked. If a member of this name joined
+            since then, nothing is done. None for a member that did not look.
+    """
 
     consumer: Name
     member: Name
     logs: list[Name]
     ttl_ms: U32
+    known: int | None = None
 
 
 class BeatConsumer(Struct, frozen=True, tag="beat_group"):
@@ -498,7 +512,7 @@ Call = (
     | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding
+    | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
@@ -506,6 +520,7 @@ Reply = (
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
+    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from cordwood.block import (
     Envelope,
     EnvelopeFlag,
 )
+from cordwood.decisions import MendAnswered, MendFenced, tell
 from cordwood.errors import Fenced, NoSequencer, TooFewNodes
 from cordwood.host.seams import Host
 from cordwood.layout.block_header import BLOCK_HEAD_BYTES_MAX, pack_envelope, pack_header
@@ -266,8 +267,10 @@ def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> R
     """
     if refusals is None:
         raise NoSequencer(f"log {log} cannot be mended: node {node} went away")
+    tell(MendAnswered(log, node))
     for refusal in refusals:
         if refusal.reason == Refusal.SEALED:
+            tell(MendFenced(log, refusal.epoch))
             raise Fenced(f"log {log} is sealed by epoch {refusal.epoch}", refusal.epoch)
         if refusal.reason == Refusal.REBUILDING:
             raise NoSequencer(

@@ -17,6 +17,7 @@ from functools import partial
 
 from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
+from cordwood.metadata.memory import MemoryMetadata
 from cordwood.nodes import NodeId
 from cordwood.sim.acceptance import accept_losses
 from cordwood.sim.aftermath import lose_nodes, measure_pace
@@ -41,6 +42,7 @@ from cordwood.sim.history import (
 from cordwood.sim.host import Simulation
 from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
+from cordwood.sim.name_crossing import seek_logs
 from cordwood.sim.options import RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
 from cordwood.sim.run_clients import (
@@ -274,6 +276,7 @@ class _Run:
             simulation.seed,
             self._crew.calls,
             self.buggify,
+            self._cluster.open_objects,
         )
         self._producers = writer_names(workload)
         self._readers = reader_names(workload)
@@ -321,6 +324,7 @@ class _Run:
         left_s = start_s + self._options.length_s - self._simulation.loop.time()
         await asyncio.sleep(max(0.0, left_s))
         self.buggify.is_on = False
+        self._cluster.heal_bucket()
         absent = self._options.absent
         if not await self._is_healed(injector, absent):
             return f"{BOOT_S:g} s after the healing not every node runs"
@@ -346,6 +350,8 @@ class _Run:
         if self._options.audited and not stuck:
             await audit(self._crew, self.clients)
         clients = self.clients
+        quiet = MemoryMetadata(stream(self._simulation.seed, "sought"), self._cluster.metadata.data)
+        await seek_logs(quiet, clients.recorder)
         # Of a log that a name leads to for a while no appends are noted, see `name_clients`.
         noted = {*clients.log_ids.values()} if clients.options.callers else None
         await self._cluster.dump(noted)

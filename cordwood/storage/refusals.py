@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cordwood.block import EnvelopeFlag
+from cordwood.decisions import StoreRefused, tell
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.lsn import ESN_ISSUED_MAX, format_lsn
 
@@ -74,6 +75,15 @@ def refusal_of(
         reason = Refusal.NO_SPACE if engine.is_out_of_space or engine.low_space else Refusal.FULL
         return StoreRefusal(wave, header.log, reason)
     return None
+
+
+def tell_refusal(
+    engine: StorageEngine, block: StoredBlock, seal_epoch: int, refusal: StoreRefusal
+) -> None:
+    """Tell that a node refuses a block."""
+    header, is_read_only = block.header, bool(engine.read_only)
+    reason = refusal.reason.name
+    tell(StoreRefused(header.log, header.first, header.last, reason, seal_epoch, is_read_only))
 
 
 def damage_of(wave: int, block: StoredBlock) -> StoreRefusal | None:

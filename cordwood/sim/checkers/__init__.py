@@ -29,6 +29,11 @@ from cordwood.sim.checkers.evidence import Evidence, evidence_of
 from cordwood.sim.checkers.gaps import check_gaps_are_true
 from cordwood.sim.checkers.groups import check_groups
 from cordwood.sim.checkers.identity import check_own_disk
+from cordwood.sim.checkers.ledgers import (
+    check_ledger_ends,
+    check_ledger_entries,
+    check_ledger_order,
+)
 from cordwood.sim.checkers.limits import check_limits
 from cordwood.sim.checkers.liveness import (
     check_appends_succeed,
@@ -58,6 +63,7 @@ from cordwood.sim.checkers.sessions import (
     check_session_order,
     check_tail,
 )
+from cordwood.sim.checkers.tiers import check_tiers
 from cordwood.sim.checkers.times import check_append_times, check_positions
 from cordwood.sim.checkers.told_errors import check_told_errors
 from cordwood.sim.checkers.trims import check_trims
@@ -96,6 +102,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S16": check_scrubbed,
         "S17": check_own_disk,
         "S18": check_trims,
+        "S19": check_tiers,
         "S20": check_positions,
         "S21": check_producers,
         "S22": check_groups,
@@ -107,6 +114,9 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S29": check_published,
         "S31": check_append_times,
         "S32": check_names,
+        "S33": check_ledger_entries,
+        "S34": check_ledger_ends,
+        "S35": check_ledger_order,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,
@@ -126,7 +136,6 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "S19": "the object tier",
         "S23": "transactions, if they are ever shipped",
         "S30": "a second version of the wire or the disk format",
     }

@@ -47,7 +47,7 @@ def check_trims(evidence: Evidence) -> list[Violation]:
         match event:
             case NodeTrimmed(_, node, log, lsn):
                 found += _moved(evidence, points, at, event, (node, log), lsn)
-            case NodeDumped(_, node, _, log, _, trim):
+            case NodeDumped(_, node, _, log, _, trim, _):
                 found += _moved(evidence, points, at, event, (node, log), trim)
             case FaultStruck(_, kind, nodes) if kind in DAMAGE:
                 damaged.update(nodes)

@@ -14,6 +14,7 @@ from cordwood.errors import BadSetting
 from cordwood.sim.planted import (
     client,
     epochs,
+    ledgers,
     names,
     operators,
     publishing,
@@ -42,6 +43,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
+    *ledgers.BUGS,
 )
 """Every bug that can be planted."""
 
