@@ -99,7 +99,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("how", ["ends", "exits", "uses it", "lets go", "closed"])
+@pytest.mark.parametrize("how", ["exits", "uses it", "lets go", "closed"])
 def test_a_forked_child_ends_as_it_says_and_leaves_the_store_alone(
     tmp_path: Path, how: str
 ) -> None:

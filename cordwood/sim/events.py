@@ -303,12 +303,17 @@ class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
 
 
 class BlockStored(HistoryEvent, frozen=True, gc=False, tag="stored"):
-    """A node says that a block or plug of a log is durable: `[first, last]`, both included."""
+    """A node says that a block or plug of a log is durable: `[first, last]`, both included.
+
+    Attributes:
+        is_end: it is a recovery's, and a plug or an amend: a read-only node takes it too.
+    """
 
     node: int
     log: int
     first: LsnValue
     last: LsnValue
+    is_end: bool = False
 
 
 class Idled(HistoryEvent, frozen=True, gc=False, tag="idled"):

@@ -359,9 +359,11 @@ class HistoryRecorder:
         """Note that a machine got a disk, its node's own or another."""
         self.add(DiskGiven(self._now_us(), node, own))
 
-    def block_stored(self, node: int, log: int, first: int, last: int) -> None:
+    def block_stored(
+        self, node: int, log: int, first: int, last: int, *, is_end: bool = False
+    ) -> None:
         """Note that a node has a block durably, before it tells anybody."""
-        self.add(BlockStored(self._now_us(), node, log, int(first), int(last)))
+        self.add(BlockStored(self._now_us(), node, log, int(first), int(last), is_end))
 
     def idled(self, nodes: int, length_s: float, callbacks: int) -> None:
         """Note what nodes did while nobody wanted anything."""

@@ -64,7 +64,7 @@ from cordwood.errors import (
     OutcomeUnknown,
     Unreachable,
 )
-from cordwood.layout.waves import Refusal
+from cordwood.layout.waves import AmendedBlock, Refusal
 from cordwood.lsn import ESN_MAX
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
 from cordwood.node import Node
@@ -423,17 +423,23 @@ def _noting_stores(original: Any, recorder: HistoryRecorder) -> Any:
         node = current_node()
         for block in blocks:
             header = block.header
-            recorder.block_stored(node, header.log, header.first, header.last)
+            is_end = _is_end(block)
+            recorder.block_stored(node, header.log, header.first, header.last, is_end=is_end)
         original(self, offset, blocks)
 
     return insert
+
+
+def _is_end(block: Any) -> bool:
+    by_recovery = bool(block.envelope.seal_epoch)
+    return by_recovery and (not block.body or isinstance(block, AmendedBlock))
 
 
 def _noting_kept(original: Any, recorder: HistoryRecorder) -> Any:
     def insert(self: Any, offset: int, blocks: Any) -> None:
         if self.read_only:
             node = current_node()
-            for block in blocks:
+            for block in [each for each in blocks if not _is_end(each)]:
                 log, first, last = block.header.log, block.header.first, block.header.last
                 recorder.add(BlockKept(recorder.now_us, node, log, first, last, offset))
         original(self, offset, blocks)

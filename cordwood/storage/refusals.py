@@ -9,9 +9,10 @@ that is up takes such a word about itself back (`admin.authority_calls`), and un
 heard of that, those who have no other copyset are refused and come again; the rule of how copies
 are spread is never broken instead.
 
-A node that an operator made read-only takes no block at all. One whose disk is nearly full takes
-those of recoveries, and what was numbered already as far as half of its reserve goes. Both are
-sealed and read as ever.
+A node that an operator made read-only takes no block with a body. Of recoveries it takes what ends
+an epoch: plugs, and new envelopes of what it holds. A node whose disk is nearly full takes blocks
+of recoveries, and what was numbered already as far as half of its reserve goes. Both are sealed
+and read as ever.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.4 ("rejecting stores based on copyset"), 2.7.
 """
@@ -66,7 +67,9 @@ def refusal_of(
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
     if engine.rebuilding and (rebuilt := engine.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
-    if engine.read_only or (
+    # A plug or an amend has no body. An epoch's end can lie on its own nodes only, like its seal.
+    is_end = bool(seal_epoch) and not block.body
+    if (engine.read_only and not is_end) or (
         not seal_epoch and engine.low_space and not engine.disk.takes(engine.unflushed_bytes + size)
     ):
         return StoreRefusal(wave, header.log, Refusal.NO_SPACE)

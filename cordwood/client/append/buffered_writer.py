@@ -380,11 +380,13 @@ class BufferedWriter:
     # Ending.
 
     async def flush(self) -> None:
-        """Send all that is gathered, and return once each record put in so far was told: stored,
-        or why not (see `failed`)."""
+        """Send all that is gathered, and return once each record put in so far was told, by its
+        future and by the callback: stored, or why not (see `failed`)."""
         self._cut_all()
         for gathered in list(self._unended):
             await gathered.ended.wait()
+        # Order matters: a block's end is known before the loop comes to its callback.
+        await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Flush, for the client's timeout at most, and take nothing more. Safe to call twice."""

@@ -50,7 +50,8 @@ class _Node:
 
 
 def check_storing_nodes(evidence: Evidence) -> list[Violation]:
-    """O1: a node that is read-only, and heard of it, or that has no weight, stores no block."""
+    """O1: a node that is read-only, and heard of it, or that has no weight, stores no block, but
+    for what ends an epoch."""
     starts = [event for _, event in evidence.of(NodeStarted)]
     has_light = any(isinstance(event, NodeStarted) and not event.weight for event in starts)
     if not (has_light or evidence.of(StorageAsked, StorageTold, StorageKnown, BlockKept)):
@@ -62,7 +63,7 @@ def check_storing_nodes(evidence: Evidence) -> list[Violation]:
     for _, event in evidence.of(*kinds):
         if isinstance(event, BlockStored):
             node = nodes.get(event.node)
-            if node is not None:
+            if node is not None and not event.is_end:
                 found += _judge_stored(event, node, healed_us)
         elif isinstance(event, BlockKept):
             knows = nodes.setdefault(event.node, _Node()).knows
