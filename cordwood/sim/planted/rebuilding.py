@@ -46,19 +46,6 @@ def _one_donor_is_enough(right: Any) -> Any:
     return lambda here, entry: bool(right(here, entry)) or bool(entry.done)
 
 
-def _any_version(right: Any) -> Any:
-    return lambda here, event: right(here, replace(event, version=here.version))
-
-
-def _late_all_the_same(right: Any) -> Any:
-    def is_late(self: Any, block: Any) -> bool:
-        epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
-        over = epoch <= self.clean or epoch in self._closed
-        return bool(right(self, block)) or (not seal and over and epoch not in self.ends)
-
-    return is_late
-
-
 def _rank_kept(right: Any) -> Any:
     def after_asking(move: Any, known: Any) -> Any:
         found, _ = right(move, known)
@@ -88,10 +75,6 @@ def _lost_may_give(right: Any) -> Any:
     return lambda self, block: block.copyset[0]
 
 
-def _unsettled_forgotten(right: Any) -> Any:
-    return property(lambda self: self.report.is_clean)
-
-
 BUGS = (
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
                changed({f"{_MOVES}._send": _unawaited}), scenario=DISKS_LOST),
@@ -102,15 +85,8 @@ BUGS = (
                scenario=DISKS_LOST),
     PlantedBug("donor-skips-epoch", "a donor leaves out the first epoch of each log",
                changed({f"{_DONOR}:Donor._is_mine": _first_epoch_skipped}), scenario=DISKS_LOST),
-    PlantedBug("donor-forgets-unsettled", "a donor does not wait for blocks that are not settled",
-               changed({f"{_DONOR}:Pass.is_done": _unsettled_forgotten}), scenario=DISKS_LOST),
     PlantedBug("empty-too-soon", "a node is called empty when one donor is done",
                changed({"protocol.event_log:_is_over": _one_donor_is_enough}), scenario=DISKS_LOST),
-    PlantedBug("rebuilt-of-any-version", "that a donor is done counts for whatever set there is",
-               changed({"protocol.event_log:_is_rebuilt": _any_version}), scenario=DISKS_LOST),
-    PlantedBug("rebuilt-dropped-late", "a node drops a rebuilt block of an epoch that has ended",
-               changed({"storage.log_cache:CachedLog._is_late": _late_all_the_same}),
-               scenario=DISKS_LOST),
     PlantedBug("rebuilt-rank-kept", "a move writes envelopes that do not beat those that there are",
                changed({"storage.rebuild.moves:after_asking": _rank_kept}), scenario=DISKS_LOST),
     PlantedBug("empty-disk-let-in", "a node with an empty disk joins before its data is elsewhere",
