@@ -36,15 +36,20 @@ from cordwood.settings import (
     NodeSettings,
     SequencerSettings,
     StorageSettings,
+    TierSettings,
 )
 from cordwood.sim.host import SimClock, SimMachine, Simulation, sim_host
 from cordwood.sim.memory_logs import memory_tables
+from cordwood.sim.object_store import Bucket
 from cordwood.sim.streams import stream
 from cordwood.storage.logs_db.tables import MakeTables
+from cordwood.tier.patient_store import PatientStore
 
 Result = TypeVar("Result")
 
 PORT = 4440
+
+BUCKET = "sim://bucket"
 
 SCENARIO_S = 3600
 """Virtual: a scenario that waits for what never comes fails, in a second or so."""
@@ -60,6 +65,7 @@ class ClusterAtHand:
         weights: of nodes that start from now on, where it is not 1.
         locations: likewise, where it is not a rack of their own.
         wals: likewise, bytes of the WAL where they are not `wal_bytes`.
+        bucket: main storage.
     """
 
     def __init__(
@@ -76,8 +82,10 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
+        self.bucket = Bucket(stream(simulation.seed, "bucket"))
         self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
         self.running: dict[int, Node] = {}
         self.weights: dict[int, float] = {}
@@ -89,6 +97,7 @@ class ClusterAtHand:
         self._create_logs = create_logs
         self._names = itertools.count(1)
         self._make_tables = make_tables
+        self._tier = tier or TierSettings()
         self._storage = replace(storage or StorageSettings(), wal_bytes=wal_bytes)
 
     @property
@@ -119,8 +128,14 @@ class ClusterAtHand:
     async def client(self, **settings: Any) -> AsyncIterator[Store]:
         """A client of its own host."""
         chosen = ClientSettings(**settings)
-        async with connected(self.addresses, self.client_host(), chosen) as store:
+        host, opener = self.client_host(), self.open_objects
+        async with connected(self.addresses, host, chosen, opener) as store:
             yield store
+
+    async def open_objects(self, host: Host, address: str) -> PatientStore:
+        """The bucket, for nodes and clients."""
+        assert address == BUCKET
+        return PatientStore(self.bucket.store(), host.random)
 
     def client_host(self) -> Host:
         """A host whose process is the scenario itself."""
@@ -163,13 +178,16 @@ class ClusterAtHand:
             create_logs=self._create_logs,
             refresh_s=0.5,
             sequencer=self._sequencer,
+            tier=self._tier,
             storage=replace(
                 self._storage, wal_bytes=self.wals.get(number, self._storage.wal_bytes)
             ),
         )
 
         async def main(host: Host) -> None:
-            async with running_node(settings, host, self.metadata, self._make_tables) as node:
+            async with running_node(
+                settings, host, self.metadata, self._make_tables, self.open_objects
+            ) as node:
                 self.running[number] = node
                 await asyncio.Event().wait()
 

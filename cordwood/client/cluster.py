@@ -61,6 +61,7 @@ class Cluster(LogFinding):
     Attributes:
         members: nodes by number, as last heard.
         dead: those of them that the node asked last takes for dead.
+        tier_store: the address of main storage, as nodes tell it; "" for none.
         statuses: of nodes that are not fully authoritative, as last heard; see
             `Nodes.set_authority`.
         on_statuses: called when that changed, and with whether a node's data lies elsewhere now.
@@ -89,6 +90,7 @@ class Cluster(LogFinding):
         self._listeners: list[NodeListener] = []
         self.members: dict[NodeId, Member] = {}
         self.dead: frozenset[NodeId] = frozenset()
+        self.tier_store = ""
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.statuses: dict[NodeId, Authority] = {}
         self.on_statuses: Callable[[bool], None] | None = None
@@ -320,6 +322,7 @@ class Cluster(LogFinding):
         assert isinstance(reply, MembersReply), "AskMembers is answered with members"
         self._cluster = reply.cluster
         self.dead = frozenset(NodeId(node) for node in reply.dead)
+        self.tier_store = reply.tier_store
         self.note_changes(reply.log_changes)
         self._want(reply.members)
 

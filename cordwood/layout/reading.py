@@ -109,6 +109,8 @@ class NodeGap(enum.IntEnum):
     """What it holds there fails its checksum, so what it is is not known."""
     FILTERED = 2
     """It holds blocks there, all of the range, and none with a key that is wanted."""
+    TIERED = 3
+    """Main storage holds all of the range, durably; this node let go of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,7 @@ class LogAppender:
     def on_recovered(self, below: Recovered) -> None:
         """Every lower epoch is recovered: stored records are released from now on."""
         self.is_recovered = True
-        self._checks = ProducerChecks(self.epoch, below)
+        self._checks = ProducerChecks(self.epoch, below, self._tools.queries)
         if self._window.lng > self.epoch << 32:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from cordwood.decisions import ClaimRefused, ReleaseHeld, tell
 from cordwood.errors import CordwoodError, Rejected, Unreachable
@@ -36,6 +36,26 @@ ASKED_AT_ONCE = 64
 
 RELEASED_TIMEOUT_S = 3.0
 """A look into a sequencer's memory; a node that takes longer is away."""
+
+
+RENEWED_AT_ONCE = 256
+"""Seals on their way into the WAL at once, at a start that lost records."""
+
+
+async def renew_seals(engine: StorageEngine, newest: Mapping[int, int]) -> None:
+    """Seal every log anew whose seal may be among what was lost, or was never asked for.
+
+    Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
+    of an older one would find no seal here, and its store might be the last that its
+    copyset needs.
+
+    Args:
+        newest: by log, the newest epoch that was handed out.
+    """
+    forgotten = [log for log in sorted(newest) if engine.sealed(log) < newest[log]]
+    for at in range(0, len(forgotten), RENEWED_AT_ONCE):
+        some = forgotten[at : at + RENEWED_AT_ONCE]
+        await asyncio.gather(*(engine.seal(log, newest[log], 0) for log in some))
 
 
 def can_be_known_good(lsn: int) -> bool:

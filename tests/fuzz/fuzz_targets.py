@@ -35,7 +35,7 @@ from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.tokens import TOKENS_MAX, read_tokens
 from cordwood.log_attributes import parse_attributes
 from cordwood.lsn import parse_lsn
-from cordwood.metadata import consumers, epoch_store, log_tree, membership
+from cordwood.metadata import consumers, epoch_store, log_entries, log_tree, membership
 from cordwood.metadata.stored_value import read_stored
 from cordwood.metadata.where import parse_zookeeper
 from cordwood.sim.history import from_jsonl
@@ -367,8 +367,8 @@ def metadata(data: bytes) -> None:
         lambda: membership._node_of(data.decode("utf-8", "replace")),
         lambda: consumers.read_group("name", data),
         *(
-            lambda kind=kind: log_tree._decode(data, kind, "a log")
-            for kind in (log_tree._Log, log_tree._Name, log_tree.Directories)
+            lambda kind=kind: log_entries.decode(data, kind, "a log")
+            for kind in (log_entries.LogEntry, log_entries.NameEntry, log_tree.Directories)
         ),
         lambda: read_stored("/key", data),
     )

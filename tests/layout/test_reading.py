@@ -250,7 +250,7 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_gaps, GOLDEN_GAPS, 8, "<Q", make_lsn(1, 4)),  # begins behind its end
         (read_gaps, GOLDEN_GAPS, 16, "<Q", LSN_MAX + 1),
         (read_gaps, GOLDEN_GAPS, 24, "<I", 0),  # reason
-        (read_gaps, GOLDEN_GAPS, 24, "<I", 3),
+        (read_gaps, GOLDEN_GAPS, 24, "<I", 4),
         (read_gaps, GOLDEN_GAPS, 28, "<I", 1),  # reserved
         (read_blocks_frame, BLOCKS, 4, "<I", 0),  # blocks
         (read_shared_frame, SHARED, 0, "<I", 0),  # streams

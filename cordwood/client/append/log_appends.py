@@ -362,7 +362,7 @@ class LogAppends:
                 assert entry is not None, "a queued batch was cut"
                 entry.token = self._owner.next_token()
                 entry.fencing = self._owner.fencing.get(self.log, 0)
-                entry.flags = self._flags(batch)
+                entry.flags = self._flags(batch, now)
                 batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
@@ -371,7 +371,7 @@ class LogAppends:
                 size += entry.stored_bytes
             self._owner.outbox.put(target, parts, count, size)
 
-    def _flags(self, batch: PendingBlock) -> int:
+    def _flags(self, batch: PendingBlock, now: float) -> int:
         """The bits of AppendFlag for a batch."""
         entry = batch.entry
         assert entry is not None, "a queued batch was cut"
@@ -384,6 +384,8 @@ class LogAppends:
             flags |= AppendFlag.GROUP
         if entry.fencing:
             flags |= AppendFlag.FENCED
+        if self._producer is not None and batch.is_late(self._producer, now):
+            flags |= AppendFlag.LATE
         return flags
 
     @property

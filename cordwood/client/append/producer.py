@@ -53,6 +53,10 @@ class Producer:
 
     _ids = (1, PRODUCER_MAX)
 
+    late_at: float | None = None
+    """When its first block begins to be late, on the loop's clock; None: some time after it was
+    first sent. See `protocol.producers`."""
+
     def __init__(
         self, producer: int, epoch: int = 0, sequences: Mapping[int, int] | None = None
     ) -> None:
@@ -92,6 +96,20 @@ class Producer:
 
 
 class QueryProducer(Producer):
-    """A query that publishes batches: its id is drawn for it, each commit is an epoch."""
+    """A query that publishes batches: its id is drawn for it, each commit is an epoch.
+
+    Args:
+        late_at: see `Producer`; what others may have appended before is late from the begin.
+    """
 
     _ids = (QUERY_PRODUCERS, (1 << 63) - 1)
+
+    def __init__(
+        self,
+        producer: int,
+        epoch: int = 0,
+        sequences: Mapping[int, int] | None = None,
+        late_at: float | None = None,
+    ) -> None:
+        super().__init__(producer, epoch, sequences)
+        self.late_at = late_at

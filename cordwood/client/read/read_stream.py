@@ -17,6 +17,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from cordwood.block import Gap, GapKind
@@ -27,6 +28,7 @@ from cordwood.client.read.read_health import HEALTH_S, ReadHealth
 from cordwood.client.read.senders import HeldBlock, Senders
 from cordwood.client.read.shared_tail import SharedTails, SubscriberQueue
 from cordwood.client.read.stream_items import StreamItems
+from cordwood.client.read.tier_read import ReadTier, TierRead
 from cordwood.decisions import (
     GapConcluded,
     ReaderEnded,
@@ -111,6 +113,7 @@ class ReadStream(StreamItems):
         record_keys: bool = True,
         gaps: bool = True,
         tails: SharedTails | None = None,
+        tier: ReadTier | None = None,
         on_closed: Callable[[ReadStream], None] | None = None,
     ) -> None:
         """
@@ -120,6 +123,7 @@ class ReadStream(StreamItems):
             seed: puts copysets in order where each reader has an order of its own.
             keys, payloads, record_keys, gaps: what is left out, see `Store.read`.
             tails: those of the client, which it may share; None to read alone.
+            tier: reads what nodes let go of.
             on_closed: nothing that nodes say concerns it any more.
         """
         self.number = number
@@ -136,6 +140,8 @@ class ReadStream(StreamItems):
         self._begin(start, until)
         is_plain = keys is None and payloads and until == LSN_MAX
         self._tails = tails if is_plain else None
+        self._tier = tier
+        self._tier_read: TierRead | None = None
         self._queue: SubscriberQueue | None = None
         self._on_closed = on_closed
         self._owes_itself = False  # what a queue had no room for: before it takes another one
@@ -237,6 +243,7 @@ class ReadStream(StreamItems):
             self._on_closed(self)
 
     def _stop_asking(self) -> None:
+        self._end_tier_read()
         self._senders.close()
         self._access.close()
         for timer in (self._look_due, self._alarm):
@@ -348,6 +355,8 @@ class ReadStream(StreamItems):
             taken = self._buffer.take(judge, grace_over=True)
         if not self._buffer.wants_grace:
             self._grace.end()
+        if taken is None and self._buffer.tiered_up_to:
+            taken = self._take_tiered()
         if isinstance(taken, Delivery):
             self._senders.on_consumed(taken.block)
         elif isinstance(taken, Gap):
@@ -371,6 +380,31 @@ class ReadStream(StreamItems):
         else:
             self._senders.move_window()
         return taken
+
+    def _take_tiered(self) -> Delivery[HeldBlock] | Gap | None:
+        """What nodes let go of, from main storage; None while it is on its way."""
+        read = self._tier_read
+        if read is None or read.until < self._buffer.next:
+            self._end_tier_read()
+            if self._tier is None:
+                raise Closed("this read stream does not reach main storage")
+            on_news = partial(call_weakly, weakref.WeakMethod(self.on_news))
+            read = self._tier_read = self._tier.read(
+                self.info.log_id, self._buffer.next, self._buffer.tiered_up_to, on_news,
+                payloads=self._payloads,
+            )  # fmt: skip
+        taken = read.take(self._buffer.next)
+        self._overdue_since = None
+        if taken is not None:
+            self._buffer.pass_to(taken.last + 1)
+            if taken.last >= read.until:
+                self._end_tier_read()
+        return taken
+
+    def _end_tier_read(self) -> None:
+        read, self._tier_read = self._tier_read, None
+        if read is not None:
+            read.close()
 
     def _take_shared(self, queue: SubscriberQueue) -> Delivery[HeldBlock] | Gap | None:
         """What the leader of a shared tail gave; once there is no more of it, on alone."""
@@ -407,7 +441,8 @@ class ReadStream(StreamItems):
 
     def _joins(self) -> bool:
         """Subscribe to a shared tail, if this one is there and nothing is the matter."""
-        is_waiting = not (self._buffer.has_blocks or self._is_overdue() or self._owes_itself)
+        is_behind = self._buffer.has_blocks or self._buffer.tiered_up_to or self._is_overdue()
+        is_waiting = not (is_behind or self._owes_itself)
         is_well = self._senders.sources and not self.trouble and self._health.due is None
         if self._tails is None or not (is_waiting and is_well):
             return False
@@ -441,6 +476,9 @@ class ReadStream(StreamItems):
 
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""
+        if self._buffer.tiered_up_to:
+            self._health.on_behind(self._loop.time())
+            return
         # What was said before others were asked anew says nothing about their new share.
         is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
@@ -465,7 +503,9 @@ class ReadStream(StreamItems):
 
     def _is_overdue(self) -> bool:
         return self._buffer.is_overdue or (
-            self._tail_seen >= self._buffer.next and not self._buffer.is_done
+            not self._buffer.tiered_up_to
+            and self._tail_seen >= self._buffer.next
+            and not self._buffer.is_done
         )
 
     def _silent(self) -> list[NodeId]:
@@ -554,7 +594,9 @@ class ReadStream(StreamItems):
         self._health.on_connected(is_connected, now)
         if self._health.is_over:
             self._on_health("")
-        elif (due := self._health.due) is not None and now >= due:
+        elif (due := self._health.due) is not None and now >= due and self._tier_read is not None:
+            self._on_health(self._tier_read.trouble or "main storage does not answer")
+        elif due is not None and now >= due:
             members = self.info.nodes_of(self._buffer.next >> 32)
             absent = [node for node in members if node not in self._senders.sources]
             doubted = {n: why.value for n in members if (why := self._choice.doubt(n))}

@@ -344,10 +344,16 @@ class Senders:
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return False
-        if source.version != source.asked:
-            return False
         for gap in gaps:
-            if gap.reason is NodeGap.FILTERED:
+            # Main storage holds it whatever was asked of the node.
+            if gap.reason is NodeGap.TIERED:
+                self._buffer.on_tiered(gap.last)
+        if source.version != source.asked:
+            return self._buffer.tiered_up_to > 0
+        for gap in gaps:
+            if gap.reason is NodeGap.TIERED:
+                self._began = True
+            elif gap.reason is NodeGap.FILTERED:
                 self._began = True
                 self.choice.on_shipped(node)
                 self._buffer.on_left_out(gap.first, gap.last)

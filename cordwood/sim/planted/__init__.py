@@ -14,11 +14,13 @@ from cordwood.errors import BadSetting
 from cordwood.sim.planted import (
     client,
     epochs,
+    ledgers,
     names,
     operators,
     publishing,
     read_manners,
     read_path,
+    rebuilding,
     recovery,
     storage_node,
     wal,
@@ -37,9 +39,11 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *read_manners.BUGS,
     *client.BUGS,
     *operators.BUGS,
+    *rebuilding.BUGS,
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
+    *ledgers.BUGS,
 )
 """Every bug that can be planted."""
 

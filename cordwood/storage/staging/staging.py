@@ -234,7 +234,7 @@ class Staging:
         self, kind: RecordKind, parts: Sequence[Buffer], record: StagingRecord
     ) -> None:
         reserve_ok = kind != RecordKind.STAGE
-        await self._engine.write_staging((bytes([kind]), *parts), record, reserve_ok=reserve_ok)
+        await self._engine.write_beside((bytes([kind]), *parts), record, reserve_ok=reserve_ok)
 
 
 @contextmanager
