@@ -32,16 +32,20 @@ from cordwood.settings import (
     ClientSettings,
     SequencerSettings,
     StorageSettings,
+    TierSettings,
 )
 from cordwood.sim.cluster import ClusterOptions, SimCluster
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.host import SimClock, SimMachine, Simulation, sim_host
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.storage.logs_db.tables import MakeTables
+from cordwood.tier.patient_store import PatientStore
 
 Result = TypeVar("Result")
 
 PORT = 4440
+
+BUCKET = "sim://bucket"
 
 SCENARIO_S = 3600
 """Virtual: a scenario that waits for what never comes fails, in a second or so."""
@@ -58,6 +62,7 @@ class ClusterAtHand:
         weights: of nodes that start from now on, where it is not 1.
         locations: likewise, where it is not a rack of their own.
         wals: likewise, bytes of the WAL where they are not `wal_bytes`.
+        bucket: main storage.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
         self.weights: dict[int, float] = {}
@@ -90,6 +96,7 @@ class ClusterAtHand:
             wals=self.wals,
             create_logs=create_logs,
             restarts=False,
+            tier=tier or TierSettings(),
         )
         recorder = HistoryRecorder(lambda: round(simulation.loop.time() * 1e6))
         self._cluster = SimCluster(simulation, options, recorder, make_tables=make_tables)
@@ -99,6 +106,7 @@ class ClusterAtHand:
         self.locations.update(locations or {})
         self.numbers = self._cluster.numbers
         self.addresses = self._cluster.addresses
+        self.bucket = self._cluster.bucket
         self._names = itertools.count(1)
 
     def machine(self, number: int) -> SimMachine:
@@ -124,8 +132,14 @@ class ClusterAtHand:
     async def client(self, **settings: Any) -> AsyncIterator[Store]:
         """A client of its own host."""
         chosen = ClientSettings(**settings)
-        async with connected(self.addresses, self.client_host(), chosen) as store:
+        host, opener = self.client_host(), self.open_objects
+        async with connected(self.addresses, host, chosen, opener) as store:
             yield store
+
+    async def open_objects(self, host: Host, address: str) -> PatientStore:
+        """The bucket, for nodes and clients."""
+        assert address == BUCKET
+        return PatientStore(self.bucket.store(), host.random)
 
     def client_host(self) -> Host:
         """A host whose process is the scenario itself."""

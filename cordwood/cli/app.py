@@ -21,10 +21,12 @@ from cordwood.cli import (
     chaos,
     demo,
     epochs,
+    ledgers,
     logs,
     nodes,
     pipeline,
     readers,
+    rebuild,
     records,
     sim,
     spark,
@@ -74,10 +76,12 @@ app.command(name="tail")(records.tail)
 app.command(name="readers")(readers.readers)
 app.command(name="groups")(readers.groups)
 app.add_typer(logs.app, name="logs", cls=Group)
+app.add_typer(ledgers.app, name="ledgers", cls=Group)
 app.command(name="epochs")(epochs.epochs)
 app.command(name="sequencer")(epochs.sequencer)
 app.command(name="fence")(epochs.fence)
 app.add_typer(nodes.app, name="nodes", cls=Group)
+app.add_typer(rebuild.app, name="rebuild", cls=Group)
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)
 app.command(name="chaos")(chaos.chaos)

@@ -21,9 +21,11 @@ from cordwood.layout.engine_record import (
     NodesetsRecord,
     SealRecord,
     StoreRecord,
+    TierRecord,
     TrimRecord,
     read_engine_record,
 )
+from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
 from cordwood.layout.wal_batch import read_batch
@@ -152,6 +154,8 @@ def _held_words(seen: SeenRecord) -> str:
             return f"log {log}: epoch {epoch} is over ({held})"
         case TrimRecord(log, lsn):
             return f"log {log} is trimmed up to {format_lsn(lsn)}"
+        case TierRecord(log, lsn):
+            return f"log {log} is in main storage up to {format_lsn(lsn)}"
         case StageRecord(head, _):
             size = f"{head.records} records, {head.stored_bytes} bytes"
             return f"log {head.log}: staged {head.stage.hex()}, {size}"
@@ -162,6 +166,12 @@ def _held_words(seen: SeenRecord) -> str:
         case NodesetsRecord(log, epoch, packed):
             nodes = read_nodesets(packed)[-1].nodes
             return f"log {log} is spread over nodes {nodes} as of epoch {epoch}"
+        case LedgerEntries(ledger, _, entries):
+            return f"ledger {ledger}: {len(entries)} entries from {entries[0].entry} on"
+        case LedgerChanges(changes):
+            return "; ".join(
+                f"ledger {each.ledger}: {each.flags!r}, LAC {each.lac}" for each in changes
+            )
         case str() as words:
             return words
         case holes:
@@ -196,6 +206,8 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
             return {"clean": {"log": log, "epoch": epoch, **end}}
         case TrimRecord(log, lsn):
             return {"trim": {"log": log, "lsn": format_lsn(lsn)}}
+        case TierRecord(log, lsn):
+            return {"tier": {"log": log, "lsn": format_lsn(lsn)}}
         case StageRecord(head, _):
             return {"stage": {"log": head.log, "id": head.stage.hex(), "records": head.records}}
         case PinRecord(query, attempt, stages):
@@ -206,6 +218,14 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
         case NodesetsRecord(log, epoch, packed):
             history = [{"since": n.since, "nodes": n.nodes} for n in read_nodesets(packed)]
             return {"nodesets": {"log": log, "epoch": epoch, "history": history}}
+        case LedgerEntries(ledger, _, entries):
+            return {"entries": {"ledger": ledger, "entries": [each.entry for each in entries]}}
+        case LedgerChanges(changes):
+            states = [
+                {"ledger": each.ledger, "flags": int(each.flags), "lac": each.lac}
+                for each in changes
+            ]
+            return {"ledgers": states}
         case str() as words:
             return {"note": words}
         case holes:

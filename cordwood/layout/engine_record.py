@@ -10,7 +10,10 @@
            producers as of the epoch's end, see `layout.produced`.
     TRIM   u64 log, u64 lsn, u64 released: all of the log up to the LSN may go; all up to
            `released`, not below it and the end of a block, was released then
+    TIER   u64 log, u64 lsn, u64 released: all of the log up to the LSN is in main storage and may
+           leave this node; `released` as of TRIM
     STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
+    LEDGER_ENTRIES, LEDGER_STATE: of ledgers, see `layout.ledger_records`
     NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
            every epoch up to that one, see `layout.nodesets`
 
@@ -26,6 +29,7 @@ import struct
 from typing import NamedTuple
 
 from cordwood.errors import Malformed
+from cordwood.layout.ledger_records import LedgerRecord, read_changes, read_entries
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.produced import read_produced
 from cordwood.layout.staged import (
@@ -56,6 +60,9 @@ class RecordKind(enum.IntEnum):
     UNSTAGE = 7
     NODES = 8
     AMEND = 9
+    LEDGER_ENTRIES = 10
+    LEDGER_STATE = 11
+    TIER = 12
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -109,6 +116,17 @@ class TrimRecord(NamedTuple):
     released: int
 
 
+class TierRecord(NamedTuple):
+    """All of `log` up to `lsn`, it included, is in main storage; `released` as of `TrimRecord`.
+
+    Readers are sent to main storage for it. It is not trimmed.
+    """
+
+    log: int
+    lsn: int
+    released: int
+
+
 StagingRecord = StageRecord | PinRecord | UnstageRecord
 
 
@@ -121,8 +139,8 @@ class NodesetsRecord(NamedTuple):
 
 
 EngineRecord = (
-    StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | NodesetsRecord
-    | StagingRecord
+    StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | TierRecord | NodesetsRecord
+    | StagingRecord | LedgerRecord
 )  # fmt: skip
 
 
@@ -139,6 +157,11 @@ def pack_clean(record: CleanRecord) -> bytes:
 def pack_trim(record: TrimRecord) -> bytes:
     """A TRIM record."""
     return _TRIM.pack(RecordKind.TRIM, *record)
+
+
+def pack_tier(record: TierRecord) -> bytes:
+    """A TIER record."""
+    return _TRIM.pack(RecordKind.TIER, *record)
 
 
 def pack_nodes(record: NodesetsRecord) -> bytes:
@@ -166,12 +189,18 @@ def read_engine_record(body: memoryview) -> EngineRecord:
         return CleanRecord(log, epoch, seal, lng, produced, attempt)
     if kind == RecordKind.TRIM and len(body) == _TRIM.size:
         return TrimRecord(*_TRIM.unpack(body)[1:])
+    if kind == RecordKind.TIER and len(body) == _TRIM.size:
+        return TierRecord(*_TRIM.unpack(body)[1:])
     if kind == RecordKind.STAGE:
         return read_stage(body[1:])
     if kind == RecordKind.PIN:
         return read_pin(body[1:])
     if kind == RecordKind.UNSTAGE:
         return read_unstage(body[1:])
+    if kind == RecordKind.LEDGER_ENTRIES:
+        return read_entries(body[1:])
+    if kind == RecordKind.LEDGER_STATE:
+        return read_changes(body[1:])
     if kind == RecordKind.NODES and len(body) > _NODES.size:
         packed = bytes(body[_NODES.size :])
         read_nodesets(packed)

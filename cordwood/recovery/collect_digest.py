@@ -108,7 +108,7 @@ class DigestReads:
             connection.send(Kind.WINDOW, 0, (window,))
 
     def _on_reading(self, node: NodeId, connection: Connection, frame: Frame) -> None:
-        stream, status, _, _ = read_reading(frame.payload)
+        stream, status, *_ = read_reading(frame.payload)
         reading = self._open.get((connection, stream))
         if reading is None or reading.done.done() or status == ReadStatus.OK:
             return

@@ -38,6 +38,7 @@ from cordwood.decisions import (
     tell,
 )
 from cordwood.errors import (
+    AccessDenied,
     CordwoodError,
     NoSequencer,
     OutcomeUnknown,
@@ -194,7 +195,7 @@ class LogAppender:
     def on_recovered(self, below: Recovered) -> None:
         """Every lower epoch is recovered: stored records are released from now on."""
         self.is_recovered = True
-        self._checks = ProducerChecks(self.epoch, below)
+        self._checks = ProducerChecks(self.epoch, below, self._tools.queries)
         if self._window.lng > self.epoch << 32:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
@@ -211,6 +212,11 @@ class LogAppender:
     def enqueue(self, waiting: Waiting) -> None:
         """Take an entry; `flush` numbers it at the end of the tick."""
         assert not self._over, "a fenced appender takes nothing"
+        wanted = self.attributes.write_token
+        if wanted and wanted not in waiting.connection.tokens:
+            error = AccessDenied(f"log {self.log} wants a write token, and this client showed none")
+            self._role.refuse(waiting.connection, waiting.entry, error)
+            return
         if not self.is_recovered:
             self._unreleased_bytes += waiting.entry.stored_bytes
         self._pending.append(waiting)

@@ -16,6 +16,7 @@ import msgspec
 from cordwood.block import Buffer, GapKind
 from cordwood.sim.end_events import EndEvent
 from cordwood.sim.event import EpochValue, HistoryEvent, LsnValue, TimeUs
+from cordwood.sim.ledger_events import LedgerEvent
 from cordwood.sim.name_events import NameEvent
 from cordwood.sim.node_events import NodeEvent
 from cordwood.sim.operator_events import OperatorEvent
@@ -287,6 +288,13 @@ class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
     weight: float = 1.0
 
 
+class NodeStarting(HistoryEvent, frozen=True, gc=False, tag="node-starting"):
+    """A node begins to start in this rack; others may know it there although it never runs."""
+
+    node: int
+    rack: str = ""
+
+
 class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
     """A machine was given a disk; `own` if it is the one that its node has written."""
 
@@ -327,6 +335,7 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
     Attributes:
         rack: as in `NodeStarted`.
         trim: its trim point; nothing is owed up to there.
+        tier: up to where it let go of what main storage holds.
     """
 
     node: int
@@ -334,6 +343,28 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
     log: int
     slots: tuple[DumpedSlots, ...]
     trim: LsnValue = 0
+    tier: LsnValue = 0
+
+    @property
+    def gone(self) -> int:
+        """Up to here it keeps nothing."""
+        return max(self.trim, self.tier)
+
+
+class TierDumped(HistoryEvent, frozen=True, gc=False, tag="tier-dumped"):
+    """All that main storage holds of one log when the run is over, past all faults.
+
+    Attributes:
+        start, end: what its manifest tells of, `end` not included.
+        slots: blocks and plugs, as objects have them.
+        why: what cannot be read of it; "" for nothing.
+    """
+
+    log: int
+    start: LsnValue
+    end: int
+    slots: tuple[DumpedSlots, ...]
+    why: str = ""
 
 
 Event: TypeAlias = (
@@ -356,14 +387,17 @@ Event: TypeAlias = (
     | FaultStruck
     | FaultEased
     | NodeStarted
+    | NodeStarting
     | DiskGiven
     | BlockStored
     | Idled
     | FaultsHealed
     | NodeDumped
+    | TierDumped
     | PositionEvent
     | TokenEvent
     | NameEvent
+    | LedgerEvent
     | NodeScrubbed
     | EndEvent
     | NodeEvent

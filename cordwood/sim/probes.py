@@ -101,6 +101,7 @@ from cordwood.storage.logs_db.index_search import search
 from cordwood.storage.push.own_copies import OwnCopies
 from cordwood.storage.space.retention import Retention
 from cordwood.storage.wal.delta_wal import Wal
+from cordwood.uploading.tend import Tend
 from cordwood.wire.connection import Connection
 
 _ROWS = (*STORAGE_ROWS, *SEQUENCER_ROWS, *CLIENT_ROWS, *WIRE_ROWS)
@@ -498,6 +499,19 @@ def _noting_retention(original: Any, recorder: HistoryRecorder) -> Any:
     return trim
 
 
+def _noting_tier_retention(original: Any, recorder: HistoryRecorder) -> Any:
+    async def trim(self: Any, client: Any, info: Any, lsn: int, why: str) -> int:
+        asks, log = info.attributes, int(info.log_id)
+        backlog_us = round((asks.backlog_s or 0) * 1e6)
+        recorder.add(RetentionTrims(
+            recorder.now_us, current_node(), log, lsn, why, backlog_us, asks.backlog_bytes or 0
+        ))  # fmt: skip
+        trimmed: int = await original(self, client, info, lsn, why)
+        return trimmed
+
+    return trim
+
+
 def _noting_told_nodesets(original: Any, recorder: HistoryRecorder) -> Any:
     async def tell_nodesets(self: Any, log: int, epoch: int, history: Any) -> None:
         await original(self, log, epoch, history)
@@ -536,6 +550,7 @@ _NOTES = tuple(
         (StorageEngine.tell_nodesets, _noting_told_nodesets),
         (StorageEngine.nodesets, _noting_nodesets),
         (Retention._trim, _noting_retention),
+        (Tend._trim, _noting_tier_retention),
     )
 )
 """What is written down where it happens."""

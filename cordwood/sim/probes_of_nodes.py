@@ -29,9 +29,11 @@ from cordwood.decisions import (
     SpaceAwaited,
     StoreRefused,
 )
-from cordwood.errors import CordwoodError, Rejected, Unreachable
+from cordwood.errors import CordwoodError, LogExists, Rejected, UnknownLog, Unreachable
 from cordwood.layout.waves import Refusal
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.log_entries import LogEntries
+from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.protocol.node_states import NodeStates
@@ -39,6 +41,7 @@ from cordwood.protocol.wal_ring import WalScan
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery import recover_log
 from cordwood.recovery.collect_digest import DigestReads
+from cordwood.recovery.purge import Purges
 from cordwood.sequencer import activation, producer_checks
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.eligibility import Eligibility
@@ -135,7 +138,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "staging-written",
         "a node wrote down something staged",
-        StorageEngine.write_staging,
+        StorageEngine.write_beside,
     ),
     row("amend-stored", "a node took another envelope", StorageEngine.append_amend),
     row(
@@ -153,6 +156,23 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "producers-full",
         "a log refused a producer for want of memory",
         producer_checks._full,
+    ),
+    row(
+        "rename-lost",
+        "a rename or a deletion found that another call had come first",
+        LogTree.move,
+        raises=UnknownLog,
+    ),
+    row(
+        "name-refused",
+        "a name was not given away, for a log has it or was on its way to it",
+        LogEntries.claim,
+        raises=LogExists,
+    ),
+    row(
+        "query-kept",
+        "a log kept a query whose commit was not known to be done, and refused another",
+        producer_checks._unsettled,
     ),
     row(
         "nodesets-told",
@@ -391,8 +411,8 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         DigestReads.on_down,
     ),
     counted("mend-answered", "a node stored what a recovery mended", MendAnswered),
-    row("purge-begun", "a node that was away looked for what does not count", Node._purge),
-    row("purge-stopped", "purging stopped with its node", Node._stop_purging),
+    row("purge-begun", "a node that was away looked for what does not count", Purges._purge),
+    row("purge-stopped", "purging stopped with its node", Purges.close),
     row(
         "nodesets-trimmed",
         "nodesets went with their data",

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -19,6 +20,7 @@ from cordwood.client.append.buffered_writer import BufferedWriter, WriteMode, Wr
 from cordwood.client.append.producer import Producer
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
+from cordwood.client.tier_store import OpenObjects
 from cordwood.errors import CordwoodError, LogExists, OutcomeUnknown
 from cordwood.host.seams import Host
 from cordwood.log_attributes import LogAttributes, token_digest
@@ -30,6 +32,7 @@ from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
 from cordwood.sim.position_clients import find_a_time, poll_released
 from cordwood.sim.streams import stream
+from cordwood.tier.addresses import open_object_store
 
 PAYLOAD_BYTES_MIN = 64
 """Room for the id and its checksum."""
@@ -98,10 +101,13 @@ class WorkloadOptions:
             one that appends to it and changes the token.
         callers: clients of a log whose name goes from one log to another; with them comes the one
             that changes it.
+        crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
         crowds: clients with several readers of one log.
+        scribes: clients that write ledgers; with them come one that recovers ledgers, one that
+            follows them, and one that reads them all in the end.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
@@ -131,10 +137,12 @@ class WorkloadOptions:
     holders: int = 0
     outsiders: int = 0
     callers: int = 0
+    crossers: int = 0
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0
     crowds: int = 0
+    scribes: int = 0
     sorters: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
@@ -169,6 +177,7 @@ class Clients:
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
+        ledgers: numbers of the ledgers that were made.
         token: the highest fencing token that anybody was given.
         slowness: times that producers pause for longer than drawn.
         burst: most records in one call now.
@@ -185,8 +194,10 @@ class Clients:
         seed: int,
         calls: OpenCalls,
         buggify: Buggify,
+        open_objects: OpenObjects = open_object_store,
     ) -> None:
         self.addresses = addresses
+        self._open_objects = open_objects
         self.options = options
         self.recorder = recorder
         self.calls = calls
@@ -197,6 +208,7 @@ class Clients:
         self.batches: dict[str, int] = {}
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
+        self.ledgers: list[int] = []
         self.token = 0
         self.slowness = 1.0
         self.burst = options.burst
@@ -211,6 +223,10 @@ class Clients:
         self._seed = seed
         self._sequences: dict[str, Iterator[int]] = {}
         self._lives: dict[str, int] = {}
+
+    def connected(self, host: Host, settings: ClientSettings) -> AbstractAsyncContextManager[Store]:
+        """A client of the cluster, for the length of a block."""
+        return connected(self.addresses, host, settings, self._open_objects)
 
     @property
     def stopping(self) -> bool:
@@ -298,7 +314,7 @@ async def produce(name: str, clients: Clients, host: Host) -> None:
     while not clients.stopping:
         try:
             async with (
-                connected(clients.addresses, host, clients.settings(chance)) as store,
+                clients.connected(host, clients.settings(chance)) as store,
                 asyncio.TaskGroup() as tasks,
             ):
                 for lane in range(clients.options.lanes):
@@ -524,7 +540,7 @@ async def final_tails(name: str, clients: Clients, host: Host) -> None:
     found: dict[int, int] = {}
     while len(found) < len(clients.log_ids):
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 for log in list(clients.log_ids):
                     found[clients.log_ids[log]] = await _ask_tail(name, store, log, clients)
         except CordwoodError as error:
@@ -538,7 +554,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     await clients.pause(chance.expovariate(1 / clients.options.ask_s))
                     log = chance.choice(clients.options.logs)

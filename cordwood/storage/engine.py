@@ -44,13 +44,16 @@ from cordwood.layout.engine_record import (
     SealRecord,
     StagingRecord,
     StoreRecord,
+    TierRecord,
     TrimRecord,
     pack_clean,
     pack_nodes,
     pack_seal,
+    pack_tier,
     pack_trim,
     read_engine_record,
 )
+from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import EpochNodes, SealReply
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
@@ -68,6 +71,7 @@ from cordwood.protocol.disk_space import DiskRoom
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
 from cordwood.storage.amends import Amends
+from cordwood.storage.ledgers.ledger_index import LedgerIndex
 from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
@@ -80,6 +84,9 @@ from cordwood.storage.wal.delta_wal import Wal
 
 logger = logging.getLogger(__name__)
 
+BesideRecord = StagingRecord | LedgerEntries | LedgerChanges
+"""What is kept beside the logs, in the same WAL and by the same flushes."""
+
 SEAL_TIMEOUT_S = 10.0
 """A durable write takes under a millisecond; a disk that takes this long has stalled."""
 
@@ -90,7 +97,7 @@ class StorageEngine:
     Attributes:
         cache: the durable blocks that LogsDB does not have yet, and the state of each log.
         logs, reader: LogsDB, and the reader of cache and LogsDB.
-        staged: blocks that wait to be published.
+        staged, ledgers: blocks that wait to be published; and ledgers.
         failed: why the node can store no more, "" while it can.
         damage: the durable records that were lost, "" for none. A damaged node stores and sends,
             but its silence never counts as absence; until when, see `LogsStore.lost`.
@@ -114,10 +121,12 @@ class StorageEngine:
         on_change: Callable[[int], None],
         staged: StagedIndex | None = None,
         unheard: Unheard | None = None,
+        ledgers: LedgerIndex | None = None,
     ) -> None:
         self.seals, self.unheard, self.amends = SealTable(), unheard, Amends(self)
         self.cache = LogCache(states)
         self.staged, self.logs = staged or StagedIndex(), logs
+        self.ledgers = ledgers or LedgerIndex()
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = self.damage = self.low_space = self.read_only = ""
@@ -163,7 +172,8 @@ class StorageEngine:
             NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        engine = cls(wal, logs, states, settings, on_change, staged, unheard)
+        ledgers = LedgerIndex(await logs.ledgers.states())
+        engine = cls(wal, logs, states, settings, on_change, staged, unheard, ledgers)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -218,7 +228,7 @@ class StorageEngine:
         """The changes since the last cut, for a flush; None if there are none."""
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
-            batch.staged = self.staged.cut()
+            batch.staged, batch.ledgers = self.staged.cut(), self.ledgers.cut()
             self._recent.begin((log, self.logs.last(log)) for log in batch.logs)
         return batch
 
@@ -227,6 +237,7 @@ class StorageEngine:
         self._recent.add(batch.blocks, batch.logs)
         self.cache.evict(batch)
         self.staged.evict(batch.staged)
+        self.ledgers.evict(batch.ledgers)
 
     @property
     def wal(self) -> Wal:
@@ -287,9 +298,9 @@ class StorageEngine:
             self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
-        """Whether a block is trimmed: storing it succeeds and keeps nothing."""
+        """Whether a block is trimmed, or in main storage: storing it succeeds and keeps nothing."""
         held = self.cache.get(block.header.log)
-        return held is not None and block.header.last <= held.trim
+        return held is not None and block.header.last <= held.gone
 
     @property
     def cache_bytes_max(self) -> int:
@@ -462,6 +473,35 @@ class StorageEngine:
             await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
         return self.cache.log(log).trim
 
+    async def tier(self, log: int, lsn: int, released: int) -> int:
+        """Let go of a log up to `lsn`, which main storage holds durably; returns the tier point
+        when it is durable here.
+
+        Args:
+            released: as of `trim`.
+        Raises:
+            Rejected, Overloaded, Retryable: as `trim`.
+        """
+        if lsn > released:
+            raise Rejected(
+                f"log {log} is released up to {format_lsn(released)}, and {format_lsn(lsn)} is "
+                "above that: main storage holds what readers may see"
+            )
+        if lsn > self.cache.log(log).tier:
+            record = TierRecord(log, lsn, released)
+            await self.write_mark(log, pack_tier(record), lambda: self._on_tiered(record))
+        return self.cache.log(log).tier
+
+    def _on_tiered(self, record: TierRecord) -> None:
+        held = self.cache.log(record.log)
+        held.release(record.released)
+        held.tier_to(record.lsn)
+        self._on_change(record.log)
+
+    def gone_of(self, log: int) -> int:
+        """Up to where a log left this node, trimmed or into main storage; 0 for nothing."""
+        return held.gone if (held := self.cache.get(log)) is not None else 0
+
     def trim_of(self, log: int) -> int:
         """A log's trim point, 0 for none."""
         return held.trim if (held := self.cache.get(log)) is not None else 0
@@ -512,10 +552,10 @@ class StorageEngine:
         """Write a control record; `apply` runs in its order among the stores."""
         await self._write([mark], [log], apply, reserve_ok=True)
 
-    async def write_staging(
-        self, parts: Sequence[Buffer], record: StagingRecord, *, reserve_ok: bool
+    async def write_beside(
+        self, parts: Sequence[Buffer], record: BesideRecord, *, reserve_ok: bool
     ) -> None:
-        """Write a record of staged blocks; returns when it is durable and in effect.
+        """Write a record of staged blocks or ledgers; returns when it is durable and in effect.
 
         Raises:
             Overloaded, RecordTooLarge: the WAL has no free space for it, now or ever.
@@ -525,15 +565,18 @@ class StorageEngine:
         self._bytes_on_way += size
 
         def apply() -> None:
-            self._apply_staging(record)
+            self._apply_beside(record)
 
         try:
             await self._write(parts, [], apply, reserve_ok=reserve_ok)
         finally:
             self._bytes_on_way -= size
 
-    def _apply_staging(self, record: StagingRecord) -> None:
-        grown = self.staged.apply(record)
+    def _apply_beside(self, record: BesideRecord) -> None:
+        if isinstance(record, LedgerEntries | LedgerChanges):
+            grown = self.ledgers.apply(record)
+        else:
+            grown = self.staged.apply(record)
         if grown:
             self.cache.add_staged(grown)
 
@@ -608,9 +651,15 @@ class StorageEngine:
                 self._note(offset, [log])
                 self.cache.log(log).release(released)
                 self.cache.log(log).trim_to(lsn)
-            case StageRecord() | PinRecord() | UnstageRecord() as record:
+            case TierRecord(log, lsn, released):
+                self._note(offset, [log])
+                self.cache.log(log).release(released)
+                self.cache.log(log).tier_to(lsn)
+            case (
+                StageRecord() | PinRecord() | UnstageRecord() | LedgerEntries() | LedgerChanges()
+            ) as record:
                 self._note(offset, [])
-                self._apply_staging(record)
+                self._apply_beside(record)
             case NodesetsRecord(log, epoch, packed):
                 self._note(offset, [log])
                 self.cache.log(log).tell_nodesets(epoch, packed)

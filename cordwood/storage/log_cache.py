@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cordwood.block import BlockHeader, Produced
+from cordwood.block import BlockHeader, EnvelopeFlag, Produced
 from cordwood.decisions import CopyMet, LateBlockDropped, tell
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
@@ -63,6 +63,9 @@ class CachedLog:
         ends: how each clean epoch was recovered, as far as this node was told.
         append_time_us: the latest append time seen.
         trim: records up to this LSN are trimmed; 0 for none. It only rises.
+        tier: records up to this LSN are in main storage, and this node lets them go; 0 for none.
+            It only rises. Trap: these records are not trimmed. Readers find them in objects.
+        gone: the higher of the two: up to it nothing is kept here.
         bytes: bytes of headers, envelopes and bodies held here.
         produced: the producers' blocks in epochs that are not clean yet.
         nodesets: the history of nodesets (`layout.nodesets`), and the epoch up to which it is
@@ -71,7 +74,7 @@ class CachedLog:
 
     __slots__ = (
         "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
-        "lngs", "nodesets", "produced", "released", "trim",
+        "gone", "lngs", "nodesets", "produced", "released", "tier", "trim",
     )  # fmt: skip
 
     def __init__(self, state: LogState | None = None) -> None:
@@ -91,6 +94,8 @@ class CachedLog:
         }
         self.append_time_us = known.append_time_us
         self.trim = known.trim
+        self.tier = known.tier
+        self.gone = max(known.trim, known.tier)
         self.nodesets = known.nodesets
         self.bytes = 0
         self.produced = ProducedIndex(
@@ -104,6 +109,7 @@ class CachedLog:
             clean=self.clean,
             released=self.released,
             trim=self.trim,
+            tier=self.tier,
             append_time_us=self.append_time_us,
             lngs=tuple(self.lngs.items()),
             ends=tuple((epoch, end.seal, end.lng, end.attempt) for epoch, end in self.ends.items()),
@@ -171,12 +177,14 @@ class CachedLog:
 
     def _is_late(self, block: StoredBlock) -> bool:
         """Whether the block was trimmed, or its epoch ended here, before it became durable."""
-        if block.header.last <= self.trim:
+        if block.header.last <= self.gone:
             return True
         epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
         end = self.ends.get(epoch)
         if end is not None:
             return block.header.last > end.lng and (seal, block.envelope.wave) < end.place
+        if block.envelope.flags & EnvelopeFlag.REBUILT:
+            return False  # its donor knew that it counts
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
     def replace_copy(self, at: int, block: StoredBlock) -> bool:
@@ -297,9 +305,18 @@ class CachedLog:
 
     def trim_to(self, lsn: int) -> None:
         """Drop every block that ends at or below `lsn`, and take none from now on."""
-        if lsn <= self.trim:
-            return
-        self.trim = lsn
+        if lsn > self.trim:
+            self.trim = lsn
+            self._let_go(lsn)
+
+    def tier_to(self, lsn: int) -> None:
+        """As `trim_to`, of what main storage holds."""
+        if lsn > self.tier:
+            self.tier = lsn
+            self._let_go(lsn)
+
+    def _let_go(self, lsn: int) -> None:
+        self.gone = max(self.gone, lsn)
         at = self.index_from(lsn + 1)
         if at:
             self._keep(self._blocks[at:])
@@ -367,8 +384,8 @@ class FlushSet:
         bytes: of these blocks.
         logs: the logs that changed.
         states: of these logs, as of `offset`; made when the batch is cut.
-        staged: rows of staged blocks, also made when the batch is cut.
-        staged_bytes: of the bodies of staged blocks.
+        staged, ledgers: rows of staged blocks and of ledgers, also made when the batch is cut.
+        staged_bytes: of the bodies of staged blocks, and of entries of ledgers.
     """
 
     since_s: float
@@ -378,6 +395,7 @@ class FlushSet:
     logs: dict[int, None] = field(default_factory=dict)
     states: dict[int, LogState] = field(default_factory=dict)
     staged: list[Row] = field(default_factory=list)
+    ledgers: list[Row] = field(default_factory=list)
     staged_bytes: int = 0
 
 
@@ -431,7 +449,7 @@ class LogCache:
             self._bytes += block.wire_bytes
 
     def add_staged(self, size: int) -> None:
-        """A staged body of `size` bytes is in memory until the next flush is done."""
+        """So many bytes of staged blocks or entries are in memory until the next flush is done."""
         batch = self._batch
         assert batch is not None, "a record is noted before what it holds"
         batch.bytes += size

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from cordwood.block import EnvelopeFlag
 from cordwood.decisions import StoreRefused, tell
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.lsn import ESN_ISSUED_MAX, format_lsn
@@ -51,10 +52,16 @@ def refusal_of(
         logger.warning("log %d: a block says that what is above it is stored", header.log)
         return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
-    if not engine.seals.admits(header.log, epoch, seal_epoch):
-        return StoreRefusal(wave, header.log, Refusal.SEALED, engine.seals.of(header.log))
     held = engine.cache.get(header.log)
-    if not seal_epoch and held is not None and epoch <= held.clean:
+    is_rebuilt = bool(block.envelope.flags & EnvelopeFlag.REBUILT)
+    if is_rebuilt:
+        # A donor moves settled blocks only, so no seal speaks against one. It may have missed how
+        # the epoch ended: what became a hole meanwhile must not be acknowledged and then dropped.
+        if held is not None and not held.counts_block(block):
+            return StoreRefusal(wave, header.log, Refusal.SEALED, held.ends[epoch].seal)
+    elif not engine.seals.admits(header.log, epoch, seal_epoch):
+        return StoreRefusal(wave, header.log, Refusal.SEALED, engine.seals.of(header.log))
+    elif not seal_epoch and held is not None and epoch <= held.clean:
         # Recovered while this node was away, so it never sealed it.
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
     if engine.rebuilding and (rebuilt := engine.rebuilding.intersection(block.envelope.copyset)):
@@ -63,7 +70,7 @@ def refusal_of(
         not seal_epoch and engine.low_space and not engine.disk.takes(engine.unflushed_bytes + size)
     ):
         return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
-    is_first = not seal_epoch and block.envelope.wave == 1
+    is_first = not seal_epoch and (block.envelope.wave == 1 or is_rebuilt)
     if (is_full and is_first) or not engine.cache_takes(size, by_recovery=bool(seal_epoch)):
         reason = Refusal.NO_SPACE if engine.is_out_of_space or engine.low_space else Refusal.FULL
         return StoreRefusal(wave, header.log, reason)

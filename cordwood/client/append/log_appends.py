@@ -315,11 +315,13 @@ class LogAppends:
     def _check_whole(self) -> None:
         """Raise OutOfSequence if an earlier block of this producer ended with an error."""
         if self._broken is not None:
-            text = (
-                f"{self._producer} is broken by an earlier failure: {self._broken}; "
-                "begin a higher epoch"
-            )
-            raise OutOfSequence(text, Misplaced.BEHIND)
+            raise OutOfSequence(self._broken_by(self._broken), Misplaced.BEHIND)
+
+    def _broken_by(self, error: CordwoodError) -> str:
+        return (
+            f"{self._producer} is broken by an earlier failure: {error}; send that again with "
+            "Producer.again, or begin a higher epoch"
+        )
 
     @property
     def _must_wait(self) -> bool:
@@ -360,7 +362,7 @@ class LogAppends:
                 assert entry is not None, "a queued batch was cut"
                 entry.token = self._owner.next_token()
                 entry.fencing = self._owner.fencing.get(self.log, 0)
-                entry.flags = self._flags(batch)
+                entry.flags = self._flags(batch, now)
                 batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
@@ -369,7 +371,7 @@ class LogAppends:
                 size += entry.stored_bytes
             self._owner.outbox.put(target, parts, count, size)
 
-    def _flags(self, batch: PendingBlock) -> int:
+    def _flags(self, batch: PendingBlock, now: float) -> int:
         """The bits of AppendFlag for a batch."""
         entry = batch.entry
         assert entry is not None, "a queued batch was cut"
@@ -382,6 +384,8 @@ class LogAppends:
             flags |= AppendFlag.GROUP
         if entry.fencing:
             flags |= AppendFlag.FENCED
+        if self._producer is not None and batch.is_late(self._producer, now):
+            flags |= AppendFlag.LATE
         return flags
 
     @property
@@ -482,10 +486,7 @@ class LogAppends:
         if self._producer is not None and self._broken is None:
             self._broken = error
             self._cut()
-            text = (
-                f"{self._producer} is broken by an earlier failure: {error}; begin a higher epoch"
-            )
-            behind = OutOfSequence(text, Misplaced.BEHIND)
+            behind = OutOfSequence(self._broken_by(error), Misplaced.BEHIND)
             while self._queue:
                 later = self._queue.popleft()
                 self._finish(later)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,11 @@ SHUFFLES = {
     "hash-shuffle-client-seed": Shuffle.CLIENT,
 }
 """Values of the setting `scd_copyset_reordering_max`, with LogDevice's names."""
+
+
+TRIMS_S = 0.3
+"""How long the first record waits for a node that is connected and does not say which records are
+trimmed: many times what a node takes that has other work."""
 
 
 class Source:
@@ -159,11 +165,31 @@ class Senders:
         self._last_views: list[SenderView] | None = None
         self._rewind_due = False
         self._switch_at = 0
+        self.trims_by = math.inf
 
-    def open(self) -> None:
-        """Ask every node that is up; the others are asked when they connect."""
+    def open(self, *, is_first: bool = False) -> None:
+        """Ask every node that is up; the others are asked when they connect.
+
+        Args:
+            is_first: nothing was read yet; see `look_for_trims`.
+        """
+        if is_first:
+            self._buffer.is_held = True
+            self.trims_by = self._loop.time() + TRIMS_S
         self.slow.on_window(self._window.high, self._loop.time())
         self._ask_those_up(self.choice.nodes)
+
+    def look_for_trims(self) -> None:
+        """Let the first records pass once all connected nodes have told their trim points, or had
+        the time for it: a node may have missed a trim."""
+        now = self._loop.time()
+        if not self.sources:
+            self.trims_by = now + TRIMS_S
+        elif now >= self.trims_by or all(
+            each.version or each.is_refused for each in self.sources.values()
+        ):
+            self._buffer.is_held = False
+            self.trims_by = math.inf
 
     def close(self) -> None:
         """Stop every node's sending."""
@@ -242,12 +268,18 @@ class Senders:
             self.rewind_soon()
 
     def on_reading(
-        self, node: NodeId, connection: Connection, status: ReadStatus, version: int
+        self,
+        node: NodeId,
+        connection: Connection,
+        status: ReadStatus,
+        version: int,
+        trim: int,
     ) -> None:
         """A node answers a READ: from here on it sends by the new request."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return
+        self._buffer.on_trim(trim)
         if status == ReadStatus.ACCESS:
             if version == source.asked:  # otherwise the answer to the last request follows
                 source.is_refused = True
@@ -286,10 +318,16 @@ class Senders:
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return False
-        if source.version != source.asked:
-            return False
         for gap in gaps:
-            if gap.reason is NodeGap.FILTERED:
+            # Main storage holds it whatever was asked of the node.
+            if gap.reason is NodeGap.TIERED:
+                self._buffer.on_tiered(gap.last)
+        if source.version != source.asked:
+            return self._buffer.tiered_up_to > 0
+        for gap in gaps:
+            if gap.reason is NodeGap.TIERED:
+                self._began = True
+            elif gap.reason is NodeGap.FILTERED:
                 self._began = True
                 self.choice.on_shipped(node)
                 self._buffer.on_left_out(gap.first, gap.last)

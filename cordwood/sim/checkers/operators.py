@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.end_events import DiskLost
 from cordwood.sim.history import BlockStored, Event, NodeStarted
 from cordwood.sim.operator_events import (
     BlockKept,
@@ -79,8 +80,10 @@ def check_copysets_named(evidence: Evidence) -> list[Violation]:
     """
     known: dict[int, list[RebuildingKnown]] = {}
     found: list[Violation] = []
-    for _, event in evidence.of(RebuildingKnown, BlockNames):
-        if isinstance(event, RebuildingKnown):
+    for _, event in evidence.of(RebuildingKnown, BlockNames, DiskLost):
+        if isinstance(event, DiskLost):
+            known.pop(event.node, None)  # its WAL begins anew, and with it the offsets
+        elif isinstance(event, RebuildingKnown):
             known.setdefault(event.node, []).append(event)
         elif isinstance(event, BlockNames):
             told = [each for each in known.get(event.node, ()) if each.offset <= event.offset]

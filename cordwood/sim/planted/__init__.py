@@ -13,11 +13,13 @@ from cordwood.errors import BadSetting
 from cordwood.sim.planted import (
     client,
     epochs,
+    ledgers,
     names,
     operators,
     publishing,
     read_manners,
     read_path,
+    rebuilding,
     recovery,
     storage_node,
     wal,
@@ -36,9 +38,11 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *read_manners.BUGS,
     *client.BUGS,
     *operators.BUGS,
+    *rebuilding.BUGS,
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
+    *ledgers.BUGS,
 )
 """Every bug that can be planted."""
 

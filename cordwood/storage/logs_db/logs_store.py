@@ -33,6 +33,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
+from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
 from cordwood.layout.scrub_rows import (
     PROGRESS_KEY,
@@ -46,6 +47,7 @@ from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
+from cordwood.storage.ledgers.ledger_table import LedgerTable
 from cordwood.storage.logs_db.logs_read import Counts, IndexQuery, home_of, read_blocks
 from cordwood.storage.logs_db.partition import (
     Added,
@@ -86,7 +88,7 @@ class LogsStore:
         logs: what is held of each log.
         drops: partitions dropped since the start.
         forgotten: how often something was taken out that was trimmed.
-        staged: the table of staged blocks.
+        staged, ledgers: the tables of staged blocks and of ledgers.
         damages: what is known to be damaged.
         lost: ranges of WAL offsets whose records no start could read any more before a flush
             took them: of starts long ago as of this one. Nothing here forgets it, because
@@ -113,6 +115,7 @@ class LogsStore:
         self._next_number = 1
         self._last_us = 0
         self.staged = StagedTable(tables)
+        self.ledgers = LedgerTable(tables)
         self.damages = DamageBook(tables)
         self._payload = PayloadCount()
         # Entries of open partitions as they are now, for the flushes that add to them.
@@ -207,7 +210,8 @@ class LogsStore:
             self.partitions.append(Partition(number, *row))
         known = {partition.table for partition in self.partitions}
         self.staged.is_made = STAGED_TABLE in names
-        for table in sorted({*names} - known - {META, STAGED_TABLE}):
+        self.ledgers.is_made = LEDGERS_TABLE in names
+        for table in sorted({*names} - known - {META, STAGED_TABLE, LEDGERS_TABLE}):
             # Of a flush that never came to its end: the WAL has all of it.
             logger.info("dropping table %s, which no flush finished", table)
             await self._tables.drop(table)
@@ -235,6 +239,7 @@ class LogsStore:
         offset: int,
         now_us: int,
         staged: Sequence[Row] = (),
+        ledgers: Sequence[Row] = (),
     ) -> None:
         """Take what the WAL's records up to `offset` changed; returns once it is durable.
 
@@ -243,11 +248,13 @@ class LogsStore:
             states: of all logs that changed since, as of `offset`; their `last`, `blocks`
                 and `bytes` are not looked at.
             now_us: wall clock, for the age of partitions.
-            staged: rows of the table of staged blocks.
+            staged, ledgers: rows of the tables of staged blocks and of ledgers.
         Raises:
             TablesFailed: nothing counts as flushed; the same may be tried again.
         """
         async with self._writing:
+            if ledgers:
+                await self.ledgers.flush(ledgers)
             await self._flush(blocks, states, offset, now_us, staged)
 
     async def _flush(

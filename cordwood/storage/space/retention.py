@@ -113,8 +113,8 @@ class Retention:
             if attributes.backlog_bytes:
                 await self._trim_to_fit(log, attributes)
         await self._trim_deleted()
-        await engine.logs.drop_trimmed(engine.trim_of, self._clock.now_us())
-        await engine.logs.cut_trimmed(engine.trim_of)
+        await engine.logs.drop_trimmed(engine.gone_of, self._clock.now_us())
+        await engine.logs.cut_trimmed(engine.gone_of)
 
     # Attributes of logs.
 

@@ -67,7 +67,7 @@ class SpaceWatch:
             return
         self._on_low()
         try:
-            dropped = await self._engine.logs.drop_trimmed(self._engine.trim_of, NEVER_US)
+            dropped = await self._engine.logs.drop_trimmed(self._engine.gone_of, NEVER_US)
         except CordwoodError as error:
             self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
             return

@@ -338,3 +338,21 @@ def test_a_call_does_not_pass_those_that_wait_for_room() -> None:
             assert lsns == sorted(lsns)
 
     simulate(scenario)
+
+
+def test_records_of_put_that_fail_are_told_without_a_callback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`flush` returned, and they were gone."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, store.buffered_writer() as writer:
+            for _ in range(3):
+                writer.put("none", b"value")
+            with pytest.raises(UnknownLog):
+                await writer.append("none", b"value")
+            await writer.flush()
+            assert writer.failed == 4
+
+    simulate(scenario, create_logs=False)
+    assert "3 records for none were not acknowledged" in caplog.text
