@@ -79,6 +79,7 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        rebuild_after_s: float = 1200.0,
         tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
@@ -91,6 +92,7 @@ class ClusterAtHand:
             wal_bytes=wal_bytes,
             storage=storage or StorageSettings(),
             refresh_s=0.5,
+            rebuild_after_s=rebuild_after_s,
             sequencer=sequencer or SequencerSettings(),
             weights=self.weights,
             wals=self.wals,
