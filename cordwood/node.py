@@ -260,6 +260,7 @@ class Node:
             self._space.run(),
             self._engine.amends.run(),
             self._directory.run(lambda: self._engine.reached),
+            self._ledgers.run(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
