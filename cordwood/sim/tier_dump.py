@@ -33,7 +33,9 @@ async def dump_tier(
             recorder.add(await _dumped(store, log, recorder, host))
 
 
-async def _dumped(store: ObjectStore, log: int, recorder: HistoryRecorder, host: Host) -> TierDumped:
+async def _dumped(
+    store: ObjectStore, log: int, recorder: HistoryRecorder, host: Host
+) -> TierDumped:
     manifest = LogManifest(store, log, host, "dump")
     slots: list[DumpedSlots] = []
     start = end = 0

@@ -21,6 +21,7 @@ from cordwood.sim.planted import (
     read_path,
     recovery,
     storage_node,
+    tier,
     wal,
     write_path,
 )
@@ -40,6 +41,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
+    *tier.BUGS,
 )
 """Every bug that can be planted."""
 
