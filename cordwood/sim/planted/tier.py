@@ -47,10 +47,11 @@ def _young(options: RunOptions) -> RunOptions:
     return _in_main_storage(options, backlog_s=300.0)
 
 
-_READ_AGAIN = {"restart_s": 2.0, "readers": 3}
-_TIERED = scenario("client_crash", every_s=3.0, shape=_in_main_storage, **_READ_AGAIN)
-_CRASHED = scenario("crash", "power_cut", every_s=1.0, shape=_in_main_storage, **_READ_AGAIN)
-_KEPT = scenario("client_crash", every_s=3.0, shape=_young, **_READ_AGAIN)
+_TIERED = scenario("client_crash", every_s=3.0, shape=_in_main_storage, restart_s=2.0, readers=3)
+_CRASHED = scenario(
+    "crash", "power_cut", every_s=1.0, shape=_in_main_storage, restart_s=2.0, readers=3
+)
+_KEPT = scenario("client_crash", every_s=3.0, shape=_young, restart_s=2.0, readers=3)
 
 
 def _takes_uploads_for_granted(right: Any) -> Any:
@@ -162,9 +163,9 @@ def _takes_a_fence_for_advice(right: Any) -> Any:
 
 def _lets_go_of_one_more(right: Any) -> Any:
     def would_drop(self: Any, log: int, parts: Any, policy: Any, end: int) -> int:
-        through = right(self, log, parts, policy, end)
+        through: int = right(self, log, parts, policy, end)
         lasts = [part.last for part in parts if part.last > through]
-        return lasts[0] if through and lasts else through
+        return int(lasts[0]) if through and lasts else through
 
     return would_drop
 
