@@ -22,6 +22,7 @@ from cordwood.sim.planted import (
     rebuilding,
     recovery,
     storage_node,
+    tier,
     wal,
     write_path,
 )
@@ -43,6 +44,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *epochs.BUGS,
     *names.BUGS,
     *ledgers.BUGS,
+    *tier.BUGS,
 )
 """Every bug that can be planted."""
 
