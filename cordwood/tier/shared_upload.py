@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class Share:
+class SmallLog:
     """What one log brings.
 
     Attributes:
@@ -72,7 +72,7 @@ async def gather(items: AsyncIterator[Item], bytes_max: int) -> tuple[list[Item]
     return found[:blocks], None
 
 
-async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[Share]) -> None:
+async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[SmallLog]) -> None:
     """Upload shares as one object, and commit each.
 
     Args:
@@ -83,7 +83,7 @@ async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[Share])
         OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
         Corrupt: a block is damaged; nothing was committed.
     """
-    taking_part: list[Share] = []
+    taking_part: list[SmallLog] = []
     writer = ObjectWriter()
     for share in shares:
         try:

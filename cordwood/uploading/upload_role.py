@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.client.store import Store, connected
-from cordwood.errors import CordwoodError, Fenced
+from cordwood.errors import AccessDenied, CordwoodError, Fenced
 from cordwood.host.seams import Host
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.metadata.log_info import LogInfo
@@ -42,7 +42,7 @@ from cordwood.protocol.tier_plan import (
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.settings import MIB, ClientSettings, TierSettings
 from cordwood.storage.said_once import SaidOnce
-from cordwood.tier.shared_upload import Share, gather, upload_shared
+from cordwood.tier.shared_upload import SmallLog, gather, upload_shared
 from cordwood.tier.uploader import Item, LogUploader, Uploaded
 from cordwood.uploading.log_source import LogSource
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
@@ -266,7 +266,12 @@ class UploadRole:
                             if taken.kind is GapKind.DATA_LOSS:
                                 seen.barrier = int(taken.first)
                                 return
-                            if taken.kind in (GapKind.ACCESS, GapKind.NOT_IN_CONFIG):
+                            if taken.kind is GapKind.ACCESS:
+                                raise AccessDenied(
+                                    f"log {log} asks for a read token, which nodes do not have: "
+                                    "it is not uploaded"
+                                )
+                            if taken.kind is GapKind.NOT_IN_CONFIG:
                                 return
                         else:
                             _count(seen, taken)
@@ -335,7 +340,7 @@ class UploadRole:
         infos: Mapping[int, LogInfo],
         rate: float,
     ) -> None:
-        shares: list[Share] = []
+        shares: list[SmallLog] = []
         store = await self._objects.store()
         for each in sorted(planned, key=lambda share: share.log):
             info = infos[each.log]
@@ -352,7 +357,7 @@ class UploadRole:
                 continue
             if items:
                 shares.append(
-                    Share(each.log, info.name, info.created_us, manifest, first, items,
+                    SmallLog(each.log, info.name, info.created_us, manifest, first, items,
                           Uploaded(first, blocked=lost))
                 )  # fmt: skip
         if not shares:
