@@ -8,6 +8,7 @@
         TooFewNodes      too few nodes are up to keep the replication promise
         Overloaded       a buffer, window or WAL is full; slow down
         Unreachable      a node or the cluster did not answer
+        Undecided        too few nodes answered to say where a ledger ends
       Fenced           another epoch rules: find the new sequencer
       OutcomeUnknown   the append was in flight, and may or may not be stored
       Rejected         the request is wrong, and will be wrong again
@@ -20,6 +21,10 @@
         RecordTooLarge   over the record or block limit
         UnknownLog       no log of this name
         LogExists        a log of this name exists already
+        UnknownLedger    no ledger of this id
+        LedgerExists     a ledger of this id exists already
+        NoEntry          a ledger has no entry of this number
+        LedgerFenced     a recovery has shut this writer of a ledger out
         NoObject         the object store has no object of this name
         ObjectChanged    an object is not the one that the caller expected to replace
         AccessDenied     this client may not do that
@@ -78,6 +83,10 @@ class Unreachable(Retryable):
     """A node, or every node of the cluster, did not answer."""
 
 
+class Undecided(Retryable):
+    """Too few nodes answered to say where a ledger ends; it stays in recovery."""
+
+
 class Fenced(CordwoodError):
     """Another epoch rules: find the new sequencer.
 
@@ -91,7 +100,7 @@ class Fenced(CordwoodError):
 
 
 class OutcomeUnknown(CordwoodError):
-    """The append may or may not be stored; read the log to find out."""
+    """The append is stored once or not at all, and may be stored later than it is looked for."""
 
 
 class Rejected(CordwoodError):
@@ -157,6 +166,24 @@ class UnknownLog(Rejected):
 
 class LogExists(Rejected):
     """A log of this name exists already."""
+
+
+class UnknownLedger(Rejected):
+    """No ledger has this id."""
+
+
+class LedgerExists(Rejected):
+    """A ledger of this id exists already."""
+
+
+class NoEntry(Rejected):
+    """The ledger has no entry of this number, or it is not confirmed yet."""
+
+
+class LedgerFenced(Rejected):
+    """A recovery has shut this writer of a ledger out: the ledger takes nothing more from it.
+
+    What the writer added before, and was not acknowledged, ends as OutcomeUnknown."""
 
 
 class NoObject(Rejected):

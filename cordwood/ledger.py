@@ -104,6 +104,8 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         last, length: of a closed ledger, its last entry and the bytes of all payloads; -1 and 0
             before, and of a ledger that was closed empty.
         custom: what the creator wrote beside it; it never changes.
+        creator: a number that the creator drew: by it a creator whose answer was lost knows its
+            own ledger from another one of the same id.
     """
 
     ledger: Annotated[int, Meta(ge=0, le=LEDGER_MAX)]
@@ -116,6 +118,7 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     password: Annotated[bytes, Meta(max_length=PASSWORD_BYTES_MAX)] = b""
     created_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
     custom: Annotated[dict[_Name, _Value], Meta(max_length=CUSTOM_MAX)] = {}
+    creator: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
     def __post_init__(self) -> None:
         firsts = [each.first for each in self.fragments]
@@ -159,6 +162,31 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     def closed(self, last: int, length: int) -> LedgerMetadata:
         """The ledger ends at this entry."""
         return replace(self, state=LedgerState.CLOSED, last=last, length=length)
+
+
+_STEPS = {
+    LedgerState.OPEN: {*LedgerState},
+    LedgerState.IN_RECOVERY: {LedgerState.IN_RECOVERY, LedgerState.CLOSED},
+    LedgerState.CLOSED: {LedgerState.CLOSED},
+}
+
+
+def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
+    """Whether a ledger's value may be replaced by this one.
+
+    What the creator chose stays, the state only goes on, and an end never changes. Where a fragment
+    begins stays as well, but for the newest one of a ledger that is not closed: others are only
+    given other nodes, when their entries are copied.
+    """
+    if after.state not in _STEPS[before.state]:
+        return False
+    chosen = ("ledger", "striping", "digest", "password", "created_us", "custom", "creator")
+    if any(getattr(before, name) != getattr(after, name) for name in chosen):
+        return False
+    old, new = ([each.first for each in value.fragments] for value in (before, after))
+    if before.state is LedgerState.CLOSED:
+        return (before.last, before.length, old) == (after.last, after.length, new)
+    return new[: len(old) - 1] == old[:-1]
 
 
 class Versioned(NamedTuple):

@@ -10,13 +10,13 @@ Source: CONTRIBUTING.md, "The idea"; docs/design.md §1, §11.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
 from cordwood.admin.node_status import status_reply
@@ -24,7 +24,15 @@ from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.log_questions import AskExtent, AskIfLost, AskKept, AskSize, AskTime, Trim
+from cordwood.layout.log_questions import (
+    AskCopies,
+    AskExtent,
+    AskIfLost,
+    AskKept,
+    AskSize,
+    AskTime,
+    Trim,
+)
 from cordwood.layout.message import (
     AskEpoch,
     AskNodesets,
@@ -44,16 +52,20 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
+from cordwood.layout.message_ledgers import LedgerCall
 from cordwood.layout.message_nodes import (
     AskMembers,
     MembersReply,
     SetAuthority,
     SetStorage,
 )
+from cordwood.layout.message_rebuilding import AskRebuilding, SayRebuild
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.event_log import StoredEventLog
+from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
@@ -61,26 +73,28 @@ from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
-from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
-from cordwood.recovery.purge import purge_log
+from cordwood.recovery.purge import Purges
 from cordwood.recovery.recover_log import RecoveryTools
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
-from cordwood.storage.claims import Claims
+from cordwood.storage.claims import Claims, renew_seals
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.identity import ACCEPTED
+from cordwood.storage.ledgers.ledger_store import LedgerStore
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.tables import MakeTables
 from cordwood.storage.push.read_rights import ReadRights
 from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.rebuild.admission import Admission
+from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
 from cordwood.storage.space.free_space import most_room
@@ -102,9 +116,6 @@ from cordwood.wire.store_channel import StoreChannel
 
 logger = logging.getLogger(__name__)
 
-PURGE_RETRY_S = 0.5
-"""Pause before a purge is tried again: peers that know are on their way."""
-
 READ_ONLY = "this node is read-only, as somebody said (`cordwood nodes storage`): it stores nothing"
 
 NOTE_AT_END_S = 1.0
@@ -112,9 +123,6 @@ NOTE_AT_END_S = 1.0
 
 NEWCOMER_S = 0.2
 """Between two readings of the member list, however many callers say to be nodes."""
-
-RENEWED_AT_ONCE = 256
-"""Seals on their way into the WAL at once, at a start that lost records."""
 
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
 
@@ -159,8 +167,6 @@ class Node:
         self._cluster = b""
         self._incarnation = 0
         self._exit = AsyncExitStack()
-        self._purging: dict[int, asyncio.Task[None]] = {}
-        self._purges = True
         # What `start` makes, in the order in which it does.
         self._directory: DataDirectory
         self._engine: StorageEngine
@@ -173,12 +179,15 @@ class Node:
         self._claims: Claims
         self._storage: StorageRole
         self._staging: Staging
+        self._ledgers: LedgerCalls
         self._sequencer: SequencerRole
         self._log_watch: LogWatch
         self._peers: Peers
         self._channel: StoreChannel
         self._states: NodeStates
         self._gossip: Gossip
+        self._purges: Purges
+        self._rebuild: RebuildRole
         self._digests: DigestReads
         self._tiering: Tiering
         self.server: Server
@@ -217,7 +226,12 @@ class Node:
         self._lock = host.disk.lock_dir(settings.directory, f"node {settings.node}")
         self._exit.callback(self._lock.release)
         self._cluster = await self._membership.ensure_cluster(host.random)
-        await self._open_engine()
+        events = StoredEventLog(self._metadata)
+        admission = Admission(settings, host, self._membership, events)
+        await admission.ask()
+        await self._open_engine(admission.is_anew)
+        known = (self._epochs.read, lambda: self._members, self._renew_seals)
+        self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
@@ -226,20 +240,25 @@ class Node:
         survey = CopySurvey(self._engine, settings.node, lambda: self._members, self._epochs.read)
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._engine, host.clock.now_us)
+        self._ledgers = LedgerCalls(
+            LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
+        )
         if self._engine.has_lost:
             await self._renew_seals()
+            await self._ledgers.note_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
         member = await self._directory.claim(self._engine.reached, self._room)
         self._incarnation = member.incarnation
-        self._note_storage(member)  # before the first store: it stays so over its restarts
+        self.note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
             await self._renew_seals()  # before the first store: epochs may have ended without it
+        await admission.complete(self._renew_seals)
         self._assemble_sequencer()
         self._exit.push_async_callback(self._peers.close)
         self._exit.push_async_callback(self._sequencer.close)
         await self._refresh_members()  # before the first caller, who may say to be one of them
         ours = self._hello(NodeId(0))
-        self.server = Server(host.network, ours, self, self._tasks, self._check_node)
+        self.server = Server(host.network, ours, self, self._tasks, self.check_node)
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
@@ -257,26 +276,31 @@ class Node:
             self._rights.run(),
             self._claims.run(),
             self._log_watch.run(),
+            self._tools.queries.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
             self._engine.amends.run(),
+            self._rebuild.run(),
+            self._rebuild.watch(),
             self._directory.run(lambda: self._engine.reached),
+            self._ledgers.run(),
             *self._tiering.works(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
         self._tasks.create_task(self._scrub.run())
         self._exit.push_async_callback(self._scrub.close)
-        self._exit.callback(self._stop_purging)
+        self._exit.callback(self._purges.close)
         for log in sorted(self._engine.cache.logs):
             self._on_change(log)
         logger.info("node %d listens on %s", settings.node, self.server.address)
 
-    async def _open_engine(self) -> None:
+    async def _open_engine(self, is_anew: bool) -> None:
         """Open WAL and LogsDB, replay, and begin to flush."""
         settings = self.settings.storage
-        self._directory = DataDirectory(self.settings, self.host, self._membership, self._cluster)
+        identity = (self.settings, self.host, self._membership, self._cluster)
+        self._directory = DataDirectory(*identity, is_anew)
         wal = await self._directory.open_wal()
         self._exit.push_async_callback(wal.close)
         directory = f"{self.settings.directory}/logsdb"
@@ -286,6 +310,11 @@ class Node:
         self._engine = await StorageEngine.open(
             wal, logs, states, settings, self._on_change,
             promised=self._directory.reached, is_older=self._directory.is_older, unheard=Unheard(),
+        )  # fmt: skip
+        self._purges = Purges(
+            self._engine, lambda log: self._engine.cache.log(log).is_behind,
+            lambda: sorted(set(self._members) - {self.settings.node}), lambda: self._peers,
+            self._tasks,
         )  # fmt: skip
         if self._directory.word == ACCEPTED:
             await self._engine.accept_loss()
@@ -306,17 +335,8 @@ class Node:
         self._exit.push_async_callback(self._flusher.close)
 
     async def _renew_seals(self) -> None:
-        """Seal every log anew whose seal may be among what was lost, or was never asked for.
-
-        Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
-        of an older one would find no seal here, and its store might be the last that its
-        copyset needs.
-        """
-        newest = await self._epochs.newest()
-        forgotten = [log for log in sorted(newest) if self._engine.sealed(log) < newest[log]]
-        for at in range(0, len(forgotten), RENEWED_AT_ONCE):
-            some = forgotten[at : at + RENEWED_AT_ONCE]
-            await asyncio.gather(*(self._engine.seal(log, newest[log], 0) for log in some))
+        """See `storage.claims.renew_seals`."""
+        await renew_seals(self._engine, await self._epochs.newest())
 
     async def flush(self) -> None:
         """See `Flusher.flush`."""
@@ -325,11 +345,6 @@ class Node:
     def _on_space(self) -> None:
         """A flush made room."""
         self._storage.tell_space()
-
-    def _stop_purging(self) -> None:
-        self._purges = False  # a closing engine may still find that it is behind
-        for task in list(self._purging.values()):
-            task.cancel()
 
     def _assemble_sequencer(self) -> None:
         self._peers = Peers(self.host, self._hello, self._tasks, self)
@@ -346,10 +361,14 @@ class Node:
         )
         settings = self.settings.sequencer.fitted_to(self._room)
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
+        self._rebuild.connect(
+            self._peers, self._channel, lambda: self._gossip.dead, lambda: self._gossip.silent,
+            lambda: self._tools.settings.run_bytes,
+        )  # fmt: skip
         times = StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s)
         self._tools = tools = AppenderTools(
             self._peers, self._channel, self._states, times, settings,
-            asyncio.get_running_loop().time, self.host.random,
+            asyncio.get_running_loop().time, self.host.random, self._publications.settled,
         )  # fmt: skip
         recovery = RecoveryTools(
             self.host,
@@ -396,7 +415,7 @@ class Node:
         """
         self._gossip.leave()
         await self._sequencer.leave()
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(NOTE_AT_END_S):
                 await self._directory.note(self._engine.reached)
 
@@ -419,19 +438,21 @@ class Node:
         return frozenset(node for node, member in self._members.items() if member.region == region)
 
     async def _refresh_members(self) -> None:
-        members = await read_members(self._membership, self.settings.node, self._renew_seals)
+        said = await read_members(self._membership, self.settings.node, self._renew_seals)
+        await self._rebuild.refresh()
+        members = self._rebuild.overlaid(said)
         self._members = {member.node: member for member in members}
-        self._engine.rebuilding = rebuilding = rebuilt_nodes(members)
+        self._engine.rebuilding = rebuilding = self._rebuild.refused(members)
         self._states.set_rebuilding(rebuilding)
         self._tools.fit(members)
         self._staging.block_bytes_max = self._tools.settings.block_bytes_max
         mine = self._members.get(self.settings.node)
-        if mine is not None and self._note_storage(mine):
+        if mine is not None and self.note_storage(mine):
             self._on_space()
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members}, rebuilding)
 
-    def _note_storage(self, mine: Member) -> bool:
+    def note_storage(self, mine: Member) -> bool:
         """Take what the member list says of this node's storage; whether that is news."""
         if mine.read_only is bool(self._engine.read_only):
             return False
@@ -439,7 +460,7 @@ class Node:
         logger.warning("%s", self._engine.read_only or "this node stores records again")
         return True
 
-    def _check_node(self, theirs: Hello) -> None:
+    def check_node(self, theirs: Hello) -> None:
         """See `Server`. A node that has just joined calls again, and the list is read anew."""
         if NodeId(theirs.node) not in self._members:
             self._newcomer.set()
@@ -484,19 +505,8 @@ class Node:
         self._streams.on_change(log)
         held = self._engine.cache.log(log)
         self._sequencer.on_released(log, held.released >> 32)
-        if held.is_behind and self._purges and log not in self._purging:
-            self._purging[log] = task = self._tasks.create_task(self._purge(log))
-            task.add_done_callback(lambda _: self._purging.pop(log, None))
-
-    async def _purge(self, log: int) -> None:
-        """Purge until this node may be read again."""
-        while self._engine.cache.log(log).is_behind:
-            others = [node for node in sorted(self._members) if node != self.settings.node]
-            try:
-                await purge_log(log, self._engine, others, self._peers)
-            except CordwoodError as error:
-                logger.info("log %d cannot be purged yet: %s", log, error)
-                await asyncio.sleep(PURGE_RETRY_S)
+        if held.is_behind:
+            self._purges.begin(log)
 
     def on_data(self, connection: Connection, frame: Frame) -> None:
         """See `wire.server.Service`."""
@@ -524,6 +534,8 @@ class Node:
             return await self._staging.answer(call)
         if isinstance(call, PublishCall):
             return await self._publications.answer(call)
+        if isinstance(call, LedgerCall):
+            return await self._ledgers.answer(call)
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")
@@ -550,6 +562,8 @@ class Node:
                 return await self._storage.look(call)
             case AskTail():
                 return await self._sequencer.tail(call)
+            case AskCopies() | SayRebuild() | AskRebuilding():
+                return await self._rebuild.answer(call)
             case AskReleased():
                 return self._sequencer.released(call)
             case AskStatus():

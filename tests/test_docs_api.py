@@ -20,8 +20,15 @@ import pytest
 import cordwood
 from cordwood.client.admin.log_tree import LogTree
 from cordwood.client.append.buffered_writer import BufferedWriter
+from cordwood.client.blocking.blocking_ledgers import (
+    BlockingReadableLedger,
+    BlockingWritableLedger,
+)
 from cordwood.client.blocking.blocking_readers import BlockingConsumer, BlockingLogsReader
 from cordwood.client.blocking.blocking_store import BlockingLogTree, BlockingStore
+from cordwood.client.ledgers.ledgers import Ledgers
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.cursors import Cursors
 from cordwood.client.read.reader import Reader
@@ -155,8 +162,12 @@ def test_each_verb_has_an_example_behind_its_door(is_asyncio: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Reader, BlockingLogsReader, Consumer, BlockingConsumer, BufferedWriter]
-)
+    "kind",
+    [
+        Reader, BlockingLogsReader, Consumer, BlockingConsumer, BufferedWriter, Ledgers,
+        WritableLedger, BlockingWritableLedger, ReadableLedger, BlockingReadableLedger,
+    ],
+)  # fmt: skip
 def test_each_verb_of_what_a_store_makes_is_named(kind: type) -> None:
     unnamed = [verb for verb in public(kind) - NOT_FOR_PROGRAMS if verb not in PAGE]
     assert unnamed == []

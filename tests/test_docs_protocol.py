@@ -13,6 +13,7 @@ from cordwood.layout import (
     log_questions,
     message,
     message_fields,
+    message_ledgers,
     message_nodes,
     message_staging,
 )
@@ -31,7 +32,7 @@ SECTIONS = (
 # Rooms whose modules decide or carry out a protocol.
 ROOMS = ("protocol", "quorum", "recovery", "sequencer")
 
-MESSAGES = (message, message_fields, message_nodes, message_staging, log_questions)
+MESSAGES = (message, message_fields, message_nodes, message_staging, message_ledgers, log_questions)
 
 
 def ids(page: Path) -> str:

@@ -67,7 +67,7 @@ def test_a_reader_passes_into_new_nodesets_without_the_metadata_store(
             for number, size in enumerate(sizes, 1):
                 await spread(writer, size)
                 await writer.append("log", b"%d" % number)
-            monkeypatch.setattr(Cluster, "_ask_log", out)
+            monkeypatch.setattr(Cluster, "ask_log", out)
             found: list[bytes] = []
             async with asyncio.timeout(60):
                 while len(found) <= len(sizes):

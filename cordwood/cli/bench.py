@@ -1,4 +1,4 @@
-"""`cordwood bench append | read | node | logsdb | cold | tier | idle | import | sim | spark`."""
+"""`cordwood bench`: append, ledgers, read, node, logsdb, cold, tier, idle, import, sim, spark."""
 
 from __future__ import annotations
 
@@ -309,6 +309,21 @@ def cold(repeat: RepeatOption = 5, directory: DirOption = ".", as_json: JsonOpti
     from cordwood.bench.cold_reader import ColdProfile, bench_cold_reader
 
     work = bench_cold_reader(ColdProfile(), directory=directory, repeats=repeat, say=say)
+    show_figures(run_measurement(work), as_json)
+
+
+@app.command()
+def ledgers(
+    nodes: NodesOption = 5,
+    repeat: RepeatOption = 3,
+    cluster: BenchClusterOption = None,
+    directory: DirOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """Write, read, make and recover ledgers of E 3, Qw 3, Qa 2, beside appends to a log."""
+    from cordwood.bench.ledgers import bench_ledgers
+
+    work = bench_ledgers(url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say)
     show_figures(run_measurement(work), as_json)
 
 

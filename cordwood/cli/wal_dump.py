@@ -25,6 +25,7 @@ from cordwood.layout.engine_record import (
     TrimRecord,
     read_engine_record,
 )
+from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
 from cordwood.layout.wal_batch import read_batch
@@ -165,6 +166,12 @@ def _held_words(seen: SeenRecord) -> str:
         case NodesetsRecord(log, epoch, packed):
             nodes = read_nodesets(packed)[-1].nodes
             return f"log {log} is spread over nodes {nodes} as of epoch {epoch}"
+        case LedgerEntries(ledger, _, entries):
+            return f"ledger {ledger}: {len(entries)} entries from {entries[0].entry} on"
+        case LedgerChanges(changes):
+            return "; ".join(
+                f"ledger {each.ledger}: {each.flags!r}, LAC {each.lac}" for each in changes
+            )
         case str() as words:
             return words
         case holes:
@@ -211,6 +218,14 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
         case NodesetsRecord(log, epoch, packed):
             history = [{"since": n.since, "nodes": n.nodes} for n in read_nodesets(packed)]
             return {"nodesets": {"log": log, "epoch": epoch, "history": history}}
+        case LedgerEntries(ledger, _, entries):
+            return {"entries": {"ledger": ledger, "entries": [each.entry for each in entries]}}
+        case LedgerChanges(changes):
+            states = [
+                {"ledger": each.ledger, "flags": int(each.flags), "lac": each.lac}
+                for each in changes
+            ]
+            return {"ledgers": states}
         case str() as words:
             return {"note": words}
         case holes:

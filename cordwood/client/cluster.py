@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
@@ -17,7 +17,7 @@ from cordwood.client.find.log_info import LogInfo as LogInfo
 from cordwood.client.find.log_info import log_info as log_info
 from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.frame import Frame
+from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import (
     Call,
@@ -26,6 +26,7 @@ from cordwood.layout.message import (
     check_call,
 )
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
+from cordwood.layout.tokens import pack_tokens
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.wire.connection import Connection, FrameHandler, dial
@@ -66,8 +67,22 @@ class Cluster(LogFinding):
         on_statuses: called when that changed, and with whether a node's data lies elsewhere now.
     """
 
-    def __init__(self, host: Host, addresses: Sequence[str], tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        host: Host,
+        addresses: Sequence[str],
+        tasks: asyncio.TaskGroup,
+        write_tokens: Iterable[str] = (),
+    ) -> None:
+        """
+        Args:
+            write_tokens: what nodes are shown, so that they take appends to logs that ask for one.
+        Raises:
+            BadSetting: there are too many.
+        """
         super().__init__()
+        tokens = [*write_tokens]
+        self._shown = pack_tokens(tokens) if tokens else b""
         self._host = host
         self._addresses = addresses
         self._tasks = tasks
@@ -281,6 +296,8 @@ class Cluster(LogFinding):
 
     def on_peer_up(self, node: NodeId, connection: Connection) -> None:
         """See `wire.peers.PeerListener`."""
+        if self._shown:
+            connection.send(Kind.TOKENS, 0, (self._shown,))  # before any append
         for listener in self._listeners:
             listener.on_node_up(node, connection)
 

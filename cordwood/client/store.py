@@ -32,11 +32,13 @@ from cordwood.client.append.buffered_writer import (
 from cordwood.client.append.open_log import Appending
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, Timestamp
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.find.tail_calls import TailCalls
+from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.client.opening import Opening, OpeningItems
 from cordwood.client.publish.publishing import Publisher
 from cordwood.client.publish.stages import Stages
@@ -46,7 +48,6 @@ from cordwood.client.read.consumer_logs import ConsumerLogs
 from cordwood.client.read.cursors import Cursors
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import OnLogHealth, Reader
-from cordwood.client.read.senders import HeldBlock
 from cordwood.client.read.shared_tail import SharedTails
 from cordwood.client.tier_store import OpenObjects, TierStore
 from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog
@@ -79,6 +80,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
 
     Attributes:
         cursors: where consumers stand, and who reads what for them.
+        ledgers: logs that one client writes and closes; see `client.ledgers.ledgers`.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._chance = host.random
         self._tasks = tasks
         self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names)
+        self.ledgers = Ledgers(cluster, host, settings, tasks)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
@@ -472,6 +475,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         for writer in self._writers:
             writer.end(error)
         self._tails.close()
+        self.ledgers.end()
         await self._appends.close(error)
         for known in self._readers:
             if (reader := known()) is not None:
@@ -526,10 +530,10 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             if stream is not None:
                 stream.on_gaps(node, connection, gaps)
         elif frame.kind == Kind.READING:
-            number, status, released, version = read_reading(frame.payload)
+            number, status, _, version, trim = read_reading(frame.payload)
             stream = self._streams.get(number)
             if stream is not None:
-                stream.on_reading(node, connection, status, released, version)
+                stream.on_reading(node, connection, status, version, trim)
         elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
             raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
 
@@ -561,7 +565,7 @@ async def connected(
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            cluster = Cluster(host, addresses, tasks)
+            cluster = Cluster(host, addresses, tasks, settings.write_tokens)
             await cluster.start(timeout_s=settings.timeout_s)
             store = Store(cluster, host, settings, tasks, open_objects)
             try:

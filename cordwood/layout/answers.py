@@ -12,7 +12,9 @@ from typing import get_args
 from cordwood.errors import Malformed
 from cordwood.layout import log_questions as questions
 from cordwood.layout import message as m
+from cordwood.layout import message_ledgers as ledgers
 from cordwood.layout import message_nodes as nodes
+from cordwood.layout import message_rebuilding as rebuilding
 from cordwood.layout import message_rights as rights
 from cordwood.layout import message_staging as staging
 
@@ -43,15 +45,27 @@ ANSWERS: Mapping[type, type] = {
     rights.SetAttributes: m.DoneReply,
     m.TellNodesets: m.DoneReply,
     m.Yield: m.DoneReply,
+    ledgers.AddEntries: ledgers.AddReply,
+    ledgers.AskLac: ledgers.LacReply,
+    ledgers.AskLedger: ledgers.LedgerReply,
+    ledgers.CreateLedger: ledgers.LedgerReply,
+    ledgers.DeleteLedger: m.DoneReply,
+    ledgers.ListLedgers: ledgers.LedgersReply,
+    ledgers.ReadEntries: ledgers.EntriesReply,
+    ledgers.SetLedger: ledgers.LedgerReply,
+    ledgers.TellLac: m.DoneReply,
     nodes.AskMembers: nodes.MembersReply,
     nodes.SetAuthority: m.DoneReply,
     nodes.SetStorage: m.DoneReply,
+    questions.AskCopies: questions.CopiesReply,
     questions.AskExtent: questions.ExtentReply,
     questions.AskIfLost: questions.IfLostReply,
     questions.AskKept: questions.KeptReply,
     questions.AskSize: questions.SizeReply,
     questions.AskTime: questions.TimeReply,
     questions.Trim: questions.TrimReply,
+    rebuilding.AskRebuilding: rebuilding.RebuildingReply,
+    rebuilding.SayRebuild: rebuilding.RebuildingReply,
     staging.AskPublication: staging.PublicationReply,
     staging.AskStaged: staging.StagedReply,
     staging.BeginPublish: staging.PublicationReply,
@@ -77,6 +91,10 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
         logs, answers = len(call.logs), len(reply.released)
         if logs != answers:
             raise Malformed(f"{logs} logs were answered with {answers} numbers")
+    if isinstance(call, ledgers.ReadEntries) and isinstance(reply, ledgers.EntriesReply):
+        told = [each.entry for each in reply.entries]
+        if not told or told != call.entries[: len(told)]:
+            raise Malformed(f"of ledger {call.ledger} entries came that were not asked for")
     if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
         raise Malformed(f"{reply.name} is said to have an epoch without nodes")
     if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):

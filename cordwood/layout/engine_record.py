@@ -13,6 +13,7 @@
     TIER   u64 log, u64 lsn, u64 released: all of the log up to the LSN is in main storage and may
            leave this node; `released` as of TRIM
     STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
+    LEDGER_ENTRIES, LEDGER_STATE: of ledgers, see `layout.ledger_records`
     NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
            every epoch up to that one, see `layout.nodesets`
 
@@ -28,6 +29,7 @@ import struct
 from typing import NamedTuple
 
 from cordwood.errors import Malformed
+from cordwood.layout.ledger_records import LedgerRecord, read_changes, read_entries
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.produced import read_produced
 from cordwood.layout.staged import (
@@ -58,7 +60,9 @@ class RecordKind(enum.IntEnum):
     UNSTAGE = 7
     NODES = 8
     AMEND = 9
-    TIER = 10
+    LEDGER_ENTRIES = 10
+    LEDGER_STATE = 11
+    TIER = 12
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -136,7 +140,7 @@ class NodesetsRecord(NamedTuple):
 
 EngineRecord = (
     StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | TierRecord | NodesetsRecord
-    | StagingRecord
+    | StagingRecord | LedgerRecord
 )  # fmt: skip
 
 
@@ -193,6 +197,10 @@ def read_engine_record(body: memoryview) -> EngineRecord:
         return read_pin(body[1:])
     if kind == RecordKind.UNSTAGE:
         return read_unstage(body[1:])
+    if kind == RecordKind.LEDGER_ENTRIES:
+        return read_entries(body[1:])
+    if kind == RecordKind.LEDGER_STATE:
+        return read_changes(body[1:])
     if kind == RecordKind.NODES and len(body) > _NODES.size:
         packed = bytes(body[_NODES.size :])
         read_nodesets(packed)

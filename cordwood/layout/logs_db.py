@@ -43,7 +43,7 @@ from cordwood.layout.waves import StoredBlock
 
 VERSION = 6
 """2: with what producers wrote. 3: with nodesets. 4: with what a log's parts answer for.
-5: an end has its recovery's attempt."""
+5: an end has its recovery's attempt. 6: with the tier point."""
 
 META_TABLE = "meta"
 

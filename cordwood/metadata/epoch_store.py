@@ -433,7 +433,7 @@ class EpochStore:
                 raise BadSetting(f"log {log_id}: epoch {epoch} was not handed out")
             if epoch < record.sealed:
                 raise Fenced(f"log {log_id} is sealed by epoch {record.sealed}", record.sealed)
-            begun = record.begun if time_us is None else _with_begun(record, epoch, time_us)
+            begun = record.begun if time_us is None else with_begun(record, epoch, time_us)
             if (epoch, begun) == (record.sealed, record.begun):
                 return None
             return msgspec.json.encode(msgspec.structs.replace(record, begun=begun, sealed=epoch))
@@ -563,7 +563,7 @@ def _extended(
     return (*record.history, entry)
 
 
-def _with_begun(record: EpochRecord, epoch: int, time_us: int) -> tuple[Begun, ...]:
+def with_begun(record: EpochRecord, epoch: int, time_us: int) -> tuple[Begun, ...]:
     """The beginnings that say something: of epochs above an unclean one, times rising."""
     if epoch <= record.clean_epoch + 1:
         return record.begun

@@ -39,7 +39,7 @@ def who_has(tokens: Iterable[str]) -> Check:
     has = set(map(token_digest, tokens))
 
     def check(name: str, was: LogAttributes, becomes: LogAttributes | None) -> None:
-        taken = GUARDED if becomes is None else _changed(was, becomes)
+        taken = GUARDED if becomes is None else changed_rights(was, becomes)
         if taken and was.write_token and was.write_token not in has:
             raise AccessDenied(
                 f"{name} wants its write token of whoever changes its tokens, its retention or its "
@@ -56,7 +56,7 @@ def who_has(tokens: Iterable[str]) -> Check:
     return check
 
 
-def _changed(was: LogAttributes, becomes: LogAttributes) -> tuple[str, ...]:
+def changed_rights(was: LogAttributes, becomes: LogAttributes) -> tuple[str, ...]:
     return tuple(
         name for name in GUARDED if (getattr(was, name) or 0) != (getattr(becomes, name) or 0)
     )

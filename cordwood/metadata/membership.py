@@ -170,7 +170,7 @@ class Membership:
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "an entry was written"
-        return _member(node_id, stored)
+        return parse_member(node_id, stored)
 
     async def move(self, node_id: NodeId, address: str) -> Member:
         """Say that a node is reached elsewhere from now on; it has not started again.
@@ -188,7 +188,7 @@ class Membership:
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "an entry was written"
-        return _member(node_id, stored)
+        return parse_member(node_id, stored)
 
     async def note_reached(self, node_id: NodeId, claim: str, reached: int) -> None:
         """Say up to where a node's WAL is durable; it never falls while one start lasts.
@@ -233,7 +233,7 @@ class Membership:
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "the entry was there"
-        return _member(node_id, stored)
+        return parse_member(node_id, stored)
 
     async def set_authority(
         self, node_id: NodeId, authority: Authority, expected: Authority | None = None
@@ -269,7 +269,7 @@ class Membership:
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "the entry was there"
-        return _member(node_id, stored)
+        return parse_member(node_id, stored)
 
     async def set_storage(self, node_id: NodeId, *, read_only: bool) -> Member:
         """Say whether a node stores nothing, until the other is said; it outlives its starts.
@@ -288,12 +288,12 @@ class Membership:
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "the entry was there"
-        return _member(node_id, stored)
+        return parse_member(node_id, stored)
 
     async def members(self) -> tuple[Member, ...]:
         """Every node that ever registered, in node order."""
         listed = await self._store.list(_NODES)
-        return tuple(_member(_node_of(key), found.value) for key, found in listed)
+        return tuple(parse_member(_node_of(key), found.value) for key, found in listed)
 
 
 def _check(node_id: int, address: str, location: str, weight: float) -> None:
@@ -324,7 +324,7 @@ def _node_of(key: str) -> NodeId:
     return NodeId(int(digits))
 
 
-def _member(node_id: NodeId, value: bytes) -> Member:
+def parse_member(node_id: NodeId, value: bytes) -> Member:
     entry = _decode(node_id, value)
     return Member(
         node_id, entry.address, entry.location, entry.incarnation,

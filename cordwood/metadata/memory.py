@@ -25,10 +25,12 @@ from dataclasses import dataclass, field
 from cordwood.errors import Closed, OutcomeUnknown, Unreachable
 from cordwood.metadata.lease import EntryLeases
 from cordwood.metadata.store import (
+    Keys,
     Leases,
     Versioned,
     check_key,
     check_listed,
+    check_page,
     check_prefix,
     check_watched,
     check_write,
@@ -189,6 +191,14 @@ class MemoryMetadata:
         await asyncio.sleep(back_s)
         check_listed(prefix, len(found))
         return found
+
+    async def keys_after(self, prefix: str, after: str, limit: int) -> Keys:
+        """See `MetadataStore`."""
+        check_page(prefix, limit)
+        back_s = await self._go()
+        found = [key for key, _ in self.data.listed(prefix) if key > after]
+        await asyncio.sleep(back_s)
+        return found[:limit]
 
     async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
         """See `MetadataStore`."""

@@ -46,10 +46,12 @@ from cordwood.metadata.sqlite_calls import SqliteCall, SqliteCalls, State
 from cordwood.metadata.store import (
     DEADLINE_S,
     LIST_KEYS_MAX,
+    Keys,
     Leases,
     Versioned,
     check_key,
     check_listed,
+    check_page,
     check_prefix,
     check_watched,
     check_write,
@@ -175,6 +177,11 @@ class SqliteMetadata:
         found = await self._run(lambda db: _list(db, prefix))
         check_listed(prefix, len(found))
         return found
+
+    async def keys_after(self, prefix: str, after: str, limit: int) -> Keys:
+        """See `MetadataStore`."""
+        check_page(prefix, limit)
+        return await self._run(lambda db: _keys_after(db, prefix, after, limit))
 
     async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
         """See `MetadataStore`."""
@@ -393,6 +400,14 @@ def _list(db: sqlite3.Connection, prefix: str) -> list[tuple[str, Versioned]]:
         (prefix, prefix + "\x7f", LIST_KEYS_MAX + 1),
     )
     return [(key, Versioned(value, version)) for key, value, version in rows]
+
+
+def _keys_after(db: sqlite3.Connection, prefix: str, after: str, limit: int) -> Keys:
+    rows = db.execute(
+        "SELECT key FROM entry WHERE key >= ? AND key > ? AND key < ? ORDER BY key LIMIT ?",
+        (prefix, after, prefix + "\x7f", limit),
+    )
+    return [row[0] for row in rows]
 
 
 def _compare_and_set(

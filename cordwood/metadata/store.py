@@ -47,6 +47,8 @@ _KEY = re.compile(rf"(?:{_PART}/)*{_PART}")
 _PREFIX = re.compile(rf"(?:{_PART}/)*(?:{_PART})?")
 
 
+Keys = list[str]
+
 Leases = list[tuple[str, bytes]]
 """Keys and values; a class with a method `list` cannot write that itself."""
 
@@ -91,6 +93,19 @@ class MetadataStore(Protocol):
         Raises:
             Unreachable: the store did not answer.
             BadSetting: no key begins so, or more than LIST_KEYS_MAX do.
+        """
+
+    async def keys_after(self, prefix: str, after: str, limit: int) -> Keys:
+        """The next keys that begin with `prefix`, without their values: sorted, at most `limit`.
+
+        Keys that are there all the while are told, however many pages a reader takes for them.
+
+        Args:
+            after: keys up to this one are passed over; "" passes over none.
+            limit: up to LIST_KEYS_MAX.
+        Raises:
+            Unreachable: the store did not answer.
+            BadSetting: no key begins so, or the limit is out of range.
         """
 
     async def changed(self, prefix: str, seen: int | None, timeout_s: float) -> int:
@@ -162,6 +177,17 @@ def check_prefix(prefix: str) -> None:
     """
     if len(prefix) > KEY_BYTES_MAX or not _PREFIX.fullmatch(prefix):
         raise BadSetting(f"no metadata key begins with {prefix[:64]!r}")
+
+
+def check_page(prefix: str, limit: int) -> None:
+    """Refuse a page that no store should be asked for.
+
+    Raises:
+        BadSetting: no key begins so, or the limit is not 1 to LIST_KEYS_MAX.
+    """
+    check_prefix(prefix)
+    if not 1 <= limit <= LIST_KEYS_MAX:
+        raise BadSetting(f"a page of {limit} metadata keys; it has 1 to {LIST_KEYS_MAX}")
 
 
 def check_write(key: str, value: bytes | None, expected: int) -> None:

@@ -28,11 +28,13 @@ from cordwood.errors import OutcomeUnknown, Overloaded, Unreachable
 from cordwood.host.seams import Host
 from cordwood.metadata.store import (
     DEADLINE_S,
+    Keys,
     Leases,
     Versioned,
     check_key,
     check_lease,
     check_listed,
+    check_page,
     check_prefix,
     check_watched,
     check_write,
@@ -77,7 +79,6 @@ READ_AT_ONCE = 64
 Answer = TypeVar("Answer")
 
 Listed = list[tuple[str, Versioned]]
-Keys = list[str]
 Marks = list[tuple[str, int]]
 
 _CHANGES = ":changes"
@@ -119,6 +120,20 @@ class ZooKeeperMetadata:
         check_prefix(prefix)
         async with self._answering(LIST_DEADLINES * self._deadline_s):
             return await self._again_if_lost(lambda: self._list(prefix))
+
+    async def keys_after(self, prefix: str, after: str, limit: int) -> Keys:
+        """See `MetadataStore`; only the paths on the way to the page are read."""
+        check_page(prefix, limit)
+
+        async def read() -> Keys:
+            found: Keys = []
+            parent, slash, _ = prefix.rpartition("/")
+            await self._session.get(self._root, synced=True)
+            await self._take_after(parent + slash, prefix, after, limit, found)
+            return found
+
+        async with self._answering(LIST_DEADLINES * self._deadline_s):
+            return await self._again_if_lost(read)
 
     async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
         """See `MetadataStore`."""
@@ -274,6 +289,31 @@ class ZooKeeperMetadata:
                 parents += await self._read_keys(keys[at : at + READ_AT_ONCE], listed)
             check_listed(prefix, len(listed))
         return listed
+
+    async def _take_after(
+        self, above: str, prefix: str, after: str, limit: int, found: Keys
+    ) -> None:
+        """Add the keys below a path to `found`, in order, until it has `limit`."""
+        names = await self._session.children(f"{self._root}/{above}".rstrip("/"))
+        # A path may have a value and others below it: these sort as "name/", apart from "name".
+        steps = sorted(
+            step for n in names if not n.startswith(":") for step in (above + n, f"{above}{n}/")
+        )
+        leaves: set[str] = set()
+        for step in steps:
+            if len(found) >= limit:
+                return
+            if step.endswith("/"):
+                is_wanted = step.startswith(prefix) or prefix.startswith(step)
+                is_ahead = step > after or after.startswith(step)
+                if is_wanted and is_ahead and step[:-1] not in leaves:
+                    await self._take_after(step, prefix, after, limit, found)
+            elif step.startswith(prefix) and step > after:
+                each = await self._session.get(self._path(step))
+                if each is not None and not each.children:
+                    leaves.add(step)
+                if each is not None and read_stored(step, each.data) is not None:
+                    found.append(step)
 
     async def _read_keys(self, keys: Keys, listed: Listed) -> Keys:
         """Add the values of some keys to `listed`; those that have others below them."""

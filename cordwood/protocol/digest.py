@@ -80,6 +80,11 @@ class Digest(Generic[Body]):
             if best is None or copy.envelope.precedence > best.envelope.precedence:
                 self._best[key] = copy
 
+    @property
+    def earlier_marks(self) -> int:
+        """The plugs and bridges that an earlier recovery left in it."""
+        return sum(kind != BlockKind.DATA for _, _, kind in self._best)
+
     def mend(self, *, is_authoritative: bool = True) -> Mend[Body]:
         """Decide.
 
@@ -110,11 +115,11 @@ class Digest(Generic[Body]):
         end = kept[-1].header.last if kept else self._lng
         assert end & ESN_MAX < ESN_MAX, "sequencers leave the last esn to the bridge"
         if not is_authoritative:
-            return Mend(tuple(kept), *self._found_plugs(kept, end), end, False)
+            return Mend(tuple(kept), *self.found_plugs(kept, end), end, False)
         holes = [(first, last) for first, last in holes if first < end]
         return Mend(tuple(kept), tuple(_joined(holes)), end + 1, end)
 
-    def _found_plugs(
+    def found_plugs(
         self, kept: list[Copy[Body]], end: int
     ) -> tuple[tuple[tuple[int, int], ...], int | None]:
         """The holes and the bridge of an earlier recovery, where no block is kept."""

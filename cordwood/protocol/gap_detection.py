@@ -84,12 +84,13 @@ class ReadBuffer(Generic[Item]):
         next: the first LSN that was not given out yet.
         until: the last LSN that is wanted.
         wants_grace: whether a loss at `next` waits for the end of the grace period.
+        is_held: whether only trims are given out: a node may not have told its trim point yet.
     """
 
     def __init__(self, start: int, until: int) -> None:
         self.next = start
         self.until = until
-        self.wants_grace = False
+        self.wants_grace = self.is_held = False
         self._heap: list[tuple[int, int, int, Item | _LeftOut]] = []
         self._ranges: set[tuple[int, int, BlockKind]] = set()
         self._arrivals = 0
@@ -252,16 +253,18 @@ class ReadBuffer(Generic[Item]):
             gap = self._gap(self._trim, GapKind.TRIM)
             self._drop_passed()
             return gap
+        if self.is_held:
+            return None
         self._drop_passed()
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)
         if self._is_here():
-            return self._deliver(heapq.heappop(self._heap)[3])
+            return self.deliver_block(heapq.heappop(self._heap)[3])
         if self.tiered_up_to:
             return None
         if self._over is not None:
             return self._gap(self.until, self._over)
-        return None if judge is None else self._lost(judge, grace_over)
+        return None if judge is None else self.judge_loss(judge, grace_over)
 
     def _is_here(self) -> bool:
         return bool(self._heap) and self._heap[0][0] <= self.next
@@ -287,7 +290,7 @@ class ReadBuffer(Generic[Item]):
     def _forget(self, header: BlockHeader) -> None:
         self._ranges.discard((header.first, header.last, header.kind))
 
-    def _deliver(self, block: Item | _LeftOut) -> Delivery[Item] | Gap:
+    def deliver_block(self, block: Item | _LeftOut) -> Delivery[Item] | Gap:
         header = block.header
         if isinstance(block, _LeftOut):
             return self._left_out(header.last)
@@ -313,9 +316,9 @@ class ReadBuffer(Generic[Item]):
         self.next = upto
         self.wants_grace = False
 
-    def _lost(self, judge: Judge, grace_over: bool) -> Gap | None:
+    def judge_loss(self, judge: Judge, grace_over: bool) -> Gap | None:
         """A DATA_LOSS gap, as long as one verdict holds for all of it; None to wait."""
-        reached = {node: at for node in self._markers if (at := self._knows_upto(node)) > self.next}
+        reached = {node: at for node in self._markers if (at := self.knows_upto(node)) > self.next}
         for known in sorted(set(reached.values()), reverse=True):
             heard = {node for node, at in reached.items() if at >= known}
             verdict = _amount(judge, heard - self._damaged, heard & self._damaged)
@@ -328,7 +331,7 @@ class ReadBuffer(Generic[Item]):
             return self._gap(min(end - 1, self.next | ESN_MAX), GapKind.DATA_LOSS)
         return None
 
-    def _knows_upto(self, node: NodeId) -> int:
+    def knows_upto(self, node: NodeId) -> int:
         """The end of `node`'s intact view above `next`: its marker, or its first damaged copy."""
         if node in self._unknown:
             return 0

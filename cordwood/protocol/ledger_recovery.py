@@ -181,6 +181,11 @@ class LedgerRecovery:
         """The nodes that entries are re-added to, in their places."""
         return self._spared[-1].nodes if self._spared else self._source.nodes
 
+    @property
+    def source_nodes(self) -> tuple[int, ...]:
+        """The nodes that the writer wrote to last, in their places: entries are read from them."""
+        return self._source.nodes
+
     # Claim.
 
     def start(self) -> list[Effect]:

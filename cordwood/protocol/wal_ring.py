@@ -138,9 +138,9 @@ class RingSpace:
 
     def place(self, size: int, *, use_reserve: bool = False) -> Placement | None:
         """Give `size` bytes (header and body) a place; None, and no change, if the ring is full."""
-        placement = self._find(size)
+        placement = self.find_placement(size)
         stop = align_up(placement.offset + size)
-        if stop > self._space_stop(use_reserve):
+        if stop > self.space_stop(use_reserve):
             return None
         if placement.opens_block:
             self._block = placement.offset
@@ -153,7 +153,7 @@ class RingSpace:
         trial = copy.copy(self)
         return all(trial.place(size, use_reserve=use_reserve) is not None for size in sizes)
 
-    def _find(self, size: int) -> Placement:
+    def find_placement(self, size: int) -> Placement:
         if self._block is not None:
             stop = self._next + size
             if stop - self._block <= self._block_soft and align_up(stop) <= self._lap_stop():
@@ -164,7 +164,7 @@ class RingSpace:
             return Placement(start, opens_block=True)
         return Placement(start + tail, opens_block=True, padding=(start, start + tail))
 
-    def _space_stop(self, use_reserve: bool) -> int:
+    def space_stop(self, use_reserve: bool) -> int:
         """The limit for the end of a record: a lap past the trim, less the reserve."""
         return self._floor + self.ring - (0 if use_reserve else self.reserve)
 
@@ -178,7 +178,7 @@ class RingSpace:
         if self._block is None:
             self._block_stop = 0
             return
-        room = align_down(self._space_stop(use_reserve=False))
+        room = align_down(self.space_stop(use_reserve=False))
         self._block_stop = min(self._block + self._block_soft, self._lap_stop(), room)
 
     def seal(self) -> None:

@@ -97,10 +97,10 @@ def _meet_every_copyset(
         # silence would be enough, because no set of silent nodes could hold a copyset.
         if len({member.domain(scope) for member, _ in rest}) < copies:
             return all(status in HAS_DATA and member.node in heard for member, status in rest)
-    return any(_meets(heard, rest, scope, copies) for scope, copies in scopes)
+    return any(meets(heard, rest, scope, copies) for scope, copies in scopes)
 
 
-def _meets(
+def meets(
     heard: Set[NodeId], rest: Iterable[tuple[Member, Authority]], scope: str, copies: int
 ) -> bool:
     """Whether enough domains replied in full that the other domains cannot hold a copyset."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cordwood.block import Produced
+from cordwood.decisions import RecoveryBegun, TailDecided, tell
 from cordwood.errors import CordwoodError, Fenced, NoSequencer, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Reply
@@ -156,13 +157,14 @@ async def recover_log(
         NoSequencer: too many members are absent; the text names all of them.
         Retryable: another recovery has ended one of the epochs meanwhile; begin again.
     """
+    tell(RecoveryBegun(log, epoch, record.clean_epoch))
     time_us, tail = record.clean_time_us, record.clean_tail
     produced, known = await _last_known(log, record, members, tools)
     producers = ProducerTable(produced)
     for unclean in range(known + 1, epoch):
         entry = record.entry(unclean)
         nodeset, replication = entry.nodeset(members), entry.replication
-        latest_us = _latest_us(record, unclean, begins)
+        latest_us = latest_allowed_us(record, unclean, begins)
         tally, found = await _seal_and_read(
             log, epoch, unclean, nodeset, replication, tools, latest_us
         )
@@ -177,6 +179,8 @@ async def recover_log(
             found.holders, attempt,
         )  # fmt: skip
         mend = found.digest.mend(is_authoritative=found.is_authoritative)
+        counts = len(mend.blocks), len(mend.holes), mend.bridge or 0
+        tell(TailDecided(log, unclean, *counts, found.digest.earlier_marks))
         tally.note_produced(unclean, found.lng, producers)
         for copy in mend.blocks:
             if copy.header.producer:
@@ -184,9 +188,7 @@ async def recover_log(
                 producers.note(header.producer, header.producer_epoch, header.place)
         if mend.end > make_lsn(unclean, 0):
             tail = max(tail, mend.end)
-        stored = await _finish_epoch(
-            unclean, job, mend, tail, pack_produced(producers.all()), tools
-        )
+        stored = await finish_epoch(unclean, job, mend, tail, pack_produced(producers.all()), tools)
         if stored.clean_epoch >= epoch:
             raise Fenced(f"log {log}: epoch {epoch} is recovered", stored.clean_epoch + 1)
         # An earlier recovery may have found records that are trimmed by now.
@@ -194,7 +196,7 @@ async def recover_log(
     return Recovered(producers, tail)
 
 
-def _latest_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
+def latest_allowed_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
     """The time after which epoch `unclean` has no acknowledged record; None if it is not known.
 
     Each higher epoch that began has recorded such a time, and the lowest one counts. An epoch
@@ -325,7 +327,7 @@ async def _seal_and_read(
             everyone = True
 
 
-async def _finish_epoch(
+async def finish_epoch(
     unclean: int, job: MendJob, mend: Mend[StoredBlock], tail: int, produced: bytes,
     tools: RecoveryTools,
 ) -> EpochRecord:  # fmt: skip

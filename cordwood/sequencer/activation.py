@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
+from cordwood.decisions import EpochOvertaken, EpochStarted, TakenEpochKept, tell
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.message import Yield
 from cordwood.log_attributes import DEFAULTS, LogAttributes
@@ -88,11 +89,14 @@ class Activation:
         """
         above = 0
         for _ in range(TRIES_MAX):
-            epoch, record = self._taken.get(log) or await self._take(log, above)
+            if kept := self._taken.get(log):
+                tell(TakenEpochKept(log, kept[0]))
+            epoch, record = kept or await self._take(log, above)
             try:
-                return await self._begin(log, epoch, record, role)
+                return await self.begin_epoch(log, epoch, record, role)
             except Fenced as fenced:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
+                tell(EpochOvertaken(log, epoch, fenced.epoch))
                 del self._taken[log]
                 above = fenced.epoch
         raise NoSequencer(f"log {log}: other nodes took every epoch that this one tried")
@@ -161,7 +165,9 @@ class Activation:
         record = await self._recovery.epochs.read(log)
         return record is not None and record.next_epoch == epoch + 1
 
-    async def _begin(self, log: int, epoch: int, record: EpochRecord, role: Role) -> LogAppender:
+    async def begin_epoch(
+        self, log: int, epoch: int, record: EpochRecord, role: Role
+    ) -> LogAppender:
         members = await self._located(log, record)
         begins = await seal_log(log, epoch, record, members, self._recovery)
         if record.clean_epoch + 1 < epoch:
@@ -174,6 +180,7 @@ class Activation:
         self._begins[log] = (epoch, begins)
         self._attempts[log] = 0
         logger.info("log %d: this node sequences epoch %d", log, epoch)
+        tell(EpochStarted(log, epoch))
         attributes = self._attributes.pop(log, DEFAULTS)
         appender = LogAppender(
             log, epoch, nodeset, replication, begins.time_us, role, self._tools, attributes

@@ -16,6 +16,7 @@ import msgspec
 from cordwood.block import Buffer, GapKind
 from cordwood.sim.end_events import EndEvent
 from cordwood.sim.event import EpochValue, HistoryEvent, LsnValue, TimeUs
+from cordwood.sim.ledger_events import LedgerEvent
 from cordwood.sim.name_events import NameEvent
 from cordwood.sim.node_events import NodeEvent
 from cordwood.sim.operator_events import OperatorEvent
@@ -287,6 +288,13 @@ class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
     weight: float = 1.0
 
 
+class NodeStarting(HistoryEvent, frozen=True, gc=False, tag="node-starting"):
+    """A node begins to start in this rack; others may know it there although it never runs."""
+
+    node: int
+    rack: str = ""
+
+
 class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
     """A machine was given a disk; `own` if it is the one that its node has written."""
 
@@ -295,12 +303,17 @@ class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
 
 
 class BlockStored(HistoryEvent, frozen=True, gc=False, tag="stored"):
-    """A node says that a block or plug of a log is durable: `[first, last]`, both included."""
+    """A node says that a block or plug of a log is durable: `[first, last]`, both included.
+
+    Attributes:
+        is_end: it is a recovery's, and a plug or an amend: a read-only node takes it too.
+    """
 
     node: int
     log: int
     first: LsnValue
     last: LsnValue
+    is_end: bool = False
 
 
 class Idled(HistoryEvent, frozen=True, gc=False, tag="idled"):
@@ -379,6 +392,7 @@ Event: TypeAlias = (
     | FaultStruck
     | FaultEased
     | NodeStarted
+    | NodeStarting
     | DiskGiven
     | BlockStored
     | Idled
@@ -388,6 +402,7 @@ Event: TypeAlias = (
     | PositionEvent
     | TokenEvent
     | NameEvent
+    | LedgerEvent
     | NodeScrubbed
     | EndEvent
     | NodeEvent

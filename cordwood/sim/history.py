@@ -57,6 +57,7 @@ from cordwood.sim.events import (
     Idled,
     NodeDumped,
     NodeStarted,
+    NodeStarting,
     PositionsSaved,
     ReadEnded,
     ReadStarted,
@@ -95,6 +96,7 @@ __all__ = [
     "Idled",
     "NodeDumped",
     "NodeStarted",
+    "NodeStarting",
     "PayloadMark",
     "PositionsSaved",
     "ReadEnded",
@@ -349,13 +351,19 @@ class HistoryRecorder:
         """Note that a node runs (again)."""
         self.add(NodeStarted(self._now_us(), node, incarnation, rack, weight))
 
+    def node_starting(self, node: int, rack: str) -> None:
+        """Note that a node begins to start, and where it stands."""
+        self.add(NodeStarting(self._now_us(), node, rack))
+
     def disk_given(self, node: int, *, own: bool) -> None:
         """Note that a machine got a disk, its node's own or another."""
         self.add(DiskGiven(self._now_us(), node, own))
 
-    def block_stored(self, node: int, log: int, first: int, last: int) -> None:
+    def block_stored(
+        self, node: int, log: int, first: int, last: int, *, is_end: bool = False
+    ) -> None:
         """Note that a node has a block durably, before it tells anybody."""
-        self.add(BlockStored(self._now_us(), node, log, int(first), int(last)))
+        self.add(BlockStored(self._now_us(), node, log, int(first), int(last), is_end))
 
     def idled(self, nodes: int, length_s: float, callbacks: int) -> None:
         """Note what nodes did while nobody wanted anything."""

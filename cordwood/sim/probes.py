@@ -1,11 +1,10 @@
 """Probes: named rare things that should happen somewhere in a sweep, and are counted.
 
 A fault that never reaches the code it was meant for proves nothing. So each branch
-worth reaching has a probe, and a sweep that never hits one of them says so. Probes
-are put round functions of production code for the length of a run, which is how
-bugs are planted too: the code itself knows nothing of them. To add one, add a row to
-`probes_of_nodes` or `probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the
-history tells it).
+worth reaching has a probe, and a sweep that never hits one of them says so. A probe counts
+decisions that the product tells (`cordwood.decisions`). Where a pure rule tells nothing, it is put
+round the function for the length of a run. To add one, add a row to `probes_of_nodes` or
+`probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the history tells it).
 
 Source: FoundationDB's CODE_PROBE; docs/sources/reliability.md §1, §4.
 """
@@ -15,25 +14,67 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from cordwood.block import BlockKind, Gap, GapKind
+from cordwood.block import Gap, GapKind
+from cordwood.client.admin.positions import Positions
+from cordwood.decisions import (
+    LISTENERS,
+    ActivationGivenUp,
+    AnsweredLate,
+    AnswerLost,
+    AppendCameBack,
+    AppendOverloaded,
+    AppendsLost,
+    CopyMet,
+    DamageNoted,
+    Decision,
+    DigestWeighed,
+    EpochDrained,
+    EpochOvertaken,
+    EpochPurged,
+    GapConcluded,
+    LateBlockDropped,
+    LogTrimmed,
+    MembersLacking,
+    MendFenced,
+    NodeFailed,
+    OldOrderDropped,
+    PartitionCut,
+    PartitionDropped,
+    RecoveryBegun,
+    RecoveryFenced,
+    RetentionTrimmed,
+    RunOvertaken,
+    SealRefused,
+    SequencerFenced,
+    StoreRefused,
+    TailDecided,
+    TailSought,
+    TakenEpochKept,
+    TooFewNodesUp,
+    WaveRetried,
+)
 from cordwood.errors import (
     CordwoodError,
     Corrupt,
-    Fenced,
-    NoSequencer,
     OutcomeUnknown,
-    Overloaded,
     Unreachable,
 )
-from cordwood.layout.waves import Refusal
+from cordwood.layout.waves import AmendedBlock, Refusal
 from cordwood.lsn import ESN_MAX
-from cordwood.protocol.single_copy import Doubt
+from cordwood.metadata.memory import MemoryData, MemoryMetadata
+from cordwood.node import Node
+from cordwood.protocol.disk_space import DiskSpace
+from cordwood.protocol.gap_detection import ReadBuffer
+from cordwood.protocol.node_states import NodeStates
+from cordwood.protocol.single_copy import Doubt, SenderChoice
 from cordwood.quorum.f_majority import QuorumVerdict
+from cordwood.sequencer.eligibility import Eligibility
+from cordwood.sequencer.role import SequencerRole
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -46,12 +87,22 @@ from cordwood.sim.history import (
 )
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 from cordwood.sim.operator_events import BlockKept, BlockNames, RebuildingKnown, StorageKnown
-from cordwood.sim.planted.bug import find_place
+from cordwood.sim.planted.bug import find_owner
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
 from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
 from cordwood.sim.recorded_metadata import current_node
-from cordwood.sim.watch import Sight, Test, Watch
+from cordwood.sim.watch import Count, Sight, Watch
+from cordwood.storage import log_search
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.logs_db import logs_read
+from cordwood.storage.logs_db.index_search import search
+from cordwood.storage.push.own_copies import OwnCopies
+from cordwood.storage.space.retention import Retention
+from cordwood.storage.wal.delta_wal import Wal
+from cordwood.uploading.tend import Tend
+from cordwood.wire.connection import Connection
 
 _ROWS = (*STORAGE_ROWS, *SEQUENCER_ROWS, *CLIENT_ROWS, *WIRE_ROWS)
 
@@ -138,179 +189,134 @@ PROBES: Mapping[str, str] = MappingProxyType({
 """Every probe that some ordinary run can hit, and what it means."""
 
 
-def _refused(reason: Refusal) -> Test:
-    return lambda sight: sight.result is not None and sight.result.reason == reason
+def _refused(reason: Refusal) -> Callable[[StoreRefused], bool]:
+    return lambda decision: decision.reason == reason.name
 
 
-def _gave(kind: GapKind) -> Test:
-    return lambda sight: isinstance(sight.result, Gap) and sight.result.kind is kind
+def is_gap(kind: GapKind) -> Callable[[GapConcluded], bool]:
+    return lambda decision: decision.kind == kind.name
 
 
-_APPENDER = "sequencer.appender:LogAppender"
-_ROLE = "sequencer.role:SequencerRole"
-_ENGINE = "storage.engine:StorageEngine"
-_DIGEST = "protocol.digest:Digest.mend"
-_BUFFER = "protocol.gap_detection:ReadBuffer"
-_CHOICE = "protocol.single_copy:SenderChoice"
-
-_WATCHES: tuple[Watch, ...] = (
-    Watch("wave-retried", f"{_APPENDER}._retry"),
-    Watch("wave-third", f"{_APPENDER}._send", lambda s: s.args[1].wave >= 3),
-    Watch("wave-lost", f"{_APPENDER}._on_settled", lambda s: s.args[4] is None, before=True),
-    Watch(
-        "old-wave-answered",
-        f"{_APPENDER}._on_settled",
-        lambda s: s.args[4] is not None and s.args[2] != s.args[1].wave,
-        before=True,
-    ),
-    Watch("run-overtaken", f"{_APPENDER}._retire", lambda s: any(r.stored for r in s.me._window)),
-    Watch("node-slow", "protocol.node_states:NodeStates.on_slow"),
-    Watch("node-probed", "protocol.node_states:NodeStates.on_probed"),
-    Watch("node-failed", "protocol.node_states:NodeStates.on_failed"),
-    Watch("node-full", "protocol.node_states:NodeStates.on_full"),
-    Watch("too-few-nodes", f"{_APPENDER}._too_few"),
-    Watch(
-        "sequencer-fenced", f"{_ROLE}.on_fenced", lambda s: s.args[1] in s.me._rows, before=True
-    ),
-    Watch("epoch-used-up", f"{_ROLE}.on_drained"),
-    Watch("append-redirected", "sequencer.eligibility:Eligibility.elsewhere", lambda s: s.result),
-    Watch("started-elsewhere", "sequencer.eligibility:Eligibility.elsewhere", lambda s: s.args[2]),
-    Watch("activation-failed", "sequencer.sequencer_table:SequencerTable.abandon"),
-    Watch(
-        "append-overloaded",
-        f"{_ROLE}._admit",
-        lambda s: s.result is not None and isinstance(s.result[0], Overloaded),
-    ),
-    Watch(
-        "taken-epoch-kept",
-        "sequencer.activation:Activation.activate",
-        lambda s: s.args[1] in s.me._taken,
-        before=True,
-    ),
-    Watch("epoch-overtaken", "sequencer.activation:Activation._begin", raises=Fenced),
-    Watch("records-mended", _DIGEST, lambda s: s.result.blocks),
-    Watch("hole-plugged", _DIGEST, lambda s: s.result.holes),
-    Watch("empty-epoch-bridged", _DIGEST, lambda s: (s.result.bridge or 0) & ESN_MAX == 1),
-    Watch(
-        "earlier-recovery-found",
-        _DIGEST,
-        lambda s: any(kind != BlockKind.DATA for _, _, kind in s.me._best),
-    ),
-    Watch(
-        "several-epochs-recovered",
-        "sequencer.activation:recover_log",
-        lambda s: s.args[1] - s.args[2].clean_epoch > 2,
-        before=True,
-    ),
-    Watch(
+_ALL: tuple[Watch | Count[Any], ...] = (
+    Count("wave-retried", WaveRetried),
+    Count("wave-third", WaveRetried, lambda d: d.wave >= 3),
+    Count("wave-lost", AnswerLost),
+    Count("old-wave-answered", AnsweredLate),
+    Count("run-overtaken", RunOvertaken),
+    Watch("node-slow", NodeStates.on_slow),
+    Watch("node-probed", NodeStates.on_probed),
+    Watch("node-failed", NodeStates.on_failed),
+    Watch("node-full", NodeStates.on_full),
+    Count("too-few-nodes", TooFewNodesUp),
+    Count("sequencer-fenced", SequencerFenced),
+    Count("epoch-used-up", EpochDrained),
+    Watch("append-redirected", Eligibility.elsewhere, lambda s: s.result),
+    Watch("started-elsewhere", Eligibility.elsewhere, lambda s: s.args[2]),
+    Count("activation-failed", ActivationGivenUp),
+    Count("append-overloaded", AppendOverloaded),
+    Count("taken-epoch-kept", TakenEpochKept),
+    Count("epoch-overtaken", EpochOvertaken),
+    Count("records-mended", TailDecided, lambda d: d.blocks),
+    Count("hole-plugged", TailDecided, lambda d: d.holes),
+    Count("empty-epoch-bridged", TailDecided, lambda d: d.bridge & ESN_MAX == 1),
+    Count("earlier-recovery-found", TailDecided, lambda d: d.found),
+    Count("several-epochs-recovered", RecoveryBegun, lambda d: d.epoch - d.clean > 2),
+    Count(
         "recovered-without-all",
-        "recovery.collect_digest:weigh",
-        lambda s: s.result is QuorumVerdict.INCOMPLETE,
+        DigestWeighed,
+        lambda d: d.verdict == QuorumVerdict.INCOMPLETE.name,
     ),
-    Watch(
+    Count(
         "recovered-non-authoritatively",
-        "recovery.collect_digest:weigh",
-        lambda s: s.result is QuorumVerdict.NON_AUTHORITATIVE,
+        DigestWeighed,
+        lambda d: d.verdict == QuorumVerdict.NON_AUTHORITATIVE.name,
     ),
-    Watch("recovery-lacks-members", "recovery.seal_epoch:refuse_absent", raises=NoSequencer),
-    Watch("recovery-lacks-members", "recovery.collect_digest:refuse_absent", raises=NoSequencer),
-    Watch("recovery-fenced", "recovery.seal_epoch:refuse_fenced", raises=Fenced),
-    Watch("mend-fenced", "recovery.mend_tail:_check", raises=Fenced),
-    Watch("store-sealed", "storage.engine:refusal_of", _refused(Refusal.SEALED)),
-    Watch(
+    Count("recovery-lacks-members", MembersLacking),
+
+    Count("recovery-fenced", RecoveryFenced),
+    Count("mend-fenced", MendFenced),
+    Count("store-sealed", StoreRefused, _refused(Refusal.SEALED)),
+    Count(
         "recovery-store-sealed",
-        "storage.engine:refusal_of",
-        lambda s: s.args[3] and s.result is not None and s.result.reason == Refusal.SEALED,
+        StoreRefused,
+        lambda d: d.seal and d.reason == Refusal.SEALED.name,
     ),
-    Watch("seal-refused", f"{_ENGINE}.seal", raises=Fenced),
-    Watch("epoch-purged", f"{_ENGINE}.purge", lambda s: s.args[3]),
-    Watch(
-        "late-block-dropped", "storage.log_cache:CachedLog._is_late", lambda s: s.result
-    ),
-    Watch("copy-replaced", "storage.log_cache:CachedLog._replace", lambda s: s.result),
-    Watch("copy-not-better", "storage.log_cache:CachedLog._replace", lambda s: not s.result),
-    Watch("wal-poisoned", f"{_ENGINE}.fail"),
-    Watch("wal-hole", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].holes),
-    Watch("wal-damage", "storage.wal.delta_wal:Wal._resume", lambda s: s.args[1].damage),
-    Watch("wal-window-grown", "storage.wal.delta_wal:Wal._on_grown"),
-    Watch("scrub-found", "storage.scrub.damage_book:DamageBook.note"),
+    Count("seal-refused", SealRefused),
+    Count("epoch-purged", EpochPurged, lambda d: d.seal),
+    Count("late-block-dropped", LateBlockDropped),
+    Count("copy-replaced", CopyMet, lambda d: d.is_better),
+    Count("copy-not-better", CopyMet, lambda d: not d.is_better),
+    Count("wal-poisoned", NodeFailed),
+    Watch("wal-hole", Wal.resume, lambda s: s.args[1].holes),
+    Watch("wal-damage", Wal.resume, lambda s: s.args[1].damage),
+    Watch("wal-window-grown", Wal._on_grown),
+    Count("scrub-found", DamageNoted),
     Watch(
         "damage-served-around",
-        "storage.logs_db.logs_read:_without_damaged",
+        logs_read._without_damaged,
         lambda s: s.result[1],
     ),
-    Watch("reader-nudged", "client.read.read_stream:ReadStream._ask_tail"),
-    Watch("reader-reconnected", f"{_BUFFER}.on_connected", lambda s: s.me._markers),
-    Watch("reader-sees-damage", f"{_BUFFER}.on_damaged"),
-    Watch("reader-rewound", f"{_CHOICE}.takes_rewind", lambda s: s.result),
-    Watch("all-asked", f"{_CHOICE}.on_suspicion", lambda s: s.me.is_single, before=True),
-    Watch("single-again", f"{_CHOICE}.on_slide", lambda s: s.me.is_rewind_due),
-    Watch("silent-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SILENT),
-    Watch("slow-doubted", f"{_CHOICE}.on_doubt", lambda s: s.args[2] is Doubt.SLOW),
+    Count("reader-nudged", TailSought),
+    Watch("reader-reconnected", ReadBuffer.on_connected, lambda s: s.me._markers),
+    Watch("reader-sees-damage", ReadBuffer.on_damaged),
+    Watch("reader-rewound", SenderChoice.takes_rewind, lambda s: s.result),
+    Watch("all-asked", SenderChoice.on_suspicion, lambda s: s.me.is_single, before=True),
+    Watch("single-again", SenderChoice.on_slide, lambda s: s.me.is_rewind_due),
+    Watch("silent-doubted", SenderChoice.on_doubt, lambda s: s.args[2] is Doubt.SILENT),
+    Watch("slow-doubted", SenderChoice.on_doubt, lambda s: s.args[2] is Doubt.SLOW),
+    Count("old-order-dropped", OldOrderDropped),
+    Watch("copy-left-out", OwnCopies.part, lambda s: not s.result),
+    Count("hole-read", GapConcluded, is_gap(GapKind.HOLE)),
+    Count("bridge-read", GapConcluded, is_gap(GapKind.BRIDGE)),
     Watch(
-        "old-order-dropped",
-        "client.read.senders:Senders.on_blocks",
-        lambda s: s.args[1] in s.me.sources
-        and s.me.sources[s.args[1]].version != s.me.choice.version,
-    ),
-    Watch("copy-left-out", "storage.push.own_copies:OwnCopies.part", lambda s: not s.result),
-    Watch("hole-read", f"{_BUFFER}._deliver", _gave(GapKind.HOLE)),
-    Watch("bridge-read", f"{_BUFFER}._deliver", _gave(GapKind.BRIDGE)),
-    Watch(
-        "disk-nearly-full", "protocol.disk_space:DiskSpace.on_free",
+        "disk-nearly-full", DiskSpace.on_free,
         lambda s: s.result and s.me.is_low,
     ),
     Watch(
-        "disk-has-room-again", "protocol.disk_space:DiskSpace.on_free",
+        "disk-has-room-again", DiskSpace.on_free,
         lambda s: s.result and not s.me.is_low,
     ),
-    Watch("retained-no-longer", "storage.space.retention:Retention._trim", lambda s: s.args[2]),
-    Watch("partition-dropped", "storage.logs_db.partition_drops:PartitionDrops._drop"),
-    Watch(
-        "partition-cut",
-        "storage.logs_db.partition_drops:PartitionDrops.cut_trimmed",
-        lambda s: s.result,
-    ),
-    Watch("time-inside-partition", "storage.log_search:search"),
-    Watch("time-found", "client.admin.positions:Positions.find_time"),
-    Watch("log-trimmed", f"{_ENGINE}._on_trimmed"),
+    Count("retained-no-longer", RetentionTrimmed),
+    Count("partition-dropped", PartitionDropped),
+    Count("partition-cut", PartitionCut),
+    Watch("time-inside-partition", search, within=log_search),
+    Watch("time-found", Positions.find_time),
+    Count("log-trimmed", LogTrimmed),
     Watch(
         "trim-inside-block",
-        "storage.log_cache:CachedLog.trim_to",
+        CachedLog.trim_to,
         lambda s: (b := s.me.at(0)) is not None and b.header.first <= s.args[1] < b.header.last,
     ),
-    Watch("trim-read", f"{_BUFFER}._gap", _gave(GapKind.TRIM)),
+    Count("trim-read", GapConcluded, is_gap(GapKind.TRIM)),
     Watch(
         "read-inside-block",
-        f"{_BUFFER}._deliver",
+        ReadBuffer.deliver_block,
         lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
     ),
-    Watch("append-tried-again", "client.append.log_appends:LogAppends._requeue"),
-    Watch(
-        "append-lost",
-        "client.append.log_appends:LogAppends.on_down",
-        lambda s: any(used is s.args[1] for _, used in s.me._sent.values()),
-        before=True,
-    ),
+    Count("append-tried-again", AppendCameBack),
+    Count("append-lost", AppendsLost),
     Watch(
         "frame-refused",
-        "wire.connection:Connection.fail",
+        Connection.fail,
         lambda s: isinstance(s.args[1], Corrupt),
         before=True,
     ),
     Watch(
         "peer-silent",
-        "wire.connection:Connection.fail",
+        Connection.fail,
         lambda s: isinstance(s.args[1], Unreachable),
         before=True,
     ),
     Watch(
-        "metadata-answer-lost", "metadata.memory:MemoryMetadata._lose", raises=OutcomeUnknown
+        "metadata-answer-lost", MemoryMetadata._lose, raises=OutcomeUnknown
     ),
-    Watch("metadata-raced", "metadata.memory:MemoryData.compare_and_set", lambda s: not s.result),
-    Watch("late-write-came", "metadata.memory:MemoryData.take_due", lambda s: s.result),
+    Watch("metadata-raced", MemoryData.compare_and_set, lambda s: not s.result),
+    Watch("late-write-came", MemoryData.take_due, lambda s: s.result),
     *(watch for _, _, watch in _ROWS),
 )  # fmt: skip
+
+_WATCHES = [each for each in _ALL if isinstance(each, Watch)]
+_COUNTS = [each for each in _ALL if isinstance(each, Count)]
 
 
 COUNTED_MAX = 20
@@ -320,22 +326,31 @@ COUNTED_MAX = 20
 @contextmanager
 def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
     """Count probes, and write down what nodes store and sequencers release, for the block."""
-    places: dict[str, list[Watch]] = {}
+    places: dict[tuple[Any, str], list[Watch]] = {}
     for watch in _WATCHES:
         places.setdefault(watch.place, []).append(watch)
+    kinds: dict[type[Decision], list[Count[Any]]] = {}
+    for each in _COUNTS:
+        kinds.setdefault(each.kind, []).append(each)
     before: list[tuple[Any, str, Any]] = []
+
+    def on_decision(decision: Decision) -> None:
+        for each in kinds.get(type(decision), ()):
+            if each.test is None or each.test(decision):
+                counts[each.probe] += 1
+
+    LISTENERS.append(on_decision)
     try:
-        for place, watches in places.items():
-            owner, name = find_place(place)
+        for (owner, name), watches in places.items():
             original = owner.__dict__[name]
             before.append((owner, name, original))
             setattr(owner, name, _wrapped(original, watches, counts))
-        for place, noting in _NOTES:
-            owner, name = find_place(place)
+        for (owner, name), noting in _NOTES:
             before.append((owner, name, owner.__dict__[name]))
             setattr(owner, name, noting(owner.__dict__[name], recorder))
         yield
     finally:
+        LISTENERS.remove(on_decision)
         for owner, name, original in reversed(before):
             setattr(owner, name, original)
 
@@ -408,17 +423,23 @@ def _noting_stores(original: Any, recorder: HistoryRecorder) -> Any:
         node = current_node()
         for block in blocks:
             header = block.header
-            recorder.block_stored(node, header.log, header.first, header.last)
+            is_end = _is_end(block)
+            recorder.block_stored(node, header.log, header.first, header.last, is_end=is_end)
         original(self, offset, blocks)
 
     return insert
+
+
+def _is_end(block: Any) -> bool:
+    by_recovery = bool(block.envelope.seal_epoch)
+    return by_recovery and (not block.body or isinstance(block, AmendedBlock))
 
 
 def _noting_kept(original: Any, recorder: HistoryRecorder) -> Any:
     def insert(self: Any, offset: int, blocks: Any) -> None:
         if self.read_only:
             node = current_node()
-            for block in blocks:
+            for block in [each for each in blocks if not _is_end(each)]:
                 log, first, last = block.header.log, block.header.first, block.header.last
                 recorder.add(BlockKept(recorder.now_us, node, log, first, last, offset))
         original(self, offset, blocks)
@@ -522,18 +543,21 @@ def _note_nodesets(recorder: HistoryRecorder, log: int, epoch: int, history: Any
     recorder.add(NodesetsKnown(recorder.now_us, current_node(), log, epoch, entries))
 
 
-_NOTES = (
-    (f"{_ROLE}.release", _noting_releases),
-    (f"{_ENGINE}._insert", _noting_stores),
-    (f"{_ENGINE}._insert", _noting_kept),
-    (f"{_ENGINE}._insert", _noting_names),
-    ("node:Node._note_storage", _noting_storage),
-    ("node:Node._refresh_members", _noting_rebuilding),
-    (f"{_ENGINE}._on_trimmed", _noting_trims),
-    (f"{_ENGINE}.tell_nodesets", _noting_told_nodesets),
-    (f"{_ENGINE}.nodesets", _noting_nodesets),
-    ("storage.space.retention:Retention._trim", _noting_retention),
-    ("uploading.tend:Tend._trim", _noting_tier_retention),
+_NOTES = tuple(
+    (find_owner(target, None), noting)
+    for target, noting in (
+        (SequencerRole.release, _noting_releases),
+        (StorageEngine._insert, _noting_stores),
+        (StorageEngine._insert, _noting_kept),
+        (StorageEngine._insert, _noting_names),
+        (Node.note_storage, _noting_storage),
+        (Node._refresh_members, _noting_rebuilding),
+        (StorageEngine.on_trimmed, _noting_trims),
+        (StorageEngine.tell_nodesets, _noting_told_nodesets),
+        (StorageEngine.nodesets, _noting_nodesets),
+        (Retention._trim, _noting_retention),
+        (Tend._trim, _noting_tier_retention),
+    )
 )
 """What is written down where it happens."""
 

@@ -1,393 +1,434 @@
 """Rare branches of a storage node and of a sequencer; see `sim.probes`.
 
-Each row is a probe, what it means, and where it is met. They stand on functions that are
-seldom called: what every frame passes is not watched, so that a run stays fast.
+Each row is a probe, what it means, and what is counted for it: a decision, or calls of a
+function that is seldom called. What every frame passes is not watched, so that a run stays fast.
 """
 
 from __future__ import annotations
 
-from cordwood.errors import CordwoodError, Rejected, Unreachable
-from cordwood.layout.waves import Refusal
-from cordwood.sim.watch import Test, Watch, gave
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
-Row = tuple[str, str, Watch]
+from cordwood import node
+from cordwood.decisions import (
+    AppendsRefused,
+    ClaimRefused,
+    EpochClosed,
+    EpochEnded,
+    EpochRestarted,
+    GroupNumbered,
+    LogGivenUp,
+    MendAnswered,
+    NoSpaceAnywhere,
+    NotRecoveredTold,
+    RecoveryEnded,
+    RefusalHeard,
+    ReleaseHeld,
+    RuleQuestioned,
+    SpaceAwaited,
+    StoreRefused,
+)
+from cordwood.errors import CordwoodError, LogExists, Rejected, UnknownLog, Unreachable
+from cordwood.layout.waves import Refusal
+from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.log_entries import LogEntries
+from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.membership import Membership
+from cordwood.node import Node
+from cordwood.protocol.node_states import NodeStates
+from cordwood.protocol.wal_ring import WalScan
+from cordwood.quorum.nodeset_selection import choose_nodeset
+from cordwood.recovery import recover_log
+from cordwood.recovery.collect_digest import DigestReads
+from cordwood.recovery.purge import Purges
+from cordwood.sequencer import activation, producer_checks
+from cordwood.sequencer.activation import Activation
+from cordwood.sequencer.eligibility import Eligibility
+from cordwood.sequencer.log_watch import LogWatch
+from cordwood.sequencer.producer_checks import ProducerChecks
+from cordwood.sequencer.releases import Releases
+from cordwood.sequencer.role import SequencerRole
+from cordwood.sim.watch import Count, D, Test, Watch, gave
+from cordwood.storage import log_reader
+from cordwood.storage.amends import Amends
+from cordwood.storage.data_directory import DataDirectory
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.logs_db import flusher
+from cordwood.storage.logs_db.flusher import Flusher
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.recent_blocks import RecentBlocks
+from cordwood.storage.produced_index import ProducedIndex
+from cordwood.storage.push.read_ahead import ReadAhead
+from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.role import StorageRole
+from cordwood.storage.scrub import rotten_rows
+from cordwood.storage.scrub.scrub import Scrub
+from cordwood.storage.space.kept_bytes import KeptBytes
+from cordwood.storage.space.payload_count import PayloadCount
+from cordwood.storage.space.retention import Retention
+from cordwood.storage.staging.staging import Staging
+from cordwood.storage.wal.delta_wal import Wal
+from cordwood.storage.wal.wal_device import WalDevice
+from cordwood.wire.for_nodes import check_call
+from cordwood.wire.server import Server
+from cordwood.wire.store_channel import StoreChannel
+
+Row = tuple[str, str, Watch | Count[Any]]
+
+
+def counted(
+    probe: str, means: str, kind: type[D], test: Callable[[D], object] | None = None
+) -> Row:
+    """A probe on decisions; see `watch.Count`."""
+    return probe, means, Count(probe, kind, test)
 
 
 def row(
     probe: str,
     means: str,
-    place: str,
+    place: Callable[..., Any],
     test: Test | None = None,
     raises: type[BaseException] | None = None,
+    within: ModuleType | None = None,
 ) -> Row:
     """A probe on `place`; see `watch.Watch`."""
-    return probe, means, Watch(probe, place, test, raises=raises)
+    return probe, means, Watch(probe, place, test, raises=raises, within=within)
 
-
-_CLAIMS = "storage.claims:Claims"
-_CACHED = "storage.log_cache:CachedLog"
-_DEVICE = "storage.wal.wal_device:WalDevice"
-_FILES = "storage.data_directory:DataDirectory"
-_LOGS = "storage.logs_db.logs_store:LogsStore"
-_PUSH = "storage.push.read_streams:ReadStreams"
-_SCAN = "protocol.wal_ring:WalScan"
-_SCRUB = "storage.scrub.scrub:Scrub"
-_STAGING = "storage.staging.staging:Staging"
-_APPENDER = "sequencer.appender:LogAppender"
-_TABLE_OF_SEQUENCERS = "sequencer.sequencer_table:SequencerTable"
-_ROLE = "sequencer.role:SequencerRole"
-_STATES = "protocol.node_states:NodeStates"
 
 STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "storage-said",
         "a node heard that it stores nothing, or stores again",
-        "node:Node._note_storage",
+        Node.note_storage,
         gave,
     ),
-    row(
-        "read-only-refused",
-        "a read-only node refused a store",
-        "storage.engine:refusal_of",
-        lambda s: s.result is not None and s.args[0].read_only,
+    counted(
+        "read-only-refused", "a read-only node refused a store", StoreRefused, lambda d: d.read_only
     ),
     row(
         "weight-zero-there",
         "a node without weight was there for a new epoch",
-        "sequencer.activation:choose_nodeset",
+        choose_nodeset,
         lambda s: any(not m.weight and not m.read_only for m in s.args[1]),
+        within=activation,
     ),
     row(
         "loss-accepted",
         "a start found a loss that was accepted",
-        "storage.logs_db.logs_store:LogsStore.accept_loss",
+        LogsStore.accept_loss,
     ),
-    row(
+    counted(
         "copyset-refused",
         "a node refused what names a node that is given up",
-        "storage.engine:refusal_of",
-        lambda s: s.result is not None and s.result.reason == Refusal.REBUILDING,
+        StoreRefused,
+        lambda d: d.reason == Refusal.REBUILDING.name,
     ),
-    row("wal-trimmed", "the WAL let go of what is in LogsDB", "storage.wal.delta_wal:Wal.trim"),
-    row("wal-bad-body", "a start read a record whose body is wrong", f"{_SCAN}.on_bad_body"),
-    row("wal-write-refused", "the disk refused a write of the WAL", f"{_DEVICE}._on_refused"),
-    row("wal-write-again", "a write of the WAL was tried again", f"{_DEVICE}._try_again"),
-    row("wal-taken-again", "the disk took writes of the WAL again", f"{_DEVICE}._on_taken"),
+    row("wal-trimmed", "the WAL let go of what is in LogsDB", Wal.trim),
+    row("wal-bad-body", "a start read a record whose body is wrong", WalScan.on_bad_body),
+    row("wal-write-refused", "the disk refused a write of the WAL", WalDevice._on_refused),
+    row("wal-write-again", "a write of the WAL was tried again", WalDevice._try_again),
+    row("wal-taken-again", "the disk took writes of the WAL again", WalDevice._on_taken),
     row(
         "store-of-nothing",
         "a store of no blocks was answered",
-        "storage.engine:StorageEngine._store_nothing",
+        StorageEngine._store_nothing,
     ),
     row(
         "staging-written",
         "a node wrote down something staged",
-        "storage.engine:StorageEngine.write_staging",
+        StorageEngine.write_beside,
     ),
-    row(
-        "amend-stored", "a node took another envelope", "storage.engine:StorageEngine.append_amend"
-    ),
+    row("amend-stored", "a node took another envelope", StorageEngine.append_amend),
     row(
         "amend-of-flushed",
         "an amend was of a block that only LogsDB holds",
-        "storage.amends:Amends._find_of_log",
+        Amends._find_of_log,
     ),
-    row("amend-replayed", "a start replayed an amend", "storage.amends:Amends.restore"),
+    row("amend-replayed", "a start replayed an amend", Amends.restore),
     row(
         "amend-sent-again",
         "a later wave sent an envelope alone",
-        "wire.store_channel:StoreChannel.send_amend",
+        StoreChannel.send_amend,
     ),
     row(
         "producers-full",
         "a log refused a producer for want of memory",
-        "sequencer.producer_checks:_full",
+        producer_checks._full,
+    ),
+    row(
+        "rename-lost",
+        "a rename or a deletion found that another call had come first",
+        LogTree.move,
+        raises=UnknownLog,
+    ),
+    row(
+        "name-refused",
+        "a name was not given away, for a log has it or was on its way to it",
+        LogEntries.claim,
+        raises=LogExists,
+    ),
+    row(
+        "query-kept",
+        "a log kept a query whose commit was not known to be done, and refused another",
+        producer_checks._unsettled,
     ),
     row(
         "nodesets-told",
         "a node was told a log's nodesets",
-        "storage.engine:StorageEngine.tell_nodesets",
+        StorageEngine.tell_nodesets,
     ),
     row(
         "nodesets-asked",
         "a node was asked for a log's nodesets",
-        "storage.engine:StorageEngine.nodesets",
+        StorageEngine.nodesets,
     ),
-    row(
+    counted(
         "epoch-closed-unknown",
         "an epoch was over whose end nobody could say",
-        "storage.engine:StorageEngine._close_epoch",
-        lambda s: s.args[3] is None,
+        EpochClosed,
+        lambda d: not d.is_known,
     ),
-    row(
-        "epoch-closed",
-        "a node learnt the end of an epoch",
-        "storage.engine:StorageEngine._close_epoch",
-        lambda s: s.args[3] is not None,
-    ),
+    counted("epoch-closed", "a node learnt the end of an epoch", EpochClosed, lambda d: d.is_known),
     row(
         "copy-not-counted",
         "a copy above an epoch's end does not count",
-        f"{_CACHED}.counts_block",
+        CachedLog.counts_block,
         lambda s: not s.result,
     ),
-    row("flush-failed", "a flush failed", "storage.logs_db.flusher:_settle", lambda s: s.args[1]),
-    row("flushed", "a part of the WAL went to LogsDB", "storage.logs_db.flusher:Flusher._take"),
-    row("partition-begun", "a new partition was begun", f"{_LOGS}._rolled", gave),
-    row("partition-due", "a partition reached a limit", f"{_LOGS}._is_due", gave),
-    row("read-from-logsdb", "a read went to LogsDB", f"{_LOGS}.read"),
-    row("read-merged", "a read joined LogsDB and the log cache", "storage.log_reader:_merged"),
-    row("lost-noted", "a start noted what it lost", f"{_LOGS}.note_lost", gave),
-    row("damage-noted", "a damaged range was written down", f"{_LOGS}.note_damage", gave),
-    row("scrubbed", "scrubbing went once over all", f"{_SCRUB}._pass"),
+    row("flush-failed", "a flush failed", flusher._settle, lambda s: s.args[1]),
+    row("flushed", "a part of the WAL went to LogsDB", Flusher.take_batch),
+    row("partition-begun", "a new partition was begun", LogsStore._rolled, gave),
+    row("partition-due", "a partition reached a limit", LogsStore._is_due, gave),
+    row("read-from-logsdb", "a read went to LogsDB", LogsStore.read),
+    row("read-merged", "a read joined LogsDB and the log cache", log_reader._merged),
+    row("lost-noted", "a start noted what it lost", LogsStore.note_lost, gave),
+    row("damage-noted", "a damaged range was written down", LogsStore.note_damage, gave),
+    row("scrubbed", "scrubbing went once over all", Scrub._pass),
     row(
         "scrub-went-on",
         "scrubbing went on where an earlier start was",
-        f"{_SCRUB}._progress_of_before",
+        Scrub._progress_of_before,
         gave,
     ),
     row(
         "index-rot-found",
         "bad bytes were found in an index",
-        "storage.scrub.rotten_rows:_readable_from",
+        rotten_rows._readable_from,
         lambda s: s.result > s.args[3],
     ),
-    row("scrub-orphan", "scrubbing looked at a body without an entry", f"{_SCRUB}._check_orphan"),
-    row("scrub-part", "scrubbing read a log's part of a partition", f"{_SCRUB}._scrub_part"),
-    row("staged", "a block was staged", f"{_STAGING}.stage"),
-    row("staged-read", "a staged block was read", f"{_STAGING}.read"),
-    row("pinned", "staged blocks were pinned", f"{_STAGING}.pin"),
-    row("pin-refused", "a pin came too late", f"{_STAGING}.pin", raises=CordwoodError),
-    row("unstaged", "staged blocks were given back", f"{_STAGING}.unstage"),
-    row("staged-expired", "staged blocks expired", f"{_STAGING}.expired", gave),
+    row("scrub-orphan", "scrubbing looked at a body without an entry", Scrub._check_orphan),
+    row("scrub-part", "scrubbing read a log's part of a partition", Scrub._scrub_part),
+    row("staged", "a block was staged", Staging.stage),
+    row("staged-read", "a staged block was read", Staging.read),
+    row("pinned", "staged blocks were pinned", Staging.pin),
+    row("pin-refused", "a pin came too late", Staging.pin, raises=CordwoodError),
+    row("unstaged", "staged blocks were given back", Staging.unstage),
+    row("staged-expired", "staged blocks expired", Staging.expired, gave),
     row(
         "retention-looked",
         "a node looked at what logs keep",
-        "storage.space.retention:Retention.look",
+        Retention.look,
     ),
     row(
         "retention-to-fit",
         "a node looked at a log's bytes",
-        "storage.space.retention:Retention._trim_to_fit",
+        Retention._trim_to_fit,
     ),
     row(
         "retention-asked-all",
         "nodes were asked what a log has above some LSNs",
-        "storage.space.kept_bytes:KeptBytes.above",
+        KeptBytes.above,
         gave,
     ),
     row(
         "retention-waits-for-lng",
         "a block was counted by a later flush than its own",
-        "storage.space.payload_count:PayloadCount.of_flush",
+        PayloadCount.of_flush,
         lambda s: any(s.result[1].values()),
     ),
     row(
         "retention-deleted",
         "a node looked for deleted logs",
-        "storage.space.retention:Retention._trim_deleted",
+        Retention._trim_deleted,
     ),
-    row("stream-stopped", "a reader stopped a stream", f"{_PUSH}.stop"),
-    row("stream-gaps-told", "a node told a reader what it is not sent", f"{_PUSH}._tell_gaps"),
-    row("stream-fetched", "a stream read from LogsDB", f"{_PUSH}._fetch"),
+    row("stream-stopped", "a reader stopped a stream", ReadStreams.stop),
+    row("stream-gaps-told", "a node told a reader what it is not sent", ReadStreams.tell_gaps),
+    row("stream-fetched", "a stream read from LogsDB", ReadStreams._fetch),
     row(
         "stream-read-ahead",
         "a batch was read before its stream asked for it",
-        "storage.push.read_ahead:ReadAhead.take",
+        ReadAhead.take,
         gave,
     ),
-    row("streams-dropped", "a connection went with streams on it", f"{_PUSH}._drop"),
+    row("streams-dropped", "a connection went with streams on it", ReadStreams._drop),
     row(
         "recent-dropped",
         "a block left the memory of recent ones",
-        "storage.logs_db.recent_blocks:RecentBlocks._drop",
+        RecentBlocks._drop,
     ),
     row(
         "producers-dropped",
         "what producers wrote in an epoch was let go",
-        "storage.produced_index:ProducedIndex.drop",
+        ProducedIndex.drop,
     ),
     row(
         "empty-refused",
         "a node without its data was refused",
-        f"{_FILES}._refuse_empty",
+        DataDirectory.refuse_empty,
         raises=CordwoodError,
     ),
     row(
         "older-refused",
         "a node with an older copy of its data was refused",
-        f"{_FILES}._check_newest",
+        DataDirectory._check_newest,
         raises=CordwoodError,
     ),
-    row("claim-again", "a node claimed its number again", f"{_FILES}._claims_before", gave),
-    row("reached-noted", "a node noted how far it got", f"{_FILES}.note"),
+    row("claim-again", "a node claimed its number again", DataDirectory._claims_before, gave),
+    row("reached-noted", "a node noted how far it got", DataDirectory.note),
     row(
         "space-told",
         "a node told sequencers of its free space",
-        "storage.role:StorageRole.tell_space",
+        StorageRole.tell_space,
     ),
     row(
         "epoch-end-asked",
         "a node was asked where an epoch ends",
-        "storage.role:StorageRole.epoch_end",
+        StorageRole.epoch_end,
     ),
 )
 
 SEQUENCER_ROWS: tuple[Row, ...] = (
-    row("log-given-up", "a sequencer gave its log to another node", f"{_ROLE}.give_up"),
+    counted("log-given-up", "a sequencer gave its log to another node", LogGivenUp),
     row(
         "sequencer-isolated",
         "a node that sees too few others stopped sequencing",
-        f"{_ROLE}.on_isolated",
+        SequencerRole.on_isolated,
         lambda s: s.args[1],
     ),
     row(
         "sequencing-refused",
         "a node would not sequence",
-        "sequencer.eligibility:Eligibility.refusal",
+        Eligibility.refusal,
         gave,
     ),
-    row("sequencer-restarted", "a log's sequencer began again", f"{_TABLE_OF_SEQUENCERS}.restart"),
-    row("sequencer-ended", "a sequencer ended", f"{_TABLE_OF_SEQUENCERS}.end"),
-    row(
-        "not-recovered-told",
-        "appends that need recovery were refused",
-        f"{_TABLE_OF_SEQUENCERS}._tell_not_recovered",
-    ),
-    row(
+    counted("sequencer-restarted", "a log's sequencer began again", EpochRestarted),
+    counted("sequencer-ended", "a sequencer ended", EpochEnded),
+    counted("not-recovered-told", "appends that need recovery were refused", NotRecoveredTold),
+    counted(
         "recovered-while-appending",
         "a recovery ended under a sequencer that appends",
-        f"{_TABLE_OF_SEQUENCERS}._on_recovered",
+        RecoveryEnded,
     ),
-    row(
-        "run-waits-for-room", "a sequencer waited for room on nodes", f"{_APPENDER}._wait_for_space"
-    ),
-    row(
-        "sequencer-drained",
-        "a sequencer that ends had nothing in flight",
-        f"{_APPENDER}._check_drained",
-    ),
-    row("group-numbered", "a group of blocks was numbered at once", f"{_APPENDER}._number_group"),
-    row(
-        "pending-refused", "appends that wait were refused together", f"{_APPENDER}._refuse_pending"
-    ),
-    row("store-refused", "a node refused a store", f"{_APPENDER}._on_refused"),
-    row(
-        "no-roomy-copyset",
-        "no copyset had room",
-        f"{_APPENDER}._fitting_copyset",
-        lambda s: s.result is None,
-    ),
+    counted("run-waits-for-room", "a sequencer waited for room on nodes", SpaceAwaited),
+    counted("group-numbered", "a group of blocks was numbered at once", GroupNumbered),
+    counted("pending-refused", "appends that wait were refused together", AppendsRefused),
+    counted("store-refused", "a node refused a store", RefusalHeard),
+    counted("no-roomy-copyset", "no copyset had room", NoSpaceAnywhere),
     row(
         "producer-refused",
         "a producer's block came out of sequence",
-        "sequencer.producer_checks:ProducerChecks.check",
+        ProducerChecks.check,
         raises=Rejected,
     ),
     row(
         "append-repeated",
         "a producer's block came twice",
-        "sequencer.producer_checks:ProducerChecks.check",
+        ProducerChecks.check,
         lambda s: s.result is not None,
     ),
     row(
         "repeat-acked",
         "a repeat was acknowledged with its first LSN",
-        "sequencer.producer_checks:ProducerChecks.take_repeats",
+        ProducerChecks.take_repeats,
         gave,
     ),
     row(
         "tail-not-expected",
         "a conditional append found another tail",
-        "sequencer.producer_checks:ProducerChecks._check_tail",
+        ProducerChecks.check_tail,
         raises=CordwoodError,
     ),
     row(
         "sequencer-found-over",
         "a look at the epochs ended a sequencer",
-        "sequencer.log_watch:LogWatch._end_late",
+        LogWatch._end_late,
     ),
-    row(
-        "release-reminded", "what is released was said again", "sequencer.releases:Releases.remind"
-    ),
+    row("release-reminded", "what is released was said again", Releases.remind),
     row(
         "release-to-peer",
         "a node that came up was told what is released",
-        "sequencer.releases:Releases.on_peer_up",
+        Releases.on_peer_up,
     ),
-    row(
+    counted(
         "rule-questioned",
         "a tail was asked of a sequencer that had to look whether it rules",
-        f"{_ROLE}._still_rules",
+        RuleQuestioned,
     ),
-    row(
+    counted(
         "rule-lost",
         "a tail was asked of a sequencer that no longer rules",
-        f"{_ROLE}._still_rules",
-        lambda s: not s.result,
+        RuleQuestioned,
+        lambda d: not d.rules,
     ),
-    row("frame-late", "a frame that was begun did not end in time", "wire.server:Server._cut"),
+    row("frame-late", "a frame that was begun did not end in time", Server._cut),
     row(
         "number-refused",
         "a caller said to be a node, and is no member",
-        "node:Node._check_node",
+        Node.check_node,
         raises=Unreachable,
     ),
-    row(
-        "claim-refused",
-        "an epoch was claimed that was never handed out",
-        f"{_CLAIMS}._check_handed_out",
-        raises=Rejected,
-    ),
-    row("release-asked-about", "a release waited for the epoch store", f"{_CLAIMS}._settle"),
+    counted("claim-refused", "an epoch was claimed that was never handed out", ClaimRefused),
+    counted("release-asked-about", "a release waited for the epoch store", ReleaseHeld),
     row(
         "call-of-nodes-refused",
         "a client made a call that is for nodes",
-        "node:check_call",
+        check_call,
         raises=Rejected,
+        within=node,
     ),
-    row("released-asked", "a sequencer was asked what is released", f"{_ROLE}.released"),
+    row("released-asked", "a sequencer was asked what is released", SequencerRole.released),
     row(
         "epoch-not-newest",
         "a started epoch was not the newest any more",
-        "sequencer.activation:Activation.is_newest",
+        Activation.is_newest,
         lambda s: not s.result,
     ),
-    row("node-has-room", "a full node said that it has room", f"{_STATES}.on_space"),
-    row("node-no-space", "a node said that its disk is nearly full", f"{_STATES}.on_no_space"),
-    row("node-up-again", "a node that failed is up again", f"{_STATES}.on_up"),
-    row("node-timed-out", "a store timed out", f"{_STATES}.on_timed_out"),
+    row("node-has-room", "a full node said that it has room", NodeStates.on_space),
+    row("node-no-space", "a node said that its disk is nearly full", NodeStates.on_no_space),
+    row("node-up-again", "a node that failed is up again", NodeStates.on_up),
+    row("node-timed-out", "a store timed out", NodeStates.on_timed_out),
     row(
         "producers-known",
         "a recovery learnt what producers wrote",
-        "recovery.recover_log:_last_known",
+        recover_log._last_known,
         lambda s: bool(s.result[0]),
     ),
     row(
         "digest-cut-off",
         "a node went while recovery read from it",
-        "recovery.collect_digest:DigestReads.on_down",
+        DigestReads.on_down,
     ),
-    row("mend-answered", "a node stored what a recovery mended", "recovery.mend_tail:_check"),
-    row("purge-begun", "a node that was away looked for what does not count", "node:Node._purge"),
-    row("purge-stopped", "purging stopped with its node", "node:Node._stop_purging"),
+    counted("mend-answered", "a node stored what a recovery mended", MendAnswered),
+    row("purge-begun", "a node that was away looked for what does not count", Purges._purge),
+    row("purge-stopped", "purging stopped with its node", Purges.close),
     row(
         "nodesets-trimmed",
         "nodesets went with their data",
-        "metadata.epoch_store:EpochStore.trim_history",
+        EpochStore.trim_history,
     ),
-    row("seals-renewed", "a node that lost seals asked for them anew", "node:Node._renew_seals"),
-    row(
-        "token-raised", "a fencing token was raised", "metadata.epoch_store:EpochStore.raise_token"
-    ),
+    row("seals-renewed", "a node that lost seals asked for them anew", Node._renew_seals),
+    row("token-raised", "a fencing token was raised", EpochStore.raise_token),
     row(
         "epoch-taken-again",
         "an epoch was taken by another meanwhile",
-        "metadata.epoch_store:EpochStore.take_epoch",
+        EpochStore.take_epoch,
         raises=CordwoodError,
     ),
     row(
         "authority-set",
         "it was said what became of a node's data",
-        "metadata.membership:Membership.set_authority",
+        Membership.set_authority,
     ),
 )

@@ -38,6 +38,7 @@ from cordwood.sim.history import (
     TailAnswered,
     TierDumped,
 )
+from cordwood.sim.ledger_events import LedgerMade
 from cordwood.sim.name_events import NamedRead, NameLeads
 from cordwood.sim.node_events import Gauged, NodesetsKnown
 from cordwood.sim.operator_events import LossAccepted, NodeScanned, RebuildingKnown, StorageTold
@@ -69,6 +70,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         ("S1", "S2", "S12", "S13", "E1"),
     ),
     "calls by a name that changes": Evidence((NameLeads, NamedRead), ("S32",)),
+    "what becomes of ledgers": Evidence((LedgerMade,), ("S33", "S34", "S35")),
     "reads": Evidence(
         (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "S28", "S31", "L2"), ("S1", "S3", "S8", "E1")
     ),

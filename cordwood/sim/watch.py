@@ -1,10 +1,34 @@
-"""A probe's place: which function is watched, and which of its calls count."""
+"""What a probe counts: decisions of a type, or calls of a pure function.
+
+The shells of the product tell what they decide (`cordwood.decisions`), and a probe counts that.
+Pure rules tell nothing: there a probe watches the function itself, by reference, so that a name
+which is gone breaks the type check.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from cordwood.decisions import Decision
+from cordwood.sim.planted.bug import find_owner
+
+D = TypeVar("D", bound=Decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Generic[D]):
+    """A probe on a type of decision.
+
+    Attributes:
+        test: asked of each decision; None counts every one.
+    """
+
+    probe: str
+    kind: type[D]
+    test: Callable[[D], object] | None = None
 
 
 @dataclass(slots=True)
@@ -34,17 +58,25 @@ class Watch:
     """A probe on a function.
 
     Attributes:
-        place: `module:function` or `module:Class.method`, below `cordwood`.
+        target: the function or method itself.
         test: asked of each call that returned; None counts every one.
         before: whether it is asked before the call and not after.
         raises: the error that counts, in place of a test.
+        within: the only module whose imported name is watched; None for where it is defined.
+        place: the class or module that holds the function, and its name there.
     """
 
     probe: str
-    place: str
+    target: Callable[..., Any]
     test: Test | None = None
     before: bool = False
     raises: type[BaseException] | None = None
+    within: ModuleType | None = None
+    place: tuple[Any, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Once and now: while a bug is planted, the place holds another function.
+        object.__setattr__(self, "place", find_owner(self.target, self.within))
 
 
 def gave(sight: Sight) -> object:

@@ -101,10 +101,13 @@ class WorkloadOptions:
             one that appends to it and changes the token.
         callers: clients of a log whose name goes from one log to another; with them comes the one
             that changes it.
+        crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
         crowds: clients with several readers of one log.
+        scribes: clients that write ledgers; with them come one that recovers ledgers, one that
+            follows them, and one that reads them all in the end.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
@@ -134,10 +137,12 @@ class WorkloadOptions:
     holders: int = 0
     outsiders: int = 0
     callers: int = 0
+    crossers: int = 0
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0
     crowds: int = 0
+    scribes: int = 0
     sorters: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
@@ -172,6 +177,7 @@ class Clients:
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
+        ledgers: numbers of the ledgers that were made.
         token: the highest fencing token that anybody was given.
         slowness: times that producers pause for longer than drawn.
         burst: most records in one call now.
@@ -202,6 +208,7 @@ class Clients:
         self.batches: dict[str, int] = {}
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
+        self.ledgers: list[int] = []
         self.token = 0
         self.slowness = 1.0
         self.burst = options.burst

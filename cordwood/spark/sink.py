@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cordwood.client.blocking.blocking_store import BlockingStore
-    from cordwood.client.publish.publishing import Published
-    from cordwood.client.publish.staging import StagedRef
+    from cordwood.client.values import Published, StagedRef
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -104,7 +103,7 @@ class _Writer:
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         from cordwood.spark.delivery import unstage
 
-        refs = _refs(messages)
+        refs = staged_refs(messages)
         if refs:
             unstage(self._store, refs)
 
@@ -161,11 +160,11 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         if self._options.delivery != EXACTLY_ONCE:
             return
         if self._done is not None:
-            self._check_logs(self._done, messages)
+            self.check_logs(self._done, messages)
             return
-        refs = _refs(messages)
+        refs = staged_refs(messages)
         if self._options.app:
-            name = self._name(self._store())
+            name = self.writer_name(self._store())
             if name is not None:
                 _publish(self._store(), name, self._batch, refs)
         elif refs:
@@ -177,7 +176,7 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         """Give back what tasks staged; what was appended stays."""
         self._abort(messages)
 
-    def _name(self, store: BlockingStore) -> str | None:
+    def writer_name(self, store: BlockingStore) -> str | None:
         """The application's name for its log, whose versions are numbered by themselves.
 
         As in Delta, where a version is a table's. It has the log's number: one that was deleted
@@ -195,11 +194,11 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         if self._options.delivery != EXACTLY_ONCE:
             return None
         store = self._store()
-        name = self._name(store)
+        name = self.writer_name(store)
         last = store.published(name) if name is not None else None
         return last if last is not None and last.batch >= self._batch else None
 
-    def _check_logs(self, done: Published, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def check_logs(self, done: Published, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Refuse a version whose rows are for logs that it was not written into.
 
         Raises:
@@ -229,9 +228,9 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         """
         self._options = options
         if options.delivery == IDEMPOTENT:
-            self._note_plan()
+            self.note_plan()
 
-    def _note_plan(self) -> None:
+    def note_plan(self) -> None:
         """Note what the batch that is planned reads, before a task appends any of it.
 
         A task's rows are counted within (query, batch, partition). Another plan of that number
@@ -250,7 +249,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         """Stage or append what comes; return once all of it is durable."""
         query, batch = "", 0
         if self._options.delivery != AT_LEAST_ONCE:
-            query, batch = _query_and_batch()
+            query, batch = query_and_batch()
         written = self._write(iterator, self._options.app or query, batch)
         context = TaskContext.get()
         found = context.getLocalProperty(CHECKPOINTS_PROPERTY) if context is not None else None
@@ -266,10 +265,10 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
             return
         query = min(named)[0]
         assert named == {(query, batchId)}, f"tasks of batch {batchId} worked for {sorted(named)}"
-        found = self._fingerprint(batchId, written[0])
-        _publish(self._store(), query, batchId, _refs(messages), found)
+        found = self.plan_fingerprint(batchId, written[0])
+        _publish(self._store(), query, batchId, staged_refs(messages), found)
 
-    def _fingerprint(self, batch: int, written: Written) -> str:
+    def plan_fingerprint(self, batch: int, written: Written) -> str:
         """Which records a batch has, by its checkpoint, which is on stable storage from here on.
 
         Spark syncs nothing of it: a power cut that took the newest plan and left the publication
@@ -292,7 +291,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._abort(messages)
 
 
-def _query_and_batch() -> tuple[str, int]:
+def query_and_batch() -> tuple[str, int]:
     """Of the task that this runs in.
 
     Raises:
@@ -310,7 +309,7 @@ def _query_and_batch() -> tuple[str, int]:
     return query, int(batch)
 
 
-def _refs(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRef]:
+def staged_refs(messages: Sequence[WriterCommitMessage | None]) -> list[StagedRef]:
     """What tasks staged, in the order of their partitions."""
     written = [each for each in messages if isinstance(each, Written)]
     return [ref for each in sorted(written, key=lambda each: each.partition) for ref in each.refs]

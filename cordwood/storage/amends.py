@@ -41,7 +41,7 @@ from cordwood.layout.waves import (
 from cordwood.lsn import format_lsn
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.logs_db.tables import TablesFailed
-from cordwood.storage.refusals import refusal_of
+from cordwood.storage.refusals import refusal_of, tell_refusal
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import StorageEngine
@@ -100,7 +100,7 @@ class Amends:
         if self._settle(frame, None):
             return
         if len(self._waiting) >= WAITING_MAX:
-            self._refuse(frame, {})
+            self.refuse(frame, {})
             return
         self._waiting.append(frame)
         self._stirred.set()
@@ -124,7 +124,7 @@ class Amends:
         engine = self._engine
         size = frame.size
         if size > engine.wal.record_bytes_max:
-            self._refuse(frame, {})  # too large for one record; the sender then sends bodies
+            self.refuse(frame, {})  # too large for one record; the sender then sends bodies
             return True
         is_full = frame.wire_bytes > engine.free_bytes
         taken: list[StoredBlock] = []
@@ -133,6 +133,7 @@ class Amends:
             refusal = refusal_of(engine, frame.wave, head, frame.seal_epoch, is_full, size)
             if refusal is not None:
                 refused[head.header.log] = refusal
+                tell_refusal(engine, head, frame.seal_epoch, refusal)
             elif not engine.is_trimmed(head):
                 body = self._in_cache(head.header)
                 if body is None and found is None:
@@ -140,7 +141,7 @@ class Amends:
                 if body is None and found is not None:
                     body = found.get(head.header)
                 if body is None:
-                    self._refuse(frame, refused)
+                    self.refuse(frame, refused)
                     return True
                 taken.append(AmendedBlock(head.header, head.envelope, head.wire, body))
         # A refusal of one block refuses all the frame's blocks of that log.
@@ -152,7 +153,7 @@ class Amends:
             frame.settled(tuple(refused.values()))
         return True
 
-    def _refuse(self, frame: _Frame, refused: dict[int, StoreRefusal]) -> None:
+    def refuse(self, frame: _Frame, refused: dict[int, StoreRefusal]) -> None:
         """Refuse a whole frame; logs without another reason are refused as not held."""
         for head in frame.heads:
             log = head.header.log

@@ -44,8 +44,9 @@ from cordwood.metadata.membership import CLAIM_CHARS_MAX, Claim, Membership
 from cordwood.nodes import Member
 from cordwood.settings import NodeSettings
 from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, GO_ON_OLDER, Identity, check_identity
-from cordwood.storage.wal.delta_wal import Wal, WalLimits
+from cordwood.storage.wal.delta_wal import Wal
 from cordwood.storage.wal.wal_file import WalBlank, open_wal
+from cordwood.storage.wal.wal_limits import WalLimits as WalLimits
 from cordwood.write_budget import parse_budget
 
 INCARNATION = "incarnation"
@@ -87,8 +88,18 @@ class DataDirectory:
     """
 
     def __init__(
-        self, settings: NodeSettings, host: Host, membership: Membership, cluster: bytes
+        self,
+        settings: NodeSettings,
+        host: Host,
+        membership: Membership,
+        cluster: bytes,
+        is_anew: bool = False,
     ) -> None:
+        """
+        Args:
+            is_anew: the directory is begun anew, see `storage.rebuild.admission`: no start of the
+                node is looked for in it.
+        """
         self.is_older = False
         self.reached = -1
         self.word = b""
@@ -96,6 +107,7 @@ class DataDirectory:
         self._host = host
         self._membership = membership
         self._cluster = cluster
+        self._is_anew = is_anew
         self._known = Incarnations()
         self._found = Claim()
         self._name = ""
@@ -117,8 +129,8 @@ class DataDirectory:
         ours = Identity(self._cluster.hex(), settings.node, settings.storage.wal_bytes)
         stored = await disk.read_file(identity_path)
         if stored is None:
-            await self._refuse_empty()
-            wal_bytes = await self._make_wal(wal_path, identity_path)
+            await self.refuse_empty()
+            wal_bytes = await self.make_wal(wal_path, identity_path)
             # Before the WAL is recovered, which makes it one that may hold something.
             ours = msgspec.structs.replace(ours, wal_bytes=wal_bytes)
             await disk.write_file(identity_path, msgspec.json.encode(ours))
@@ -130,7 +142,7 @@ class DataDirectory:
             disk, wal_path, owner=settings.node, capacity_bytes=ours.wal_bytes, limits=limits
         )
 
-    async def _make_wal(self, path: str, identity_path: str) -> int:
+    async def make_wal(self, path: str, identity_path: str) -> int:
         """Format the WAL of a directory without an identity; its capacity in bytes.
 
         A first start that a crash cut short may have come as far as that. Its WAL was
@@ -155,7 +167,7 @@ class DataDirectory:
             )
         return header.capacity
 
-    async def _refuse_empty(self) -> None:
+    async def refuse_empty(self) -> None:
         """A node that the cluster knows and whose disk knows nothing lost its records; its
         silence must not be taken for their absence.
 
@@ -163,7 +175,7 @@ class DataDirectory:
             NotOurCluster: this node was in the cluster before.
         """
         node = self._settings.node
-        if (await self._membership.claim(node)).incarnation:
+        if not self._is_anew and (await self._membership.claim(node)).incarnation:
             raise NotOurCluster(
                 f"node {node} is in the cluster, but {self._settings.directory} is "
                 "empty: bring its disk back, or start it under a new number"
@@ -185,8 +197,10 @@ class DataDirectory:
                 logger.error("%s", error)
         self.word = await disk.read_file(self._path(ACCEPT_LOSS)) or b""
         self._found = found = await self._membership.claim(self._settings.node)
+        if self._is_anew:
+            return
         self.reached = found.reached
-        self.is_older = self._is_behind(found)
+        self.is_older = self.is_behind(found)
         if not self.is_older:
             return
         node, directory = self._settings.node, self._settings.directory
@@ -203,7 +217,7 @@ class DataDirectory:
             )
         logger.error("%s; it starts all the same, as its operator said", text)
 
-    def _is_behind(self, found: Claim) -> bool:
+    def is_behind(self, found: Claim) -> bool:
         return found.name not in self._known.claims
 
     # ---- claiming ----
@@ -223,7 +237,7 @@ class DataDirectory:
         settings = self._settings
         self._name = f"{self._host.random.getrandbits(CLAIM_BITS):016x}"
         claims = self._claims_before()
-        await self._write_claims((*claims, self._name))
+        await self.write_claims((*claims, self._name))
         member = await self._membership.register(
             settings.node,
             settings.listen,
@@ -245,7 +259,7 @@ class DataDirectory:
         behind = known[known.index(last) + 1 :] if last in known else ()
         return (last, *behind[-(CLAIMS_MAX - 2) :])
 
-    async def _write_claims(self, claims: tuple[str, ...]) -> None:
+    async def write_claims(self, claims: tuple[str, ...]) -> None:
         kept = Incarnations(self._found.incarnation + 1, claims)
         await self._host.disk.write_file(self._path(INCARNATION), msgspec.json.encode(kept))
 

@@ -17,6 +17,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from cordwood.block import Buffer
+from cordwood.decisions import (
+    EpochClosed,
+    EpochPurged,
+    LogTrimmed,
+    NodeFailed,
+    SealRaised,
+    SealRefused,
+    tell,
+)
 from cordwood.errors import (
     CordwoodError,
     Fenced,
@@ -44,6 +53,7 @@ from cordwood.layout.engine_record import (
     pack_trim,
     read_engine_record,
 )
+from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import EpochNodes, SealReply
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
@@ -61,17 +71,21 @@ from cordwood.protocol.disk_space import DiskRoom
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
 from cordwood.storage.amends import Amends
+from cordwood.storage.ledgers.ledger_index import LedgerIndex
 from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
-from cordwood.storage.refusals import damage_of, refusal_of
+from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
 from cordwood.storage.unheard import Unheard
 from cordwood.storage.wal.delta_wal import Wal
 
 logger = logging.getLogger(__name__)
+
+BesideRecord = StagingRecord | LedgerEntries | LedgerChanges
+"""What is kept beside the logs, in the same WAL and by the same flushes."""
 
 SEAL_TIMEOUT_S = 10.0
 """A durable write takes under a millisecond; a disk that takes this long has stalled."""
@@ -83,7 +97,7 @@ class StorageEngine:
     Attributes:
         cache: the durable blocks that LogsDB does not have yet, and the state of each log.
         logs, reader: LogsDB, and the reader of cache and LogsDB.
-        staged: blocks that wait to be published.
+        staged, ledgers: blocks that wait to be published; and ledgers.
         failed: why the node can store no more, "" while it can.
         damage: the durable records that were lost, "" for none. A damaged node stores and sends,
             but its silence never counts as absence; until when, see `LogsStore.lost`.
@@ -107,10 +121,12 @@ class StorageEngine:
         on_change: Callable[[int], None],
         staged: StagedIndex | None = None,
         unheard: Unheard | None = None,
+        ledgers: LedgerIndex | None = None,
     ) -> None:
         self.seals, self.unheard, self.amends = SealTable(), unheard, Amends(self)
         self.cache = LogCache(states)
         self.staged, self.logs = staged or StagedIndex(), logs
+        self.ledgers = ledgers or LedgerIndex()
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = self.damage = self.low_space = self.read_only = ""
@@ -156,7 +172,8 @@ class StorageEngine:
             NotOurCluster: WAL and LogsDB are of different times: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
-        engine = cls(wal, logs, states, settings, on_change, staged, unheard)
+        ledgers = LedgerIndex(await logs.ledgers.states())
+        engine = cls(wal, logs, states, settings, on_change, staged, unheard, ledgers)
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -164,7 +181,7 @@ class StorageEngine:
             )
         async for run in wal.recover_runs():
             for offset, body in run.above(logs.offset):
-                engine._replay(offset, memoryview(body))
+                engine.replay(offset, memoryview(body))
                 if engine.amends.unrestored:
                     await engine.amends.restore()
         found = wal.recovery
@@ -211,7 +228,7 @@ class StorageEngine:
         """The changes since the last cut, for a flush; None if there are none."""
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
-            batch.staged = self.staged.cut()
+            batch.staged, batch.ledgers = self.staged.cut(), self.ledgers.cut()
             self._recent.begin((log, self.logs.last(log)) for log in batch.logs)
         return batch
 
@@ -220,6 +237,7 @@ class StorageEngine:
         self._recent.add(batch.blocks, batch.logs)
         self.cache.evict(batch)
         self.staged.evict(batch.staged)
+        self.ledgers.evict(batch.ledgers)
 
     @property
     def wal(self) -> Wal:
@@ -258,6 +276,7 @@ class StorageEngine:
                     taken.append(block)
             else:
                 refused[block.header.log] = refusal
+                tell_refusal(self, block, seal_epoch, refusal)
         if not taken:
             settled(tuple(refused.values()))
             return
@@ -266,7 +285,7 @@ class StorageEngine:
             parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
             for block in taken:
                 parts += (block.wire, block.body)
-        self._append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
+        self.append_store(wave, parts, taken, tuple(refused.values()), settled, bool(seal_epoch))
 
     def _store_nothing(
         self, wave: int, payload: memoryview, settled: Callable[[Sequence[StoreRefusal]], None]
@@ -276,7 +295,7 @@ class StorageEngine:
             reason = Refusal.FAILED if self.failed else Refusal.FULL
             settled((StoreRefusal(wave, 0, reason),))
         else:
-            self._append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
+            self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
         """Whether a block is trimmed, or in main storage: storing it succeeds and keeps nothing."""
@@ -317,9 +336,9 @@ class StorageEngine:
         """Write new envelopes of blocks whose bodies are held."""
         head = store_head(len(blocks), seal_epoch, amends=True)
         parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
-        self._append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
+        self.append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
 
-    def _append_store(
+    def append_store(
         self,
         wave: int,
         parts: list[Buffer],
@@ -387,10 +406,11 @@ class StorageEngine:
         """
         if not self.seals.seal(log, epoch):
             ruling = self.seals.of(log)
+            tell(SealRefused(log, epoch, ruling))
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
             # Trap: a recovery that is retried many times would fill the ring with its seal.
-            await self._write_mark(
+            await self.write_mark(
                 log, pack_seal(SealRecord(log, epoch)), lambda: self._on_sealed(log, epoch)
             )
         held = self.cache.log(log)
@@ -411,6 +431,7 @@ class StorageEngine:
             await self._close_epoch(log, epoch, end)
 
     def _on_sealed(self, log: int, epoch: int) -> None:
+        tell(SealRaised(log, epoch))
         self._sealed_durably[log] = max(epoch, self._sealed_durably.get(log, 0))
 
     def unclean_epochs(self, log: int) -> tuple[list[int], int]:
@@ -426,6 +447,7 @@ class StorageEngine:
         Raises:
             Overloaded: the WAL has no room even for this.
         """
+        tell(EpochPurged(log, epoch, seal))
         end = EpochEnd(seal, lng, produced, attempt) if seal else None
         await self._close_epoch(log, epoch, end)
 
@@ -448,7 +470,7 @@ class StorageEngine:
             )
         if lsn > self.cache.log(log).trim:
             record = TrimRecord(log, lsn, released)
-            await self._write_mark(log, pack_trim(record), lambda: self._on_trimmed(record))
+            await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
         return self.cache.log(log).trim
 
     async def tier(self, log: int, lsn: int, released: int) -> int:
@@ -467,7 +489,7 @@ class StorageEngine:
             )
         if lsn > self.cache.log(log).tier:
             record = TierRecord(log, lsn, released)
-            await self._write_mark(log, pack_tier(record), lambda: self._on_tiered(record))
+            await self.write_mark(log, pack_tier(record), lambda: self._on_tiered(record))
         return self.cache.log(log).tier
 
     def _on_tiered(self, record: TierRecord) -> None:
@@ -484,7 +506,8 @@ class StorageEngine:
         """A log's trim point, 0 for none."""
         return held.trim if (held := self.cache.get(log)) is not None else 0
 
-    def _on_trimmed(self, record: TrimRecord) -> None:
+    def on_trimmed(self, record: TrimRecord) -> None:
+        tell(LogTrimmed(record.log, record.lsn))
         held = self.cache.log(record.log)
         # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
@@ -502,7 +525,7 @@ class StorageEngine:
         if epoch > held.nodesets[0]:
             packed = pack_nodesets(untrimmed(history, held.trim))
             mark = pack_nodes(NodesetsRecord(log, epoch, packed))
-            await self._write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
+            await self.write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
 
     def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
         """The history of nodesets without its trimmed part, after the epoch that completed it."""
@@ -513,6 +536,7 @@ class StorageEngine:
         return epoch, untrimmed(read_nodesets(packed), held.trim)
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
+        tell(EpochClosed(log, epoch, end is not None))
         if end is not None:
             # Trap: fix the LNG here and write it, because a later start may not know one as high.
             end = self.cache.log(log).above_own_lng(epoch, end)
@@ -522,16 +546,16 @@ class StorageEngine:
             self.cache.log(log).close_epoch(epoch, end)
             self._on_change(log)
 
-        await self._write_mark(log, mark, apply)
+        await self.write_mark(log, mark, apply)
 
-    async def _write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
+    async def write_mark(self, log: int, mark: bytes, apply: Callable[[], None]) -> None:
         """Write a control record; `apply` runs in its order among the stores."""
         await self._write([mark], [log], apply, reserve_ok=True)
 
-    async def write_staging(
-        self, parts: Sequence[Buffer], record: StagingRecord, *, reserve_ok: bool
+    async def write_beside(
+        self, parts: Sequence[Buffer], record: BesideRecord, *, reserve_ok: bool
     ) -> None:
-        """Write a record of staged blocks; returns when it is durable and in effect.
+        """Write a record of staged blocks or ledgers; returns when it is durable and in effect.
 
         Raises:
             Overloaded, RecordTooLarge: the WAL has no free space for it, now or ever.
@@ -541,15 +565,18 @@ class StorageEngine:
         self._bytes_on_way += size
 
         def apply() -> None:
-            self._apply_staging(record)
+            self._apply_beside(record)
 
         try:
             await self._write(parts, [], apply, reserve_ok=reserve_ok)
         finally:
             self._bytes_on_way -= size
 
-    def _apply_staging(self, record: StagingRecord) -> None:
-        grown = self.staged.apply(record)
+    def _apply_beside(self, record: BesideRecord) -> None:
+        if isinstance(record, LedgerEntries | LedgerChanges):
+            grown = self.ledgers.apply(record)
+        else:
+            grown = self.staged.apply(record)
         if grown:
             self.cache.add_staged(grown)
 
@@ -601,9 +628,10 @@ class StorageEngine:
         """The WAL or LogsDB failed for good: store nothing any more."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
+            tell(NodeFailed(0, self.failed))
             logger.error("this node stores nothing any more: %s", self.failed)
 
-    def _replay(self, offset: int, body: memoryview) -> None:
+    def replay(self, offset: int, body: memoryview) -> None:
         match read_engine_record(body):
             case StoreRecord(_, blocks):
                 self._note(offset, [block.header.log for block in blocks])
@@ -627,9 +655,11 @@ class StorageEngine:
                 self._note(offset, [log])
                 self.cache.log(log).release(released)
                 self.cache.log(log).tier_to(lsn)
-            case StageRecord() | PinRecord() | UnstageRecord() as record:
+            case (
+                StageRecord() | PinRecord() | UnstageRecord() | LedgerEntries() | LedgerChanges()
+            ) as record:
                 self._note(offset, [])
-                self._apply_staging(record)
+                self._apply_beside(record)
             case NodesetsRecord(log, epoch, packed):
                 self._note(offset, [log])
                 self.cache.log(log).tell_nodesets(epoch, packed)

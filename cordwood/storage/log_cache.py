@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cordwood.block import BlockHeader, Produced
+from cordwood.block import BlockHeader, EnvelopeFlag, Produced
+from cordwood.decisions import CopyMet, LateBlockDropped, tell
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
@@ -137,6 +138,7 @@ class CachedLog:
         """Keep a block; False if it is too late, or a copy of the same range has precedence."""
         header = block.header
         if self._is_late(block):
+            tell(LateBlockDropped(header.log, header.first, header.last))
             return False
         self.append_time_us = max(self.append_time_us, header.append_time_us)
         self._note_lng(block.envelope.lng)
@@ -155,7 +157,9 @@ class CachedLog:
         while at < len(self._lasts) and self._lasts[at] == header.last:
             held = self._blocks[at]
             if held.header.first == header.first and held.header.kind == header.kind:
-                return self._replace(at, block)
+                is_better = self.replace_copy(at, block)
+                tell(CopyMet(header.log, header.first, header.last, is_better))
+                return is_better
             at += 1
         self._lasts.insert(at, header.last)
         self._blocks.insert(at, block)
@@ -179,9 +183,11 @@ class CachedLog:
         end = self.ends.get(epoch)
         if end is not None:
             return block.header.last > end.lng and (seal, block.envelope.wave) < end.place
+        if block.envelope.flags & EnvelopeFlag.REBUILT:
+            return False  # its donor knew that it counts
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
-    def _replace(self, at: int, block: StoredBlock) -> bool:
+    def replace_copy(self, at: int, block: StoredBlock) -> bool:
         held = self._blocks[at]
         if held.envelope.precedence >= block.envelope.precedence:
             return False
@@ -378,8 +384,8 @@ class FlushSet:
         bytes: of these blocks.
         logs: the logs that changed.
         states: of these logs, as of `offset`; made when the batch is cut.
-        staged: rows of staged blocks, also made when the batch is cut.
-        staged_bytes: of the bodies of staged blocks.
+        staged, ledgers: rows of staged blocks and of ledgers, also made when the batch is cut.
+        staged_bytes: of the bodies of staged blocks, and of entries of ledgers.
     """
 
     since_s: float
@@ -389,6 +395,7 @@ class FlushSet:
     logs: dict[int, None] = field(default_factory=dict)
     states: dict[int, LogState] = field(default_factory=dict)
     staged: list[Row] = field(default_factory=list)
+    ledgers: list[Row] = field(default_factory=list)
     staged_bytes: int = 0
 
 
@@ -442,7 +449,7 @@ class LogCache:
             self._bytes += block.wire_bytes
 
     def add_staged(self, size: int) -> None:
-        """A staged body of `size` bytes is in memory until the next flush is done."""
+        """So many bytes of staged blocks or entries are in memory until the next flush is done."""
         batch = self._batch
         assert batch is not None, "a record is noted before what it holds"
         batch.bytes += size

@@ -145,6 +145,7 @@ class StorageRole:
 
         Raises:
             Rejected: the epoch was never handed out, or the call contradicts itself.
+            AccessDenied: a client trims a log that it may not append to.
             Unreachable: a client says that something is released which no sequencer confirms.
             Retryable: the metadata store does not say.
         """
@@ -154,7 +155,10 @@ class StorageRole:
             case Clean():
                 return await self.clean(call)
             case Trim():
-                return await self.trim(call, by_node=is_node(connection))
+                by_node = is_node(connection)
+                if self._rights is not None and not by_node:
+                    await self._rights.check_writer(call.log, connection.tokens)
+                return await self.trim(call, by_node=by_node)
             case TellNodesets():
                 # A log's first epoch is handed out with its first nodeset.
                 if call.epoch > 1:
@@ -267,10 +271,10 @@ class StorageRole:
         wave = [False]
         session.open.append(wave)
         self._engine.store(
-            frame.request, frame.payload, partial(self._on_settled, connection, session, wave)
+            frame.request, frame.payload, partial(self.on_store_settled, connection, session, wave)
         )
 
-    def _on_settled(
+    def on_store_settled(
         self,
         connection: Connection,
         session: _Session,

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class SmallLog:
+class LogItems:
     """What one log brings.
 
     Attributes:
@@ -72,7 +72,7 @@ async def gather(items: AsyncIterator[Item], bytes_max: int) -> tuple[list[Item]
     return found[:blocks], None
 
 
-async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[SmallLog]) -> None:
+async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[LogItems]) -> None:
     """Upload shares as one object, and commit each.
 
     Args:
@@ -83,7 +83,7 @@ async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[SmallLo
         OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
         Corrupt: a block is damaged; nothing was committed.
     """
-    taking_part: list[SmallLog] = []
+    taking_part: list[LogItems] = []
     writer = ObjectWriter()
     for share in shares:
         try:

@@ -42,7 +42,7 @@ from cordwood.protocol.tier_plan import (
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.settings import MIB, ClientSettings, TierSettings
 from cordwood.storage.said_once import SaidOnce
-from cordwood.tier.shared_upload import SmallLog, gather, upload_shared
+from cordwood.tier.shared_upload import LogItems, gather, upload_shared
 from cordwood.tier.uploader import Item, LogUploader, Uploaded
 from cordwood.uploading.log_source import LogSource
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
@@ -340,7 +340,7 @@ class UploadRole:
         infos: Mapping[int, LogInfo],
         rate: float,
     ) -> None:
-        shares: list[SmallLog] = []
+        shares: list[LogItems] = []
         store = await self._objects.store()
         for each in sorted(planned, key=lambda share: share.log):
             info = infos[each.log]
@@ -357,7 +357,7 @@ class UploadRole:
                 continue
             if items:
                 shares.append(
-                    SmallLog(each.log, info.name, info.created_us, manifest, first, items,
+                    LogItems(each.log, info.name, info.created_us, manifest, first, items,
                           Uploaded(first, blocked=lost))
                 )  # fmt: skip
         if not shares:

@@ -114,6 +114,8 @@ class Connection:
         self._writable.set()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.on_closed: Callable[[Connection], None] | None = None
+        # Digests of the write tokens that the other side showed.
+        self.tokens: frozenset[str] = frozenset()
         # What else a caller must be to be let in; raises what it is refused with.
         self.admit: Callable[[Hello], None] | None = None
         # Told of a frame's bytes that are here while it is not whole, see `Arrivals.note`.
@@ -182,7 +184,7 @@ class Connection:
         self._out_bytes = 0
         self._parser.drop()
         self._writable.set()
-        told = self._for_callers(error)
+        told = self.error_for_callers(error)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(told)
@@ -298,7 +300,7 @@ class Connection:
     async def _ask(self, message: Call, answer_s: float | None) -> Reply:
         """Send a call and wait for its answer; see `call`."""
         if self._error is not None:
-            raise self._for_callers(self._error)
+            raise self.error_for_callers(self._error)
         if len(self._calls) >= CALLS_MAX:
             raise Unreachable(f"{CALLS_MAX} calls to {self} are unanswered")
         request = self._next_request
@@ -320,7 +322,7 @@ class Connection:
             check_answer(message, reply)
         except Malformed as error:
             self.fail(error)
-            raise self._for_callers(error) from None
+            raise self.error_for_callers(error) from None
         return reply
 
     def _silent(self, message: Call, waited_s: float) -> Unreachable:
@@ -365,7 +367,7 @@ class Connection:
 
     # Inside.
 
-    def _for_callers(self, error: CordwoodError) -> CordwoodError:
+    def error_for_callers(self, error: CordwoodError) -> CordwoodError:
         """What a caller is told of why the connection went.
 
         A frame that arrived damaged says nothing about a caller's request: to that one the

@@ -25,12 +25,13 @@ from cordwood.block import BlockHeader, BlockKind, Codec
 from cordwood.client.admin.position_calls import to_lsn
 from cordwood.client.publish.staging import StagedRef
 from cordwood.errors import CordwoodError
-from cordwood.layout import logs_db, staged, wal_block, wal_run
+from cordwood.layout import ledger_records, logs_db, staged, wal_block, wal_run
 from cordwood.layout.append_group import pack_group, read_group
 from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST, body_to_batch
 from cordwood.layout.body import parse_body
 from cordwood.layout.frame import FrameParser, frame
 from cordwood.layout.json_text import read_json
+from cordwood.layout.ledger_entry import EntrySeal
 from cordwood.layout.ledger_metadata import (
     ledger_key,
     pack_ledger,
@@ -40,6 +41,7 @@ from cordwood.layout.ledger_metadata import (
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets
 from cordwood.layout.rebuild_events import pack_event, pack_set, read_event, read_set
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
+from cordwood.ledger import DigestKind
 from cordwood.local_cluster import ClusterShape
 from cordwood.metadata import lease, log_numbers, publications
 from cordwood.protocol.event_log import apply
@@ -277,3 +279,26 @@ def positions(data: bytes) -> None:
     with suppress(CordwoodError):
         to_lsn(text)
     to_lsn(int.from_bytes(data, "little", signed=True))
+
+
+@target
+def ledger_rows(data: bytes) -> None:
+    """What LogsDB has of a ledger, and an entry as a client reads it; the first byte says which."""
+    rest = data[1:]
+    match data[:1]:
+        case b"s":
+            row = ledger_records.read_state_row(rest)
+            assert ledger_records.pack_state_row(row) == rest
+        case b"e":
+            kept = ledger_records.read_entry_row(1 << 40, rest)
+            assert ledger_records.pack_entry_row(kept) == rest
+        case b"k":
+            ledger, entry = ledger_records.read_entry_row_key(rest)
+            assert ledger_records.entry_row_key(ledger, entry) == rest
+        case b"l":
+            ledger = ledger_records.read_state_row_key(rest)
+            assert ledger_records.state_row_key(ledger) == rest
+        case _:
+            for kind in DigestKind:
+                with suppress(CordwoodError):
+                    EntrySeal(1, kind, b"testPasswd").read(0, -1, 3, rest)

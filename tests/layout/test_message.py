@@ -22,12 +22,16 @@ from cordwood.errors import (
     RecordTooLarge,
 )
 from cordwood.layout import message
+from cordwood.layout.ledger_metadata import pack_ledger
 from cordwood.layout.log_questions import (
+    AskCopies,
     AskExtent,
     AskIfLost,
     AskKept,
     AskSize,
     AskTime,
+    CopiesReply,
+    CopyWord,
     ExtentReply,
     IfLostReply,
     KeptReply,
@@ -87,12 +91,39 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
+from cordwood.layout.message_ledgers import (
+    AddEntries,
+    AddRefusal,
+    AddReply,
+    AskLac,
+    AskLedger,
+    CreateLedger,
+    DeleteLedger,
+    EntriesReply,
+    EntryAnswer,
+    EntryItem,
+    Found,
+    LacReply,
+    LedgerReply,
+    LedgersReply,
+    ListLedgers,
+    ReadEntries,
+    SetLedger,
+    TellLac,
+)
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
     MembersReply,
     SetAuthority,
     SetStorage,
+)
+from cordwood.layout.message_rebuilding import (
+    AskRebuilding,
+    DonorState,
+    RebuildingReply,
+    RebuildOrder,
+    SayRebuild,
 )
 from cordwood.layout.message_rights import (
     AskVersion,
@@ -116,6 +147,7 @@ from cordwood.layout.message_staging import (
     StagedReply,
     Unstage,
 )
+from cordwood.ledger import Fragment, LedgerMetadata, Striping
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Authority
@@ -136,6 +168,8 @@ GROUP = ConsumerReply(
 )  # fmt: skip
 STAGE = bytes(range(16))
 SHARE = LogBlocks(9, "/orders", [BlockPlace(STAGE, [1, 2, 3], 2, 4)])
+KEY = bytes(range(20))
+LEDGER = pack_ledger(LedgerMetadata(7, Striping(3, 2, 2), (Fragment(0, (1, 2, 3)),)))
 CALLS: list[Call] = [
     Trim(9, lsn(3, 1), lsn(3, 2)),
     AskTime(9, -1, lsn(3, 2), True),
@@ -143,6 +177,9 @@ CALLS: list[Call] = [
     AskSize(9, -(1 << 62), 1 << 62),
     AskKept(9, (1, 1 << 40)),
     AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
+    AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
+    SayRebuild(3, RebuildOrder.START, forced=True),
+    AskRebuilding(),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskConsumers("billing"),
@@ -163,6 +200,10 @@ CALLS: list[Call] = [
     Unstage("query", 2, [STAGE]), AskStaged(STAGE), AskPublication("query"),
     BeginPublish("query", 7), CommitPublish("query", 7, 2, [SHARE]),
     FinishPublish("query", 3, {"/orders": (lsn(4, 1), lsn(4, 2))}),
+    AddEntries(7, KEY, [EntryItem(0, -1, 4, b"body"), EntryItem(1, 0, 8, b"")], True),
+    ReadEntries(7, KEY, [0, 2**63 - 1], True), AskLac(7, KEY, False, 3, 20_000),
+    TellLac(7, KEY, 3), AskLedger(2**63 - 1), CreateLedger(-1, LEDGER), SetLedger(7, 9, LEDGER),
+    DeleteLedger(7), ListLedgers(-1, 1000),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
@@ -180,8 +221,13 @@ REPLIES: list[Reply] = [
     SizeReply(1 << 40),
     KeptReply((0, 1 << 40)),
     IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
+    CopiesReply((CopyWord(1, 2, 3, True, (4, 5, 6)), CopyWord(2))),
+    RebuildingReply(b"set", DonorState(7, 1, 2, 3, 4, 5.5, "nothing", True)),
     NodesetsReply(5, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
+    AddReply(AddRefusal.FENCED),
+    EntriesReply([EntryAnswer(0, Found.YES, -1, 4, b"body"), EntryAnswer(1, Found.UNKNOWN)], 0),
+    LacReply(Found.YES, 3, 5, True), LedgerReply(9, LEDGER, True), LedgersReply([0, 7]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
         [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],

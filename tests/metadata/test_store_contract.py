@@ -124,6 +124,26 @@ class TestCompareAndSet:
 
 
 class TestList:
+    def test_keys_come_in_pages_without_those_that_were_deleted(self, play):
+        async def act(store: MetadataStore) -> None:
+            made = ["b", "b/1", "b/1/x", "b/10", "b/2", "b-c/1", "b_c", "c/1", "d/1"]
+            versions = {key: await store.compare_and_set(key, b"v", 0) for key in made}
+            await store.compare_and_set("b/10", None, versions["b/10"] or 0)
+            left = sorted({*made} - {"b/10"})
+            for prefix in ("", "b", "b/", "b/1", "c/", "x"):
+                wanted = [key for key in left if key.startswith(prefix)]
+                assert await store.keys_after(prefix, "", 100) == wanted
+                pages: list[str] = []
+                while page := await store.keys_after(prefix, pages[-1] if pages else "", 2):
+                    pages += page
+                assert pages == wanted
+            assert await store.keys_after("b", "b/15", 2) == ["b/2", "b_c"]
+            for limit in (0, 100_001):
+                with pytest.raises(BadSetting, match="a page of"):
+                    await store.keys_after("b", "", limit)
+
+        play(act)
+
     def test_keys_with_the_prefix_sorted(self, play):
         async def act(store: MetadataStore) -> None:
             versions = {}

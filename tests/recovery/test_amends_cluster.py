@@ -37,7 +37,7 @@ class Written:
         send, amend, store = (
             Connection.send,
             StorageEngine.append_amend,
-            StorageEngine._append_store,
+            StorageEngine.append_store,
         )
 
         def counted(me, kind, request, parts, *rest):
@@ -55,7 +55,7 @@ class Written:
 
         monkeypatch.setattr(Connection, "send", counted)
         monkeypatch.setattr(StorageEngine, "append_amend", amended)
-        monkeypatch.setattr(StorageEngine, "_append_store", stored)
+        monkeypatch.setattr(StorageEngine, "append_store", stored)
 
 
 async def plant_tail(cluster: ClusterAtHand, holders: Sequence[int]) -> list[bytes]:

@@ -65,7 +65,7 @@ def store(channel: Channel) -> float:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        await mend_tail._store(job, [], cast(StoreChannel, cast(Any, channel)), host)
+        await mend_tail.store_wave(job, [], cast(StoreChannel, cast(Any, channel)), host)
         return loop.time() - begin
 
     with asyncio.Runner(loop_factory=lambda: SimLoop(random.Random(1))) as runner:

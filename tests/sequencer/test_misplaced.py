@@ -89,7 +89,7 @@ def test_a_batch_is_not_published_while_its_last_group_is_in_flight(
 ) -> None:
     """The next publisher cut smaller groups. Of its last one it was told that it was stored. So
     it noted the batch as done, and the staged blocks went; then the sequencer died."""
-    append_group, count = publishing.Publisher._append_group, 0
+    append_group, count = publishing.Publisher.append_one_group, 0
     is_last = asyncio.Event()
 
     async def scenario(cluster: ClusterAtHand) -> None:
@@ -108,7 +108,7 @@ def test_a_batch_is_not_published_while_its_last_group_is_in_flight(
             wanted = [b"0/%03d" % at * 80 for at in range(30)]
             refs = [await one.stage("log", [value]) for value in wanted]
             with monkeypatch.context() as patch:
-                patch.setattr(publishing.Publisher, "_append_group", counted)
+                patch.setattr(publishing.Publisher, "append_one_group", counted)
                 first = asyncio.ensure_future(one.publish("q", 0, refs, whole=False))
                 await is_last.wait()
                 await asyncio.sleep(0.02)

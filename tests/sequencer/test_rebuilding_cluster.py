@@ -44,13 +44,13 @@ async def copysets(cluster: ClusterAtHand) -> list[tuple[int, ...]]:
 @pytest.fixture
 def refusals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Refusal, int]]:
     seen: list[tuple[Refusal, int]] = []
-    right = LogAppender._on_refused
+    right = LogAppender.on_refused
 
     def noted(me, run, node, refusal, at):
         seen.append((refusal.reason, refusal.epoch))
         right(me, run, node, refusal, at)
 
-    monkeypatch.setattr(LogAppender, "_on_refused", noted)
+    monkeypatch.setattr(LogAppender, "on_refused", noted)
     return seen
 
 

@@ -36,6 +36,7 @@ One event a line; each line comes one millisecond after the one before::
     r1 e1n1=a~7 e1n2=b e1n3-e2n0=bridge   ~7: of append time 7 µs; … is given records and gaps
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
+    n1@rack1 e1n1=a@1,2,3           … with the nodes that the envelope names
     n1@rack1 trim=e1n2 tier=e1n1 e1n3=a   … of a node that has trimmed, and let go
     tier e1n1 to e1n4 e1n1=a e1n2-e1n4=hole   what main storage holds of it, both included
     n1 stores e1n1-e1n4 e1n5        what a node says is durable
@@ -51,13 +52,21 @@ One event a line; each line comes one millisecond after the one before::
     n1 names n2,n3 e1n1-e1n4 41     a block, at 41, at a node that knows that these are gone
     accept n1                       an operator accepts what n1 lost
     fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
+    name made 5 | name sought 5 deleted|found|named|listed …    a log, and how it is found at last
+    begin n1 rack1                  a node begins to start there, and may never run
     disk n1 own|other               a machine is given a disk
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
     n1 has wal_bytes 5 of 9         a node holds so much of what has a limit
     lost n1 n2                      nodes are gone for good
+    wiped n1                        a node's disk is gone for good, and an empty one there
+    disks 2 [n1]                    so many disks were lost, and n1 is still said to be lost
     back n1 n2                      nodes that were away past the healing come back
     pace w1 [hampered] | paced w1   from here on w1's appends are timed | … up to here
     w1 puts 60 from e1n1 each 0.01  so many appends, one after another, each so many seconds long
+    ledger made w1 | ledger adds 0 a | ledger acked 0 5 | ledger refused 0   a ledger, of which
+                                    the first thing added is a, and is entry 5
+    ledger read r1 5 a | ledger ends w1 5 [384] | ledger audited w1 [lost]   … is read, ends, and
+                                    is audited
     idle nodes=3 for=2 steps=100    steps of all nodes together, in seconds that nobody wants them
 
 A table of histories is a text file: a line ``== S1 S5: in words`` and then the lines
@@ -73,11 +82,19 @@ import pathlib
 import re
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from cordwood.block import GapKind
 from cordwood.lsn import format_lsn, parse_lsn
-from cordwood.sim.end_events import NodesBack, NodesLost, PaceBegan, PaceEnded
+from cordwood.sim.end_events import (
+    DiskLost,
+    DisksReplaced,
+    NodesBack,
+    NodesLost,
+    PaceBegan,
+    PaceEnded,
+)
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -100,6 +117,7 @@ from cordwood.sim.history import (
     Idled,
     NodeDumped,
     NodeStarted,
+    NodeStarting,
     PayloadMark,
     PositionsSaved,
     ReadEnded,
@@ -111,7 +129,16 @@ from cordwood.sim.history import (
     TailAnswered,
     TierDumped,
 )
-from cordwood.sim.name_events import NamedAppend, NamedRead, NameLeads
+from cordwood.sim.ledger_events import (
+    EntryAcked,
+    EntryAdded,
+    EntryRead,
+    EntryRefused,
+    LedgerAudited,
+    LedgerEnds,
+    LedgerMade,
+)
+from cordwood.sim.name_events import LogMade, LogSought, NamedAppend, NamedRead, NameLeads
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import (
     BlockKept,
@@ -137,6 +164,9 @@ from cordwood.sim.token_events import FenceAnswered, FenceAsked
 
 STEP_US = 1000
 GAPS = {kind.value for kind in GapKind}
+
+LEDGER = 7
+"""What all lines about a ledger are about."""
 
 
 def mark(name: str) -> PayloadMark:
@@ -286,6 +316,9 @@ class _Stage:
     def do_ease(self, kind: str) -> None:
         self.add(FaultEased(self.time_us, kind))
 
+    def do_begin(self, node: str, rack: str) -> None:
+        self.add(NodeStarting(self.time_us, int(node[1:]), rack))
+
     def do_start(self, node: str, rack: str = "", weight: str = "weight=1") -> None:
         weighs = float(weight.removeprefix("weight="))
         self.add(NodeStarted(self.time_us, int(node[1:]), 0, rack, weighs))
@@ -298,6 +331,12 @@ class _Stage:
 
     def do_back(self, *nodes: str) -> None:
         self.add(NodesBack(self.time_us, tuple(int(node[1:]) for node in nodes)))
+
+    def do_wiped(self, node: str) -> None:
+        self.add(DiskLost(self.time_us, int(node[1:])))
+
+    def do_disks(self, lost: str, *waits: str) -> None:
+        self.add(DisksReplaced(self.time_us, int(lost), tuple(int(node[1:]) for node in waits)))
 
     def do_accept(self, node: str) -> None:
         self.add(LossAccepted(self.time_us, int(node[1:])))
@@ -327,9 +366,31 @@ class _Stage:
         number = int(generation.removeprefix("gen="))
         self.add(GroupChanged(self.time_us, consumer, number, owners, positions))
 
+    def do_ledger(self, what: str, *words: str) -> None:
+        if what == "made":
+            self.add(LedgerMade(self.time_us, words[0], LEDGER))
+        elif what == "adds":
+            self.add(EntryAdded(self.time_us, "w1", LEDGER, int(words[0]), mark(words[1])))
+        elif what == "acked":
+            self.add(EntryAcked(self.time_us, "w1", LEDGER, int(words[0]), int(words[1])))
+        elif what == "refused":
+            self.add(EntryRefused(self.time_us, "w1", LEDGER, int(words[0]), "Closed"))
+        elif what == "read":
+            self.add(EntryRead(self.time_us, words[0], LEDGER, int(words[1]), mark(words[2])))
+        elif what == "ends":
+            length = int(words[2]) if words[2:] else 64 * (int(words[1]) + 1)
+            self.add(LedgerEnds(self.time_us, words[0], LEDGER, int(words[1]), length))
+        else:
+            self.add(LedgerAudited(self.time_us, words[0], LEDGER, "".join(words[1:])))
+
     def do_name(self, what: str, *words: str) -> None:
         if what == "leads":
             self.add(NameLeads(self.time_us, int(words[0]), self.time_us))
+        elif what == "made":
+            self.add(LogMade(self.time_us, "c", int(words[0])))
+        elif what == "sought":
+            ways = [way in words for way in ("deleted", "found", "named", "listed")]
+            self.add(LogSought(self.time_us, int(words[0]), *ways))
         elif what == "lost":
             self.add(NamedAppend(self.time_us, "c", self.time_us, parse_lsn(words[0]), False))
         else:
@@ -493,6 +554,9 @@ def _entry(word: str) -> EpochsNodes:
 
 
 def _slots(word: str) -> DumpedSlots:
+    word, _, copyset = word.partition("@")
+    if copyset:
+        return msgspec.structs.replace(_slots(word), copyset=tuple(map(int, copyset.split(","))))
     place, what = word.split("=")
     what, _, seal = what.partition("/")
     first, last = _span(place)

@@ -23,6 +23,7 @@ from cordwood.sim import (
     end_events,
     events,
     history,
+    ledger_events,
     name_events,
     node_events,
     operator_events,
@@ -67,6 +68,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder = HistoryRecorder(Ticks(), copies=2, racks=2, seed=7)
     payload = make_payload("w1", 1, 64, random.Random(1))
     recorder.epoch_taken(1, 1, node=3)
+    recorder.node_starting(3, "rack1")
     recorder.node_started(3, incarnation=2)
     first = recorder.append_invoked("w1", 1, [payload, b"\xff\x00"], session=4, timeout_s=2.5)
     second = recorder.append_invoked("w1", 1, [payload])
@@ -97,6 +99,8 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(node_events.NodesetsKnown(recorder.now_us, 3, 1, 1, (entry,)))
     recorder.add(node_events.Gauged(recorder.now_us, 3, "wal_bytes", 5, 6))
     recorder.add(end_events.NodesLost(recorder.now_us, (1, 2)))
+    recorder.add(end_events.DiskLost(recorder.now_us, 3))
+    recorder.add(end_events.DisksReplaced(recorder.now_us, 1, (3,)))
     recorder.add(end_events.NodesBack(recorder.now_us, (1, 2)))
     recorder.add(end_events.PaceBegan(recorder.now_us, "w1", True))
     recorder.add(end_events.PaceEnded(recorder.now_us, "w1"))
@@ -104,6 +108,16 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(name_events.NameLeads(recorder.now_us, 3, 0))
     recorder.add(name_events.NamedRead(recorder.now_us, "c", 0, 3, 3, "", [(3, 0)], True))
     recorder.add(name_events.NamedAppend(recorder.now_us, "c", 0, make_lsn(1, 1), found=True))
+    recorder.add(name_events.LogMade(recorder.now_us, "c", 3))
+    recorder.add(name_events.LogSought(recorder.now_us, 3, False, True, True, is_listed=True))
+    recorder.add(ledger_events.LedgerMade(recorder.now_us, "w1", 7))
+    mark = mark_payload(payload)
+    recorder.add(ledger_events.EntryAdded(recorder.now_us, "w1", 7, 0, mark))
+    recorder.add(ledger_events.EntryAcked(recorder.now_us, "w1", 7, 0, 0))
+    recorder.add(ledger_events.EntryRefused(recorder.now_us, "w1", 7, 1, "Closed"))
+    recorder.add(ledger_events.EntryRead(recorder.now_us, "r1", 7, 0, mark))
+    recorder.add(ledger_events.LedgerEnds(recorder.now_us, "w1", 7, -1, 0))
+    recorder.add(ledger_events.LedgerAudited(recorder.now_us, "r1", 7, "no time"))
     recorder.add(token_events.FenceAnswered(recorder.now_us, "w1", 1, 5, 2))
     recorder.add(operator_events.StorageAsked(recorder.now_us, "w1", 3, True))
     recorder.add(operator_events.StorageTold(recorder.now_us, "w1", 3, True))

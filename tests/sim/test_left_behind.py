@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cordwood.nodes import NodeId, Replication
+from cordwood.protocol.disk_space import DiskSpace
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import SEQUENCER, Fault
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted import planted
-from cordwood.sim.planted.bug import PlantedBug, changed
+from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.recorded_metadata import current_node
 from cordwood.sim.replay import quiet_run
 from cordwood.sim.run import Outcome, run_seed
@@ -47,18 +50,15 @@ def test_a_store_that_comes_behind_a_purge_is_dropped() -> None:
     assert outcome.probes["late-block-dropped"] > 0
 
 
-def _fails_at_node_2(right):
-    def on_free(self, *given):
-        assert current_node() != NodeId(2), "planted"
-        return right(self, *given)
-
-    return on_free
+def _fails_at_node_2(right: Any, self: DiskSpace, free_bytes: int, total_bytes: int) -> bool:
+    assert current_node() != NodeId(2), "planted"
+    return bool(right(self, free_bytes, total_bytes))
 
 
 def test_a_node_that_failed_is_told_as_that_and_not_looked_into() -> None:
     """A node that ends by an assertion has closed its stores. The dump at the end of the run
     asked them all the same, and its error was all that the run told."""
-    fails = PlantedBug("", "", changed({"protocol.disk_space:DiskSpace.on_free": _fails_at_node_2}))
+    fails = PlantedBug("", "", at(DiskSpace.on_free).around(_fails_at_node_2))
     with planted(fails):
         outcome = play(length_s=4.0)
     told = "\n".join(map(str, outcome.violations))

@@ -4,18 +4,19 @@ there."""
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from cordwood.decisions import WaveRetried, tell
 from cordwood.errors import BadSetting
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.knobs import KNOBS, draw_turns, turned, value_text
-from cordwood.sim.planted import PLANTED_BUGS, find_bug, find_place, planted
-from cordwood.sim.probes import _WATCHES, PROBES, never_hit, probes_of, watched
+from cordwood.sim.planted import PLANTED_BUGS, find_bug, planted
+from cordwood.sim.probes import _COUNTS, _WATCHES, PROBES, never_hit, probes_of, watched
 from cordwood.sim.streams import stream
 
 
@@ -65,17 +66,16 @@ def test_a_bug_that_is_not_there_is_refused_with_those_that_are():
 
 @pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda knob: knob.name)
 def test_a_knob_is_a_constant_that_is_there(knob):
-    module = importlib.import_module(f"cordwood.{knob.module}")
-    before = getattr(module, knob.constant)
+    before = knob.read()
     with turned(((knob.name, 0),)):
-        assert getattr(module, knob.constant) == knob.values[0]
-    assert getattr(module, knob.constant) == before
+        assert knob.read() == knob.values[0]
+    assert knob.read() == before
     assert value_text((knob.name, 0)).startswith(knob.name)
 
 
-def reads_of(module: str) -> set[str]:
+def reads_of(module: ModuleType) -> set[str]:
     """The names that functions of a module look up as they run."""
-    tree = ast.parse(inspect.getsource(importlib.import_module(f"cordwood.{module}")))
+    tree = ast.parse(inspect.getsource(module))
     return {
         name.id
         for function in ast.walk(tree)
@@ -88,7 +88,8 @@ def reads_of(module: str) -> set[str]:
 @pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda knob: knob.name)
 def test_a_knob_turns_a_constant_that_its_module_reads(knob):
     """Three knobs turned copies that nothing read any more, so no seed had a small window."""
-    assert knob.constant in reads_of(knob.module)
+    module, constant = knob.place
+    assert constant in reads_of(module)
 
 
 def test_a_quarter_of_the_knobs_is_turned():
@@ -97,18 +98,18 @@ def test_a_quarter_of_the_knobs_is_turned():
     assert 0.15 < mean / len(KNOBS) < 0.35
 
 
-@pytest.mark.parametrize("watch", _WATCHES, ids=lambda watch: f"{watch.probe} at {watch.place}")
+@pytest.mark.parametrize("watch", _WATCHES, ids=lambda watch: f"{watch.probe} at {watch.place[1]}")
 def test_a_watch_has_a_function_to_watch(watch):
     assert watch.probe in PROBES
-    owner, name = find_place(watch.place)
+    owner, name = watch.place
     assert callable(owner.__dict__[name])
 
 
 def test_watches_leave_the_code_as_it_was():
-    before = [find_place(watch.place)[0].__dict__[find_place(watch.place)[1]] for watch in _WATCHES]
+    before = [watch.place[0].__dict__[watch.place[1]] for watch in _WATCHES]
     with watched(Counter(), HistoryRecorder(lambda: 0)):
         pass
-    after = [find_place(watch.place)[0].__dict__[find_place(watch.place)[1]] for watch in _WATCHES]
+    after = [watch.place[0].__dict__[watch.place[1]] for watch in _WATCHES]
     assert before == after
 
 
@@ -123,8 +124,17 @@ def test_a_call_is_counted_where_its_probe_looks_for_it():
     assert "wave-retried" in never_hit(counts)
 
 
+def test_a_decision_is_counted_by_its_probes():
+    counts: Counter[str] = Counter()
+    with watched(counts, HistoryRecorder(lambda: 0)):
+        tell(WaveRetried(1, 2, 3, 2))
+        tell(WaveRetried(1, 2, 3, 3))
+    tell(WaveRetried(1, 2, 3, 4))
+    assert counts == {"wave-retried": 2, "wave-third": 1}
+
+
 def test_every_probe_is_watched_for():
-    found = {watch.probe for watch in _WATCHES}
+    found = {each.probe for each in (*_WATCHES, *_COUNTS)}
     recorder = HistoryRecorder(lambda: 0)
     assert probes_of(recorder.events) == Counter()
     told_by_history = {

@@ -639,7 +639,7 @@ class TestReplay:
 
     def test_a_record_of_another_kind_is_refused_by_name(self) -> None:
         async def scenario() -> None:
-            for record in (b"", b"\x0awhat", b"\x02short", b"\x03" + bytes(13)):
+            for record in (b"", b"\x63what", b"\x02short", b"\x03" + bytes(13)):
                 disk = MemoryDisk()
                 await Wal.format(disk, PATH, 1 << 20, owner=OWNER)
                 wal = await Wal.open(disk, PATH, owner=OWNER)

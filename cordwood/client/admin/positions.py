@@ -221,14 +221,14 @@ class Positions:
         timeout_s = self._settings.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._search_key(info, tail, key)
+                return await self.search_key(info, tail, key)
         except TimeoutError:
             raise Unreachable(
                 f"the nodes of {info.name} did not send all that had to be looked at within "
                 f"{timeout_s:g} s"
             ) from None
 
-    async def _search_key(self, info: LogInfo, tail: Lsn, key: bytes) -> KeyPosition:
+    async def search_key(self, info: LogInfo, tail: Lsn, key: bytes) -> KeyPosition:
         """See `Store.find_key`; what is not sent is waited for."""
         low, high = int(OLDEST), int(tail)
         before: Lsn | None = None
@@ -236,7 +236,7 @@ class Positions:
         is_partial = False
         while low <= high:
             middle = (low + high) // 2
-            found, has_lost = await _first_keyed(
+            found, has_lost = await first_keyed(
                 await self._read(info.log_id, middle, high), info.name
             )
             is_partial |= has_lost
@@ -372,7 +372,7 @@ class Positions:
         return told, missing
 
 
-async def _first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn] | None, bool]:
+async def first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn] | None, bool]:
     """The key and LSN of the first record with a key that a read gives, None for none; and
     whether there were records before it that are lost."""
     keyless = 0

@@ -37,6 +37,11 @@ from cordwood.client.append.record_check import (
     own_times,
     own_values,
 )
+from cordwood.client.blocking.blocking_ledgers import (
+    BlockingLedgers,
+    BlockingReadableLedger,
+    BlockingWritableLedger,
+)
 from cordwood.client.blocking.blocking_readers import (
     BlockingConsumer,
     BlockingLogsReader,
@@ -45,6 +50,9 @@ from cordwood.client.blocking.blocking_readers import (
 from cordwood.client.blocking.blocking_writer import BlockingBufferedWriter
 from cordwood.client.blocking.facade import Facade, blocking
 from cordwood.client.find.log_info import AnyLog
+from cordwood.client.ledgers.ledgers import Ledgers
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.client.publish.staging import TTL_DEFAULT_S, StagedRef
 from cordwood.client.read.cursors import ByLog, Lag
 from cordwood.client.read.reader import OnLogHealth
@@ -112,6 +120,8 @@ class BlockingStore(Facade[Store]):
     streams = blocking(Store.streams)
     authorities = blocking(Store.authorities)
     if_lost = blocking(Store.if_lost)
+    rebuilding = blocking(Store.rebuilding)
+    say_rebuild = blocking(Store.say_rebuild)
     set_authority = blocking(Store.set_authority, changes=True)
     read_only = blocking(Store.read_only)
     set_storage = blocking(Store.set_storage, changes=True)
@@ -247,6 +257,11 @@ class BlockingStore(Facade[Store]):
         """Attributes, directories, names and epochs of logs; see `log_tree.LogTree`."""
         return BlockingLogTree(self._thread, self._inner.log_tree, self._timeout_s)
 
+    @property
+    def ledgers(self) -> BlockingLedgers:
+        """Logs that one client writes and closes; see `ledgers.Ledgers`."""
+        return BlockingLedgers(self._thread, self._inner.ledgers, self._timeout_s)
+
     def log_names_soon(self, prefix: str = "/") -> Future[dict[int, str]]:
         """Names by number, without waiting; see `log_tree.LogTree.names`."""
         return self._thread.start(self._inner.log_tree.names(prefix))
@@ -372,6 +387,9 @@ def _tell_docs(calls: type, source: type) -> None:
 
 _tell_docs(BlockingStore, Store)
 _tell_docs(BlockingLogTree, LogTree)
+_tell_docs(BlockingLedgers, Ledgers)
+_tell_docs(BlockingWritableLedger, WritableLedger)
+_tell_docs(BlockingReadableLedger, ReadableLedger)
 
 
 def connect(url: str, settings: ClientSettings | None = None) -> BlockingStore:

@@ -84,7 +84,7 @@ class LogFinding:
             return sure
         key = log if isinstance(log, int) else normalise_name(log)
         if fresh:
-            return await self._ask_log(key, create, timeout_s)
+            return await self.ask_log(key, create, timeout_s)
         known, line = self._known.get(key), self._lines.get(key)
         asks = known is None or self._must_wait(key, create)
         if known is not None and not asks and line is None:
@@ -148,7 +148,7 @@ class LogFinding:
     ) -> LogInfo | CordwoodError:
         """For several who wait: an error is theirs, and none of the task's."""
         try:
-            return await self._ask_log(key, create, timeout_s)
+            return await self.ask_log(key, create, timeout_s)
         except CordwoodError as error:
             known = self._known.get(key)
             if known is None or not isinstance(error, Retryable):
@@ -157,7 +157,7 @@ class LogFinding:
             self._unanswered |= {key: None, known.log_id: None}
             return known
 
-    async def _ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
+    async def ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
         mark, forgotten = self._known.mark(), self._forgotten
         call = FindLog("", False, key) if isinstance(key, int) else FindLog(key, create)
         try:
@@ -223,7 +223,7 @@ class LogFinding:
             try:
                 info = await self._ask_nodesets(known)
                 if info is None:
-                    info = await self._ask_log(known.log_id, create=False, timeout_s=ASK_ONE_S)
+                    info = await self.ask_log(known.log_id, create=False, timeout_s=ASK_ONE_S)
             except CordwoodError as error:
                 logger.debug("the epochs of %s could not be asked for: %s", known.name, error)
             else:
@@ -243,7 +243,7 @@ class LogFinding:
     ) -> None:
         while not self._closed:
             try:
-                learnt(await self._ask_log(known.log_id, create=False, timeout_s=ASK_ONE_S))
+                learnt(await self.ask_log(known.log_id, create=False, timeout_s=ASK_ONE_S))
                 return
             except UnknownLog:
                 learnt(None)

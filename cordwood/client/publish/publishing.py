@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -64,6 +64,7 @@ from cordwood.layout.message_staging import (
 )
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
+from cordwood.protocol.producers import sure_s
 from cordwood.protocol.publishing import StagedBlock, check_repeat, group_end
 from cordwood.settings import ClientSettings
 
@@ -110,6 +111,13 @@ class Published:
     is_repeat: bool = False
 
 
+class _OwnCommit(NamedTuple):
+    """A commit that a call made, and when its appends begin to be late."""
+
+    commits: int
+    late_at: float
+
+
 class Publisher:
     """Publishes for one client."""
 
@@ -129,7 +137,7 @@ class Publisher:
 
     async def published(self, query: str) -> Published | None:
         """See `Store.published`."""
-        known = await self._call(AskPublication(_query(query)))
+        known = await self.call_store(AskPublication(_query(query)))
         return None if known.batch < 0 or not known.is_done else _told(query, known)
 
     async def publish(
@@ -146,23 +154,24 @@ class Publisher:
         if not 0 <= batch < 1 << 63:
             raise BadSetting(f"batch {batch}: it goes from 0 to 2**63 - 1")
         shares = _shares(refs)
-        known = await self._call(AskPublication(query))
+        known = await self.call_store(AskPublication(query))
         if batch <= known.batch:
             check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
-            return await self._finish(query, batch, known, is_repeat=True)
-        known = await self._roll_forward(query, known)
+            return await self.finish_batch(query, batch, known, is_repeat=True)
+        known = await self.roll_forward(query, known)
         tries = 0
         while batch > known.batch:
-            known = await self._call(BeginPublish(query, batch))
+            known = await self.call_store(BeginPublish(query, batch))
             if batch <= known.batch:
                 break
             _check_shares(shares, known.group_bytes_max, whole=whole)
             attempt, tries = known.attempt, tries + 1
             await self._pin(query, attempt, shares)
             shares = await self._check_there(shares)
+            sure_until = asyncio.get_running_loop().time()
             try:
                 with _unknown_from_here(query, batch):
-                    known = await self._call(
+                    known = await self.call_store(
                         CommitPublish(query, batch, attempt, shares, fingerprint)
                     )
             except Fenced:
@@ -170,22 +179,29 @@ class Publisher:
                 if tries >= ATTEMPTS_MAX:
                     raise
             else:
-                return await self._finish(query, batch, known, is_repeat=False)
+                own = _OwnCommit(known.commits, sure_until + sure_s(known.producer))
+                return await self.finish_batch(query, batch, known, own, is_repeat=False)
         # Another publisher of the query was first.
         check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
-        return await self._finish(query, batch, known, is_repeat=True)
+        return await self.finish_batch(query, batch, known, is_repeat=True)
 
-    async def _finish(
-        self, query: str, batch: int, known: PublicationReply, *, is_repeat: bool
+    async def finish_batch(
+        self,
+        query: str,
+        batch: int,
+        known: PublicationReply,
+        own: _OwnCommit | None = None,
+        *,
+        is_repeat: bool,
     ) -> Published:
         """A batch is committed, it or a later one: see that it is in its logs."""
         with _unknown_from_here(query, batch):
-            known = await self._roll_forward(query, known)
+            known = await self.roll_forward(query, known, own)
         if batch < known.batch:
             return Published(query, batch, is_repeat=True)
         return _told(query, known, is_repeat=is_repeat)
 
-    async def _call(
+    async def call_store(
         self, call: AskPublication | BeginPublish | CommitPublish | FinishPublish
     ) -> PublicationReply:
         reply = await self._ask(call)
@@ -257,19 +273,30 @@ class Publisher:
         for failure in sorted(failures, key=lambda each: not isinstance(each, StageExpired)):
             raise failure
 
-    async def _roll_forward(self, query: str, known: PublicationReply) -> PublicationReply:
+    async def roll_forward(
+        self, query: str, known: PublicationReply, own: _OwnCommit | None = None
+    ) -> PublicationReply:
         """See that the last commit is in its logs; others may do so at the same time.
 
+        Args:
+            own: the commit that this call made a moment ago. Any other may have been appended by
+                somebody so long ago that its logs have forgotten it.
         Raises:
             Retryable, OutcomeUnknown: not yet; it may be tried again.
         """
         while not known.is_done:
             commits = known.commits
+            late_at = own.late_at if own is not None and own.commits == commits else 0.0
             try:
-                spans = {share.name: await self._append(known, share) for share in known.shares}
+                # In one order for all queries: a log may keep a new query waiting until one that it
+                # remembers is done, and two queries must not wait for one another.
+                spans = {
+                    share.name: await self.append_share(query, known, share, late_at)
+                    for share in sorted(known.shares, key=lambda share: share.log)
+                }
             except _STUCK as error:
                 # Somebody else may have brought it to its end, and gone on.
-                again = await self._call(AskPublication(query))
+                again = await self.call_store(AskPublication(query))
                 if again.commits == commits and not again.is_done:
                     raise OutcomeUnknown(
                         f"batch {known.batch} of {query!r} is committed and cannot be brought "
@@ -278,27 +305,45 @@ class Publisher:
                 known = again
                 continue
             found = {name: span for name, span in spans.items() if span is not None}
-            await self._call(FinishPublish(query, commits, found))
+            await self.call_store(FinishPublish(query, commits, found))
             blocks = [_unpacked(block) for block in _blocks(known.shares)]
             await self._stager.unstage(blocks, query, known.committed_by)
-            known = await self._call(AskPublication(query))
+            known = await self.call_store(AskPublication(query))
         return known
 
-    async def _append(self, known: PublicationReply, share: LogBlocks) -> tuple[int, int] | None:
+    async def append_share(
+        self, query: str, known: PublicationReply, share: LogBlocks, late_at: float = 0.0
+    ) -> tuple[int, int] | None:
         """Append one log's share; where it stands, None if the log is gone.
 
         It is one atomic group, or several in order if one does not hold it. Sequences tell what
         is stored, so it does not matter where an earlier try cut the groups.
+
+        Args:
+            late_at: see `protocol.producers`.
         """
         limit, at, sequence = _group_limit(known.group_bytes_max, share), 0, 0
         sizes = [block.stored_bytes for block in share.blocks]
         records = [block.records for block in share.blocks]
         span: tuple[int, int] | None = None
+        is_asked = False
         while at < len(sizes):
             end = group_end(sizes, at, limit)
             count = sum(records[at:end])
             try:
-                first = await self._append_group(known, share, share.blocks[at:end], sequence)
+                first = await self.append_one_group(
+                    known, share, share.blocks[at:end], sequence, late_at
+                )
+            except UnknownProducer:
+                if is_asked or sequence:
+                    raise
+                is_asked = True
+                # No log forgets a commit that is not done, so this one was never appended here.
+                late_at = asyncio.get_running_loop().time() + sure_s(known.producer)
+                again = await self.call_store(AskPublication(query))
+                if again.commits != known.commits or again.is_done:
+                    raise
+                continue
             except UnknownLog:
                 logger.warning("log %s was deleted: what was published into it is gone", share.name)
                 return None
@@ -323,13 +368,18 @@ class Publisher:
             at, sequence = end, sequence + count
         return span
 
-    async def _append_group(
-        self, known: PublicationReply, share: LogBlocks, blocks: Sequence[BlockPlace], sequence: int
+    async def append_one_group(
+        self,
+        known: PublicationReply,
+        share: LogBlocks,
+        blocks: Sequence[BlockPlace],
+        sequence: int,
+        late_at: float,
     ) -> int:
         """Append blocks as one group; its first LSN."""
         parts = await self._read(blocks)
         check_group(parts)
-        producer = QueryProducer(known.producer, known.commits, {share.log: sequence})
+        producer = QueryProducer(known.producer, known.commits, {share.log: sequence}, late_at)
         lane = self._appends.log(share.log, producer)
         await self._appends.window.wait_space()
         return int(await lane.add_group(parts, sum(part.raw_bytes for part in parts)))

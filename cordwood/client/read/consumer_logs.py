@@ -77,17 +77,17 @@ class ConsumerLogs:
     async def ask(self, message: Call, /) -> Reply:
         """Ask about the consumer, in names; see `Cluster.call_any`."""
         if isinstance(message, JoinConsumer):
-            message = replace(message, logs=[self._key(log) for log in message.logs])
+            message = replace(message, logs=[self.key_of(log) for log in message.logs])
         elif isinstance(message, SaveCursors):
             message = replace(
                 message,
-                positions={self._key(log): lsn for log, lsn in message.positions.items()},
-                expected={self._key(log): lsn for log, lsn in message.expected.items()},
-                resets={self._key(log): count for log, count in message.resets.items()},
-                let_go=[self._key(log) for log in message.let_go],
+                positions={self.key_of(log): lsn for log, lsn in message.positions.items()},
+                expected={self.key_of(log): lsn for log, lsn in message.expected.items()},
+                resets={self.key_of(log): count for log, count in message.resets.items()},
+                let_go=[self.key_of(log) for log in message.let_go],
             )
         reply = await self._ask(message)
         return named(reply, self._names) if isinstance(reply, ConsumerReply) else reply
 
-    def _key(self, log: str) -> str:
+    def key_of(self, log: str) -> str:
         return str(self._numbers[log])

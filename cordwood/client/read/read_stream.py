@@ -21,14 +21,23 @@ from functools import partial
 from typing import Protocol
 
 from cordwood.block import Gap, GapKind
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.read.read_access import ReadAccess, call_weakly
 from cordwood.client.read.read_grace import Grace
 from cordwood.client.read.read_health import HEALTH_S, ReadHealth
-from cordwood.client.read.senders import HeldBlock, Senders
+from cordwood.client.read.senders import Senders
 from cordwood.client.read.shared_tail import SharedTails, SubscriberQueue
 from cordwood.client.read.stream_items import StreamItems
 from cordwood.client.read.tier_read import ReadTier, TierRead
+from cordwood.decisions import (
+    GapConcluded,
+    ReaderEnded,
+    ReaderHealth,
+    ReaderStuck,
+    TailSought,
+    tell,
+)
 from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
@@ -143,8 +152,7 @@ class ReadStream(StreamItems):
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._error: CordwoodError | None = None
-        self._closed = False
-        self._tail_seen = 0
+        self._closed, self._tail_seen = False, 0
         self._health = ReadHealth()
 
     def _begin(self, start: int, until: int) -> None:
@@ -205,7 +213,7 @@ class ReadStream(StreamItems):
 
     def open(self) -> None:
         """Ask every node that is up; the others are asked when they come."""
-        self._senders.open()
+        self._senders.open(is_first=True)
 
     def close(self) -> None:
         """Stop every node's sending; what is here is not given out any more."""
@@ -246,6 +254,7 @@ class ReadStream(StreamItems):
 
     def fail(self, error: CordwoodError) -> None:
         """End the stream with an error."""
+        tell(ReaderEnded(self.info.log_id, str(error)))
         self._error = error
         self.close()
 
@@ -277,12 +286,13 @@ class ReadStream(StreamItems):
         self._news.set()
 
     def on_reading(
-        self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
+        self, node: NodeId, connection: Connection, status: ReadStatus, version: int, trim: int
     ) -> None:
         """A node answers a READ: what it sends from here on is what was asked."""
         if self._closed or self._queue:
             return
-        self._senders.on_reading(node, connection, status, version)
+        self._senders.on_reading(node, connection, status, version, trim)
+        self._news.set()
         if status == ReadStatus.FULL:
             self.fail(
                 Overloaded(f"node {node} has no room for one more read stream of this client")
@@ -337,8 +347,10 @@ class ReadStream(StreamItems):
             raise Closed("this read stream was closed")
         if self._queue is not None:
             return self._take_shared(self._queue)
-        judge = self._judge if self._may_conclude() else None
-        taken = self._buffer.take(judge, grace_over=self._is_grace_over())
+        if self._buffer.is_held:
+            self._senders.look_for_trims()
+        judge = self._judge if self.may_conclude() else None
+        taken = self._buffer.take(judge, grace_over=self.is_grace_over())
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
             # At once: a period is a timer's turn at the least, and there may be many losses.
             taken = self._buffer.take(judge, grace_over=True)
@@ -348,6 +360,8 @@ class ReadStream(StreamItems):
             taken = self._take_tiered()
         if isinstance(taken, Delivery):
             self._senders.on_consumed(taken.block)
+        elif isinstance(taken, Gap):
+            tell(GapConcluded(self.info.log_id, taken.first, taken.last, taken.kind.name))
         for block in self._buffer.take_passed():
             self._senders.on_consumed(block)
         if taken is not None:
@@ -442,7 +456,7 @@ class ReadStream(StreamItems):
         """The leader of a shared tail gave something, or ended."""
         self._news.set()
 
-    def _may_conclude(self) -> bool:
+    def may_conclude(self) -> bool:
         """Whether silence means something: never while one node leaves out what another
         sends, unless the reader said that it would rather not wait."""
         if self._choice.is_rewind_due:
@@ -470,8 +484,8 @@ class ReadStream(StreamItems):
         is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
             is_in_order
-            and not self._may_conclude()
-            and (self._buffer.is_passed_by(self._senders_now()))
+            and not self.may_conclude()
+            and self._buffer.is_passed_by(self._senders_now())
         ):
             self._choice.on_suspicion()
         if self._settings.reader_slow_nodes_detection:
@@ -499,7 +513,7 @@ class ReadStream(StreamItems):
         """The nodes that have not said what they have at `next`."""
         return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
 
-    def _is_grace_over(self) -> bool:
+    def is_grace_over(self) -> bool:
         """Whether those that have not spoken were waited for."""
         grace = self._grace
         return grace.ends is not None and grace.is_over(self._silent(), self._loop.time())
@@ -562,11 +576,12 @@ class ReadStream(StreamItems):
         if self._grace.ends is not None:
             until = min(until, self._grace.ends)
         due = self._health.due
-        return until if due is None else min(until, due)
+        return min(until, self._senders.trims_by, until if due is None else due)
 
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
         self._overdue_since = now
+        tell(ReaderStuck(self.info.log_id, self._buffer.next))
         if self._senders.is_switching:
             self._choice.on_late()
         else:
@@ -591,10 +606,9 @@ class ReadStream(StreamItems):
     def _on_health(self, trouble: str) -> None:
         """A health event: the stream stands still, or goes on again."""
         self._health.trouble = trouble
-        if trouble:
-            logger.warning("log %d: %s", self.info.log_id, trouble)
-        else:
-            logger.info("log %d: read on", self.info.log_id)
+        tell(ReaderHealth(self.info.log_id, trouble))
+        level = logging.WARNING if trouble else logging.INFO
+        logger.log(level, "log %d: %s", self.info.log_id, trouble or "read on")
         if self.on_health is not None:
             self.on_health(self, trouble)
 
@@ -618,6 +632,7 @@ class ReadStream(StreamItems):
 
     async def _ask_tail(self) -> None:
         asked_at = self._loop.time()
+        tell(TailSought(self.info.log_id))
         try:
             self._tail_seen = max(self._tail_seen, await self._nudge())
             self._health.on_tail()

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from cordwood.block import BlockKind
 from cordwood.client.admin.log_tree import read_token
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.decisions import OldOrderDropped, OrderSwitched, Rewound, tell
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
@@ -30,7 +31,6 @@ from cordwood.layout.reading import (
     pack_stop,
     pack_window,
 )
-from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import ReadBuffer
@@ -49,6 +49,11 @@ SHUFFLES = {
     "hash-shuffle-client-seed": Shuffle.CLIENT,
 }
 """Values of the setting `scd_copyset_reordering_max`, with LogDevice's names."""
+
+
+TRIMS_S = 0.3
+"""How long the first record waits for a node that is connected and does not say which records are
+trimmed: many times what a node takes that has other work."""
 
 
 class Source:
@@ -74,30 +79,6 @@ class Source:
         self.switches = False
         self.is_refused = False
         self.credit = Credit(granted)
-
-
-class HeldBlock:
-    """A block and the node that sent it; streams that got it together share one object.
-
-    Attributes:
-        size: bytes of the block in its frame.
-    """
-
-    __slots__ = ("_is_intact", "header", "node", "size", "stored")
-
-    def __init__(self, node: NodeId, stored: StoredBlock) -> None:
-        self.node = node
-        self.stored = stored
-        self.header = stored.header
-        self.size = stored.wire_bytes
-        self._is_intact: bool | None = None
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether the body matches its header's checksum; computed once for all streams."""
-        if self._is_intact is None:
-            self._is_intact = crc32c(self.stored.body) == self.header.stored_crc
-        return self._is_intact
 
 
 SLOW_LOOK_S = 0.05
@@ -184,11 +165,31 @@ class Senders:
         self._last_views: list[SenderView] | None = None
         self._rewind_due = False
         self._switch_at = 0
+        self.trims_by = math.inf
 
-    def open(self) -> None:
-        """Ask every node that is up; the others are asked when they connect."""
+    def open(self, *, is_first: bool = False) -> None:
+        """Ask every node that is up; the others are asked when they connect.
+
+        Args:
+            is_first: nothing was read yet; see `look_for_trims`.
+        """
+        if is_first:
+            self._buffer.is_held = True
+            self.trims_by = self._loop.time() + TRIMS_S
         self.slow.on_window(self._window.high, self._loop.time())
         self._ask_those_up(self.choice.nodes)
+
+    def look_for_trims(self) -> None:
+        """Let the first records pass once all connected nodes have told their trim points, or had
+        the time for it: a node may have missed a trim."""
+        now = self._loop.time()
+        if not self.sources:
+            self.trims_by = now + TRIMS_S
+        elif now >= self.trims_by or all(
+            each.version or each.is_refused for each in self.sources.values()
+        ):
+            self._buffer.is_held = False
+            self.trims_by = math.inf
 
     def close(self) -> None:
         """Stop every node's sending."""
@@ -267,12 +268,18 @@ class Senders:
             self.rewind_soon()
 
     def on_reading(
-        self, node: NodeId, connection: Connection, status: ReadStatus, version: int
+        self,
+        node: NodeId,
+        connection: Connection,
+        status: ReadStatus,
+        version: int,
+        trim: int,
     ) -> None:
         """A node answers a READ: from here on it sends by the new request."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return
+        self._buffer.on_trim(trim)
         if status == ReadStatus.ACCESS:
             if version == source.asked:  # otherwise the answer to the last request follows
                 source.is_refused = True
@@ -296,12 +303,13 @@ class Senders:
         is_trimmed = self._buffer.on_trim(head.trim)
         if source.version != source.asked:
             # Race: the block is of an older request. It comes again, or another node sends it.
+            tell(OldOrderDropped(self._log, node))
             return is_trimmed
         for block in blocks:
             self._on_block(source, block)
         self._buffer.on_marker(node, head.next)
         self.slow.on_marker(node, head.next, self._loop.time())
-        self._grant(source)
+        self.grant_credit(source)
         self._switch(node, source)
         return True
 
@@ -344,7 +352,7 @@ class Senders:
             self.bridge = Lsn(header.first)
         if not (self._heads_only or block.is_intact):
             self._on_bad_copy(node, header.first, header.last)
-            self._grant(source)
+            self.grant_credit(source)
             return
         if header.kind == BlockKind.DATA:
             self._blocks[node] = self._blocks.get(node, 0) + 1
@@ -354,7 +362,7 @@ class Senders:
             self._window.on_block(block.size, header.count)
         else:
             # A node that sends second copies only may still be the last to hold what comes next.
-            self._grant(source)
+            self.grant_credit(source)
 
     # Requests to nodes.
 
@@ -429,11 +437,8 @@ class Senders:
         if is_gentle:
             self._begin_switch()
             return
-        logger.debug(
-            "log %d: %s from %s on, known down: %s", self._log,
-            "single copies" if self.choice.is_single else "all copies",
-            format_lsn(self._buffer.next), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(Rewound(self._log, self._buffer.next, self.choice.is_single, down))
         self._buffer.rewind()
         self._window.restart(self._buffer.next)
         self.slow.on_rewind(self._window.high, self._loop.time())
@@ -451,10 +456,8 @@ class Senders:
         slow node, a reader on a busy machine was sent 1.2 to 1.7 bytes for each byte it read."""
         if not self.is_switching:
             self._switch_at = self._window.high + 1
-        logger.debug(
-            "log %d: from %s on, known down: %s",
-            self._log, format_lsn(min(LSN_MAX, self._switch_at)), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(OrderSwitched(self._log, min(LSN_MAX, self._switch_at), down))
         for node, source in sorted(self.sources.items()):
             source.switches = True
             self._switch(node, source)
@@ -467,9 +470,9 @@ class Senders:
         source = self.sources.get(block.node)
         if source is not None:
             source.credit.on_consumed(block.size)
-            self._grant(source)
+            self.grant_credit(source)
 
-    def _grant(self, source: Source) -> None:
+    def grant_credit(self, source: Source) -> None:
         """Let a node send more, if that is worth a message."""
         limit = source.credit.grant(self._window.credit)
         if limit is not None:

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from cordwood.block import Gap
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import LogInfo
-from cordwood.client.read.senders import HeldBlock
 from cordwood.errors import CordwoodError
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.read_budget import ReadBudget
@@ -153,15 +153,15 @@ class SubscriberQueue:
         self._waiting.extend(items)
         self._bytes += size
         if self._bytes > self._tail.queue_bytes or len(self._waiting) > QUEUE_ITEMS_MAX:
-            self._stop()
+            self.stop_queue()
         self.wake()
 
     def end(self) -> None:
         """The leader has ended."""
-        self._stop()
+        self.stop_queue()
         self.wake()
 
-    def _stop(self) -> None:
+    def stop_queue(self) -> None:
         self.is_over = True
         if not self._tail.leftovers.keep(self._waiting):
             self.is_dropped = True

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from cordwood.block import Codec, Envelope, Gap
-from cordwood.client.read.senders import HeldBlock
+from cordwood.client.blocks import HeldBlock
 from cordwood.errors import CordwoodError, Malformed, OutcomeUnknown, Retryable
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import Lsn, format_lsn

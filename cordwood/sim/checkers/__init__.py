@@ -29,6 +29,11 @@ from cordwood.sim.checkers.evidence import Evidence, evidence_of
 from cordwood.sim.checkers.gaps import check_gaps_are_true
 from cordwood.sim.checkers.groups import check_groups
 from cordwood.sim.checkers.identity import check_own_disk
+from cordwood.sim.checkers.ledgers import (
+    check_ledger_ends,
+    check_ledger_entries,
+    check_ledger_order,
+)
 from cordwood.sim.checkers.limits import check_limits
 from cordwood.sim.checkers.liveness import (
     check_appends_succeed,
@@ -48,6 +53,7 @@ from cordwood.sim.checkers.reading import (
     check_repeatable_read,
     check_tiling,
 )
+from cordwood.sim.checkers.rebuilt import check_rebuilt
 from cordwood.sim.checkers.releases import check_release_is_replicated
 from cordwood.sim.checkers.rights import check_read_rights
 from cordwood.sim.checkers.scanned import check_accepted, check_scanned
@@ -108,9 +114,13 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S29": check_published,
         "S31": check_append_times,
         "S32": check_names,
+        "S33": check_ledger_entries,
+        "S34": check_ledger_ends,
+        "S35": check_ledger_order,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,
+        "L4": check_rebuilt,
         "L5": check_deadlines,
         "L6": check_limits,
         "L7": check_pace,
@@ -128,7 +138,6 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
     {
         "S23": "transactions, if they are ever shipped",
         "S30": "a second version of the wire or the disk format",
-        "L4": "rebuilding of lost copies, and of a node without its disk (S17)",
     }
 )
 """Every other promise, and the feature that makes it one to check."""

@@ -1,24 +1,30 @@
 """A planted bug, and how it is put into the code and taken out again.
 
-Planting replaces functions for the length of a block. Production code has no seam for
-it, and a bug whose function is gone fails to plant, loudly.
+Planting replaces functions for the length of a block. A bug names the function that it replaces by
+reference, `at(Claims.release)`: a name that is gone, or a replacement that does not take what the
+function takes, breaks the type check. Production code has no seam for it.
 
 Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
+from cordwood.sim.constants import find_constant
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.scenarios import as_drawn
 
-Make = Callable[[Any], Any]
-"""From the right function to the wrong one."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Plant = Callable[[], Sequence[tuple[Any, str, Any]]]
 """Gives (class or module, attribute, the bug's function) for each replacement."""
@@ -43,14 +49,100 @@ class PlantedBug:
     scene: str = ""
 
 
-def changed(changes: Mapping[str, Make]) -> Plant:
-    """Replacements by place: `module:function` or `module:Class.method`, below `cordwood`."""
+class at(Generic[P, R]):  # noqa: N801 - reads as a preposition: at(Claims.release).around(wrong)
+    """A function, method or property of the product that a bug replaces.
 
-    def plant() -> list[tuple[Any, str, Any]]:
-        found = [(*find_place(place), make) for place, make in changes.items()]
-        return [(owner, name, make(owner.__dict__[name])) for owner, name, make in found]
+    Args:
+        target: the function itself, such as `Claims.release` or `epoch_store.note_begun`.
+        within: the only module whose imported name is replaced; None for where it is defined.
+    """
 
-    return plant
+    def __init__(self, target: Callable[P, R], *, within: ModuleType | None = None) -> None:
+        self.owner, self.name = find_owner(target, within)
+
+    def around(self, wrong: Callable[Concatenate[Callable[P, R], P], R]) -> Plant:
+        """`wrong` in its place: it takes the right function, and then what that takes."""
+        return lambda: [(self.owner, self.name, _wrapped(self._right, wrong))]
+
+    def instead(self, wrong: Callable[P, R]) -> Plant:
+        """`wrong` in its place, which does not need the right one."""
+        return lambda: [(self.owner, self.name, _like(self._right, wrong))]
+
+    @property
+    def _right(self) -> Any:
+        return self.owner.__dict__[self.name]
+
+
+def value(read: Callable[[], R], wrong: R) -> Plant:
+    """Another value for a constant that `read` gives: `value(lambda: peers.PING_EVERY_S, 0.1)`."""
+    module, name = find_constant(read)
+    return lambda: [(module, name, wrong)]
+
+
+def together(*plants: Plant) -> Plant:
+    """All of these replacements."""
+    return lambda: [each for plant in plants for each in plant()]
+
+
+def find_owner(target: Callable[..., Any], within: ModuleType | None) -> tuple[Any, str]:
+    """The class or module that holds `target`, and the name that it has there."""
+    function: Any = inspect.unwrap(_plain(target))
+    owner: Any = sys.modules[function.__module__] if within is None else within
+    path = (function.__qualname__ if within is None else function.__name__).split(".")
+    for each in path[:-1]:
+        owner = owner.__dict__[each]
+    held = owner.__dict__.get(path[-1])
+    assert held is not None, f"{owner} has no {path[-1]}"
+    assert inspect.unwrap(_plain(held)) is function, f"{path[-1]} of {owner} is another one"
+    return owner, path[-1]
+
+
+def _plain(found: Any) -> Any:
+    """The function of a property, a class method or itself."""
+    return getattr(found, "fget", None) or getattr(found, "__func__", found)
+
+
+def _like(right: Any, wrong: Any) -> Any:
+    """`wrong` as what `right` is: a property, a class method, a static method or a function."""
+    if isinstance(right, property):
+        return property(wrong)
+    if isinstance(right, classmethod):
+        return classmethod(lambda cls, *args, **named: wrong(*args, **named))
+    return staticmethod(wrong) if isinstance(right, staticmethod) else wrong
+
+
+def _wrapped(right: Any, wrong: Any) -> Any:
+    taken = inspect.signature(wrong)
+    taken = taken.replace(parameters=[*taken.parameters.values()][1:])
+    if isinstance(right, classmethod):
+
+        def of_class(cls: Any, *args: Any, **named: Any) -> Any:
+            return wrong(functools.partial(right.__func__, cls), *args, **named)
+
+        return classmethod(of_class)
+    is_static = isinstance(right, staticmethod)
+    function = right.fget if isinstance(right, property) else _plain(right)
+
+    def plain(*args: Any, **named: Any) -> Any:
+        return wrong(function, *args, **named)
+
+    # Probes ask whether a function is a coroutine's: the planted one must say so, too.
+    async def coroutine(*args: Any, **named: Any) -> Any:
+        return await wrong(function, *args, **named)
+
+    made: Any = coroutine if inspect.iscoroutinefunction(wrong) else plain
+    made.__signature__ = taken
+    if isinstance(right, property):
+        return property(made)
+    return staticmethod(made) if is_static else made
+
+
+_NOTES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+def notes_of(thing: object) -> dict[str, Any]:
+    """What bugs remember of an object of the product, which has no place for it."""
+    return _NOTES.setdefault(thing, {})
 
 
 @contextmanager
@@ -65,19 +157,3 @@ def planted(bug: PlantedBug) -> Iterator[None]:
     finally:
         for owner, name, original in reversed(before):
             setattr(owner, name, original)
-
-
-def find_place(place: str) -> tuple[Any, str]:
-    """The module or class that `place` names, and the function's name in it."""
-    module_name, _, path = place.partition(":")
-    owner: Any = importlib.import_module(f"cordwood.{module_name}")
-    *classes, name = path.split(".")
-    for each in classes:
-        owner = getattr(owner, each)
-    assert name in owner.__dict__, f"there is no {place} any more"
-    return owner, name
-
-
-def instead(wrong: Any) -> Make:
-    """A change that does not need the right function."""
-    return lambda right: wrong

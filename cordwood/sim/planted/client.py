@@ -6,153 +6,159 @@ Source: docs/sources/reliability.md §2 (etcd, Redpanda), §6.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+from crc32c import crc32c
+
+from cordwood.admin import consumer_calls
 from cordwood.block import Gap
-from cordwood.errors import OutcomeUnknown, Retryable
+from cordwood.client.admin import positions
+from cordwood.client.admin.positions import Positions
+from cordwood.client.append.log_appends import LogAppends
+from cordwood.client.cluster import LogInfo
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.reader import Reader
+from cordwood.errors import CordwoodError, OutcomeUnknown, Retryable
+from cordwood.layout import frame
+from cordwood.lsn import Lsn
+from cordwood.metadata import change
+from cordwood.metadata.change import Decide, Known
+from cordwood.metadata.memory import MemoryData
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import NodeId
+from cordwood.protocol.consumer_group import Group, save
 from cordwood.sim.planted import appending_scenarios, scenarios
-from cordwood.sim.planted.bug import PlantedBug, changed, instead
-
-_APPENDS = "client.append.log_appends:LogAppends"
-
-
-def _unknown_resent(right: Any) -> Any:
-    def on_down(self: Any, connection: Any) -> None:
-        lost = [token for token, (_, used) in self._sent.items() if used is connection]
-        for token in sorted(lost, reverse=True):
-            batch, _ = self._sent.pop(token)
-            self._owner.sent.pop(token, None)
-            self._requeue(batch, token)
-        right(self, connection)
-
-    return on_down
+from cordwood.sim.planted.bug import PlantedBug, at, value
+from cordwood.wire import peers
+from cordwood.wire.connection import Connection
 
 
-def _deadline_ignored(right: Any) -> Any:
-    def sweep(self: Any, now: float) -> None:
-        self._pump()
-
-    return sweep
-
-
-def _doubt_forgotten(right: Any) -> Any:
-    def on_fault(self: Any, token: int, error: Any, node: Any) -> None:
-        found = self._sent.get(token)
-        if found is not None and isinstance(error, Retryable):
-            found[0].maybe = False
-        right(self, token, error, node)
-
-    return on_fault
+def _unknown_resent(right: Any, self: LogAppends, connection: Connection) -> None:
+    lost = [token for token, (_, used) in self._sent.items() if used is connection]
+    for token in sorted(lost, reverse=True):
+        batch, _ = self._sent.pop(token)
+        self._owner.sent.pop(token, None)
+        self._requeue(batch, token)
+    right(self, connection)
 
 
-def _no_compare(right: Any) -> Any:
-    def compare_and_set(self: Any, key: str, value: bytes | None, expected: int) -> int | None:
-        found = self.values.get(key)
-        if key.startswith("epochs/") and found is not None:
-            expected = found.version
-        version: int | None = right(self, key, value, expected)
-        return version
-
-    return compare_and_set
+def _deadline_ignored(right: Any, self: LogAppends, now: float) -> None:
+    self._pump()
 
 
-def _unknown_is_done(right: Any) -> Any:
-    async def change(
-        store: Any, key: str, decide: Any, known: Any = None, version: Any = None
-    ) -> bytes | None:
-        wanted: bytes | None = None
+def _doubt_forgotten(
+    right: Any, self: LogAppends, token: int, error: CordwoodError, node: NodeId
+) -> None:
+    found = self._sent.get(token)
+    if found is not None and isinstance(error, Retryable):
+        found[0].maybe = False
+    right(self, token, error, node)
 
-        def noting(found: bytes | None) -> bytes | None:
-            nonlocal wanted
-            wanted = decide(found)
-            return wanted
 
-        found = await store.get(key)
-        value = noting(found.value if found else None)
-        if value is None:
-            return found.value if found else None
-        try:
-            if await store.compare_and_set(key, value, found.version if found else 0):
-                return value
-        except OutcomeUnknown:
+def _no_compare(
+    right: Any, self: MemoryData, key: str, value: bytes | None, expected: int
+) -> int | None:
+    found = self.values.get(key)
+    if key.startswith("epochs/") and found is not None:
+        expected = found.version
+    version: int | None = right(self, key, value, expected)
+    return version
+
+
+async def _unknown_is_done(
+    right: Any,
+    store: MetadataStore,
+    key: str,
+    decide: Decide,
+    known: Known | None = None,
+    version: int | None = None,
+) -> bytes | None:
+    wanted: bytes | None = None
+
+    def noting(found: bytes | None) -> bytes | None:
+        nonlocal wanted
+        wanted = decide(found)
+        return wanted
+
+    found = await store.get(key)
+    value = noting(found.value if found else None)
+    if value is None:
+        return found.value if found else None
+    try:
+        if await store.compare_and_set(key, value, found.version if found else 0):
             return value
-        done: bytes | None = await right(store, key, decide, None, version)
-        return done
-
-    return change
-
-
-def _damage_told(right: Any) -> Any:
-    def for_callers(self: Any, error: Any) -> Any:
-        return error
-
-    return for_callers
+    except OutcomeUnknown:
+        return value
+    done: bytes | None = await right(store, key, decide, None, version)
+    return done
 
 
-def _anybody_saves(right: Any) -> Any:
-    def save(group: Any, positions: Any, *, member: str = "", **rest: Any) -> Any:
-        return dataclasses.replace(
-            right(dataclasses.replace(group, owners={}), positions, member=member, **rest),
-            owners=group.owners,
-        )
-
-    return save
+def _damage_told(right: Any, self: Connection, error: CordwoodError) -> Any:
+    return error
 
 
-def _one_more(right: Any) -> Any:
-    return lambda self, log: right(self, log) + 1
+def _anybody_saves(
+    right: Any, group: Group, positions: Mapping[str, int], *, member: str = "", **rest: Any
+) -> Any:
+    return dataclasses.replace(
+        right(dataclasses.replace(group, owners={}), positions, member=member, **rest),
+        owners=group.owners,
+    )
 
 
-def _found_beside(right: Any) -> Any:
-    async def first_keyed(stream: Any, name: str) -> Any:
-        # As if nothing could stand behind a record without a key.
-        async for item in stream:
-            if not isinstance(item, Gap):
-                stream.close()
-                return (None if item.key is None else (item.key, item.lsn)), False
-        return None, False
-
-    return first_keyed
+def _one_more(right: Any, self: Reader, log: str) -> Any:
+    return right(self, log) + 1
 
 
-def _key_is_before(right: Any) -> Any:
-    def search_key(self: Any, info: Any, tail: Any, key: bytes) -> Any:
-        # As if the records of the key itself were lower ones.
-        return right(self, info, tail, key + b"\0")
+async def _found_beside(right: Any, stream: ReadStream, name: str) -> Any:
+    # As if nothing could stand behind a record without a key.
+    async for item in stream:
+        if not isinstance(item, Gap):
+            stream.close()
+            return (None if item.key is None else (item.key, item.lsn)), False
+    return None, False
 
-    return search_key
+
+def _key_is_before(right: Any, self: Positions, info: LogInfo, tail: Lsn, key: bytes) -> Any:
+    # As if the records of the key itself were lower ones.
+    return right(self, info, tail, key + b"\0")
+
+
+def _no_sum(data: Any, value: int = 0, gil_release_mode: int = 0) -> int:
+    return 0
 
 
 BUGS = (
     PlantedBug("unknown-resent", "a client sends again what may have been stored",
-               changed({f"{_APPENDS}.on_down": _unknown_resent}), scenario=scenarios.RECOVERIES),
+               at(LogAppends.on_down).around(_unknown_resent), scenario=scenarios.RECOVERIES),
     PlantedBug("doubt-forgotten",
                "what may be stored is called not stored, once it is refused later",
-               changed({f"{_APPENDS}.on_fault": _doubt_forgotten}),
+               at(LogAppends.on_fault).around(_doubt_forgotten),
                scenario=appending_scenarios.REFUSED_LATER),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
-               changed({"client.admin.positions:_first_keyed": _found_beside}), scenario=scenarios.KEYS_SOUGHT),
+               at(positions.first_keyed).around(_found_beside), scenario=scenarios.KEYS_SOUGHT),
     PlantedBug("key-off-by-one", "find_key takes the key's own records for lower ones",
-               changed({"client.admin.positions:Positions._search_key": _key_is_before}),
+               at(Positions.search_key).around(_key_is_before),
                scenario=scenarios.KEYS_SOUGHT),
     PlantedBug("deadline-ignored", "a client waits for ever",
-               changed({f"{_APPENDS}.sweep": _deadline_ignored}),
+               at(LogAppends.sweep).around(_deadline_ignored),
                scenario=scenarios.HANGING),
     PlantedBug("frame-crc-ignored", "damaged frames are taken for good ones",
-               changed({"layout.frame:crc32c": instead(lambda data, crc=0: 0)}),
+               at(crc32c, within=frame).instead(_no_sum),
                scenario=scenarios.BAD_LINES),
     PlantedBug("damage-told", "a damaged frame's checksum error is what callers are told",
-               changed({"wire.connection:Connection._for_callers": _damage_told}),
+               at(Connection.error_for_callers).around(_damage_told),
                scenario=scenarios.BAD_LINES),
     PlantedBug("pings-without-pause", "a node pings its peers hundreds of times a second",
-               changed({"wire.peers:PING_EVERY_S": instead(0.005)})),
+               value(lambda: peers.PING_EVERY_S, 0.005)),
     PlantedBug("anybody-saves", "positions are saved by whoever has been a member once",
-               changed({"admin.consumer_calls:save": _anybody_saves}), scenario=scenarios.CONSUMERS),
+               at(save, within=consumer_calls).around(_anybody_saves), scenario=scenarios.CONSUMERS),
     PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
-               changed({"client.read.reader:Reader.position": _one_more})),
+               at(Reader.position).around(_one_more)),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
-               changed({"metadata.memory:MemoryData.compare_and_set": _no_compare}),
+               at(MemoryData.compare_and_set).around(_no_compare),
                scenario=scenarios.BAD_METADATA),
     PlantedBug("unknown-is-done", "a write of unknown outcome is taken for done",
-               changed({"metadata.change:change": _unknown_is_done}), scenario=scenarios.BAD_METADATA),
+               at(change.change).around(_unknown_is_done), scenario=scenarios.BAD_METADATA),
 )  # fmt: skip

@@ -8,274 +8,254 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import length_hint
 from typing import Any
 
 import msgspec
 
-from cordwood.block import BlockKind, Record
-from cordwood.layout.message import EpochNodes, ReleasedReply
+from cordwood.block import BlockKind, Gap, Record
+from cordwood.client.append import pending_block
+from cordwood.client.blocks import HeldBlock
+from cordwood.client.read import read_stream, stream_items
+from cordwood.client.read.arrow_batches import BatchGatherer
+from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.delivered import with_keys
+from cordwood.client.read.hand import Hand, Made
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.reader import Reader
+from cordwood.client.read.shared_tail import SharedTail, SubscriberQueue, Taken
+from cordwood.layout.key_bits import key_bits
+from cordwood.layout.message import AskReleased, EpochNodes, ReleasedReply
 from cordwood.layout.reading import NodeGap
+from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
-from cordwood.nodes import Authority
+from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.protocol.single_copy import SenderChoice
+from cordwood.quorum.f_majority import weigh_replies
+from cordwood.sequencer.role import SequencerRole
 from cordwood.sim.planted import reading_scenarios, scenarios
-from cordwood.sim.planted.bug import PlantedBug, changed, instead
-
-_CHOICE = "protocol.single_copy:SenderChoice"
-_STREAMS = "storage.push.read_streams:ReadStreams"
-_TAIL = "client.read.shared_tail:SharedTail"
-
-
-def _one_more_filtered(right: Any) -> Any:
-    def tell(self: Any, stream: Any, reason: Any, ranges: Sequence[tuple[int, int]]) -> None:
-        more = 1 if reason is NodeGap.FILTERED else 0
-        right(self, stream, reason, [(first, last + more) for first, last in ranges])
-
-    return tell
+from cordwood.sim.planted.bug import PlantedBug, at, together
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.push.own_copies import OwnCopies
+from cordwood.storage.push.push_stream import PushStream
+from cordwood.storage.push.read_rights import ReadRights
+from cordwood.storage.push.read_streams import ReadStreams
 
 
-def _first_key_only(right: Any) -> Any:
-    return lambda keys: right(None if keys is None else list(keys)[:1])
+def _one_more_filtered(
+    right: Any,
+    self: ReadStreams,
+    stream: PushStream,
+    reason: NodeGap,
+    ranges: Sequence[tuple[int, int]],
+) -> None:
+    more = 1 if reason is NodeGap.FILTERED else 0
+    right(self, stream, reason, [(first, last + more) for first, last in ranges])
 
 
-def _keyless_pass(right: Any) -> Any:
-    def with_keys(items: Any, keys: Any) -> Any:
-        return right(items, frozenset({*keys, None}))
+def _first_key_only(
+    right: Any, keys: Iterable[bytes | bytearray | memoryview | None] | None
+) -> Any:
+    return right(None if keys is None else list(keys)[:1])
 
-    return with_keys
+
+def _keyless_pass(right: Any, items: list[Record | Gap], keys: Set[bytes]) -> Any:
+    return right(items, frozenset({*keys, None}))
 
 
-def _rest_dropped(right: Any) -> Any:
-    def take_portion(self: Any, count: int, make: Any) -> Any:
-        taken = right(self, count, make)
-        if taken.records:
-            rest = self.rest()
-            dropped = sum(1 for _ in itertools.takewhile(_is_record, rest))
-            self._keep(rest[dropped:])
-        return taken
-
-    return take_portion
+def _rest_dropped(
+    right: Any, self: Hand, count: int, make: Callable[[tuple[Record, ...], Gap | None], Made]
+) -> Any:
+    taken = right(self, count, make)
+    if taken.records:
+        rest = self.rest()
+        dropped = sum(1 for _ in itertools.takewhile(_is_record, rest))
+        self._keep(rest[dropped:])
+    return taken
 
 
 def _is_record(item: Any) -> bool:
     return isinstance(item, Record)
 
 
-def _whole_block(right: Any) -> Any:
-    def add(self: Any, name: str, delivery: Any) -> Any:
-        return right(
-            self, name, Delivery(delivery.block, delivery.block.header.first, delivery.last)
-        )
-
-    return add
+def _whole_block(right: Any, self: BatchGatherer, name: str, delivery: Delivery[HeldBlock]) -> Any:
+    return right(self, name, Delivery(delivery.block, delivery.block.header.first, delivery.last))
 
 
-def _numbered_is_released(right: Any) -> Any:
-    def released(self: Any, ask: Any) -> Any:
-        told: ReleasedReply = right(self, ask)
-        for at, log in enumerate(ask.logs):
-            row = self._rows.get(log)
-            if row is not None and row.appender is not None and told.released[at]:
-                told.released[at] = max(told.released[at], row.appender._window.next - 1)
-        return told
-
-    return released
+def _numbered_is_released(right: Any, self: SequencerRole, ask: AskReleased) -> Any:
+    told: ReleasedReply = right(self, ask)
+    for index, log in enumerate(ask.logs):
+        row = self._rows.get(log)
+        if row is not None and row.appender is not None and told.released[index]:
+            told.released[index] = max(told.released[index], row.appender._window.next - 1)
+    return told
 
 
-def _newest_for_all(right: Any) -> Any:
-    def nodesets(self: Any, log: int) -> tuple[int, list[EpochNodes]]:
-        epoch, history = right(self, log)
-        newest = history[-1:]
-        return epoch, [msgspec.structs.replace(each, since=1) for each in newest]
-
-    return nodesets
+def _newest_for_all(right: Any, self: StorageEngine, log: int) -> tuple[int, list[EpochNodes]]:
+    epoch, history = right(self, log)
+    newest = history[-1:]
+    return epoch, [msgspec.structs.replace(each, since=1) for each in newest]
 
 
-def _without_newest(right: Any) -> Any:
-    def nodesets(self: Any, log: int) -> tuple[int, list[EpochNodes]]:
-        epoch, history = right(self, log)
-        return epoch, history[:-1] or history
-
-    return nodesets
+def _without_newest(right: Any, self: StorageEngine, log: int) -> tuple[int, list[EpochNodes]]:
+    epoch, history = right(self, log)
+    return epoch, history[:-1] or history
 
 
-def _lost_are_down(right: Any) -> Any:
-    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
-        down = {
-            node: Authority.UNAVAILABLE if status is Authority.UNDER_REPLICATED else status
-            for node, status in statuses.items()
-        }
-        return right(heard, nodeset, replication, down)
-
-    return weigh_replies
-
-
-def _told_is_forgotten(right: Any) -> Any:
-    def replay(self: Any, offset: int, body: memoryview) -> None:
-        right(self, offset, body)
-        for held in self.cache.logs.values():
-            held.nodesets = (0, b"")
-
-    return replay
+def _lost_are_down(
+    right: Any,
+    heard: Set[NodeId],
+    nodeset: Nodeset,
+    replication: Replication,
+    statuses: Mapping[NodeId, Authority],
+) -> Any:
+    down = {
+        node: Authority.UNAVAILABLE if status is Authority.UNDER_REPLICATED else status
+        for node, status in statuses.items()
+    }
+    return right(heard, nodeset, replication, down)
 
 
-def _unknown_is_free(right: Any) -> Any:
-    return lambda self, log, token: right(self, log, token) is not False
+def _told_is_forgotten(right: Any, self: StorageEngine, offset: int, body: memoryview) -> None:
+    right(self, offset, body)
+    for held in self.cache.logs.values():
+        held.nodesets = (0, b"")
 
 
-def _past_the_released(right: Any) -> Any:
-    return lambda self, stream: min(stream.until, LSN_MAX)
+def _unknown_is_free(right: Any, self: ReadRights, log: int, token: str) -> Any:
+    return right(self, log, token) is not False
+
+
+def _past_the_released(right: Any, self: ReadStreams, stream: PushStream) -> Any:
+    return min(stream.until, LSN_MAX)
 
 
 class _Seen:
     """A block with another envelope, as far as a share looks at it."""
 
-    def __init__(self, block: Any, copyset: tuple[int, ...]) -> None:
+    def __init__(self, block: Any, copyset: Any) -> None:
         self.header = block.header
         self.envelope = replace(block.envelope, copyset=copyset)
 
 
-def _copyset_before(right: Any) -> Any:
-    def part(self: Any, block: Any) -> Any:
-        before = self._mine.get((), block.envelope.copyset)
-        answer = right(self, _Seen(block, before))
-        if block.header.kind == BlockKind.DATA:
-            self._mine[()] = block.envelope.copyset
-        return answer
-
-    return part
+def _copyset_before(right: Any, self: OwnCopies, block: StoredBlock) -> Any:
+    mine: dict[Any, Any] = self._mine
+    before = mine.get((), block.envelope.copyset)
+    answer = right(self, _Seen(block, before))
+    if block.header.kind == BlockKind.DATA:
+        mine[()] = block.envelope.copyset
+    return answer
 
 
-def _nothing_missed(right: Any) -> Any:
-    def queue(self: Any, member: Any) -> Any:
-        made = right(self, member)
-        while made is not None and made.take() is not None:
-            pass
-        return made
-
-    return queue
+def _nothing_missed(right: Any, self: SharedTail, member: ReadStream) -> Any:
+    made = right(self, member)
+    while made is not None and made.take() is not None:
+        pass
+    return made
 
 
-def _slow_skip(right: Any) -> Any:
-    def take(self: Any) -> Any:
-        if self.is_over:
-            while (last := right(self)) is not None:
-                self.member._buffer.next = last.last + 1
-            return None
-        return right(self)
-
-    return take
+def _slow_skip(right: Any, self: SubscriberQueue) -> Any:
+    if self.is_over:
+        while self.member is not None and (last := right(self)) is not None:
+            self.member._buffer.next = last.last + 1
+        return None
+    return right(self)
 
 
-def _slow_untold(right: Any) -> Any:
-    def give(self: Any, items: Any, size: int) -> None:
-        right(self, items, size)
-        if self.is_over:
-            self._tail.leave(self)
-            self.is_over = False
-
-    return give
+def _slow_untold(right: Any, self: SubscriberQueue, items: Sequence[Taken], size: int) -> None:
+    right(self, items, size)
+    if self.is_over:
+        self._tail.leave(self)
+        self.is_over = False
 
 
-def _dropped_skip(right: Any) -> Any:
-    def stop(self: Any) -> None:
-        last = self._waiting[-1].last if self._waiting else 0
-        right(self)
-        if last and self.is_empty:
-            self.member._buffer.next = last + 1
-
-    return stop
+def _dropped_skip(right: Any, self: SubscriberQueue) -> None:
+    last = self._waiting[-1].last if self._waiting else 0
+    right(self)
+    if last and self.is_empty and self.member is not None:
+        self.member._buffer.next = last + 1
 
 
-def _at_work_is_done(right: Any) -> Any:
-    def next_lsn(self: Any, after: int) -> Any:
-        given = len(self.opened) - length_hint(self.items)
-        if given and given < len(self.opened):
-            item = self.opened[given]
-            return int(item.lsn if _is_record(item) else item.first)
-        return right(self, after)
-
-    return next_lsn
+def _at_work_is_done(right: Any, self: Hand, after: int) -> Any:
+    given = len(self.opened) - length_hint(self.items)
+    if given and given < len(self.opened):
+        item = self.opened[given]
+        return int(item.lsn if isinstance(item, Record) else item.first)
+    return right(self, after)
 
 
-def _cancelled_goes_on(right: Any) -> Any:
-    async def fill(self: Any, timeout_s: float | None = None) -> Any:
-        filling = asyncio.ensure_future(right(self, timeout_s))
-        try:
-            return await asyncio.shield(filling)
-        except asyncio.CancelledError:
-            # Its answer has nobody to come to.
-            filling.add_done_callback(lambda done: done.cancelled() or self._reader.item())
-            raise
-
-    return fill
+async def _cancelled_goes_on(right: Any, self: Consumer, timeout_s: float | None = None) -> Any:
+    filling = asyncio.ensure_future(right(self, timeout_s))
+    try:
+        return await asyncio.shield(filling)
+    except asyncio.CancelledError:
+        # Its answer has nobody to come to.
+        filling.add_done_callback(lambda done: done.cancelled() or self._reader.item())
+        raise
 
 
-def _left_is_over(right: Any) -> Any:
-    def portion(self: Any, count: int) -> Any:
-        if self._up is not None and len(self._up.hand.rest()) < len(self._up.hand.opened):
-            self._up.hand.take_rest()
-        return right(self, count)
-
-    return portion
+def _left_is_over(right: Any, self: Reader, count: int) -> Any:
+    if self._up is not None and len(self._up.hand.rest()) < len(self._up.hand.opened):
+        self._up.hand.take_rest()
+    return right(self, count)
 
 
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
-    changed({"client.append.pending_block:key_bits": _first_key_only}), scenario=scenarios.MANNERS,
+    at(key_bits, within=pending_block).around(_first_key_only), scenario=scenarios.MANNERS,
 )  # fmt: skip
 """A scenario of its own is a proof of filters by key as well
 (tests/client/read/test_read_bugs.py)."""
 
 BUGS = (
     PlantedBug("filters-one-more", "a node leaves out one record more than it tells of",
-               changed({f"{_STREAMS}._tell_gaps": _one_more_filtered}), scenario=scenarios.MANNERS),
+               at(ReadStreams.tell_gaps).around(_one_more_filtered), scenario=scenarios.MANNERS),
     FIRST_KEY_ONLY,
     PlantedBug("keyless-pass", "a reader of some keys is given the records without any",
-               changed({"client.read.stream_items:with_keys": _keyless_pass}), scenario=scenarios.MANNERS),
+               at(with_keys, within=stream_items).around(_keyless_pass), scenario=scenarios.MANNERS),
     PlantedBug("rest-dropped", "what of a block does not fit into a portion is dropped",
-               changed({"client.read.hand:Hand.take_portion": _rest_dropped}), scenario=scenarios.MANNERS),
+               at(Hand.take_portion).around(_rest_dropped), scenario=scenarios.MANNERS),
     PlantedBug("arrow-not-clipped", "batches of a read that begins inside a block have all of it",
-               changed({"client.read.arrow_batches:BatchGatherer.add": _whole_block}), scenario=scenarios.MANNERS),
+               at(BatchGatherer.add).around(_whole_block), scenario=scenarios.MANNERS),
     PlantedBug("numbered-is-released", "who polls is told of what is not acknowledged yet",
-               changed({"sequencer.role:SequencerRole.released": _numbered_is_released}),
+               at(SequencerRole.released).around(_numbered_is_released),
                scenario=scenarios.MANNERS),
     PlantedBug("newest-for-all", "nodes tell the newest nodeset as that of every epoch",
-               changed({"storage.engine:StorageEngine.nodesets": _newest_for_all}), scenario=scenarios.NODESETS),
+               at(StorageEngine.nodesets).around(_newest_for_all), scenario=scenarios.NODESETS),
     PlantedBug("nodesets-lag", "nodes tell of a new epoch, and not of its nodes",
-               changed({"storage.engine:StorageEngine.nodesets": _without_newest}), scenario=scenarios.NODESETS),
+               at(StorageEngine.nodesets).around(_without_newest), scenario=scenarios.NODESETS),
     PlantedBug("nodesets-forgotten", "a node forgets the nodesets of its logs when it restarts",
-               changed({"storage.engine:StorageEngine._replay": _told_is_forgotten}),
+               at(StorageEngine.replay).around(_told_is_forgotten),
                scenario=scenarios.NODESETS),
     PlantedBug("stale-copyset", "a node goes by the copyset of the block before; nobody asks all",
-               changed({"storage.push.own_copies:OwnCopies.part": _copyset_before,
-                        f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
+               together(at(OwnCopies.part).around(_copyset_before),
+                        at(SenderChoice.on_suspicion).instead(lambda self: None)),
                scenario=reading_scenarios.SPREAD),
     PlantedBug("ahead-unreleased", "a node reads ahead past what is released",
-               changed({f"{_STREAMS}._readable": _past_the_released}), scenario=reading_scenarios.COLD),
+               at(ReadStreams.readable_upto).around(_past_the_released), scenario=reading_scenarios.COLD),
     PlantedBug("missed-forgotten", "who joins a shared tail is not given what it came too late for",
-               changed({f"{_TAIL}.subscribe": _nothing_missed}), scenario=reading_scenarios.CROWDED),
+               at(SharedTail.subscribe).around(_nothing_missed), scenario=reading_scenarios.CROWDED),
     PlantedBug("slow-skip", "who is too slow for a shared tail goes on where it left it",
-               changed({"client.read.shared_tail:SubscriberQueue.take": _slow_skip}), scenario=reading_scenarios.CROWDED),
+               at(SubscriberQueue.take).around(_slow_skip), scenario=reading_scenarios.CROWDED),
     PlantedBug("slow-untold", "who is too slow for a shared tail is given nothing more, and waits",
-               changed({"client.read.shared_tail:SubscriberQueue.give": _slow_untold}),
+               at(SubscriberQueue.give).around(_slow_untold),
                scenario=reading_scenarios.QUEUED),
     PlantedBug("dropped-skip", "who is too slow goes on after what there was no room to keep",
-               changed({"client.read.shared_tail:SubscriberQueue._stop": _dropped_skip}),
+               at(SubscriberQueue.stop_queue).around(_dropped_skip),
                scenario=reading_scenarios.CRAMPED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
-               changed({"client.read.read_stream:weigh_replies": _lost_are_down}), scenario=scenarios.LOST),
+               at(weigh_replies, within=read_stream).around(_lost_are_down), scenario=scenarios.LOST),
     PlantedBug("at-work-is-done", "a position passes the item that a loop still works on",
-               changed({"client.read.hand:Hand.next_lsn": _at_work_is_done}), scenario=scenarios.CONSUMERS),
+               at(Hand.next_lsn).around(_at_work_is_done), scenario=scenarios.CONSUMERS),
     PlantedBug("cancelled-goes-on", "a cancelled call takes an item later, and gives it to nobody",
-               changed({"client.read.consumer:Consumer.fill": _cancelled_goes_on}),
+               at(Consumer.fill).around(_cancelled_goes_on),
                scenario=scenarios.CONSUMERS),
     PlantedBug("left-is-over", "what a loop that was left has before it is dropped by a read",
-               changed({"client.read.reader:Reader.portion": _left_is_over}), scenario=scenarios.CONSUMERS),
+               at(Reader.portion).around(_left_is_over), scenario=scenarios.CONSUMERS),
     PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
-               changed({"storage.push.read_rights:ReadRights.may_read": _unknown_is_free}),
+               at(ReadRights.may_read).around(_unknown_is_free),
                scenario=scenarios.RIGHTS),
 )  # fmt: skip

@@ -6,22 +6,32 @@ Source: docs/sources/reliability.md §1 (Jepsen's poll-skip), §6.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from cordwood.block import BlockKind, Gap, GapKind
+from cordwood.client.blocks import HeldBlock
+from cordwood.client.cluster import Cluster
+from cordwood.client.find.log_info import LogInfo as LogInfo
+from cordwood.client.read import read_stream
+from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.senders import Senders
+from cordwood.layout.reading import BlocksHead, ReadRequest
 from cordwood.lsn import ESN_MAX, Lsn
-from cordwood.nodes import Authority
-from cordwood.protocol.gap_detection import Delivery
-from cordwood.protocol.slow_nodes import Change
-from cordwood.quorum.f_majority import QuorumVerdict
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
+from cordwood.protocol.gap_detection import Delivery, Item, Judge, ReadBuffer, _LeftOut
+from cordwood.protocol.single_copy import Doubt, SenderChoice
+from cordwood.protocol.slow_nodes import Change, SlowNodes
+from cordwood.quorum import f_majority
+from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
 from cordwood.sim.planted import scenarios
-from cordwood.sim.planted.bug import PlantedBug, changed, instead
-
-_BUFFER = "protocol.gap_detection:ReadBuffer"
-_STREAM = "client.read.read_stream:ReadStream"
-_SENDERS = "client.read.senders:Senders"
-_CHOICE = "protocol.single_copy:SenderChoice"
-_STREAMS = "storage.push.read_streams:ReadStreams"
+from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
+from cordwood.storage.log_reader import LogReader
+from cordwood.storage.logs_db.recent_blocks import RecentBlocks
+from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.push.shared_push import Pushes
+from cordwood.wire.connection import Connection
 
 HEARD = QuorumVerdict.COMPLETE
 
@@ -29,269 +39,247 @@ TWICE_RECORDS_MIN = 16
 """Blocks that are delivered twice have at least so many records."""
 
 
-def _skips(right: Any) -> Any:
-    def take(self: Any, judge: Any, **rest: Any) -> Any:
-        taken = right(self, judge, **rest)
-        if isinstance(taken, Delivery) and taken.first % 97 == 0:
-            return right(self, judge, **rest)
+def _skips(right: Any, self: ReadBuffer[Any], judge: Judge | None, **rest: Any) -> Any:
+    taken = right(self, judge, **rest)
+    if isinstance(taken, Delivery) and taken.first % 97 == 0:
+        return right(self, judge, **rest)
+    return taken
+
+
+def _loss_without_all(
+    right: Any, self: ReadBuffer[Any], judge: Judge, grace_over: bool
+) -> Gap | None:
+    two = len(self._markers) >= 2
+    gap: Gap | None = right(self, lambda heard: HEARD if two else judge(heard), grace_over)
+    return gap
+
+
+def _delivered_twice(right: Any, self: ReadBuffer[Any], judge: Judge | None, **rest: Any) -> Any:
+    before = self.next
+    taken = right(self, judge, **rest)
+    is_large = isinstance(taken, Delivery) and taken.last - taken.first + 1 >= TWICE_RECORDS_MIN
+    if is_large and notes_of(self).get("twice") != taken.first:
+        notes_of(self)["twice"] = taken.first
+        self.next = before
+        self.on_block(taken.block)
+    return taken
+
+
+def _not_clipped(right: Any, self: ReadBuffer[Any], block: Item | _LeftOut) -> Any:
+    taken = right(self, block)
+    if isinstance(taken, Delivery):
+        return Delivery(taken.block, taken.block.header.first, taken.last)
+    return taken
+
+
+def _one_copy_more(
+    right: Any,
+    heard: Set[NodeId],
+    rest: Iterable[tuple[Member, Authority]],
+    scope: str,
+    copies: int,
+) -> bool:
+    return bool(right(heard, rest, scope, copies + 1))
+
+
+def _goes_back(right: Any, self: ReadBuffer[Any]) -> None:
+    right(self)
+    if self.next & ESN_MAX > 1:
+        self.next -= 1
+
+
+def _one_farther(right: Any, self: ReadBuffer[Any], node: NodeId) -> Any:
+    return right(self, node) + 1
+
+
+def _bridge_too_long(right: Any, self: ReadBuffer[Any], block: Item | _LeftOut) -> Any:
+    taken = right(self, block)
+    if isinstance(taken, Gap) and taken.kind is GapKind.BRIDGE and self.next <= self.until:
+        self.next += 1
+        return Gap(taken.first, Lsn(taken.last + 1), taken.kind)
+    return taken
+
+
+def _stale_order(
+    right: Any,
+    self: Senders,
+    node: NodeId,
+    connection: Connection,
+    head: BlocksHead,
+    blocks: Sequence[HeldBlock],
+) -> Any:
+    source = self.sources.get(node)
+    if source is not None and source.connection is connection:
+        source.version = self.choice.version
+    return right(self, node, connection, head, blocks)
+
+
+def _share_unseen(right: Any, self: Pushes, key: Hashable) -> Any:
+    def place(of: Any) -> Any:
+        return of[:2]
+
+    return next((push for of, push in self._by_key.items() if place(of) == place(key)), None)
+
+
+def _kept_says_all(right: Any, self: RecentBlocks, log: int) -> int | None:
+    return None if right(self, log) is None else 1
+
+
+def _filter_kept(
+    right: Any,
+    self: ReadStreams,
+    connection: Connection,
+    request: ReadRequest,
+    *rest: Any,
+    **named: Any,
+) -> None:
+    before = self._by_connection.get(connection, {}).get(request.stream)
+    right(self, connection, request, *rest, **named)
+    stream = self._by_connection[connection][request.stream]
+    if stream.share is None and before is not None and before.share is not None:
+        stream.share = before.share
+        stream.wanted = before.share.part
+
+
+def _batch_says_all(
+    right: Any, self: LogReader, log: int, start: int, bound: int, *rest: Any, **limits: Any
+) -> Any:
+    run = right(self, log, start, bound, *rest, **limits)
+    return run._replace(next=max(run.next, bound + 1)) if run.blocks else run
+
+
+def _asked_again(right: Any, self: ReadBuffer[Any], node: NodeId) -> None:
+    seen = notes_of(self).setdefault("seen", set())
+    if node in seen:
+        notes_of(self).setdefault("again", set()).add(node)
+    seen.add(node)
+    right(self, node)
+
+
+def _out_of_order(right: Any, self: ReadBuffer[Any], judge: Judge | None, **rest: Any) -> Any:
+    taken = right(self, judge, **rest)
+    if taken is not None or not self._heap or self.is_done:
         return taken
-
-    return take
-
-
-def _loss_without_all(right: Any) -> Any:
-    def lost(self: Any, judge: Any, grace_over: bool) -> Gap | None:
-        two = len(self._markers) >= 2
-        gap: Gap | None = right(self, lambda heard: HEARD if two else judge(heard), grace_over)
-        return gap
-
-    return lost
-
-
-def _delivered_twice(right: Any) -> Any:
-    def take(self: Any, judge: Any, **rest: Any) -> Any:
-        before = self.next
-        taken = right(self, judge, **rest)
-        is_large = isinstance(taken, Delivery) and taken.last - taken.first + 1 >= TWICE_RECORDS_MIN
-        if is_large and getattr(self, "_planted_twice", None) != taken.first:
-            self._planted_twice = taken.first
-            self.next = before
-            self.on_block(taken.block)
+    block = self._heap[0][3]
+    again = getattr(block, "node", None) in notes_of(self).get("again", ())
+    if not again or block.header.kind != BlockKind.DATA or block.header.last > self.until:
         return taken
-
-    return take
-
-
-def _not_clipped(right: Any) -> Any:
-    def deliver(self: Any, block: Any) -> Any:
-        taken = right(self, block)
-        if isinstance(taken, Delivery):
-            return Delivery(taken.block, taken.block.header.first, taken.last)
-        return taken
-
-    return deliver
+    heapq.heappop(self._heap)
+    return Delivery(block, block.header.first, block.header.last)
 
 
-def _one_copy_more(right: Any) -> Any:
-    def meets(heard: Any, rest: Any, scope: str, copies: int) -> bool:
-        return bool(right(heard, rest, scope, copies + 1))
-
-    return meets
-
-
-def _goes_back(right: Any) -> Any:
-    def rewind(self: Any) -> None:
-        right(self)
-        if self.next & ESN_MAX > 1:
-            self.next -= 1
-
-    return rewind
+def _down_not_told(right: Any, self: SenderChoice, node: NodeId, why: Doubt) -> None:
+    due = self._due
+    right(self, node, why)
+    self._due = due
 
 
-def _one_farther(right: Any) -> Any:
-    return lambda self, node: right(self, node) + 1
+def _epoch_guessed(right: Any, self: Cluster, info: LogInfo, epoch: int) -> Any:
+    return right(self, info, min(epoch, info.epoch))
 
 
-def _bridge_too_long(right: Any) -> Any:
-    def deliver(self: Any, block: Any) -> Any:
-        taken = right(self, block)
-        if isinstance(taken, Gap) and taken.kind is GapKind.BRIDGE and self.next <= self.until:
-            self.next += 1
-            return Gap(taken.first, Lsn(taken.last + 1), taken.kind)
-        return taken
-
-    return deliver
-
-
-def _stale_order(right: Any) -> Any:
-    def on_blocks(self: Any, node: Any, connection: Any, head: Any, blocks: Any) -> Any:
-        source = self.sources.get(node)
-        if source is not None and source.connection is connection:
-            source.version = self.choice.version
-        return right(self, node, connection, head, blocks)
-
-    return on_blocks
+def _empty_is_full(
+    right: Any,
+    heard: Set[NodeId],
+    nodeset: Nodeset,
+    replication: Replication,
+    statuses: Mapping[NodeId, Authority],
+) -> Any:
+    there = {n: s for n, s in statuses.items() if s is not Authority.AUTHORITATIVE_EMPTY}
+    return right(heard, nodeset, replication, there)
 
 
-def _share_unseen(right: Any) -> Any:
-    def find(self: Any, key: Any) -> Any:
-        place = key[:2]
-        return next((push for of, push in self._by_key.items() if of[:2] == place), None)
-
-    return find
+async def _saved_before(right: Any, self: Consumer, *given: Any, **named: Any) -> Any:
+    portion = await right(self, *given, **named)
+    await self.save()
+    return portion
 
 
-def _kept_says_all(right: Any) -> Any:
-    def complete_from(self: Any, log: int) -> int | None:
-        return None if right(self, log) is None else 1
-
-    return complete_from
-
-
-def _filter_kept(right: Any) -> Any:
-    def start(self: Any, connection: Any, request: Any, *rest: Any) -> None:
-        before = self._by_connection.get(connection, {}).get(request.stream)
-        right(self, connection, request, *rest)
-        stream = self._by_connection[connection][request.stream]
-        if stream.share is None and before is not None and before.share is not None:
-            stream.share = before.share
-            stream.wanted = before.share.part
-
-    return start
-
-
-def _batch_says_all(right: Any) -> Any:
-    def read_cached(self: Any, log: Any, start: Any, bound: int, *rest: Any, **limits: Any) -> Any:
-        run = right(self, log, start, bound, *rest, **limits)
-        return run._replace(next=max(run.next, bound + 1)) if run.blocks else run
-
-    return read_cached
-
-
-def _asked_again(right: Any) -> Any:
-    def on_connected(self: Any, node: Any) -> None:
-        seen = self.__dict__.setdefault("_planted_seen", set())
-        if node in seen:
-            self.__dict__.setdefault("_planted_again", set()).add(node)
-        seen.add(node)
-        right(self, node)
-
-    return on_connected
-
-
-def _out_of_order(right: Any) -> Any:
-    def take(self: Any, judge: Any, **rest: Any) -> Any:
-        taken = right(self, judge, **rest)
-        if taken is not None or not self._heap or self.is_done:
-            return taken
-        block = self._heap[0][3]
-        again = getattr(block, "node", None) in self.__dict__.get("_planted_again", ())
-        if not again or block.header.kind != BlockKind.DATA or block.header.last > self.until:
-            return taken
-        heapq.heappop(self._heap)
-        return Delivery(block, block.header.first, block.header.last)
-
-    return take
-
-
-def _down_not_told(right: Any) -> Any:
-    def on_doubt(self: Any, node: Any, why: Any) -> None:
-        due = self._due
-        right(self, node, why)
-        self._due = due
-
-    return on_doubt
-
-
-def _epoch_guessed(right: Any) -> Any:
-    def nodeset_of(self: Any, info: Any, epoch: int) -> Any:
-        return right(self, info, min(epoch, info.epoch))
-
-    return nodeset_of
-
-
-def _empty_is_full(right: Any) -> Any:
-    def weigh_replies(heard: Any, nodeset: Any, replication: Any, statuses: Any) -> Any:
-        there = {n: s for n, s in statuses.items() if s is not Authority.AUTHORITATIVE_EMPTY}
-        return right(heard, nodeset, replication, there)
-
-    return weigh_replies
-
-
-def _saved_before(right: Any) -> Any:
-    async def read(self: Any, *given: Any, **named: Any) -> Any:
-        portion = await right(self, *given, **named)
-        await self.save()
-        return portion
-
-    return read
-
-
-def _trim_is_silence(right: Any) -> Any:
-    return lambda self, trim: False
+def _trim_is_silence(right: Any, self: ReadBuffer[Any], trim: int) -> Any:
+    return False
 
 
 BUGS = (
     PlantedBug("reader-skips", "a reader leaves out a block now and then",
-               changed({f"{_BUFFER}.take": _skips})),
+               at(ReadBuffer.take).around(_skips)),
     PlantedBug("loss-without-all", "a reader concludes a loss from two nodes",
-               changed({f"{_BUFFER}._lost": _loss_without_all}), scenario=scenarios.READERS),
+               at(ReadBuffer.judge_loss).around(_loss_without_all), scenario=scenarios.READERS),
     PlantedBug("delivered-twice", "a reader delivers a large block twice",
-               changed({f"{_BUFFER}.take": _delivered_twice}),
+               at(ReadBuffer.take).around(_delivered_twice),
                scenario=scenarios.LARGE_BLOCKS),
     PlantedBug("not-clipped", "a read that begins inside a block delivers all of it",
-               changed({f"{_BUFFER}._deliver": _not_clipped})),
+               at(ReadBuffer.deliver_block).around(_not_clipped)),
     PlantedBug("window-stands-still", "a reader never moves its window",
-               changed({f"{_SENDERS}.move_window": instead(lambda self: None)})),
+               at(Senders.move_window).instead(lambda self: None)),
     PlantedBug("loss-of-single-copies", "a reader takes what others send for lost",
-               changed({f"{_STREAM}._may_conclude": instead(lambda self: True),
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+               together(at(ReadStream.may_conclude).instead(lambda self: True),
+                        at(ReadStream.is_grace_over).instead(lambda self: True)),
                scenario=scenarios.READERS),
     PlantedBug("gap-at-one-less", "one node fewer than an f-majority is enough for a loss",
-               changed({"quorum.f_majority:_meets": _one_copy_more,
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+               together(at(f_majority.meets).around(_one_copy_more),
+                        at(ReadStream.is_grace_over).instead(lambda self: True)),
                scenario=scenarios.READERS),
     PlantedBug("rewind-goes-back", "a rewind begins before what was given out already",
-               changed({f"{_BUFFER}.rewind": _goes_back}), scenario=scenarios.READERS),
+               at(ReadBuffer.rewind).around(_goes_back), scenario=scenarios.READERS),
     PlantedBug("marker-off-by-one", "a node counts as past the LSN that it comes to next",
-               changed({f"{_BUFFER}._knows_upto": _one_farther}), scenario=scenarios.READERS),
+               at(ReadBuffer.knows_upto).around(_one_farther), scenario=scenarios.READERS),
     PlantedBug("bridge-swallows-first", "a bridge covers the first record of the next epoch too",
-               changed({f"{_BUFFER}._deliver": _bridge_too_long})),
+               at(ReadBuffer.deliver_block).around(_bridge_too_long)),
     PlantedBug("trim-is-loss", "a reader takes what was trimmed for lost",
-               changed({f"{_BUFFER}.on_trim": _trim_is_silence}), scenario=scenarios.TRIMS),
+               at(ReadBuffer.on_trim).around(_trim_is_silence), scenario=scenarios.TRIMS),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
-               changed({f"{_SENDERS}._grant": instead(lambda self, source: None)})),
+               at(Senders.grant_credit).instead(lambda self, source: None)),
     PlantedBug("window-update-lost", "a node never hears that a reader's window moved",
-               changed({f"{_STREAMS}.move_window": instead(lambda *_: None)})),
+               at(ReadStreams.move_window).instead(lambda *_: None)),
     PlantedBug("wake-up-lost", "what is released later wakes no reader at the tail",
-               changed({f"{_STREAMS}.on_change": instead(lambda self, log: None)})),
+               at(ReadStreams.on_change).instead(lambda self, log: None)),
     PlantedBug("batch-says-all", "a node that sent a batch says that it has sent all it may",
-               changed({"storage.log_reader:LogReader.read_cached": _batch_says_all})),
+               at(LogReader.read_cached).around(_batch_says_all)),
     PlantedBug("reorder-on-reconnect", "what comes from a node asked again is given out at once",
-               changed({f"{_BUFFER}.on_connected": _asked_again,
-                        f"{_BUFFER}.take": _out_of_order}), scenario=scenarios.READERS),
+               together(at(ReadBuffer.on_connected).around(_asked_again),
+                        at(ReadBuffer.take).around(_out_of_order)), scenario=scenarios.READERS),
     PlantedBug("share-unseen", "a stream that asks for all is sent the share of one beside it",
-               changed({"storage.push.shared_push:Pushes.find": _share_unseen,
-                        f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+               together(at(Pushes.find).around(_share_unseen),
+                        at(ReadStream.is_grace_over).instead(lambda self: True)),
                scenario=scenarios.READERS),
     PlantedBug("kept-says-all", "what stayed in memory after a flush counts as all there is",
-               changed({"storage.logs_db.recent_blocks:RecentBlocks.complete_from": _kept_says_all})),
+               at(RecentBlocks.complete_from).around(_kept_says_all)),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(
     "empty-is-full", "a node whose data lies elsewhere by now is waited for",
-    changed({"client.read.read_stream:weigh_replies": _empty_is_full}),
+    at(weigh_replies, within=read_stream).around(_empty_is_full),
 )  # fmt: skip
 EPOCH_GUESSED = PlantedBug(
     "epoch-guessed", "an epoch whose nodeset is not known is taken to have the one before it",
-    changed({"client.cluster:Cluster.nodeset_of": _epoch_guessed}),
+    at(Cluster.nodeset_of).around(_epoch_guessed),
 )  # fmt: skip
 BAD_COPY_IS_ABSENT = PlantedBug(
     "bad-copy-is-absent", "a node whose copy is damaged counts as one that has none",
-    changed({f"{_BUFFER}.on_bad_copy": instead(lambda self, node, first, last: None)}),
+    at(ReadBuffer.on_bad_copy).instead(lambda self, node, first, last: None),
 )  # fmt: skip
 NEVER_GREYLISTED = PlantedBug(
     "never-greylisted", "a slow node is counted on for ever",
-    changed({"protocol.slow_nodes:SlowNodes.decide": instead(lambda *_: Change())}),
+    at(SlowNodes.decide).instead(lambda *_: Change()),
 )  # fmt: skip
 STALE_ORDER = PlantedBug(
     "stale-order", "what a node sent by an older order counts for the present one",
-    changed({f"{_SENDERS}.on_blocks": _stale_order,
-             f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+    together(at(Senders.on_blocks).around(_stale_order),
+                        at(ReadStream.is_grace_over).instead(lambda self: True)),
 )  # fmt: skip
 KNOWN_DOWN_NOT_TOLD = PlantedBug(
     "known-down-not-told", "nodes are not asked anew when one is counted on no more",
-    changed({f"{_CHOICE}.on_doubt": _down_not_told,
-             f"{_CHOICE}.on_suspicion": instead(lambda self: None)}),
+    together(at(SenderChoice.on_doubt).around(_down_not_told),
+                        at(SenderChoice.on_suspicion).instead(lambda self: None)),
 )  # fmt: skip
 SAVED_BEFORE = PlantedBug(
     "saved-before", "what a consumer is about to be given counts as dealt with",
-    changed({"client.read.consumer:Consumer.read": _saved_before}),
+    at(Consumer.read).around(_saved_before),
 )  # fmt: skip
 FILTER_KEPT = PlantedBug(
     "filter-kept", "a node that is asked for all goes on to send its share only",
-    changed({f"{_STREAMS}.start": _filter_kept,
-             f"{_STREAM}._is_grace_over": instead(lambda self: True)}),
+    together(at(ReadStreams.start).around(_filter_kept),
+                        at(ReadStream.is_grace_over).instead(lambda self: True)),
 )  # fmt: skip
 
 SCENES = (

@@ -106,7 +106,7 @@ class Flusher:
                 self._is_asked_for_space = False
                 batch = self._engine.cut()
                 if batch is not None:
-                    await self._take(batch)
+                    await self.take_batch(batch)
                 stops = "it stops" if self._is_stopping and self._engine.is_out_of_space else ""
                 _settle(asked, self._engine.failed or stops)
         finally:
@@ -163,7 +163,7 @@ class Flusher:
             or wal.used_bytes >= wal.capacity_bytes * WAL_SHARE
         )
 
-    def _due_s(self) -> float | None:
+    def flush_due_s(self) -> float | None:
         """When the next flush begins if nothing more comes; None where nothing has gathered."""
         batch = self._engine.cache.batch
         if batch is None:
@@ -176,7 +176,7 @@ class Flusher:
     async def _wait_until_due(self) -> bool:
         """Wait until there is a reason to flush; False where there will be none."""
         while not (self._is_stopping or self._engine.failed):
-            due_s = self._due_s()
+            due_s = self.flush_due_s()
             if self._asked or self._must() or (due_s is not None and self._now() >= due_s):
                 return True
             self._changed.clear()
@@ -187,7 +187,7 @@ class Flusher:
                     await self._changed.wait()
         return False
 
-    async def _take(self, batch: FlushSet) -> None:
+    async def take_batch(self, batch: FlushSet) -> None:
         """Take one batch to LogsDB, however long that takes, and let go of it elsewhere."""
         engine = self._engine
         try:
@@ -222,7 +222,9 @@ class Flusher:
                     # The WAL is an open file, and LogsDB makes files by path.
                     self._lock.check()
                 now_us = self._clock.now_us()
-                await engine.logs.flush(blocks, batch.states, batch.offset, now_us, batch.staged)
+                await engine.logs.flush(
+                    blocks, batch.states, batch.offset, now_us, batch.staged, batch.ledgers
+                )
             except Overloaded as error:
                 engine.is_out_of_space = True
                 if self._is_stopping:

@@ -33,6 +33,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
+from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
 from cordwood.layout.scrub_rows import (
     PROGRESS_KEY,
@@ -46,6 +47,7 @@ from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
+from cordwood.storage.ledgers.ledger_table import LedgerTable
 from cordwood.storage.logs_db.logs_read import Counts, IndexQuery, home_of, read_blocks
 from cordwood.storage.logs_db.partition import (
     Added,
@@ -86,7 +88,7 @@ class LogsStore:
         logs: what is held of each log.
         drops: partitions dropped since the start.
         forgotten: how often something was taken out that was trimmed.
-        staged: the table of staged blocks.
+        staged, ledgers: the tables of staged blocks and of ledgers.
         damages: what is known to be damaged.
         lost: ranges of WAL offsets whose records no start could read any more before a flush
             took them: of starts long ago as of this one. Nothing here forgets it, because
@@ -113,6 +115,7 @@ class LogsStore:
         self._next_number = 1
         self._last_us = 0
         self.staged = StagedTable(tables)
+        self.ledgers = LedgerTable(tables)
         self.damages = DamageBook(tables)
         self._payload = PayloadCount()
         # Entries of open partitions as they are now, for the flushes that add to them.
@@ -207,7 +210,8 @@ class LogsStore:
             self.partitions.append(Partition(number, *row))
         known = {partition.table for partition in self.partitions}
         self.staged.is_made = STAGED_TABLE in names
-        for table in sorted({*names} - known - {META, STAGED_TABLE}):
+        self.ledgers.is_made = LEDGERS_TABLE in names
+        for table in sorted({*names} - known - {META, STAGED_TABLE, LEDGERS_TABLE}):
             # Of a flush that never came to its end: the WAL has all of it.
             logger.info("dropping table %s, which no flush finished", table)
             await self._tables.drop(table)
@@ -235,6 +239,7 @@ class LogsStore:
         offset: int,
         now_us: int,
         staged: Sequence[Row] = (),
+        ledgers: Sequence[Row] = (),
     ) -> None:
         """Take what the WAL's records up to `offset` changed; returns once it is durable.
 
@@ -243,11 +248,13 @@ class LogsStore:
             states: of all logs that changed since, as of `offset`; their `last`, `blocks`
                 and `bytes` are not looked at.
             now_us: wall clock, for the age of partitions.
-            staged: rows of the table of staged blocks.
+            staged, ledgers: rows of the tables of staged blocks and of ledgers.
         Raises:
             TablesFailed: nothing counts as flushed; the same may be tried again.
         """
         async with self._writing:
+            if ledgers:
+                await self.ledgers.flush(ledgers)
             await self._flush(blocks, states, offset, now_us, staged)
 
     async def _flush(
@@ -259,7 +266,7 @@ class LogsStore:
         staged: Sequence[Row],
     ) -> None:
         assert offset > self.offset, "a flush goes on where the last one ended"
-        homes = await self._homes(blocks)
+        homes = await self.homes_of(blocks)
         rolled = self._rolled([each for each in blocks if id(each) not in homes], now_us)
         if rolled is not None:
             await self._tables.create(rolled.table)
@@ -267,14 +274,14 @@ class LogsStore:
             self._next_number += 1
         shares = self._shares(blocks, homes)
         for share in shares:
-            await self._write(share.partition.table, share.rows())
+            await self.write_rows(share.partition.table, share.rows())
         for share in shares:
             await self._tables.flush(share.partition.table)
         if staged:
             await self.staged.flush(staged)
-        await self._flush_metadata(shares, states, offset)
+        await self.flush_metadata(shares, states, offset)
 
-    async def _homes(self, blocks: Sequence[StoredBlock]) -> Homes:
+    async def homes_of(self, blocks: Sequence[StoredBlock]) -> Homes:
         """Where amended blocks have their bodies; those that have none are written whole."""
         amended = [block for block in blocks if type(block) is AmendedBlock]
         if not amended:
@@ -342,7 +349,7 @@ class LogsStore:
                 share.add(block)
         return [shares[number] for number in sorted(shares) if shares[number].bytes]
 
-    async def _write(self, table: str, rows: Iterable[Row]) -> None:
+    async def write_rows(self, table: str, rows: Iterable[Row]) -> None:
         """Write rows, a call for each megabyte."""
         some: list[Row] = []
         size = 0
@@ -355,7 +362,7 @@ class LogsStore:
         if some:
             await self._tables.write(table, some)
 
-    async def _flush_metadata(
+    async def flush_metadata(
         self, shares: Sequence[PartitionBlocks], states: Mapping[int, LogState], offset: int
     ) -> None:
         added: list[Added] = [(share.partition.number, share.entries()) for share in shares]

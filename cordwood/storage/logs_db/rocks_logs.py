@@ -1,7 +1,7 @@
 """Tables in RocksDB, through rocksdict, its calls in the host's threads.
 
-Metadata and staged blocks are column families of one database. Every other table, which is a
-partition, is a database of its own, open while it is used: of thousands a few take memory and
+Metadata, staged blocks and ledgers are column families of one database. Every other table, which is
+a partition, is a database of its own, open while it is used: of thousands a few take memory and
 files, and making one costs the same whether there are ten or ten thousand. A column family
 each, as docs/design.md §5 has it, did not: at each creation RocksDB writes the options of all of
 them anew, and reads them back to compare, which took 180 ms with 100 and 380 ms with 200 of them;
@@ -10,7 +10,7 @@ and each kept 280 KB of memory.
 RocksDB's own log is off: what is in a memtable is in our WAL too, which is trimmed only
 after a flush. A flush writes one sorted file, and a partition is never compacted: one that
 has many files is left alone. The table of metadata is small, written anew all the time and
-read at each start, so that one is; so is that of staged blocks, which come and go.
+read at each start, so that one is; so are those of staged blocks and of ledgers, which come and go.
 
 rocksdict holds the GIL through `write`, a few milliseconds a MiB, so that rows go in by
 small batches, each a call of its own; `flush` lets it go. That is why a memtable is filled
@@ -48,7 +48,9 @@ from typing import Any, TypeVar
 
 import rocksdict
 
+from cordwood.host import forked_child
 from cordwood.host.seams import Host
+from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.staged import STAGED_TABLE
 from cordwood.settings import StorageSettings
@@ -63,7 +65,7 @@ Result = TypeVar("Result")
 BATCH_BYTES = 1 << 20
 """Bytes written in one call, and so with the GIL held: about a millisecond."""
 
-FAMILIES = (META_TABLE, STAGED_TABLE)
+FAMILIES = (META_TABLE, STAGED_TABLE, LEDGERS_TABLE)
 """Tables that are column families of the one database that is always open."""
 
 PARTITIONS = "partitions"
@@ -126,8 +128,14 @@ class RocksTables:
         tables = sorted(set(names) - {"default"})
         families = {name: self._options(OPEN_FILES, name) for name in tables}
         self._db = rocksdict.Rdict(self._path, options, column_families=families)
+        forked_child.note(self)
         for table in tables:
             self._take(table)
+
+    def handles(self) -> list[Any]:
+        """See `forked_child.Owner`."""
+        opened = [] if self._db is None else [self._db]
+        return [*opened, *self._handles.values(), *self._families.values()]
 
     def _take(self, table: str) -> None:
         self._handles[table] = self._db.get_column_family(table)

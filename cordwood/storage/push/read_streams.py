@@ -53,7 +53,8 @@ from cordwood.nodes import NodeId
 from cordwood.protocol.single_copy import CopyFilter
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.partition import BlockRun
-from cordwood.storage.push.own_copies import CHOICES_MAX, NodesIn, OwnCopies
+from cordwood.storage.push.own_copies import CHOICES_MAX as CHOICES_MAX
+from cordwood.storage.push.own_copies import NodesIn, OwnCopies
 from cordwood.storage.push.push_stream import PushStream
 from cordwood.storage.push.read_ahead import ReadAhead
 from cordwood.storage.push.shared_push import Push, Pushes
@@ -299,8 +300,8 @@ class ReadStreams:
             self._pump_soon()
 
     def _answer(self, stream: PushStream, status: ReadStatus) -> None:
-        released = self._released(stream.log)
-        answer = pack_reading(stream.number, status, released, stream.version)
+        released, trim = self._released(stream.log), self._trim(stream.log)
+        answer = pack_reading(stream.number, status, released, stream.version, trim)
         stream.connection.send(Kind.READING, 0, (answer,))
 
     def _released(self, log: int) -> int:
@@ -362,12 +363,12 @@ class ReadStreams:
         """Have a stream's next batch read before it asks for it, if it will want one."""
         if stream.digest or stream.sent < AHEAD_AFTER_BYTES:
             return
-        if stream.next > self._readable(stream):
+        if stream.next > self.readable_upto(stream):
             return
         if not self._reader.is_at_hand(stream.log, stream.next) and self._ahead.ask(stream):
             self._fetchable.put_nowait(None)
 
-    def _readable(self, stream: PushStream) -> int:
+    def readable_upto(self, stream: PushStream) -> int:
         """The last LSN that it may be sent, whatever its window."""
         held = self._reader.get(stream.log)
         return min(stream.until, held.readable if held is not None else 0)
@@ -429,7 +430,7 @@ class ReadStreams:
         """
         held = self._reader.get(stream.log)
         if held is not None and held.tier >= stream.next and not stream.digest:
-            self._tell_gaps(stream, NodeGap.TIERED, [(stream.next, held.tier)])
+            self.tell_gaps(stream, NodeGap.TIERED, [(stream.next, held.tier)])
 
     def _send_blocks(self, stream: PushStream, parts: Sequence[Buffer], blocks: int = 0) -> None:
         released, trim = self._released(stream.log), self._trim(stream.log)
@@ -445,7 +446,7 @@ class ReadStreams:
             return False
         blocks = run.blocks if stream.keys is None else self._leave_out(stream, run.blocks)
         if run.damaged:
-            self._tell_gaps(stream, NodeGap.CHECKSUM_FAIL, run.damaged)
+            self.tell_gaps(stream, NodeGap.CHECKSUM_FAIL, run.damaged)
         parts: list[Buffer] = []
         for block in blocks:
             parts.append(block.wire)
@@ -475,10 +476,10 @@ class ReadStreams:
                 left_out.append((first, last))
         if left_out:
             self.unwanted_blocks += len(blocks) - len(kept)
-            self._tell_gaps(stream, NodeGap.FILTERED, left_out)
+            self.tell_gaps(stream, NodeGap.FILTERED, left_out)
         return kept
 
-    def _tell_gaps(
+    def tell_gaps(
         self, stream: PushStream, reason: NodeGap, ranges: Sequence[tuple[int, int]]
     ) -> None:
         gaps = [GapRange(first, last, reason) for first, last in ranges]
@@ -500,7 +501,7 @@ class ReadStreams:
                 await self._fetch_ahead(stream)
 
     async def _fetch_ahead(self, stream: PushStream) -> None:
-        start, bound = stream.next, self._readable(stream)
+        start, bound = stream.next, self.readable_upto(stream)
         try:
             if start > bound:  # trimmed meanwhile
                 self._ahead.drop(stream)

@@ -229,7 +229,9 @@ class Scrub:
                 )
                 rows, is_end = rot.rows, rot.last >= entry.last
                 if rot.first <= rot.last:
-                    await self._report(partition, log, rot.first, rot.last, f"its index: {error}")
+                    await self.report_damage(
+                        partition, log, rot.first, rot.last, f"its index: {error}"
+                    )
             heads = await self._check_heads(partition, log, rows)
             if heads:
                 lowest = min(lowest, *(first for _, first in heads))
@@ -247,7 +249,7 @@ class Scrub:
                 lsn, first = max(heads)
                 bodies_stop = next_bodies = logs_db.body_key(log, lsn, first) + b"\0"
             if bodies_at < bodies_stop:
-                await self._check_bodies(partition, log, heads, bodies_at, bodies_stop)
+                await self.check_bodies(partition, log, heads, bodies_at, bodies_stop)
             bodies_at = next_bodies
         await self._check_ends(partition, log, entry, lowest, highest)
 
@@ -268,13 +270,13 @@ class Scrub:
                 wrong = f"its index entry: {error}"
             if wrong:
                 heads.setdefault(place, (-1, 0))
-                await self._report(partition, log, named.first, named.last, wrong)
+                await self.report_damage(partition, log, named.first, named.last, wrong)
             else:
                 heads[place] = (block.header.stored_bytes, block.header.stored_crc)
         await self._wait(sum(len(wire) for _, wire in rows), len(rows))
         return heads
 
-    async def _check_bodies(
+    async def check_bodies(
         self,
         partition: Partition,
         log: int,
@@ -303,13 +305,13 @@ class Scrub:
                 if place not in heads:
                     await self._check_orphan(partition, log, place)
                 elif wrong := _wrong_body(body, *heads[place]):
-                    await self._report(partition, log, place[1], place[0], wrong)
+                    await self.report_damage(partition, log, place[1], place[0], wrong)
             await self._wait(sum(len(body) for _, body in rows), len(rows))
             if is_end:
                 break
             at = rows[-1][0] + b"\0"
         for last, first in sorted(missing):
-            await self._report(partition, log, first, last, "its body is gone")
+            await self.report_damage(partition, log, first, last, "its body is gone")
 
     async def _check_one_by_one(
         self,
@@ -328,7 +330,7 @@ class Scrub:
             except Corrupt as error:
                 wrong = f"its body: {error}"
             if wrong:
-                await self._report(partition, log, first, last, wrong)
+                await self.report_damage(partition, log, first, last, wrong)
             await self._wait(heads[last, first][0], 1)
 
     async def _check_orphan(self, partition: Partition, log: int, place: Key) -> None:
@@ -348,7 +350,7 @@ class Scrub:
             # Race: an interrupted flush may have left the body; the next one stored it elsewhere.
             if other is not partition and entry.first <= first and last <= entry.last:
                 return
-        await self._report(partition, log, first, last, "its index entry is gone")
+        await self.report_damage(partition, log, first, last, "its index entry is gone")
 
     async def _check_ends(
         self, partition: Partition, log: int, entry: DirectoryEntry, lowest: int, highest: int
@@ -356,12 +358,14 @@ class Scrub:
         """The directory says where a log's part begins and ends: the index must reach there."""
         if highest < entry.last:
             first = max(highest + 1, entry.first)
-            await self._report(partition, log, first, entry.last, "the end of its index is gone")
+            await self.report_damage(
+                partition, log, first, entry.last, "the end of its index is gone"
+            )
         if lowest > entry.first > self._engine.gone_of(log) and highest:
             last = lowest - 1
-            await self._report(partition, log, entry.first, last, "its index's begin is gone")
+            await self.report_damage(partition, log, entry.first, last, "its index's begin is gone")
 
-    async def _report(
+    async def report_damage(
         self, partition: Partition, log: int, first: int, last: int, why: str
     ) -> None:
         """Know a range as damaged, unless what it was of is gone meanwhile."""

@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from cordwood.decisions import RetentionTrimmed, tell
 from cordwood.errors import CordwoodError, Corrupt
 from cordwood.host.seams import Clock
 from cordwood.layout.logs_db import DirectoryEntry
@@ -251,5 +252,5 @@ class Retention:
         readable = self._engine.cache.log(log).readable
         lsn = min(lsn, readable)
         if lsn > self._engine.trim_of(log):
-            logger.debug("log %d is trimmed up to %d for want of %s", log, lsn, why)
+            tell(RetentionTrimmed(log, lsn, why))
             await self._engine.trim(log, lsn, readable)

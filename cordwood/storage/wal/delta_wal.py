@@ -219,14 +219,14 @@ class Wal:
                 yield run
         self._last_offset = live.last_offset
         self._batches = BatchPlaces(live.batches)
-        await self._resume(live.scan.verdict(), live.records, live.bytes)
+        await self.resume(live.scan.verdict(), live.records, live.bytes)
 
     def _begin_recovery(self) -> None:
         if self._recovery_begun or self._closed is not None:
             raise Closed(f"{self._path}: a WAL is recovered once, after it was opened")
         self._recovery_begun = True
 
-    async def _resume(self, verdict: ScanVerdict, records: int, size: int, **changes: Any) -> None:
+    async def resume(self, verdict: ScanVerdict, records: int, size: int, **changes: Any) -> None:
         """Make a new incarnation durable, and begin to take appends."""
         was_graceful = self._headers.durable.graceful
         # Until a RESUME record tells of the holes, "all below is durable" is not yet true.
@@ -264,7 +264,7 @@ class Wal:
             known = max(header.scan, header.durable, header.resume)
             start = wal_ring.reset_offset(header.ring, known)
             beyond = ScanVerdict(start, start, (), (), header.incarnation, start)
-            await self._resume(beyond, 0, 0, trim=start - 1, durable=start)
+            await self.resume(beyond, 0, 0, trim=start - 1, durable=start)
             return start
         self._check_usable()
         stop = self._space.next
@@ -362,9 +362,9 @@ class Wal:
                 f"{self._path}: a record of {length} bytes; it takes {self.record_bytes_max}"
             )
         if self._untold_holes:
-            self._tell_holes()
+            self.tell_holes()
 
-    def _tell_holes(self) -> None:
+    def tell_holes(self) -> None:
         """Put what recovery went past in front of what is appended now, in one order with it."""
         body = pack_holes(self._untold_holes)
         self._put(WalKind.RESUME, [body], len(body), True)
@@ -442,11 +442,11 @@ class Wal:
                 self._space.seal()
                 self._take_current()
             if not self._window.admits(self._pending[0].stop):
-                self._grow(self._pending[0].stop)
+                self.grow_window(self._pending[0].stop)
                 return
-            self._write(self._pending.popleft())
+            self.begin_write(self._pending.popleft())
 
-    def _grow(self, stop: int) -> None:
+    def grow_window(self, stop: int) -> None:
         """Widen the window, durably, so that a block that ends at `stop` may be written."""
         length = self._window.wanted_length(stop)
         if length is None or self._growing:
@@ -461,7 +461,7 @@ class Wal:
         if done.exception() is None:
             self._pump()
 
-    def _write(self, block: WalBlock) -> None:
+    def begin_write(self, block: WalBlock) -> None:
         header = self._headers.durable
         parts = block.seal(
             durable=self._known_durable, incarnation=header.incarnation, salt=header.salt
@@ -471,11 +471,11 @@ class Wal:
         position = wal_position(block.start, header.ring)
         writes = list(cut_writes(position, parts, DIRECT_WRITE_BYTES_MAX))
         block.writes_left = len(writes)
-        on_written = functools.partial(self._on_written, block)
+        on_written = functools.partial(self.on_block_written, block)
         for at, piece in writes:
             self._device.write(at, piece, on_written)
 
-    def _on_written(self, block: WalBlock, error: BaseException | None) -> None:
+    def on_block_written(self, block: WalBlock, error: BaseException | None) -> None:
         if self._failure is not None:
             return
         if error is not None:
@@ -569,14 +569,14 @@ class Wal:
         self._closed = self._loop.create_future()
         try:
             if self._recovery is not None:
-                await self._finish()
+                await self.finish()
         finally:
             await self._device.close()
             if self._current or self._pending or self._writing:
                 self._fail(Closed("closed before all was written"))  # the wait was cancelled
             self._closed.set_result(None)
 
-    async def _finish(self) -> None:
+    async def finish(self) -> None:
         self._device.stop_waiting()
         self._drained = self._loop.create_future()
         self._pump()

@@ -88,9 +88,9 @@ class Scene:
         """Commit a batch, append it to so many of its logs, and say to nobody that it is done."""
         refs, ops = await self.stage(batch, 0)
         await commit_only(self.store, batch, refs)
-        known = await self.store._publisher._call(AskPublication(Q))
+        known = await self.store._publisher.call_store(AskPublication(Q))
         for share in known.shares[:logs]:
-            await self.store._publisher._append(known, share)
+            await self.store._publisher.append_share(Q, known, share)
         self.lost(ops)
 
     async def read(self) -> list[str]:

@@ -350,7 +350,7 @@ class Died(Exception):
 
 def die_at_group(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     """The publisher dies once it has appended so many groups; how many were begun."""
-    append_group, begun = publishing.Publisher._append_group, []
+    append_group, begun = publishing.Publisher.append_one_group, []
 
     async def dying(self: Any, *arguments: Any) -> int:
         if len(begun) == number:
@@ -358,7 +358,7 @@ def die_at_group(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
         begun.append(number)
         return await append_group(self, *arguments)
 
-    monkeypatch.setattr(publishing.Publisher, "_append_group", dying)
+    monkeypatch.setattr(publishing.Publisher, "append_one_group", dying)
     return begun
 
 
@@ -446,12 +446,12 @@ def test_a_sequencer_with_lower_limits_is_given_smaller_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its WAL is smaller than that of the node that was asked: the query was stuck for good."""
-    call = publishing.Publisher._call
+    call = publishing.Publisher.call_store
 
     async def boasts(self: Any, asked: Any) -> PublicationReply:
         return msgspec.structs.replace(await call(self, asked), group_bytes_max=MIB)
 
-    monkeypatch.setattr(publishing.Publisher, "_call", boasts)
+    monkeypatch.setattr(publishing.Publisher, "call_store", boasts)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

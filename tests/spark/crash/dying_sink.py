@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pyspark import TaskContext
 
-from cordwood.spark.sink import CordwoodStreamWriter, _query_and_batch
+from cordwood.spark.sink import CordwoodStreamWriter, query_and_batch
 from cordwood.spark.source import CordwoodSource
 
 POINTS = ("in-task", "before-publish", "in-publish", "after-publish", "worker")
@@ -59,7 +59,7 @@ class DyingWriter(CordwoodStreamWriter):
 
     def write(self, iterator):
         written = super().write(iterator)
-        _, batch = _query_and_batch()
+        _, batch = query_and_batch()
         die("in-task", batch)
         context = TaskContext.get()
         if (

@@ -1,0 +1,184 @@
+"""How fast one client writes, reads, makes and recovers ledgers, beside its appends to a log.
+
+E 3, Qw 3, Qa 2, as most users of BookKeeper have them. The reference of adds is a log of the same
+cluster, which stores three copies of each record and waits for all of them.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from cordwood import aio
+from cordwood.bench.append_loops import AppendRun, Limit, append_singles
+from cordwood.bench.figure import Figure, Sample, make_figure, percentile_ms
+from cordwood.bench.place import bench_place
+from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.client.store import Store
+from cordwood.protocol.ledger_writer import WriterLimits
+from cordwood.settings import MIB
+
+LOG = "bench/ledgers"
+
+DEPTHS = (1, 16, 256, 2048)
+SIZES = (100, 1024)
+
+SECONDS = 2.0
+"""Of each repeat of adds."""
+
+READ_ENTRIES = 20_000
+UNREAD_ENTRIES = 10_000
+MADE = 200
+"""Ledgers that are made and closed in one repeat."""
+
+MADE_AT_ONCE = 16
+
+E3: Any = {"ensemble": 3, "write": 3, "ack": 2}
+
+Say = Callable[[str], None]
+
+
+async def bench_ledgers(
+    *, url: str | None, directory: str, nodes: int, repeats: int, say: Say
+) -> list[Figure]:
+    """All figures, on one cluster.
+
+    Args:
+        url: a cluster that runs; None starts one.
+        directory, nodes: of a fresh cluster.
+    Raises:
+        CordwoodError: the cluster did not start, or an entry was not stored.
+    """
+    async with (
+        bench_place(url, directory, nodes=nodes, blocks=1000, block_bytes=MIB) as place,
+        aio.connect(place.url) as store,
+    ):
+        figures = []
+        for size in SIZES:
+            for depth in DEPTHS:
+                figures.append(await _adds(store, size, depth, repeats))
+                say(f"{figures[-1].name}: {figures[-1].value:g} entries/s")
+        figures.append(await _reads(store, repeats))
+        figures.append(await _made(store, repeats))
+        figures.append(await _recovery(store, place.url, repeats))
+        return figures
+
+
+async def _adds(store: Store, size: int, depth: int, repeats: int) -> Figure:
+    payload = os.urandom(size)
+    await store.append(LOG, payload)
+    log = await store.open_log(LOG)
+    samples = []
+    for repeat in range(repeats + 1):
+        beside = await append_singles([log], payload, depth, Limit(10_000_000, SECONDS / 2))
+        run = await _add(store, payload, depth)
+        ordered = sorted(run.latencies_s)
+        if repeat:  # the first one warms up
+            samples.append(
+                Sample(
+                    run.records / run.seconds, beside.records / beside.seconds,
+                    percentile_ms(ordered, 0.5), percentile_ms(ordered, 0.99),
+                )
+            )  # fmt: skip
+    return make_figure(
+        f"ledger_add_{size}B_{depth}_in_flight", "entries/s", samples,
+        reference_is="appends to a log of this cluster", parameters=_parameters(store, size),
+    )  # fmt: skip
+
+
+async def _add(store: Store, payload: bytes, depth: int) -> AppendRun:
+    """Keep so many entries in flight in one ledger."""
+    limits = WriterLimits(entries_max=max(4 * depth, 1000))
+    async with await store.ledgers.create(**E3, limits=limits) as made:
+        window: deque[tuple[asyncio.Future[int], float]] = deque()
+        latencies: list[float] = []
+        began = now = perf_counter()
+        while True:
+            if now - began < SECONDS:
+                while len(window) < depth:
+                    await made.wait_room()
+                    window.append((made.append_nowait(payload), now))
+            if not window:
+                return AppendRun(now - began, len(latencies), latencies)
+            await window[0][0]
+            now = perf_counter()
+            while window and window[0][0].done():
+                future, submitted = window.popleft()
+                future.result()
+                latencies.append(now - submitted)
+
+
+async def _reads(store: Store, repeats: int) -> Figure:
+    async with await store.ledgers.create(**E3) as made:
+        await made.append_many([os.urandom(1024)] * READ_ENTRIES)
+    samples = []
+    for _ in range(repeats):
+        opened = await store.ledgers.open(made.ledger_id)
+        began, count = perf_counter(), 0
+        async for batch in opened.batches():
+            count += len(batch)
+        assert count == READ_ENTRIES
+        samples.append(Sample(count / (perf_counter() - began), None))
+    return make_figure(
+        "ledger_read_1024B", "entries/s", samples, reference_is="none",
+        parameters=_parameters(store, 1024),
+    )  # fmt: skip
+
+
+async def _made(store: Store, repeats: int) -> Figure:
+    samples = []
+    for _ in range(repeats):
+        at_once = asyncio.Semaphore(MADE_AT_ONCE)
+
+        async def make(turns: asyncio.Semaphore = at_once) -> None:
+            async with turns:
+                made = await store.ledgers.create(**E3)
+                await made.close()
+
+        began = perf_counter()
+        await asyncio.gather(*(make() for _ in range(MADE)))
+        samples.append(Sample(MADE / (perf_counter() - began), None))
+    return make_figure(
+        "ledger_create_close", "ledgers/s", samples, reference_is="none",
+        parameters={**_parameters(store, 0), "at_once": MADE_AT_ONCE},
+    )  # fmt: skip
+
+
+async def _recovery(store: Store, url: str, repeats: int) -> Figure:
+    """Recover a ledger whose writer went with entries that no node knows to be confirmed."""
+    samples = []
+    for _ in range(repeats):
+        async with aio.connect(url) as writer:
+            made = await writer.ledgers.create(
+                **E3, limits=WriterLimits(entries_max=2 * UNREAD_ENTRIES)
+            )
+            await _add_at_once(made)
+            made.abandon()
+        began = perf_counter()
+        found = await store.ledgers.recover(made.ledger_id)
+        assert found.last == UNREAD_ENTRIES - 1
+        samples.append(Sample((perf_counter() - began) * 1000, None))
+    return make_figure(
+        "ledger_recovery_of_10000_unread", "ms", samples, reference_is="none",
+        parameters=_parameters(store, 100),
+    )  # fmt: skip
+
+
+async def _add_at_once(made: WritableLedger) -> None:
+    """All are added before the first is answered, so that each tells a LAC of -1."""
+    payload = os.urandom(100)
+    added = [made.append_nowait(payload) for _ in range(UNREAD_ENTRIES)]
+    await asyncio.gather(*added)
+
+
+def _parameters(store: Store, size: int) -> dict[str, int | float | str]:
+    return {
+        "size": size, "ensemble": 3, "write": 3, "ack": 2,
+        "nodes": len(store.members), "cores": os.cpu_count() or 0,
+    }  # fmt: skip

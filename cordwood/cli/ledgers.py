@@ -1,0 +1,340 @@
+"""`cordwood ledgers`: make, write, read, follow, list, recover, fence and delete ledgers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cordwood.cli.tables import show_table
+from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.cli.wording import bytes_words, utc_words
+from cordwood.errors import BadSetting
+
+if TYPE_CHECKING:
+    from cordwood.client.blocking.blocking_ledgers import BlockingWritableLedger
+    from cordwood.client.blocking.blocking_store import BlockingStore
+    from cordwood.client.ledgers.readable_ledger import LedgerEntry
+    from cordwood.ledger import LedgerMetadata
+
+app = typer.Typer(
+    help="Ledgers: logs that one client writes and closes, as Apache BookKeeper has them.\n\n"
+    "A ledger's password comes from CORDWOOD_LEDGER_PASSWORD.",
+    no_args_is_help=False,
+)
+
+IN_FLIGHT = 1000
+"""Entries that `append` has on their way."""
+
+LedgerArgument = Annotated[int, typer.Argument(metavar="LEDGER", min=0, help="The ledger's id.")]
+EnsembleOption = Annotated[
+    int, typer.Option("--ensemble", "-E", min=1, help="Nodes that keep the ledger.")
+]
+WriteOption = Annotated[int, typer.Option("--write", "-w", min=1, help="Nodes for each entry.")]
+AckOption = Annotated[
+    int, typer.Option("--ack", "-a", min=1, help="Nodes that have an entry when it is printed.")
+]
+DigestOption = Annotated[
+    str, typer.Option("--digest", help="crc32c, crc32, hmac_sha1 or dummy: what checks entries.")
+]
+CustomOption = Annotated[
+    list[str] | None,
+    typer.Option("--custom", metavar="NAME=VALUE", help="A value that stays with the ledger."),
+]
+IdOption = Annotated[
+    int | None, typer.Option("--id", min=0, help="An id of your choice; without, one is allotted.")
+]
+
+
+@app.command()
+def create(
+    ensemble: EnsembleOption = 3,
+    write: WriteOption = 2,
+    ack: AckOption = 2,
+    digest: DigestOption = "crc32c",
+    custom: CustomOption = None,
+    ledger_id: IdOption = None,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Make an empty ledger and leave it open.
+
+    Only the client that makes a ledger writes it, and this one ends here: `ledgers append` makes a
+    ledger and writes it.
+    """
+    with open_store(cluster) as store:
+        made = _create(store, ensemble, write, ack, digest, custom, ledger_id)
+        metadata = made.metadata
+        made.abandon()
+    if as_json:
+        typer.echo(json.dumps(_document(metadata)))
+    else:
+        typer.echo(f"Ledger {metadata.ledger} is made; `cordwood ledgers recover` closes it")
+
+
+@app.command()
+def append(
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[VALUE]...", help="Entries; without any, each line of input."),
+    ] = None,
+    ensemble: EnsembleOption = 3,
+    write: WriteOption = 2,
+    ack: AckOption = 2,
+    digest: DigestOption = "crc32c",
+    custom: CustomOption = None,
+    ledger_id: IdOption = None,
+    leave_open: Annotated[
+        bool, typer.Option("--leave-open", help="Do not close the ledger at the end.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the ledger alone.")] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Make a ledger, append entries, and close it; each id is printed once its entry is stored."""
+    with open_store(cluster) as store:
+        made = _create(store, ensemble, write, ack, digest, custom, ledger_id)
+        if not as_json:
+            # Before the first entry: whoever kills this knows what to recover.
+            typer.echo(f"ledger {made.ledger_id}")
+        stored = 0
+        for some in _portions(values):
+            for entry in made.append_many(some):
+                stored += 1
+                if not (quiet or as_json):
+                    sys.stdout.write(f"{entry}\n")
+            sys.stdout.flush()
+        if leave_open:
+            made.abandon()
+        else:
+            made.close()
+        if as_json:
+            typer.echo(json.dumps({**_document(made.metadata), "stored": stored}))
+
+
+def _create(
+    store: BlockingStore,
+    ensemble: int,
+    write: int,
+    ack: int,
+    digest: str,
+    custom: list[str] | None,
+    ledger_id: int | None,
+) -> BlockingWritableLedger:
+    return store.ledgers.create(
+        ensemble=ensemble,
+        write=write,
+        ack=ack,
+        digest=digest,
+        password=_password(),
+        custom=_custom(custom or []),
+        ledger=ledger_id,
+    )
+
+
+def _custom(pairs: list[str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise BadSetting(f"--custom {pair}: say NAME=VALUE")
+        found[name] = os.fsencode(value)
+    return found
+
+
+def _portions(values: list[str] | None) -> Iterator[list[bytes]]:
+    if values:
+        yield [os.fsencode(value) for value in values]
+        return
+    from cordwood.cli.lines import read_lines
+    from cordwood.layout.ledger_entry import ENTRY_BYTES_MAX
+
+    for lines in read_lines(sys.stdin.fileno(), ENTRY_BYTES_MAX):
+        for at in range(0, len(lines), IN_FLIGHT):
+            yield lines[at : at + IN_FLIGHT]
+
+
+@app.command()
+def read(
+    ledger: LedgerArgument,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
+    last: Annotated[
+        int | None, typer.Option("--to", min=0, help="The last entry; without, all confirmed ones.")
+    ] = None,
+    recovery: Annotated[
+        bool, typer.Option("--recovery", help="Close the ledger first, whoever writes it.")
+    ] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Print the confirmed entries of a ledger, a line each."""
+    with open_store(cluster) as store:
+        opened = store.ledgers.open(ledger, _password(), recovery=recovery)
+        end = opened.read_last_add_confirmed() if last is None else last
+        for start in range(first, end + 1, IN_FLIGHT):
+            for each in opened.read(start, min(end, start + IN_FLIGHT - 1)):
+                _print_entry(each, as_json)
+
+
+@app.command()
+def tail(
+    ledger: LedgerArgument,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Print the entries of a ledger as they are confirmed, until it is closed."""
+    with open_store(cluster) as store:
+        for batch in store.ledgers.open(ledger, _password()).batches(first):
+            for each in batch:
+                _print_entry(each, as_json)
+            sys.stdout.flush()
+
+
+def _print_entry(each: LedgerEntry, as_json: bool) -> None:
+    if not as_json:
+        sys.stdout.buffer.write(each.payload + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    document = {"ledger": each.ledger, "entry": each.entry, **_value(each.payload)}
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
+def _value(payload: bytes) -> dict[str, str]:
+    try:
+        return {"value": payload.decode()}
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return {"value_base64": b64encode(payload).decode()}
+
+
+@app.command("list")
+def list_ledgers(
+    after: Annotated[int, typer.Option("--after", min=-1, help="Ids above this one.")] = -1,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="So many at most.")] = 1000,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """List ledgers by id."""
+    with open_store(cluster) as store:
+        found: list[LedgerMetadata] = []
+        for ledger in store.ledgers.list(after):
+            if len(found) == limit:
+                break
+            found.append(store.ledgers.metadata(ledger))
+    if as_json:
+        typer.echo(json.dumps([_document(each) for each in found]))
+    elif not found:
+        typer.echo("There are no ledgers.")
+    else:
+        show_table(
+            ["ledger>", "state", "last>", "size>", "E/Qw/Qa", "nodes"],
+            [
+                (
+                    each.ledger, each.state.value.replace("_", " "),
+                    each.last if each.state == "closed" else "",
+                    bytes_words(each.length) if each.state == "closed" else "",
+                    _striping(each), ", ".join(map(str, each.newest.nodes)),
+                )
+                for each in found
+            ],
+        )  # fmt: skip
+
+
+@app.command()
+def show(
+    ledger: LedgerArgument, as_json: JsonOption = False, cluster: ClusterOption = None
+) -> None:
+    """Show a ledger: its state, where its entries lie, and what its maker wrote beside it."""
+    with open_store(cluster) as store:
+        found = store.ledgers.metadata(ledger)
+    if as_json:
+        typer.echo(json.dumps(_document(found)))
+        return
+    state = found.state.value.replace("_", " ")
+    typer.echo(f"Ledger {ledger} is {state}; E/Qw/Qa {_striping(found)}, {found.digest.name}")
+    typer.echo(f"  made {utc_words(found.created_us)}")
+    if found.state == "closed":
+        typer.echo(f"  ends at entry {found.last}, with {bytes_words(found.length)}")
+    for name, value in found.custom.items():
+        typer.echo(f"  {name} = {value.decode(errors='replace')}")
+    show_table(
+        ["from entry>", "nodes"],
+        [(each.first, ", ".join(map(str, each.nodes))) for each in found.fragments],
+    )
+
+
+@app.command()
+def recover(
+    ledger: LedgerArgument, as_json: JsonOption = False, cluster: ClusterOption = None
+) -> None:
+    """Close a ledger whose writer is gone; a writer that is there is shut out."""
+    with open_store(cluster) as store:
+        found = store.ledgers.recover(ledger, _password())
+    if as_json:
+        typer.echo(json.dumps(_document(found)))
+    else:
+        typer.echo(f"Ledger {ledger} is closed: it ends at entry {found.last}")
+
+
+@app.command()
+def fence(
+    ledger: LedgerArgument, as_json: JsonOption = False, cluster: ClusterOption = None
+) -> None:
+    """Shut the writer of a ledger out; `ledgers recover` closes it."""
+    with open_store(cluster) as store:
+        told = store.ledgers.fence(ledger, _password())
+    if as_json:
+        typer.echo(
+            json.dumps({"ledger": ledger, "fenced": {str(n): is_ for n, is_ in told.items()}})
+        )
+        return
+    for node, is_fenced in told.items():
+        typer.echo(f"node {node}: {'fenced' if is_fenced else 'does not answer'}")
+
+
+@app.command()
+def delete(
+    ledger: LedgerArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Delete a ledger and all its entries, for good."""
+    if not yes:
+        typer.confirm(f"Delete ledger {ledger} for good?", abort=True)
+    with open_store(cluster) as store:
+        store.ledgers.delete(ledger)
+    typer.echo(json.dumps({"ledger": ledger, "deleted": True}) if as_json else "Deleted.")
+
+
+def _striping(found: LedgerMetadata) -> str:
+    striping = found.striping
+    return f"{striping.ensemble}/{striping.write}/{striping.ack}"
+
+
+def _document(found: LedgerMetadata) -> dict[str, Any]:
+    is_closed = found.state == "closed"
+    return {
+        "ledger": found.ledger,
+        "state": found.state.value,
+        "ensemble": found.striping.ensemble,
+        "write": found.striping.write,
+        "ack": found.striping.ack,
+        "digest": found.digest.name.lower(),
+        "last": found.last if is_closed else None,
+        "length": found.length if is_closed else None,
+        "created_us": found.created_us,
+        "custom": {name: _value(value) for name, value in found.custom.items()},
+        "fragments": [{"first": each.first, "nodes": [*each.nodes]} for each in found.fragments],
+    }
+
+
+def _password() -> bytes:
+    """What stands on a command line, everybody on the machine can see."""
+    return os.fsencode(os.environ.get("CORDWOOD_LEDGER_PASSWORD", ""))

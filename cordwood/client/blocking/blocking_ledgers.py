@@ -1,0 +1,207 @@
+"""Ledgers for callers without a loop; made by `blocking.BlockingStore`.
+
+Source: docs/ledgers.md; docs/design.md §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+
+from cordwood.block import Buffer
+from cordwood.client.blocking.facade import Facade, blocking
+from cordwood.client.ledgers.ledgers import Ledgers
+from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
+from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.ledger import DigestKind, LedgerMetadata
+from cordwood.protocol.ledger_writer import WriterLimits
+
+
+class BlockingWritableLedger(Facade[WritableLedger]):
+    """See `writable_ledger.WritableLedger`."""
+
+    append = blocking(WritableLedger.append, changes=True)
+    append_many = blocking(WritableLedger.append_many, changes=True, timed=False)
+    write = blocking(WritableLedger.write, changes=True)
+    force = blocking(WritableLedger.force)
+    close = blocking(WritableLedger.close, changes=True)
+
+    def append_soon(self, payload: Buffer) -> Future[int]:
+        """As `append`, without waiting: entries have the order of these calls.
+
+        Raises:
+            Closed: the client was closed.
+        """
+        # The loop begins it later, and the caller may fill its buffer again by then.
+        return self._thread.start(self._inner.append(bytes(payload)))
+
+    def abandon(self) -> None:
+        """See `WritableLedger.abandon`."""
+
+        async def abandon() -> None:
+            self._inner.abandon()
+
+        self._call(abandon())
+
+    @property
+    def ledger_id(self) -> int:
+        """Its number."""
+        return self._inner.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """See `WritableLedger.metadata`."""
+        return self._inner.metadata
+
+    @property
+    def last_add_pushed(self) -> int:
+        """See `WritableLedger.last_add_pushed`."""
+        return self._inner.last_add_pushed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """See `WritableLedger.last_add_confirmed`."""
+        return self._inner.last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """See `WritableLedger.length`."""
+        return self._inner.length
+
+    @property
+    def is_closed(self) -> bool:
+        """See `WritableLedger.is_closed`."""
+        return self._inner.is_closed
+
+    def __enter__(self) -> BlockingWritableLedger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+
+class BlockingReadableLedger(Facade[ReadableLedger]):
+    """See `readable_ledger.ReadableLedger`."""
+
+    read = blocking(ReadableLedger.read, timed=False)
+    read_unconfirmed = blocking(ReadableLedger.read_unconfirmed, timed=False)
+    read_batch = blocking(ReadableLedger.read_batch, timed=False)
+    last_entry = blocking(ReadableLedger.last_entry, timed=False)
+    read_last_add_confirmed = blocking(ReadableLedger.read_last_add_confirmed)
+    try_read_last_add_confirmed = blocking(ReadableLedger.try_read_last_add_confirmed)
+    wait_confirmed = blocking(ReadableLedger.wait_confirmed, timed=False)
+    refresh = blocking(ReadableLedger.refresh)
+
+    @property
+    def ledger_id(self) -> int:
+        """Its number."""
+        return self._inner.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """See `ReadableLedger.metadata`."""
+        return self._inner.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """See `ReadableLedger`."""
+        return self._inner.last_add_confirmed
+
+    @property
+    def is_closed(self) -> bool:
+        """See `ReadableLedger.is_closed`."""
+        return self._inner.is_closed
+
+    @property
+    def length(self) -> int:
+        """See `ReadableLedger.length`."""
+        return self._inner.length
+
+    def batches(self, start: int = 0) -> Iterator[list[LedgerEntry]]:
+        """See `ReadableLedger.batches`."""
+        batches = self._inner.batches(start)
+
+        async def following() -> list[LedgerEntry] | None:
+            return await anext(batches, None)
+
+        while (batch := self._thread.call(following())) is not None:
+            yield batch
+
+    def follow(self, start: int = 0) -> Iterator[LedgerEntry]:
+        """See `ReadableLedger.follow`."""
+        for batch in self.batches(start):
+            yield from batch
+
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        return self.follow()
+
+    def __enter__(self) -> BlockingReadableLedger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class BlockingLedgers(Facade[Ledgers]):
+    """See `ledgers.Ledgers`."""
+
+    recover = blocking(Ledgers.recover, changes=True)
+    fence = blocking(Ledgers.fence, changes=True)
+    metadata = blocking(Ledgers.metadata)
+    delete = blocking(Ledgers.delete, changes=True)
+    page = blocking(Ledgers.page)
+
+    def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write: int = 2,
+        ack: int = 2,
+        digest: DigestKind | str = DigestKind.CRC32C,
+        password: bytes = b"",
+        custom: Mapping[str, bytes] | None = None,
+        ledger: int | None = None,
+        shrinks: bool = False,
+        limits: WriterLimits | None = None,
+    ) -> BlockingWritableLedger:
+        """See `ledgers.Ledgers.create`."""
+        made = self._call(
+            self._inner.create(
+                ensemble=ensemble,
+                write=write,
+                ack=ack,
+                digest=digest,
+                password=password,
+                custom=custom,
+                ledger=ledger,
+                shrinks=shrinks,
+                limits=limits,
+            ),
+            changes=True,
+        )
+        return BlockingWritableLedger(self._thread, made, self._timeout_s)
+
+    def open(
+        self, ledger: int, password: bytes = b"", *, recovery: bool = False
+    ) -> BlockingReadableLedger:
+        """See `ledgers.Ledgers.open`."""
+        opened = self._call(self._inner.open(ledger, password, recovery=recovery), changes=recovery)
+        return BlockingReadableLedger(self._thread, opened, self._timeout_s)
+
+    def list(self, after: int = -1) -> Iterator[int]:
+        """See `ledgers.Ledgers.list`."""
+        while page := self.page(after):
+            yield from page
+            after = page[-1]

@@ -1,0 +1,1 @@
+"""Ledgers for clients: made, written, read, recovered."""

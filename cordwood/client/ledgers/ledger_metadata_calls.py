@@ -1,0 +1,139 @@
+"""A client's view of the metadata of ledgers, and its choice of nodes for them.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from msgspec.structs import replace
+
+from cordwood.client.cluster import Cluster
+from cordwood.errors import Overloaded, TooFewNodes, UnknownLedger, Unreachable
+from cordwood.host.seams import Host
+from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
+from cordwood.layout.message import Call, Reply
+from cordwood.layout.message_ledgers import (
+    AskLedger,
+    CreateLedger,
+    DeleteLedger,
+    LedgerReply,
+    LedgersReply,
+    ListLedgers,
+    SetLedger,
+)
+from cordwood.ledger import LedgerMetadata, Versioned
+from cordwood.nodes import Authority, Member, NodeId
+from cordwood.quorum.ensemble_choice import choose_ensemble
+
+SETTLE_PAUSE_S = 0.1
+"""Pause before a compare-and-set without an answer is looked after."""
+
+
+class LedgerMetadataCalls:
+    """See the module."""
+
+    def __init__(self, cluster: Cluster, host: Host, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._timeout_s = timeout_s
+
+    async def create(self, ledger: int, metadata: LedgerMetadata) -> Versioned:
+        """Make a ledger; -1 allots an id.
+
+        Raises:
+            LedgerExists: another one has the id.
+            Unreachable, Overloaded: it may be made all the same; a repeat of the call is safe.
+        """
+        named = replace(metadata, ledger=max(0, ledger))
+        return _held(await self._ask(CreateLedger(ledger, pack_ledger(named))), ledger)
+
+    async def get(self, ledger: int) -> Versioned:
+        """A ledger as it is now.
+
+        Raises:
+            UnknownLedger: there is none of this id.
+        """
+        return _held(await self._ask(AskLedger(ledger)), ledger)
+
+    async def set(self, version: int, metadata: LedgerMetadata) -> tuple[Versioned, bool]:
+        """Write this where the version is still that one, and say what is there then.
+
+        A write without an answer is looked after until the metadata store says what is there. It
+        may still come then, and is refused if anything was written before it.
+
+        Raises:
+            UnknownLedger: the ledger was deleted.
+            CordwoodError: the metadata store does not answer.
+        """
+        call = SetLedger(metadata.ledger, version, pack_ledger(metadata))
+        try:
+            reply = await self._ask(call)
+        except (Unreachable, Overloaded):
+            await asyncio.sleep(SETTLE_PAUSE_S)
+            return await self.get(metadata.ledger), False
+        return _held(reply, metadata.ledger), _is_written(reply)
+
+    async def delete(self, ledger: int) -> None:
+        """Delete a ledger; one that is not there is deleted."""
+        await self._ask(DeleteLedger(ledger))
+
+    async def page(self, after: int, limit: int) -> list[int]:
+        """Ids above `after`."""
+        reply = await self._ask(ListLedgers(after, limit))
+        assert isinstance(reply, LedgersReply), "ListLedgers is answered with ids"
+        return reply.ledgers
+
+    async def choose(
+        self, count: int, taken: Collection[int] = (), beside: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """Nodes for an ensemble.
+
+        Args:
+            taken: none of these.
+            beside: nodes that stay in it; the racks of others are preferred.
+        Raises:
+            TooFewNodes: there are not so many that store anything now.
+        """
+        members, cluster = self._cluster.members, self._cluster
+        able = {
+            node: member
+            for node, member in members.items()
+            if node not in taken and node not in cluster.dead and _stores(member)
+        }
+        up = {*cluster.peers.up}
+        # A node that is up and not connected yet is taken only where there are too few others.
+        ready = {node: member for node, member in able.items() if node in up}
+        if len(ready) >= count:
+            able = ready
+        chosen = choose_ensemble(
+            able, [members[NodeId(n)] for n in beside if NodeId(n) in members], count,
+            self._host.random,
+        )  # fmt: skip
+        if chosen is None:
+            raise TooFewNodes(
+                f"{len(able)} nodes of the cluster can take a ledger's entries, and {count} are "
+                "wanted: start nodes, or ask for a smaller ensemble"
+            )
+        return chosen
+
+    async def _ask(self, call: Call) -> Reply:
+        return await self._cluster.call_any(call, timeout_s=self._timeout_s)
+
+
+def _stores(member: Member) -> bool:
+    is_whole = member.authority is Authority.FULLY_AUTHORITATIVE
+    return is_whole and member.weight > 0 and not member.read_only
+
+
+def _is_written(reply: Reply) -> bool:
+    return isinstance(reply, LedgerReply) and reply.is_written
+
+
+def _held(reply: Reply, ledger: int) -> Versioned:
+    assert isinstance(reply, LedgerReply), "calls of metadata are answered with it"
+    if not reply.version:
+        raise UnknownLedger(f"there is no ledger {ledger}")
+    return Versioned(read_ledger(reply.value), reply.version)

@@ -1,0 +1,42 @@
+"""Calls of a ledger's clients to the nodes that keep its entries, each with a deadline of its own.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cordwood.client.cluster import Cluster
+from cordwood.errors import Overloaded
+from cordwood.layout.message import Call, Reply
+from cordwood.nodes import NodeId
+
+CONNECT_S = 1.0
+"""How long a node may take to be connected to; one that refuses is known to be away at once."""
+
+FULL_PAUSE_S = 0.05
+"""Pause before a node that has too much to do is asked again."""
+
+
+async def ask_node(cluster: Cluster, node: int, call: Call, *, timeout_s: float) -> Reply:
+    """Ask a node, and again while it has too much to do, all within `timeout_s`.
+
+    Raises:
+        Unreachable: it has no connection, or does not answer in time.
+        Overloaded: it had too much to do all the time.
+        CordwoodError: what it answered.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        left = max(0.001, deadline - loop.time())
+        connection = await cluster.peers.wait_for(
+            NodeId(node), timeout_s=min(CONNECT_S, left), dials=1
+        )
+        try:
+            return await connection.call(call, timeout_s=max(0.001, deadline - loop.time()))
+        except Overloaded:
+            if loop.time() + FULL_PAUSE_S >= deadline:
+                raise
+        await asyncio.sleep(FULL_PAUSE_S)

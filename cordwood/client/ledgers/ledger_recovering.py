@@ -1,0 +1,362 @@
+"""Recovers a ledger that its writer did not close: the shell of `protocol.ledger_recovery`.
+
+Reads go ahead of the rule, in batches that fence as single reads do: what a node answered under its
+fence stays true. Re-adds go ahead too, of entries of which a copy was found: should the rule stop
+below them, nobody ever reads them. The rule still takes one entry after the other.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
+from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.errors import (
+    AccessDenied,
+    ChecksumMismatch,
+    CordwoodError,
+    TooFewNodes,
+    Undecided,
+    Unreachable,
+)
+from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
+from cordwood.layout.message_ledgers import (
+    AddEntries,
+    AddRefusal,
+    AddReply,
+    AskLac,
+    EntriesReply,
+    EntryAnswer,
+    EntryItem,
+    Found,
+    LacReply,
+    ReadEntries,
+)
+from cordwood.ledger import ENTRY_MAX, LedgerMetadata, Versioned
+from cordwood.protocol import ledger_recovery as rule
+from cordwood.protocol.ledger_recovery import Failure, LedgerRecovery
+from cordwood.quorum.ensemble import Answer, is_written_to
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 5.0
+"""How long a node may take for one question of a recovery."""
+
+AHEAD = 256
+"""Entries that are read from a node, and written to it again, ahead of the rule."""
+
+ADD_BYTES = 1 << 20
+"""Bodies of one call; a larger entry goes alone."""
+
+AGAIN_S = 0.5
+"""Pause between two attempts."""
+
+_ANSWERS = {
+    Found.YES: Answer.FOUND,
+    Found.NO_ENTRY: Answer.NO_ENTRY,
+    Found.NO_LEDGER: Answer.NO_LEDGER,
+    Found.UNKNOWN: Answer.LOST_DATA,
+    Found.DAMAGED: Answer.DAMAGED,
+}
+
+
+async def recover(
+    ledger: int,
+    password: bytes,
+    calls: LedgerMetadataCalls,
+    cluster: Cluster,
+    *,
+    timeout_s: float,
+) -> Versioned:
+    """Close a ledger, whoever writes it; its metadata then. Attempts are made until one succeeds.
+
+    Raises:
+        UnknownLedger: there is none of this id.
+        AccessDenied: it has another password.
+        Undecided: too few nodes answered in time; it may be tried again.
+        Unreachable, Overloaded: the metadata store did not answer.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        held = await calls.get(ledger)
+        if held.metadata.password != password:
+            raise AccessDenied(f"ledger {ledger} has another password")
+        attempt = _Attempt(held, calls, cluster)
+        try:
+            async with asyncio.timeout_at(deadline):
+                failure = await attempt.run()
+        except TimeoutError:
+            failure = (Failure.NOT_COVERED, attempt.last)
+        if failure is None:
+            return await calls.get(ledger)
+        why, entry = failure
+        if why is Failure.DENIED:
+            raise AccessDenied(f"a node knows ledger {ledger} by another password")
+        if loop.time() + AGAIN_S >= deadline:
+            raise Undecided(
+                f"ledger {ledger} cannot be recovered yet: {why.value} (entry {entry}); its nodes "
+                f"are {', '.join(map(str, held.metadata.newest.nodes))}: start those that are down"
+            )
+        await asyncio.sleep(AGAIN_S)
+
+
+class _Attempt:
+    """One attempt: events of nodes and of the metadata store into the rule, effects out of it."""
+
+    def __init__(self, held: Versioned, calls: LedgerMetadataCalls, cluster: Cluster) -> None:
+        metadata = held.metadata
+        self._ledger = metadata.ledger
+        self._striping = metadata.striping
+        self._rule = LedgerRecovery(held)
+        self._calls = calls
+        self._cluster = cluster
+        self._key = ledger_key_of(metadata.password)
+        self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
+        self._copies: dict[int, EntryItem] = {}
+        # By entry and node: what a node said of an entry; None while it was asked ahead of the
+        # rule and has not answered. The same of re-adds that are done.
+        self._heard: dict[tuple[int, int], EntryAnswer | None] = {}
+        self._re_added: dict[tuple[int, int], bool] = {}
+        # What the rule waits for, of what went ahead of it.
+        self._reads_awaited: set[tuple[int, int]] = set()
+        self._adds_awaited: set[tuple[int, int]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: asyncio.Future[tuple[Failure, int] | None] | None = None
+
+    @property
+    def last(self) -> int:
+        """The last entry that is certain."""
+        return self._rule.last
+
+    async def run(self) -> tuple[Failure, int] | None:
+        """None once the ledger is closed; else why this attempt is over."""
+        self._done = asyncio.get_running_loop().create_future()
+        try:
+            self._act(self._rule.start())
+            return await self._done
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _act(self, effects: Sequence[rule.Effect]) -> None:
+        todo = deque(effects)
+        while todo:
+            match todo.popleft():
+                case rule.AskFence(node):
+                    self._start(self._fence(node))
+                case rule.ReadEntry(entry, node):
+                    todo += self._read_entry(entry, node)
+                case rule.ReAdd(entry, node):
+                    todo += self._re_add(entry, node)
+                case rule.PickSpare(entry, place, taken):
+                    self._start(self._pick(entry, place, taken))
+                case rule.ClaimOrClose(version, metadata):
+                    self._start(self._write(version, metadata))
+                case rule.Recovered():
+                    self._end(None)
+                case rule.RecoveryFailed(failure, entry):
+                    self._end((failure, entry))
+
+    def _end(self, outcome: tuple[Failure, int] | None) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(outcome)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+
+    async def _fence(self, node: int) -> None:
+        answer, lac = Answer.SILENT, -1
+        try:
+            call = AskLac(self._ledger, self._key, fence=True)
+            reply = await ask_node(self._cluster, node, call, timeout_s=ASK_S)
+        except AccessDenied:
+            answer = Answer.REFUSED
+        except Unreachable:
+            pass
+        except CordwoodError as error:
+            logger.info("node %d did not fence ledger %d: %s", node, self._ledger, error)
+            answer = Answer.FAILED
+        else:
+            assert isinstance(reply, LacReply), "AskLac is answered so"
+            answer, lac = _ANSWERS[reply.found], reply.lac
+        self._act(self._rule.on_fenced(node, answer, lac))
+
+    # Reads.
+
+    def _read_entry(self, entry: int, node: int) -> Sequence[rule.Effect]:
+        """What is known of an entry ahead of the rule, or a question."""
+        if (entry, node) not in self._heard:
+            self._start(self._ask_to_read(entry, node))
+            return ()
+        told = self._heard.pop((entry, node))
+        if told is None:
+            self._reads_awaited.add((entry, node))
+            return ()
+        return self._on_read(entry, node, told)
+
+    async def _ask_to_read(self, entry: int, node: int) -> None:
+        """Read an entry from a node, and the next ones that the node should have."""
+        some = self._ahead(entry, node, self._rule.source_nodes)
+        ahead = [each for each in some if (each, node) not in self._heard]
+        self._heard.update({(each, node): None for each in ahead})
+        told: dict[int, EntryAnswer] = {}
+        answer = Answer.SILENT
+        try:
+            call = ReadEntries(self._ledger, self._key, [entry, *ahead], fence=True)
+            reply = await ask_node(self._cluster, node, call, timeout_s=ASK_S)
+            assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
+            told = {each.entry: each for each in reply.entries}
+        except AccessDenied:
+            answer = Answer.REFUSED
+        except Unreachable as error:
+            logger.debug("node %d does not read ledger %d: %s", node, self._ledger, error)
+        except CordwoodError as error:
+            logger.info("node %d did not read ledger %d: %s", node, self._ledger, error)
+            answer = Answer.FAILED
+        for each in ahead:
+            self._on_ahead(each, node, told.get(each))
+        if entry in told:
+            self._act(self._on_read(entry, node, told[entry]))
+        else:
+            self._act(self._rule.on_read(entry, node, answer))
+
+    def _on_ahead(self, entry: int, node: int, told: EntryAnswer | None) -> None:
+        """An entry that was asked for ahead of the rule; None where it has to be asked for anew."""
+        if (entry, node) in self._reads_awaited:
+            self._reads_awaited.discard((entry, node))
+            if told is None:
+                self._start(self._ask_to_read(entry, node))
+            else:
+                self._act(self._on_read(entry, node, told))
+            return
+        if told is None:
+            self._heard.pop((entry, node), None)
+            return
+        self._heard[entry, node] = told
+        if told.found is Found.YES:
+            self._open(told)
+
+    def _on_read(self, entry: int, node: int, told: EntryAnswer) -> Sequence[rule.Effect]:
+        answer = _ANSWERS[told.found]
+        size = 0
+        if answer is Answer.FOUND:
+            opened = self._open(told)
+            if opened is None:
+                answer = Answer.DAMAGED
+            else:
+                size = opened
+        return self._rule.on_read(entry, node, answer, size, told.length)
+
+    def _open(self, told: EntryAnswer) -> int | None:
+        """The size of a copy's payload, None where it is damaged."""
+        try:
+            payload = self._seal.read(told.entry, told.lac, told.length, told.body)
+        except ChecksumMismatch as error:
+            logger.warning("%s", error)
+            return None
+        self._copies[told.entry] = EntryItem(told.entry, told.lac, told.length, told.body)
+        return len(payload)
+
+    def _ahead(self, entry: int, node: int, nodes: Sequence[int]) -> list[int]:
+        """Entries behind this one that the node should have."""
+        if node not in nodes:
+            return []
+        place = nodes.index(node)
+        behind = range(entry + 1, min(entry + AHEAD, ENTRY_MAX))
+        return [each for each in behind if is_written_to(place, each, self._striping)]
+
+    # Re-adds.
+
+    def _re_add(self, entry: int, node: int) -> Sequence[rule.Effect]:
+        """What was written again ahead of the rule, or a write."""
+        is_done = self._re_added.pop((entry, node), None)
+        if is_done:
+            return self._rule.on_readded(entry, node, stored=True)
+        if is_done is None:
+            # Chosen now: by the time that it is sent the rule may have passed these entries.
+            items = self._next_items(entry, node)
+            self._re_added.update({(each.entry, node): False for each in items[1:]})
+            self._start(self._ask_to_add(node, items))
+        else:
+            self._re_added[entry, node] = False
+            self._adds_awaited.add((entry, node))
+        return ()
+
+    def _next_items(self, entry: int, node: int) -> list[EntryItem]:
+        """An entry, and the next ones of this node of which copies were found."""
+        items, size = [self._copies[entry]], len(self._copies[entry].body)
+        for each in self._ahead(entry, node, self._rule.ensemble):
+            copy = self._copies.get(each)
+            if copy is None or (each, node) in self._re_added:
+                break
+            size += len(copy.body)
+            if size > ADD_BYTES:
+                break
+            items.append(copy)
+        return items
+
+    async def _ask_to_add(self, node: int, items: list[EntryItem]) -> None:
+        is_stored = False
+        try:
+            call = AddEntries(self._ledger, self._key, items, recovery=True)
+            reply = await ask_node(self._cluster, node, call, timeout_s=ASK_S)
+            assert isinstance(reply, AddReply), "AddEntries is answered so"
+            is_stored = reply.refusal is AddRefusal.NONE
+        except CordwoodError as error:
+            logger.info("node %d did not take entries again: %s", node, error)
+        first, *ahead = (item.entry for item in items)
+        for each in ahead:
+            self._re_added.pop((each, node), None)
+            if (each, node) in self._adds_awaited:
+                self._adds_awaited.discard((each, node))
+                self._act(self._rule.on_readded(each, node, is_stored))
+            elif is_stored and each > self._rule.last:
+                self._re_added[each, node] = True
+        self._act(self._rule.on_readded(first, node, is_stored))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what the rule has passed."""
+        last = self._rule.last
+        for entry in [entry for entry in self._copies if entry < last]:
+            del self._copies[entry]
+        # What is still on its way is let go of by its answer.
+        for key in [key for key, told in self._heard.items() if told and key[0] < last]:
+            del self._heard[key]
+        for key in [key for key, is_done in self._re_added.items() if is_done and key[0] < last]:
+            del self._re_added[key]
+
+    async def _pick(self, entry: int, place: int, taken: tuple[int, ...]) -> None:
+        node: int | None = None
+        try:
+            stay = [each for at, each in enumerate(taken) if at != place]
+            (node,) = await self._calls.choose(1, taken, stay)
+        except TooFewNodes:
+            pass
+        self._act(self._rule.on_spare_picked(entry, place, node))
+
+    async def _write(self, version: int, metadata: LedgerMetadata) -> None:
+        held, is_written = await self._calls.set(version, metadata)
+        if is_written:
+            self._act(self._rule.on_metadata_written(held.version))
+        else:
+            self._act(self._rule.on_metadata_found(held))

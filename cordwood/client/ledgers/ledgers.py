@@ -1,0 +1,272 @@
+"""Ledgers: short logs that one client writes and closes, as Apache BookKeeper has them.
+
+`store.ledgers` of a connected client. A *ledger* has entries 0, 1, 2 and so on. The client that
+makes it numbers them and sends each to the nodes itself. A ledger ends once: its writer closes it,
+or anybody who opens it *with recovery* shuts the writer out, finds the last entry, and closes it.
+
+Source: docs/ledgers.md; docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
+from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.ledger_recovering import recover
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    CordwoodError,
+    LedgerFenced,
+    Malformed,
+    Overloaded,
+    TooFewNodes,
+    Unreachable,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.ledger_entry import ledger_key_of
+from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
+from cordwood.layout.message_ledgers import LEDGERS_MAX, AskLac, LacReply
+from cordwood.ledger import (
+    LEDGER_MAX,
+    DigestKind,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    Striping,
+)
+from cordwood.protocol.ledger_writer import WriterLimits
+from cordwood.settings import ClientSettings
+
+CREATE_AGAIN_S = 0.1
+"""Pause before a ledger is made again that may not be made."""
+
+NODES_S = 2.0
+"""How long a new ledger waits for nodes that start."""
+
+
+class Ledgers:
+    """See the module."""
+
+    def __init__(
+        self, cluster: Cluster, host: Host, settings: ClientSettings, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._settings = settings
+        self._tasks = tasks
+        self._calls = LedgerMetadataCalls(cluster, host, settings.timeout_s)
+        self._writers: list[WritableLedger] = []
+
+    async def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write: int = 2,
+        ack: int = 2,
+        digest: DigestKind | str = DigestKind.CRC32C,
+        password: bytes = b"",
+        custom: Mapping[str, bytes] | None = None,
+        ledger: int | None = None,
+        shrinks: bool = False,
+        limits: WriterLimits | None = None,
+    ) -> WritableLedger:
+        """Make a ledger and write it.
+
+        Args:
+            ensemble, write, ack: E nodes keep the ledger, each entry goes to Qw of them, and is
+                acknowledged once Qa have it on their disks.
+            digest: what entries are checked by: `crc32c`, `crc32`, `hmac_sha1` (with the
+                password) or `dummy`.
+            password: whoever opens the ledger must know it.
+            custom: names and values that stay with the ledger; they never change.
+            ledger: an id of the caller's choice; None allots one.
+            shrinks: with fewer than E nodes, take as many as there are, but Qw at least.
+            limits: of the writer; see `protocol.ledger_writer`.
+        Raises:
+            BadSetting: no such striping, digest or id.
+            LedgerExists: another ledger has the id.
+            TooFewNodes: fewer than E nodes take entries.
+            Unreachable, Overloaded: it was not made within the client's timeout.
+        """
+        chosen = limits or WriterLimits()
+        if chosen.defers_sync:
+            raise BadSetting("entries are acknowledged once they are on disks: no deferred sync")
+        if ledger is not None and not 0 <= ledger <= LEDGER_MAX:
+            raise BadSetting(f"ledger {ledger}: ids go from 0 to {LEDGER_MAX}")
+        kind = _digest(digest)
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout_s
+        _check_striping(ensemble, write, ack)
+        nodes = await self._choose(ensemble, write if shrinks else ensemble)
+        creator = self._host.random.getrandbits(62) + 1
+        try:
+            metadata = LedgerMetadata(
+                ledger or 0, Striping(len(nodes), write, ack), (Fragment(0, nodes),),
+                digest=kind, password=password, created_us=self._host.clock.now_us(),
+                custom=dict(custom or {}), creator=creator,
+            )  # fmt: skip
+            # Bounds of fields are checked as a value is read.
+            read_ledger(pack_ledger(metadata))
+        except (ValueError, TypeError, Malformed) as error:
+            raise BadSetting(f"no ledger is made so: {error}") from None
+        while True:
+            try:
+                held = await self._calls.create(-1 if ledger is None else ledger, metadata)
+                break
+            except (Unreachable, Overloaded):
+                if asyncio.get_running_loop().time() + CREATE_AGAIN_S >= deadline:
+                    raise
+                await asyncio.sleep(CREATE_AGAIN_S)
+        made = WritableLedger(
+            held, self._calls, self._cluster, self._tasks, chosen, self._settings.timeout_s
+        )
+        self._writers = [each for each in self._writers if not each.is_ended] + [made]
+        return made
+
+    async def _choose(self, count: int, least: int) -> tuple[int, ...]:
+        """Nodes for a new ledger; a node that has just started is waited for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(NODES_S, self._settings.timeout_s)
+        while True:
+            try:
+                return await self._calls.choose(count)
+            except TooFewNodes:
+                if loop.time() >= deadline:
+                    count -= 1
+                if count < least:
+                    raise
+            if loop.time() < deadline:
+                await asyncio.sleep(CREATE_AGAIN_S)
+                await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+
+    async def open(
+        self, ledger: int, password: bytes = b"", *, recovery: bool = False
+    ) -> ReadableLedger:
+        """Open a ledger to read it.
+
+        Args:
+            recovery: close it first, if it is not closed: whoever writes it is shut out, and the
+                ledger ends behind the last entry that was acknowledged, or later. Without, an open
+                ledger is read as it grows.
+        Raises:
+            UnknownLedger: there is none of this id.
+            AccessDenied: it has another password.
+            Undecided: it cannot be recovered, as too many of its nodes are down.
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        timeout_s = self._settings.timeout_s
+        if recovery:
+            held = await recover(ledger, password, self._calls, self._cluster, timeout_s=timeout_s)
+        else:
+            held = await self._calls.get(ledger)
+            if held.metadata.password != password:
+                raise AccessDenied(f"ledger {ledger} has another password")
+        return ReadableLedger(held, self._calls, self._cluster, timeout_s)
+
+    async def recover(self, ledger: int, password: bytes = b"") -> LedgerMetadata:
+        """Close a ledger whose writer is gone, or is to be shut out; its metadata then.
+
+        Raises:
+            CordwoodError: see `open`.
+        """
+        return (await self.open(ledger, password, recovery=True)).metadata
+
+    async def fence(self, ledger: int, password: bytes = b"") -> dict[int, bool]:
+        """Shut the writer of a ledger out at once, and leave the end to a recovery.
+
+        Returns:
+            By node of the newest ensemble: whether it is fenced, durably.
+        Raises:
+            UnknownLedger, AccessDenied: see `open`.
+            LedgerFenced: the ledger is closed: nobody writes it.
+        """
+        held = await self._calls.get(ledger)
+        metadata = held.metadata
+        if metadata.password != password:
+            raise AccessDenied(f"ledger {ledger} has another password")
+        while metadata.state is not LedgerState.IN_RECOVERY:
+            if metadata.state is LedgerState.CLOSED:
+                raise LedgerFenced(f"ledger {ledger} is closed already: nobody writes it")
+            # Before the nodes: else the writer would put others in their place.
+            held, _ = await self._calls.set(held.version, metadata.recovering())
+            metadata = held.metadata
+        nodes = metadata.newest.nodes
+        told = await asyncio.gather(*(self._fence(metadata, node) for node in nodes))
+        return dict(zip(nodes, told, strict=True))
+
+    async def _fence(self, metadata: LedgerMetadata, node: int) -> bool:
+        call = AskLac(metadata.ledger, ledger_key_of(metadata.password), fence=True)
+        try:
+            reply = await ask_node(
+                self._cluster, node, call, timeout_s=min(5.0, self._settings.timeout_s)
+            )
+        except AccessDenied:
+            raise
+        except CordwoodError:
+            return False
+        return isinstance(reply, LacReply) and reply.is_fenced
+
+    async def metadata(self, ledger: int) -> LedgerMetadata:
+        """What is known of a ledger: striping, fragments, state, end, custom values.
+
+        Raises:
+            UnknownLedger: there is none of this id.
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        return (await self._calls.get(ledger)).metadata
+
+    async def delete(self, ledger: int) -> None:
+        """Delete a ledger, whatever its state. One that is not there is deleted.
+
+        Readers and a writer that have it open fail at their next call. Nodes give its space back
+        later.
+
+        Raises:
+            Unreachable, Overloaded: it may be deleted; ask again.
+        """
+        await self._calls.delete(ledger)
+
+    async def page(self, after: int = -1, limit: int = LEDGERS_MAX) -> list[int]:
+        """Ids above `after`, rising, at most `limit`.
+
+        Raises:
+            BadSetting: a limit that is not 1 to 1000.
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        if not 1 <= limit <= LEDGERS_MAX:
+            raise BadSetting(f"a page of {limit} ledgers; it has 1 to {LEDGERS_MAX}")
+        return await self._calls.page(after, limit)
+
+    async def list(self, after: int = -1) -> AsyncIterator[int]:
+        """Ids of all ledgers above `after`, rising, read page by page."""
+        while page := await self.page(after):
+            for ledger in page:
+                yield ledger
+            after = page[-1]
+
+    def end(self) -> None:
+        """The client closes: ledgers that are still written are left to a recovery."""
+        for writer in self._writers:
+            writer.abandon()
+
+
+def _check_striping(ensemble: int, write: int, ack: int) -> None:
+    try:
+        Striping(ensemble, write, ack)
+    except ValueError as error:
+        raise BadSetting(f"no ledger is made so: {error}") from None
+
+
+def _digest(digest: DigestKind | str) -> DigestKind:
+    if isinstance(digest, DigestKind):
+        return digest
+    found = DigestKind.__members__.get(digest.upper().replace("-", "_"))
+    if found is None:
+        known = ", ".join(each.name.lower() for each in DigestKind)
+        raise BadSetting(f"no digest {digest!r}; there are {known}")
+    return found

@@ -1,0 +1,446 @@
+"""A ledger that this client reads: closed ones to their end, open ones up to what is confirmed.
+
+An entry is asked for at one node of its write set, and at the next one where that node does not
+have it, has it damaged, or takes long. Every copy is checked by its digest. An open ledger is read
+up to its LAC, as entries and nodes tell it.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
+from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    ChecksumMismatch,
+    CordwoodError,
+    NoEntry,
+    Retryable,
+    Unreachable,
+)
+from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
+from cordwood.layout.message_ledgers import (
+    AskLac,
+    EntriesReply,
+    Found,
+    LacReply,
+    ReadEntries,
+)
+from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState, Versioned
+from cordwood.quorum.ensemble import covers, write_set
+
+logger = logging.getLogger(__name__)
+
+READ_S = 2.0
+"""How long a node may take before the next one is asked as well."""
+
+ENTRIES_AT_ONCE = 256
+"""Entries that are asked for at once."""
+
+SAME_NODE = 64
+"""Entries in a row that begin with the same node, where every node has each entry."""
+
+AGAIN_S = 0.2
+"""Pause before all nodes of an entry are asked again."""
+
+POLL_S = 1.0
+"""How long nodes wait for a LAC to rise, and how late a reader hears of a close: no node does."""
+
+
+class LedgerEntry(NamedTuple):
+    """An entry of a ledger.
+
+    Attributes:
+        ledger, entry: its place.
+        payload: as it was added.
+        length: bytes of all payloads up to this one, it included.
+    """
+
+    ledger: int
+    entry: int
+    payload: bytes
+    length: int
+
+
+class ReadableLedger:
+    """See the module. Made by `Ledgers.open`.
+
+    Attributes:
+        ledger_id: its number.
+        last_add_confirmed: the highest entry known to be confirmed, -1 for none; of a closed ledger
+            its last entry.
+    """
+
+    def __init__(
+        self, held: Versioned, calls: LedgerMetadataCalls, cluster: Cluster, timeout_s: float
+    ) -> None:
+        metadata = held.metadata
+        self.ledger_id = metadata.ledger
+        self.last_add_confirmed = NO_ENTRY
+        self._held = held
+        self._calls = calls
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._key = ledger_key_of(metadata.password)
+        self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
+        self._slow: dict[int, int] = {}
+        self._learn(held)
+
+    async def __aenter__(self) -> ReadableLedger:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As it was read last; `refresh` reads it anew."""
+        return self._held.metadata
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger has its end, as far as this reader knows."""
+        return self.metadata.state is LedgerState.CLOSED
+
+    @property
+    def length(self) -> int:
+        """Bytes of all payloads of a closed ledger, 0 of an open one."""
+        return self.metadata.length
+
+    async def refresh(self) -> LedgerMetadata:
+        """Read the metadata anew: whether it is closed, and which nodes have its entries.
+
+        Raises:
+            UnknownLedger: it was deleted.
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        self._learn(await self._calls.get(self.ledger_id))
+        return self.metadata
+
+    def _learn(self, held: Versioned) -> None:
+        if held.version < self._held.version:
+            return
+        self._held = held
+        if held.metadata.state is LedgerState.CLOSED:
+            self.last_add_confirmed = held.metadata.last
+
+    # Reading.
+
+    async def read(self, first: int, last: int) -> list[LedgerEntry]:
+        """Entries `first` to `last`, both included, all of them confirmed.
+
+        Raises:
+            BadSetting: no such range.
+            NoEntry: `last` is not confirmed, as far as this reader knows.
+            Unreachable: an entry's nodes did not answer in time.
+        """
+        self._check_range(first, last)
+        if last > self.last_add_confirmed:
+            raise NoEntry(
+                f"entry {last} of ledger {self.ledger_id} is not known to be confirmed: the last "
+                f"one that is, is {self.last_add_confirmed}"
+            )
+        return await self._read_range(first, last)
+
+    async def read_unconfirmed(self, first: int, last: int) -> list[LedgerEntry]:
+        """As `read`, of entries that may not be confirmed and may never be.
+
+        Raises:
+            NoEntry: a node that should have one of them does not, and no other node has it.
+            BadSetting, Unreachable: see `read`.
+        """
+        self._check_range(first, last)
+        return await self._read_range(first, last)
+
+    async def read_batch(
+        self, first: int, *, entries_max: int = 1000, bytes_max: int = 4 << 20
+    ) -> list[LedgerEntry]:
+        """Confirmed entries from `first` on: at least one, at most so many, up to so many bytes.
+
+        Raises:
+            NoEntry, BadSetting, Unreachable: see `read`.
+        """
+        if entries_max < 1 or bytes_max < 1:
+            raise BadSetting("a batch has one entry and one byte at least")
+        found: list[LedgerEntry] = []
+        size, step = 0, 16
+        last = min(self.last_add_confirmed, first + entries_max - 1)
+        while not found or (first + len(found) <= last and size < bytes_max):
+            start = first + len(found)
+            for each in await self.read(start, max(start, min(last, start + step - 1))):
+                size += len(each.payload)
+                if found and size > bytes_max:
+                    return found
+                found.append(each)
+            step = min(ENTRIES_AT_ONCE, 2 * step)
+        return found
+
+    async def last_entry(self) -> LedgerEntry:
+        """The last confirmed entry.
+
+        Raises:
+            NoEntry: there is none.
+            Unreachable: see `read`, `read_last_add_confirmed`.
+        """
+        last = await self.read_last_add_confirmed()
+        if last == NO_ENTRY:
+            raise NoEntry(f"ledger {self.ledger_id} has no entry")
+        (found,) = await self.read(last, last)
+        return found
+
+    async def follow(self, start: int = 0) -> AsyncIterator[LedgerEntry]:
+        """Entries from `start` on, as they are confirmed, to the end of the ledger.
+
+        It waits for an open ledger to go on, and ends when the ledger is closed.
+
+        Raises:
+            UnknownLedger: it was deleted.
+            Unreachable: an entry's nodes did not answer in time.
+        """
+        async for batch in self.batches(start):
+            for each in batch:
+                yield each
+
+    async def batches(self, start: int = 0) -> AsyncIterator[list[LedgerEntry]]:
+        """As `follow`, of some hundred entries at a time.
+
+        Raises:
+            BadSetting: `start` is below 0.
+            CordwoodError: see `follow`.
+        """
+        if start < 0:
+            raise BadSetting(f"a ledger has no entry {start}")
+        entry = start
+        while True:
+            if entry <= self.last_add_confirmed:
+                last = min(self.last_add_confirmed, entry + ENTRIES_AT_ONCE - 1)
+                yield await self._read_range(entry, last)
+                entry = last + 1
+            elif self.is_closed:
+                return
+            else:
+                await self.wait_confirmed(self.last_add_confirmed, timeout_s=POLL_S)
+
+    def __aiter__(self) -> AsyncIterator[LedgerEntry]:
+        return self.follow()
+
+    def _check_range(self, first: int, last: int) -> None:
+        self._cluster.check_open()
+        if not 0 <= first <= last:
+            raise BadSetting(f"entries {first} to {last} are no range of a ledger")
+
+    async def _read_range(self, first: int, last: int) -> list[LedgerEntry]:
+        found: list[LedgerEntry] = []
+        for start in range(first, last + 1, ENTRIES_AT_ONCE):
+            stop = min(last + 1, start + ENTRIES_AT_ONCE)
+            found += await _Reading(self, range(start, stop)).run()
+        return found
+
+    # What is confirmed.
+
+    async def read_last_add_confirmed(self) -> int:
+        """Ask the nodes how far the ledger is confirmed; -1 for no entry.
+
+        Raises:
+            Unreachable: too few of them answered in time.
+        """
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            await self.refresh()
+            if self.is_closed:
+                return self.last_add_confirmed
+            nodes, striping = self.metadata.newest.nodes, self.metadata.striping
+            replies = await asyncio.gather(*(self._ask_lac(node, 0.0) for node in nodes))
+            heard = {place for place, reply in enumerate(replies) if _is_known(reply)}
+            self._take(replies)
+            # What is below the newest fragment was confirmed when that began.
+            self._raise_to(self.metadata.newest.first - 1)
+            if covers(heard, striping):
+                return self.last_add_confirmed
+            if asyncio.get_running_loop().time() + AGAIN_S >= deadline:
+                raise Unreachable(
+                    f"only {len(heard)} of {len(nodes)} nodes said how far ledger "
+                    f"{self.ledger_id} is confirmed"
+                )
+            await asyncio.sleep(AGAIN_S)
+
+    async def try_read_last_add_confirmed(self) -> int:
+        """As `read_last_add_confirmed`, by whatever answers are there: it may be too low."""
+        replies = await asyncio.gather(
+            *(self._ask_lac(node, 0.0) for node in self.metadata.newest.nodes)
+        )
+        self._take(replies)
+        return self.last_add_confirmed
+
+    async def wait_confirmed(self, above: int, *, timeout_s: float) -> int:
+        """Wait until an entry above `above` is confirmed or the ledger is closed, so long at most.
+
+        Returns:
+            The last confirmed entry, which is no higher than `above` if none was in time.
+        Raises:
+            UnknownLedger: it was deleted.
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        if self.last_add_confirmed > above or self.is_closed:
+            return self.last_add_confirmed
+        nodes = self.metadata.newest.nodes
+        polls = [asyncio.ensure_future(self._ask_lac(node, timeout_s, above)) for node in nodes]
+        try:
+            async with asyncio.timeout(timeout_s + READ_S):
+                for each in asyncio.as_completed(polls):
+                    reply = await each
+                    self._take([reply])
+                    if self.last_add_confirmed > above or (reply is not None and reply.is_fenced):
+                        break
+        except TimeoutError:
+            logger.debug("no node of ledger %d said whether it goes on", self.ledger_id)
+        finally:
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+        if self.last_add_confirmed <= above:
+            await self.refresh()
+            if self.metadata.state is LedgerState.IN_RECOVERY:
+                # Its nodes are fenced and answer at once; the close comes soon.
+                await asyncio.sleep(min(AGAIN_S, timeout_s))
+        return self.last_add_confirmed
+
+    async def _ask_lac(self, node: int, wait_s: float, above: int = NO_ENTRY) -> LacReply | None:
+        call = AskLac(self.ledger_id, self._key, above=above, wait_ms=round(wait_s * 1000))
+        try:
+            reply = await ask_node(self._cluster, node, call, timeout_s=wait_s + READ_S)
+        except AccessDenied:
+            raise
+        except CordwoodError as error:
+            logger.debug("node %d does not say a LAC: %s", node, error)
+            return None
+        assert isinstance(reply, LacReply), "AskLac is answered so"
+        return reply
+
+    def _take(self, replies: Sequence[LacReply | None]) -> None:
+        for reply in replies:
+            if reply is not None:
+                self._raise_to(reply.lac)
+
+    def _raise_to(self, lac: int) -> None:
+        if not self.is_closed:
+            self.last_add_confirmed = max(self.last_add_confirmed, lac)
+
+    # Nodes.
+
+    def _order(self, entry: int) -> list[int]:
+        """The nodes to ask for an entry, in this order: those that failed of late come last."""
+        metadata = self.metadata
+        striping, nodes = metadata.striping, metadata.nodes_at(entry)
+        places = write_set(entry, striping)
+        if striping.write == striping.ensemble:
+            turn = (entry // SAME_NODE) % striping.write
+            places = tuple(range(striping.ensemble))
+            places = places[turn:] + places[:turn]
+        order = [nodes[place] for place in places]
+        up = {*self._cluster.peers.up}
+        return sorted(order, key=lambda node: (node not in up, self._slow.get(node, 0)))
+
+    async def _ask_entries(self, node: int, entries: Sequence[int]) -> EntriesReply | None:
+        """Ask a node for entries; None where it does not answer."""
+        call = ReadEntries(self.ledger_id, self._key, list(entries))
+        try:
+            reply = await ask_node(self._cluster, node, call, timeout_s=READ_S)
+        except Retryable as error:
+            logger.debug("node %d does not read ledger %d: %s", node, self.ledger_id, error)
+            self._slow[node] = self._slow.get(node, 0) + 1
+            return None
+        assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
+        self._slow.pop(node, None)
+        self._raise_to(reply.lac)
+        return reply
+
+    def _open_entry(self, entry: int, lac: int, length: int, body: bytes) -> LedgerEntry:
+        """An entry of a copy; ChecksumMismatch where it is damaged."""
+        payload = self._seal.read(entry, lac, length, body)
+        return LedgerEntry(self.ledger_id, entry, payload, length)
+
+
+def _is_known(reply: LacReply | None) -> bool:
+    return reply is not None and reply.found is not Found.UNKNOWN
+
+
+class _Reading:
+    """Reads some entries, each from one node after another until one has it."""
+
+    def __init__(self, ledger: ReadableLedger, entries: range) -> None:
+        self._ledger = ledger
+        self._left = {entry: ledger._order(entry) for entry in entries}
+        self._found: dict[int, LedgerEntry] = {}
+        # Entries that some node could not be asked for, or had damaged: they may be there.
+        self._doubtful: set[int] = set()
+
+    async def run(self) -> list[LedgerEntry]:
+        """All of them, in order."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._ledger._timeout_s
+        while self._left:
+            by_node: dict[int, list[int]] = {}
+            for entry, order in self._left.items():
+                if order:
+                    by_node.setdefault(order[0], []).append(entry)
+            await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
+            spent = [entry for entry, order in self._left.items() if not order]
+            if spent:
+                await self._begin_again(spent, deadline)
+        return [self._found[entry] for entry in sorted(self._found)]
+
+    async def _ask(self, node: int, entries: list[int]) -> None:
+        reply = await self._ledger._ask_entries(node, entries)
+        if reply is None:
+            self._doubtful.update(entries)
+            for entry in entries:
+                self._left[entry].pop(0)
+            return
+        for each in reply.entries:
+            if each.found is Found.YES:
+                try:
+                    self._found[each.entry] = self._ledger._open_entry(
+                        each.entry, each.lac, each.length, each.body
+                    )
+                except ChecksumMismatch as error:
+                    logger.warning("node %d: %s", node, error)
+                    self._doubtful.add(each.entry)
+                else:
+                    del self._left[each.entry]
+                    continue
+            elif each.found in (Found.UNKNOWN, Found.DAMAGED):
+                self._doubtful.add(each.entry)
+            self._left[each.entry].pop(0)
+
+    async def _begin_again(self, spent: list[int], deadline: float) -> None:
+        """All nodes of these entries were asked: say that they are not there, or ask again."""
+        ledger = self._ledger
+        sure = [entry for entry in spent if entry not in self._doubtful]
+        if sure and sure[0] > ledger.last_add_confirmed:
+            raise NoEntry(f"ledger {ledger.ledger_id} has no entry {sure[0]}")
+        if asyncio.get_running_loop().time() + AGAIN_S >= deadline:
+            raise Unreachable(
+                f"entry {spent[0]} of ledger {ledger.ledger_id} could not be read from any of its "
+                f"nodes ({', '.join(map(str, ledger.metadata.nodes_at(spent[0])))})"
+            )
+        await asyncio.sleep(AGAIN_S)
+        # Others may have the entries by now.
+        await ledger.refresh()
+        for entry in spent:
+            self._doubtful.discard(entry)
+            self._left[entry] = ledger._order(entry)

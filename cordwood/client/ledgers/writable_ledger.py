@@ -1,0 +1,556 @@
+"""A ledger that this client writes: entries in, ids out, in order.
+
+The rule is `protocol.ledger_writer`; this is its shell. What is added in one tick goes to each node
+in one call, and up to CALLS_AT_ONCE calls are on their way to a node: load makes the batches.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+
+from cordwood.block import Buffer
+from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
+from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    Closed,
+    CordwoodError,
+    LedgerFenced,
+    OutcomeUnknown,
+    Overloaded,
+    RecordTooLarge,
+    Rejected,
+    TooFewNodes,
+    UnknownLedger,
+    Unreachable,
+)
+from cordwood.layout.ledger_entry import ENTRY_BYTES_MAX, EntrySeal, ledger_key_of
+from cordwood.layout.message_ledgers import (
+    ADD_ENTRIES_MAX,
+    AddEntries,
+    AddRefusal,
+    AddReply,
+    EntryItem,
+    TellLac,
+)
+from cordwood.ledger import LedgerMetadata, Versioned
+from cordwood.protocol import ledger_writer as rule
+from cordwood.protocol.ledger_writer import End, LedgerWriter, Outcome, Refusal, WriterLimits
+
+logger = logging.getLogger(__name__)
+
+ADD_S = 5.0
+"""How long a node may take for entries: a durable write, and a flush that is in its way."""
+
+CALL_BYTES = 1 << 20
+"""Bodies of one call; a larger entry goes alone."""
+
+CALLS_AT_ONCE = 4
+"""Calls on their way to one node."""
+
+TICK_S = 0.1
+"""How often it is looked whether the LAC has to be told; so late a reader of a quiet ledger is."""
+
+AGAIN_S = 0.2
+"""Pause before metadata is written again where the metadata store does not answer."""
+
+PICK_S = 2.0
+"""How long a writer looks for another node before it does without."""
+
+AHEAD_MAX = 10_000
+"""Entries that wait for ids below them; see `WritableLedger.write`."""
+
+_REFUSALS = {
+    AddRefusal.FENCED: Refusal.FENCED,
+    AddRefusal.GONE: Refusal.FENCED,
+    AddRefusal.OTHER: Refusal.ILLEGAL,
+    AddRefusal.READ_ONLY: Refusal.READ_ONLY,
+    AddRefusal.FULL: Refusal.FAILED,
+}
+
+_SHUT_OUT = (End.FENCED, End.CLOSED_BY_OTHER)
+
+
+class WritableLedger:
+    """See the module. Made by `Ledgers.create`; close it, or leave it to a recovery.
+
+    Attributes:
+        ledger_id: its number.
+    """
+
+    def __init__(
+        self,
+        held: Versioned,
+        calls: LedgerMetadataCalls,
+        cluster: Cluster,
+        tasks: asyncio.TaskGroup,
+        limits: WriterLimits,
+        timeout_s: float,
+    ) -> None:
+        metadata = held.metadata
+        self.ledger_id = metadata.ledger
+        self._writer = LedgerWriter(held, limits)
+        self._calls = calls
+        self._cluster = cluster
+        self._tasks = tasks
+        self._timeout_s = timeout_s
+        self._key = ledger_key_of(metadata.password)
+        self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
+        self._payloads: dict[int, tuple[int, Buffer]] = {}
+        self._items: dict[int, EntryItem] = {}
+        self._acks: dict[int, asyncio.Future[int]] = {}
+        self._ahead: dict[int, tuple[bytes, asyncio.Future[int]]] = {}
+        self._length = 0
+        self._outbox: dict[int, list[EntryItem]] = {}
+        self._on_way: dict[int, int] = {}
+        self._flush_due = False
+        self._progress = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._end: End | None = None
+        self._ticker = tasks.create_task(self._tick())
+
+    async def __aenter__(self) -> WritableLedger:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # A block that failed leaves the ledger to whoever recovers it.
+        if error is None:
+            await self.close()
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As this writer last wrote or read it."""
+        return self._writer.metadata
+
+    @property
+    def last_add_pushed(self) -> int:
+        """The highest entry that was added, -1 for none."""
+        return self._writer.pushed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The LAC: the highest entry that is stored with all below it, -1 for none."""
+        return self._writer.lac
+
+    @property
+    def length(self) -> int:
+        """Bytes of all payloads up to the LAC."""
+        return self._writer.length
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no entries any more."""
+        return not self._writer.is_open
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether all that was added is answered, and nothing is under way any more."""
+        return self._end is not None
+
+    # Adding.
+
+    async def append(self, payload: Buffer) -> int:
+        """Add an entry; its id, once Qa nodes have it and all entries before it are acknowledged.
+
+        Calls that wait at once are added in the order in which they were made.
+
+        Raises:
+            RecordTooLarge: it is over 3 MiB.
+            LedgerFenced, Closed: the ledger takes no entries; this one is not stored.
+            OutcomeUnknown: it may or may not be in the ledger: recover it and read.
+            TooFewNodes, Unreachable: nodes failed and no others are there. The ledger was closed
+                before this entry, which is not stored.
+        """
+        await self._wait_room()
+        return await self._until_acked(self.append_nowait(payload))
+
+    def append_nowait(self, payload: Buffer) -> asyncio.Future[int]:
+        """As `append`, without waiting; entries have the order of these calls.
+
+        Raises:
+            Overloaded: too many are on their way; see `wait_room`.
+            RecordTooLarge, LedgerFenced, Closed: see `append`.
+        """
+        self._check(payload)
+        if self._ahead:
+            raise BadSetting("this ledger's entries are numbered by its caller: use `write`")
+        return self._add(bytes(payload))
+
+    async def append_many(self, payloads: Sequence[Buffer]) -> list[int]:
+        """Add entries in order; their ids, once all are acknowledged.
+
+        Raises:
+            CordwoodError: see `append`, of the first that failed; entries before it may be stored.
+        """
+        futures: list[asyncio.Future[int]] = []
+        for payload in payloads:
+            await self._wait_room()
+            futures.append(self.append_nowait(payload))
+        told = await asyncio.gather(*map(self._until_acked, futures), return_exceptions=True)
+        ids: list[int] = []
+        for each in told:
+            if isinstance(each, BaseException):
+                raise each
+            ids.append(each)
+        return ids
+
+    async def write(self, entry: int, payload: Buffer) -> int:
+        """Add an entry under an id of the caller's choice, in any order.
+
+        It is acknowledged once all ids below it were written and are acknowledged. An id that
+        nobody writes keeps back all above it; the ledger then ends below it.
+
+        Raises:
+            BadSetting: the id was written already, or is below 0.
+            CordwoodError: see `append`.
+        """
+        self._check(payload)
+        if entry <= self._writer.pushed or entry in self._ahead:
+            raise BadSetting(f"entry {entry} of ledger {self.ledger_id} was written already")
+        if len(self._ahead) >= AHEAD_MAX:
+            raise Overloaded(f"{AHEAD_MAX} entries wait for ids below them")
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._ahead[entry] = bytes(payload), future
+        while self._writer.pushed + 1 in self._ahead:
+            await self._wait_room()
+            held = self._ahead.pop(self._writer.pushed + 1, None)
+            if held is not None:  # else another call, of the id below, took it meanwhile
+                self._check(held[0])
+                self._add(*held)
+        return await self._until_acked(future)
+
+    async def force(self) -> int:
+        """Have all that is acknowledged on the disks; every acknowledged entry is there already.
+
+        Returns:
+            The LAC.
+        """
+        self._check(b"")
+        return self.last_add_confirmed
+
+    async def wait_room(self) -> None:
+        """Wait until another entry may be added.
+
+        Raises:
+            Overloaded: none may for as long as the client's timeout.
+        """
+        await self._wait_room()
+
+    async def close(self) -> None:
+        """Close the ledger behind its last acknowledged entry, once what was added is answered.
+
+        Closing twice is harmless.
+
+        Raises:
+            LedgerFenced: a recovery has ended it, or is about to.
+            OutcomeUnknown: the metadata store does not say whether it is closed.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._acks and self._writer.is_open:
+                    await self._news()
+                self._act(self._writer.on_close())
+                self._give_up_ahead()
+                await self._ended.wait()
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"it is not known whether ledger {self.ledger_id} is closed: open it with recovery"
+            ) from None
+        if self._end in _SHUT_OUT:
+            raise self._refusal()
+
+    def abandon(self) -> None:
+        """Stop without a word, as a writer that dies; the ledger is left to a recovery.
+
+        What was not acknowledged ends as OutcomeUnknown.
+        """
+        self._finish(End.FENCED, "this writer was given up")
+
+    # Inside.
+
+    def _check(self, payload: Buffer) -> None:
+        if len(payload) > ENTRY_BYTES_MAX:
+            raise RecordTooLarge(f"an entry has at most {ENTRY_BYTES_MAX} bytes")
+        self._cluster.check_open()
+        if not self._writer.is_open or self._end is not None:
+            raise self._refusal()
+
+    def _refusal(self) -> CordwoodError:
+        if self._end in _SHUT_OUT:
+            return LedgerFenced(f"a recovery has shut this writer of ledger {self.ledger_id} out")
+        why = "" if self._end in (None, End.CLOSED) else f" ({self._end.value})"
+        return Closed(f"ledger {self.ledger_id} is closed{why}")
+
+    def _add(
+        self, payload: bytes, future: asyncio.Future[int] | None = None
+    ) -> asyncio.Future[int]:
+        writer = self._writer
+        if not writer.has_room:
+            raise Overloaded(f"too many entries of ledger {self.ledger_id} are on their way")
+        loop = asyncio.get_running_loop()
+        entry = writer.pushed + 1
+        self._length += len(payload)
+        self._payloads[entry] = self._length, payload
+        if future is None:
+            future = loop.create_future()
+        self._acks[entry] = future
+        self._act(writer.on_add(len(payload), loop.time()))
+        return future
+
+    async def _wait_room(self) -> None:
+        if self._writer.has_room:
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._is_full():
+                    await self._news()
+        except TimeoutError:
+            raise Overloaded(
+                f"ledger {self.ledger_id} takes no more entries until some are answered"
+            ) from None
+
+    def _is_full(self) -> bool:
+        return self._writer.is_open and not self._writer.has_room
+
+    async def _until_acked(self, future: asyncio.Future[int]) -> int:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            future.add_done_callback(_retrieved)
+            raise OutcomeUnknown(
+                f"ledger {self.ledger_id} did not acknowledge the entry within "
+                f"{self._timeout_s:g} s; it may yet"
+            ) from None
+        except asyncio.CancelledError:
+            future.add_done_callback(_retrieved)
+            raise
+
+    async def _news(self) -> None:
+        self._progress.clear()
+        await self._progress.wait()
+
+    def _act(self, effects: Sequence[rule.Effect]) -> None:
+        """Do what the rule says, in its order."""
+        if self._end is not None:
+            return  # Race: the writer was given up while nodes or the metadata store answered.
+        ended = next((each for each in effects if isinstance(each, rule.Ended)), None)
+        for effect in effects:
+            match effect:
+                case rule.SendEntry(entry, node, lac):
+                    self._post(node, self._item(entry, lac))
+                case rule.Acked(entry):
+                    self._forget(entry)
+                    _settle(self._acks.pop(entry), entry)
+                case rule.Failed(entry, outcome):
+                    assert ended is not None, "entries fail as the writer ends"
+                    self._forget(entry)
+                    _settle(self._acks.pop(entry), self._error(ended.end, outcome))
+                case rule.PickNodes(places, taken):
+                    self._tasks.create_task(self._pick(places, taken))
+                case rule.WriteMetadata(version, metadata):
+                    self._tasks.create_task(self._write_metadata(version, metadata))
+                case rule.SendLac(node, lac):
+                    self._tasks.create_task(self._tell_lac(node, lac))
+                case rule.Ended(end):
+                    self._finish(end, end.value)
+                case rule.SendForce() | rule.Forced():
+                    raise AssertionError("no ledger is written with deferred sync")
+        self._progress.set()
+
+    def _forget(self, entry: int) -> None:
+        self._items.pop(entry, None)
+        self._payloads.pop(entry, None)
+
+    def _item(self, entry: int, lac: int) -> EntryItem:
+        found = self._items.get(entry)
+        if found is None:
+            length, payload = self._payloads.pop(entry)
+            body = self._seal.pack(entry, lac, length, payload)
+            found = self._items[entry] = EntryItem(entry, lac, length, body)
+        return found
+
+    def _error(self, end: End, outcome: Outcome) -> CordwoodError:
+        text = f"ledger {self.ledger_id} ended before this entry was acknowledged: {end.value}"
+        if outcome is Outcome.UNKNOWN:
+            return OutcomeUnknown(f"{text}; recover the ledger and read what it has")
+        if end is End.TOO_FEW_NODES:
+            return TooFewNodes(text)
+        return Closed(text) if end is End.CLOSED else Unreachable(text)
+
+    def _finish(self, end: End, why: str) -> None:
+        if self._end is not None:
+            return
+        self._end = end
+        self._ticker.cancel()
+        self._outbox.clear()
+        for future in self._acks.values():
+            _settle(future, OutcomeUnknown(f"ledger {self.ledger_id}: {why}"))
+        self._acks.clear()
+        self._give_up_ahead()
+        self._progress.set()
+        self._ended.set()
+
+    def _give_up_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, {}
+        for _, future in ahead.values():
+            _settle(future, Closed(f"ledger {self.ledger_id} ended below this entry"))
+
+    # To nodes.
+
+    def _post(self, node: int, item: EntryItem) -> None:
+        self._outbox.setdefault(node, []).append(item)
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        for node in list(self._outbox):
+            while self._on_way.get(node, 0) < CALLS_AT_ONCE and self._outbox.get(node):
+                items = self._next_call(node)
+                self._on_way[node] = self._on_way.get(node, 0) + 1
+                self._tasks.create_task(self._send(node, items))
+
+    def _next_call(self, node: int) -> list[EntryItem]:
+        queue = self._outbox[node]
+        size = count = 0
+        while count < min(len(queue), ADD_ENTRIES_MAX):
+            size += len(queue[count].body)
+            if count and size > CALL_BYTES:
+                break
+            count += 1
+        items, rest = queue[:count], queue[count:]
+        if rest:
+            self._outbox[node] = rest
+        else:
+            del self._outbox[node]
+        return items
+
+    async def _send(self, node: int, items: list[EntryItem]) -> None:
+        try:
+            refusal = await self._ask_to_add(node, items)
+        finally:
+            self._on_way[node] -= 1
+        if self._end is not None:
+            return
+        if refusal is not None:
+            # What waits for this node would find the same.
+            items = items + self._outbox.pop(node, [])
+        effects: list[rule.Effect] = []
+        for item in items:
+            if refusal is None:
+                effects += self._writer.on_stored(item.entry, node)
+            else:
+                effects += self._writer.on_failed(item.entry, node, refusal)
+        self._act(effects)
+        self._flush()
+
+    async def _ask_to_add(self, node: int, items: list[EntryItem]) -> Refusal | None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ADD_S
+        call = AddEntries(self.ledger_id, self._key, items)
+        while True:
+            left_s = max(0.001, deadline - loop.time())
+            try:
+                reply = await ask_node(self._cluster, node, call, timeout_s=left_s)
+            except AccessDenied:
+                return Refusal.DENIED
+            except Rejected as error:
+                logger.warning("node %d refuses entries of ledger %d: %s", node, call.ledger, error)
+                return Refusal.ILLEGAL if not isinstance(error, Closed) else Refusal.FAILED
+            except CordwoodError as error:
+                logger.debug("node %d did not take entries: %s", node, error)
+                return Refusal.FAILED
+            assert isinstance(reply, AddReply), "AddEntries is answered so"
+            if reply.refusal is AddRefusal.NONE:
+                return None
+            if reply.refusal is not AddRefusal.FULL or loop.time() + AGAIN_S > deadline:
+                return _REFUSALS[reply.refusal]
+            await asyncio.sleep(AGAIN_S)
+
+    async def _tell_lac(self, node: int, lac: int) -> None:
+        try:
+            call = TellLac(self.ledger_id, self._key, lac)
+            await ask_node(self._cluster, node, call, timeout_s=ADD_S)
+        except CordwoodError as error:
+            # Readers ask all nodes, and the next entry tells it anyway.
+            logger.debug("node %d was not told a LAC: %s", node, error)
+
+    async def _tick(self) -> None:
+        while self._end is None:
+            await asyncio.sleep(TICK_S)
+            self._act(self._writer.on_lac_tick())
+            self._act(self._writer.on_time(asyncio.get_running_loop().time()))
+
+    # Metadata.
+
+    async def _pick(self, places: tuple[int, ...], taken: tuple[int, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PICK_S
+        stay = [node for place, node in enumerate(taken) if place not in places]
+        while not (picked := await self._picked(places, taken, stay)) and loop.time() < deadline:
+            # A node may have come since the members were read.
+            try:
+                await self._cluster.refresh_members(timeout_s=AGAIN_S)
+            except CordwoodError as error:
+                logger.debug("the members could not be read: %s", error)
+            await asyncio.sleep(AGAIN_S)
+        if self._end is None:
+            self._act(self._writer.on_nodes_picked(picked))
+
+    async def _picked(
+        self, places: tuple[int, ...], taken: tuple[int, ...], stay: Sequence[int]
+    ) -> dict[int, int]:
+        """Other nodes for as many of these places as there are."""
+        for count in range(len(places), 0, -1):
+            try:
+                nodes = await self._calls.choose(count, taken, stay)
+            except TooFewNodes:
+                continue
+            return dict(zip(places, nodes, strict=False))
+        return {}
+
+    async def _write_metadata(self, version: int, metadata: LedgerMetadata) -> None:
+        while self._end is None:
+            try:
+                held, is_written = await self._calls.set(version, metadata)
+            except UnknownLedger:
+                self._finish(End.FENCED, "it was deleted")
+                return
+            except CordwoodError as error:
+                logger.info("metadata of ledger %d is not written yet: %s", self.ledger_id, error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            if is_written:
+                self._act(self._writer.on_metadata_written(held.version))
+            else:
+                self._act(self._writer.on_metadata_found(held))
+            return
+
+
+def _settle(future: asyncio.Future[int], outcome: int | CordwoodError) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, int):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+
+
+def _retrieved(future: asyncio.Future[int]) -> None:
+    """Its caller has given up; nobody asks for its error."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,96 @@
+"""An entry of a ledger as its writer makes it: a digest, then the payload.
+
+The digest covers the ledger, the entry, the LAC that goes with it, the running sum of payload bytes
+(each 8 bytes, big-endian) and the payload. So a copy of another entry, or of this entry as another
+writer would have written it, does not pass. Nodes keep what they are sent and do not look at it:
+clients check each copy that they read. Digests are BookKeeper's, byte by byte::
+
+    CRC32      8 bytes: the CRC32, big-endian
+    CRC32C     4 bytes, big-endian
+    HMAC-SHA1  20 bytes, keyed with SHA1("mac" + password)
+    DUMMY      none
+
+A node knows a ledger by its *key*, SHA1("ledger" + password), which the first call fixes.
+
+Source: docs/sources/bookkeeper.md (a).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+import zlib
+
+from crc32c import crc32c
+
+from cordwood.block import Buffer
+from cordwood.errors import ChecksumMismatch
+from cordwood.ledger import DigestKind
+
+KEY_BYTES = 20
+
+ENTRY_BYTES_MAX = 3 << 20
+"""A payload: it fits a control frame with its digest and room for the rest."""
+
+BODY_BYTES_MAX = ENTRY_BYTES_MAX + 20
+
+_COVERED = struct.Struct(">qqqq")
+_CRC32 = struct.Struct(">Q")
+_CRC32C = struct.Struct(">I")
+
+DIGEST_BYTES = {
+    DigestKind.CRC32: 8,
+    DigestKind.HMAC_SHA1: 20,
+    DigestKind.CRC32C: 4,
+    DigestKind.DUMMY: 0,
+}
+
+
+def ledger_key_of(password: bytes) -> bytes:
+    """What nodes know a ledger's password by."""
+    return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
+
+
+class EntrySeal:
+    """Makes and checks the entries of one ledger."""
+
+    def __init__(self, ledger: int, kind: DigestKind, password: bytes) -> None:
+        self._ledger = ledger
+        self._kind = kind
+        self._bytes = DIGEST_BYTES[kind]
+        self._mac = b""
+        if kind is DigestKind.HMAC_SHA1:
+            self._mac = hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()
+
+    def pack(self, entry: int, lac: int, length: int, payload: Buffer) -> bytes:
+        """The body that nodes keep."""
+        return self._digest(entry, lac, length, payload) + bytes(payload)
+
+    def read(self, entry: int, lac: int, length: int, body: Buffer) -> bytes:
+        """The payload of a body.
+
+        Raises:
+            ChecksumMismatch: it is not what the ledger's writer wrote as this entry.
+        """
+        view = memoryview(body)
+        payload = view[self._bytes :]
+        if len(view) < self._bytes or not hmac.compare_digest(
+            view[: self._bytes], self._digest(entry, lac, length, payload)
+        ):
+            raise ChecksumMismatch(
+                f"a copy of entry {entry} of ledger {self._ledger} is not what was written"
+            )
+        return bytes(payload)
+
+    def _digest(self, entry: int, lac: int, length: int, payload: Buffer) -> bytes:
+        if self._kind is DigestKind.DUMMY:
+            return b""
+        head = _COVERED.pack(self._ledger, entry, lac, length)
+        if self._kind is DigestKind.CRC32C:
+            return _CRC32C.pack(crc32c(payload, crc32c(head)))
+        if self._kind is DigestKind.CRC32:
+            return _CRC32.pack(zlib.crc32(payload, zlib.crc32(head)))
+        mac = hmac.new(self._mac, head, hashlib.sha1)
+        mac.update(payload)
+        return mac.digest()

@@ -1,0 +1,225 @@
+"""Control messages of ledgers; `layout.message` has all others, and the reading.
+
+A writer sends what it added in one tick to a node as one call. All numbers are checked on arrival,
+and a reply holds no more than a control frame.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from cordwood.layout.ledger_entry import BODY_BYTES_MAX, KEY_BYTES
+from cordwood.layout.ledger_metadata import METADATA_BYTES_MAX
+from cordwood.ledger import ENTRY_MAX, LEDGER_MAX, NO_ENTRY
+
+ADD_ENTRIES_MAX = 1024
+"""Entries of one call to add: some hundred kilobytes of small ones."""
+
+READ_ENTRIES_MAX = 1024
+
+READ_BYTES_MAX = 3 << 20
+"""Bodies in one reply, the last of which may go beyond."""
+
+POLL_MS_MAX = 20_000
+"""A node answers within 30 s in any case."""
+
+LEDGERS_MAX = 1000
+"""Ledgers of one page."""
+
+Ledger = Annotated[int, Meta(ge=0, le=LEDGER_MAX)]
+AnyLedger = Annotated[int, Meta(ge=-1, le=LEDGER_MAX)]
+Entry = Annotated[int, Meta(ge=0, le=ENTRY_MAX)]
+Lac = Annotated[int, Meta(ge=NO_ENTRY, le=ENTRY_MAX)]
+Length = Annotated[int, Meta(ge=0, le=ENTRY_MAX)]
+Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Body = Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)]
+Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Value = Annotated[bytes, Meta(max_length=METADATA_BYTES_MAX)]
+
+
+class AddRefusal(enum.StrEnum):
+    """Why a node took none of the entries; "" where it has all of them on its disk."""
+
+    NONE = ""
+    FENCED = "fenced"
+    GONE = "gone"
+    OTHER = "other"
+    """It has another entry of that number."""
+    READ_ONLY = "read_only"
+    FULL = "full"
+
+
+class Found(enum.StrEnum):
+    """What a node has of an entry or a ledger."""
+
+    YES = "yes"
+    NO_ENTRY = "no_entry"
+    NO_LEDGER = "no_ledger"
+    UNKNOWN = "unknown"
+    """It lost records, perhaps this one."""
+    DAMAGED = "damaged"
+
+
+class EntryItem(Struct, frozen=True, array_like=True):
+    """An entry as it is sent: see `layout.ledger_entry` for its body."""
+
+    entry: Entry
+    lac: Lac
+    length: Length
+    body: Body
+
+
+class AddEntries(Struct, frozen=True, tag="add_entries"):
+    """Keep these entries, all of them durably or none.
+
+    Attributes:
+        recovery: a recovery writes them once more: a fenced node takes them.
+    """
+
+    ledger: Ledger
+    key: Key
+    entries: Annotated[list[EntryItem], Meta(min_length=1, max_length=ADD_ENTRIES_MAX)]
+    recovery: bool = False
+
+
+class AddReply(Struct, frozen=True, tag="added"):
+    """They are durable, or why not."""
+
+    refusal: AddRefusal = AddRefusal.NONE
+
+
+class ReadEntries(Struct, frozen=True, tag="read_entries"):
+    """These entries, as many of the first ones as fit.
+
+    Attributes:
+        fence: fence the ledger first, durably, also if the node never saw it.
+    """
+
+    ledger: Ledger
+    key: Key
+    entries: Annotated[list[Entry], Meta(min_length=1, max_length=READ_ENTRIES_MAX)]
+    fence: bool = False
+
+
+class EntryAnswer(Struct, frozen=True, array_like=True):
+    """What a node has of one entry; all but `found` counts only where that is YES."""
+
+    entry: Entry
+    found: Found
+    lac: Lac = NO_ENTRY
+    length: Length = 0
+    body: Body = b""
+
+
+class EntriesReply(Struct, frozen=True, tag="entries"):
+    """Entries in the order asked for, the first of them at least.
+
+    Attributes:
+        lac: the highest LAC that the node was told of the ledger.
+    """
+
+    entries: Annotated[list[EntryAnswer], Meta(max_length=READ_ENTRIES_MAX)]
+    lac: Lac
+
+
+class AskLac(Struct, frozen=True, tag="ask_lac"):
+    """How far is a ledger confirmed?
+
+    Attributes:
+        fence: as in `ReadEntries`.
+        above, wait_ms: a node that knows of no higher LAC than `above` waits so long for one, or
+            until the ledger is fenced; 0 ms waits for nothing.
+    """
+
+    ledger: Ledger
+    key: Key
+    fence: bool = False
+    above: Lac = NO_ENTRY
+    wait_ms: Annotated[int, Meta(ge=0, le=POLL_MS_MAX)] = 0
+
+
+class LacReply(Struct, frozen=True, tag="lac"):
+    """The highest LAC that a node was told, and the last entry that it holds.
+
+    Attributes:
+        found: NO_LEDGER where it never heard of the ledger, UNKNOWN where it lost records.
+    """
+
+    found: Found
+    lac: Lac
+    last: Lac
+    is_fenced: bool
+
+
+class TellLac(Struct, frozen=True, tag="tell_lac"):
+    """A ledger is confirmed up to here; answered with DoneReply once that is durable."""
+
+    ledger: Ledger
+    key: Key
+    lac: Lac
+
+
+class AskLedger(Struct, frozen=True, tag="ask_ledger"):
+    """The metadata of a ledger."""
+
+    ledger: Ledger
+
+
+class CreateLedger(Struct, frozen=True, tag="create_ledger"):
+    """Make a ledger of this metadata, in which the id is replaced.
+
+    Attributes:
+        ledger: its id; -1 allots one.
+    """
+
+    ledger: AnyLedger
+    value: Value
+
+
+class SetLedger(Struct, frozen=True, tag="set_ledger"):
+    """Replace a ledger's metadata if its version is still this one."""
+
+    ledger: Ledger
+    version: Version
+    value: Value
+
+
+class DeleteLedger(Struct, frozen=True, tag="delete_ledger"):
+    """Delete a ledger; one that is not there is deleted. Answered with DoneReply."""
+
+    ledger: Ledger
+
+
+class ListLedgers(Struct, frozen=True, tag="list_ledgers"):
+    """The ledgers above `after`, by id, at most so many."""
+
+    after: AnyLedger
+    limit: Annotated[int, Meta(ge=1, le=LEDGERS_MAX)]
+
+
+class LedgerReply(Struct, frozen=True, tag="ledger"):
+    """A ledger's metadata as it is now; version 0 where it is not there.
+
+    Attributes:
+        is_written: whether it is what the call wrote.
+    """
+
+    version: Version
+    value: Value
+    is_written: bool = False
+
+
+class LedgersReply(Struct, frozen=True, tag="ledgers"):
+    """Ids of ledgers, rising; fewer than asked for only at the end."""
+
+    ledgers: Annotated[list[Ledger], Meta(max_length=LEDGERS_MAX)]
+
+
+LedgerEntryCall = AddEntries | ReadEntries | AskLac | TellLac
+LedgerMetadataCall = AskLedger | CreateLedger | SetLedger | DeleteLedger | ListLedgers
+LedgerCall = LedgerEntryCall | LedgerMetadataCall

@@ -1,0 +1,219 @@
+"""Ledgers in the metadata store: one value each, changed by compare-and-set.
+
+A value is `ledgers/<key>` or `long-ledgers/<key>`, see `layout.ledger_metadata` for the key. Small
+ids and large ones lie apart, so that a listing comes in the order of ids.
+
+A node takes ids by the hundred, so that most ledgers are made without a change of the counter. A
+chosen id may be one of these: the next one is tried then.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from msgspec.structs import replace
+
+from cordwood.errors import (
+    BadSetting,
+    LedgerExists,
+    OutcomeUnknown,
+    Overloaded,
+    Rejected,
+    Unreachable,
+)
+from cordwood.layout.ledger_metadata import (
+    SHORT_IDS,
+    ledger_key,
+    pack_ledger,
+    read_ledger,
+    read_ledger_key,
+)
+from cordwood.layout.message import DoneReply
+from cordwood.layout.message_ledgers import (
+    LEDGERS_MAX,
+    AskLedger,
+    CreateLedger,
+    DeleteLedger,
+    LedgerMetadataCall,
+    LedgerReply,
+    LedgersReply,
+    ListLedgers,
+    SetLedger,
+)
+from cordwood.ledger import LEDGER_MAX, LedgerMetadata, LedgerState, Versioned, may_follow
+from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.store import MetadataStore
+
+_SHORT = "ledgers/"
+_LONG = "long-ledgers/"
+_NEXT = "ledger-ids"
+
+IDS_AT_ONCE = 100
+"""Ids that a node takes at a time; what it has left when it ends is never used."""
+
+TRIES_MAX = 64
+"""Ids in a row that somebody chose before."""
+
+
+class LedgerMetadataStore:
+    """See the module.
+
+    Every call may also raise Unreachable or Overloaded (ask again), and Malformed or
+    ChecksumMismatch (what is kept cannot be read, or a newer version wrote it).
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._ids = iter(range(0))
+
+    async def answer(self, call: LedgerMetadataCall) -> LedgerReply | LedgersReply | DoneReply:
+        """Do what a client asks.
+
+        Raises:
+            CordwoodError: see the calls below.
+        """
+        match call:
+            case AskLedger():
+                return _reply(await self.get(call.ledger))
+            case CreateLedger():
+                made = await self.create(call.ledger, read_ledger(call.value))
+                return _reply(made, is_written=True)
+            case SetLedger():
+                return await self._set(call)
+            case DeleteLedger():
+                await self.delete(call.ledger)
+                return DoneReply()
+            case ListLedgers():
+                return LedgersReply(await self.page(call.after, call.limit))
+
+    async def get(self, ledger: int) -> Versioned | None:
+        """A ledger, None if it is not there."""
+        found = await self._store.get(_key(ledger))
+        return None if found is None else Versioned(read_ledger(found.value), found.version)
+
+    async def create(self, ledger: int, metadata: LedgerMetadata) -> Versioned:
+        """Make a ledger; with -1 the next free id is its own.
+
+        Raises:
+            LedgerExists: another one has the id.
+            BadSetting: a new ledger is open, and has one fragment.
+        """
+        if metadata.state is not LedgerState.OPEN or len(metadata.fragments) != 1:
+            raise BadSetting("a ledger is made open and with one fragment")
+        for _ in range(TRIES_MAX):
+            chosen = await self._next_id() if ledger < 0 else ledger
+            try:
+                return await self._create(replace(metadata, ledger=chosen))
+            except LedgerExists:
+                if ledger >= 0:
+                    raise
+        raise Overloaded(f"{TRIES_MAX} ids in a row are taken; ask again")
+
+    async def _create(self, metadata: LedgerMetadata) -> Versioned:
+        key = _key(metadata.ledger)
+        try:
+            version = await self._store.compare_and_set(key, pack_ledger(metadata), 0)
+        except OutcomeUnknown:
+            version = None
+        if version:
+            return Versioned(metadata, version)
+        found = await self.get(metadata.ledger)
+        if found is None:
+            raise Unreachable(f"ledger {metadata.ledger} may be made a little later; ask again")
+        if metadata.creator and found.metadata.creator == metadata.creator:
+            return found  # An earlier try of the same call made it.
+        raise LedgerExists(f"there is a ledger {metadata.ledger} already")
+
+    async def _next_id(self) -> int:
+        found = next(self._ids, None)
+        if found is None:
+            taken = 0
+
+            def take(value: bytes | None) -> bytes:
+                nonlocal taken
+                taken = int(value or b"0")
+                if taken + IDS_AT_ONCE > LEDGER_MAX:
+                    raise BadSetting("all ids of ledgers are used up")
+                return b"%d" % (taken + IDS_AT_ONCE)
+
+            await change_repeatably(self._store, _NEXT, take)
+            self._ids = iter(range(taken, taken + IDS_AT_ONCE))
+            found = next(self._ids)
+        return found
+
+    async def _set(self, call: SetLedger) -> LedgerReply:
+        """Replace a value, or tell what is there.
+
+        Raises:
+            Rejected: the new value cannot follow the old one.
+        """
+        after = read_ledger(call.value)
+        if after.ledger != call.ledger:
+            raise BadSetting(f"the value is of ledger {after.ledger}, and not {call.ledger}")
+        found = await self.get(call.ledger)
+        if found is None or found.version != call.version:
+            return _reply(found)
+        if not may_follow(found.metadata, after):
+            raise Rejected(
+                f"ledger {call.ledger} is {found.metadata.state} and cannot become what is asked"
+            )
+        try:
+            written = await self._store.compare_and_set(_key(call.ledger), call.value, call.version)
+        except OutcomeUnknown as error:
+            raise Unreachable(f"{error}; it may be asked again") from error
+        if written:
+            return LedgerReply(written, call.value, is_written=True)
+        return _reply(await self.get(call.ledger))
+
+    async def delete(self, ledger: int) -> None:
+        """Delete a ledger, whatever its state; nodes find out and drop its entries."""
+        await _delete(self._store, _key(ledger))
+
+    async def page(self, after: int, limit: int) -> list[int]:
+        """Ids above `after`, at most `limit` of them."""
+        found: list[int] = []
+        if after < SHORT_IDS:
+            start = _key(after) if after >= 0 else ""
+            keys = await self._store.keys_after(_SHORT, start, limit)
+            found = [read_ledger_key(key.removeprefix(_SHORT)) for key in keys]
+        if len(found) < limit:
+            start = _key(after) if after >= SHORT_IDS else ""
+            keys = await self._store.keys_after(_LONG, start, limit - len(found))
+            found += [read_ledger_key(key.removeprefix(_LONG)) for key in keys]
+        return found
+
+    async def all(self) -> AsyncIterator[Versioned]:
+        """Every ledger, by id; those that come or go meanwhile may be among them or not."""
+        after = -1
+        while page := await self.page(after, LEDGERS_MAX):
+            for ledger in page:
+                found = await self.get(ledger)
+                if found is not None:
+                    yield found
+            after = page[-1]
+
+
+async def _delete(store: MetadataStore, key: str) -> None:
+    """Delete a key, if it is there."""
+    for _ in range(TRIES_MAX):
+        found = await store.get(key)
+        if found is None:
+            return
+        try:
+            if await store.compare_and_set(key, None, found.version):
+                return
+        except OutcomeUnknown:
+            continue
+    raise Overloaded(f"{key} changes all the time; ask again")
+
+
+def _key(ledger: int) -> str:
+    return (_SHORT if ledger < SHORT_IDS else _LONG) + ledger_key(ledger)
+
+
+def _reply(found: Versioned | None, *, is_written: bool = False) -> LedgerReply:
+    if found is None:
+        return LedgerReply(0, b"")
+    return LedgerReply(found.version, pack_ledger(found.metadata), is_written)

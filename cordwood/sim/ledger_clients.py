@@ -1,0 +1,268 @@
+"""Simulated clients of ledgers: scribes write them, salvagers recover them, tailers follow them.
+
+A scribe closes some of its ledgers, and leaves others open, as one that dies does. Salvagers
+recover ledgers that are written just then too, two of them at once now and then. When all is over,
+the archivist recovers every ledger and reads it whole.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.client.store import Store, connected
+from cordwood.errors import Closed, CordwoodError, LedgerExists, OutcomeUnknown, Overloaded
+from cordwood.host.seams import Host
+from cordwood.ledger import DigestKind, LedgerMetadata, LedgerState
+from cordwood.protocol.ledger_writer import WriterLimits
+from cordwood.sim.events import mark_payload
+from cordwood.sim.ledger_events import (
+    EntryAcked,
+    EntryAdded,
+    EntryRead,
+    EntryRefused,
+    LedgerAudited,
+    LedgerEnds,
+    LedgerMade,
+)
+from cordwood.sim.payload import make_payload
+from cordwood.sim.workload import PAYLOAD_BYTES_MIN, RECONNECT_S, Clients
+
+SHAPES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 3), (2, 2, 1), (1, 1, 1))
+"""E, Qw, Qa."""
+
+WRITE_S = 4.0
+"""Mean time for which one ledger is written."""
+
+ADD_S = 0.2
+"""Mean pause between two bursts of entries."""
+
+BURST = 6
+
+CLOSES = 0.6
+"""Share of the ledgers that their scribe closes; it leaves the others."""
+
+TAKEN_SHARE = 0.15
+"""Of the ledgers that a scribe makes: it asks for an id that is taken."""
+
+SALVAGE_S = 3.0
+"""Mean pause between two recoveries of a salvager."""
+
+FOLLOW_S = 5.0
+"""How long a tailer stays with a ledger."""
+
+TAIL_S = 1.0
+"""Mean pause between two ledgers of a tailer."""
+
+PAYLOAD_BYTES = 120
+
+AUDIT_AGAIN_S = 1.0
+AUDIT_S = 40.0
+"""How long the archivist tries: what it has not read by then it calls unread."""
+
+
+async def scribe(name: str, clients: Clients, host: Host) -> None:
+    """Make ledgers and write them, one after the other, until told to stop."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    await _Writing(name, store, clients, chance).run()
+        except CordwoodError as error:
+            clients.told(name, "ledger", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+class _Writing:
+    """One ledger of a scribe."""
+
+    def __init__(self, name: str, store: Store, clients: Clients, chance: random.Random) -> None:
+        self._name = name
+        self._store = store
+        self._clients = clients
+        self._chance = chance
+        self._numbers = 0
+        self._waits: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        made = await self._make()
+        if made is None:
+            return
+        loop, chance, clients = asyncio.get_running_loop(), self._chance, self._clients
+        until_s = loop.time() + chance.expovariate(1 / WRITE_S)
+        while not clients.stopping and loop.time() < until_s and not made.is_closed:
+            for _ in range(chance.randint(1, BURST)):
+                if not made.is_closed:
+                    self._add(made)
+            await clients.pause(chance.expovariate(1 / ADD_S))
+        if chance.random() < CLOSES:
+            await self._close(made)
+        else:
+            made.abandon()
+        await asyncio.gather(*self._waits)
+
+    async def _make(self) -> WritableLedger | None:
+        chance, clients = self._chance, self._clients
+        nodes = len(clients.addresses)
+        shapes = [shape for shape in SHAPES if shape[0] <= nodes]
+        ensemble, write, ack = chance.choice(shapes)
+        is_taken = bool(clients.ledgers) and chance.random() < TAKEN_SHARE
+        chosen = chance.choice(clients.ledgers) if is_taken else None
+        try:
+            made = await self._store.ledgers.create(
+                ensemble=ensemble, write=write, ack=ack, digest=chance.choice(list(DigestKind)),
+                password=b"sesame", ledger=chosen, shrinks=True,
+                limits=WriterLimits(delays_change=chance.random() < 0.3),
+            )  # fmt: skip
+        except LedgerExists:
+            return None
+        clients.ledgers.append(made.ledger_id)
+        recorder = clients.recorder
+        recorder.add(LedgerMade(recorder.now_us, self._name, made.ledger_id))
+        return made
+
+    def _add(self, made: WritableLedger) -> None:
+        """Add an entry, and have its end noted whenever it comes."""
+        clients, chance, recorder = self._clients, self._chance, self._clients.recorder
+        size = chance.randint(PAYLOAD_BYTES_MIN, PAYLOAD_BYTES)
+        payload = make_payload(self._name, next(clients.sequences(self._name)), size, chance)
+        try:
+            future = made.append_nowait(payload)
+        except (Overloaded, Closed):
+            return
+        number, self._numbers = self._numbers, self._numbers + 1
+        recorder.add(
+            EntryAdded(recorder.now_us, self._name, made.ledger_id, number, mark_payload(payload))
+        )
+        # In the order of their ends: a callback comes a turn after its future.
+        future.add_done_callback(lambda done: self._note(made.ledger_id, number, done))
+
+    def _note(self, ledger: int, number: int, done: asyncio.Future[int]) -> None:
+        recorder = self._clients.recorder
+        error = done.exception()
+        if error is None:
+            recorder.add(EntryAcked(recorder.now_us, self._name, ledger, number, done.result()))
+        elif isinstance(error, CordwoodError) and not error.is_outcome_unknown:
+            told = type(error).__name__
+            recorder.add(EntryRefused(recorder.now_us, self._name, ledger, number, told))
+
+    async def _close(self, made: WritableLedger) -> None:
+        try:
+            await made.close()
+        except (OutcomeUnknown, CordwoodError) as error:
+            self._clients.told(self._name, "close", error)
+            made.abandon()
+        else:
+            if made.metadata.state is LedgerState.CLOSED:
+                _note_end(self._name, self._clients, made.metadata)
+
+
+async def salvage(name: str, clients: Clients, host: Host) -> None:
+    """Recover ledgers, finished ones and ones that are written, until told to stop."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    await clients.pause(chance.expovariate(1 / SALVAGE_S))
+                    if clients.ledgers:
+                        ledger = clients.ledgers[-1]
+                        if chance.random() < 0.4:
+                            ledger = chance.choice(clients.ledgers)
+                        times = chance.choice((1, 1, 2))
+                        async with asyncio.TaskGroup() as tasks:
+                            for _ in range(times):
+                                tasks.create_task(_recover(name, store, ledger, clients))
+        except* CordwoodError as group:
+            clients.told(name, "recover", group)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _recover(name: str, store: Store, ledger: int, clients: Clients) -> None:
+    try:
+        found = await store.ledgers.recover(ledger, b"sesame")
+    except CordwoodError as error:
+        clients.told(name, "recover", error)
+    else:
+        _note_end(name, clients, found)
+
+
+async def tail(name: str, clients: Clients, host: Host) -> None:
+    """Follow ledgers, the newest ones mostly, until told to stop."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    if not clients.ledgers:
+                        await clients.pause(0.5)
+                        continue
+                    some = clients.ledgers[-3:]
+                    opened = await store.ledgers.open(chance.choice(some), b"sesame")
+                    await _follow(name, opened, clients, chance)
+                    await clients.pause(chance.expovariate(1 / TAIL_S))
+        except CordwoodError as error:
+            clients.told(name, "follow", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def _follow(
+    name: str, opened: ReadableLedger, clients: Clients, chance: random.Random
+) -> None:
+    try:
+        async with asyncio.timeout(chance.expovariate(1 / FOLLOW_S)):
+            await _read_on(name, opened, clients)
+    except TimeoutError:
+        return
+
+
+async def _read_on(name: str, opened: ReadableLedger, clients: Clients) -> None:
+    recorder = clients.recorder
+    async for each in opened:
+        mark = mark_payload(each.payload)
+        recorder.add(EntryRead(recorder.now_us, name, each.ledger, each.entry, mark))
+    _note_end(name, clients, opened.metadata)
+
+
+async def archive(name: str, clients: Clients, host: Host) -> None:
+    """When the others have ended, recover every ledger and read it whole."""
+    _, chance = clients.next_life(name)
+    while not clients.stopping:
+        await clients.pause(AUDIT_S)
+    recorder = clients.recorder
+    until_s = asyncio.get_running_loop().time() + AUDIT_S
+    done: set[int] = set()
+    failures: dict[int, str] = {}
+    while not clients.giving_up and asyncio.get_running_loop().time() < until_s:
+        left = [ledger for ledger in clients.ledgers if ledger not in done]
+        if not left:
+            break
+        try:
+            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+                for ledger in left:
+                    try:
+                        opened = await store.ledgers.open(ledger, b"sesame", recovery=True)
+                        await _read_on(name, opened, clients)
+                    except CordwoodError as error:
+                        failures[ledger] = f"{type(error).__name__}: {error}"
+                        clients.told(name, "audit", error)
+                        continue
+                    recorder.add(LedgerAudited(recorder.now_us, name, ledger))
+                    done.add(ledger)
+        except CordwoodError as error:
+            clients.told(name, "audit", error)
+            await asyncio.sleep(AUDIT_AGAIN_S)
+    for ledger in clients.ledgers:
+        if ledger not in done:
+            why = failures.get(ledger, "no time")
+            recorder.add(LedgerAudited(recorder.now_us, name, ledger, why))
+
+
+def _note_end(name: str, clients: Clients, found: LedgerMetadata) -> None:
+    recorder = clients.recorder
+    recorder.add(LedgerEnds(recorder.now_us, name, found.ledger, found.last, found.length))

@@ -1,0 +1,211 @@
+"""Planted bugs of ledgers: of their quorums, fences, recoveries, ends, and of what nodes keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from cordwood.client.ledgers import ledger_nodes
+from cordwood.layout.ledger_records import KeptEntry, LedgerEntries, LedgerFlag
+from cordwood.layout.message_ledgers import AddEntries, AddReply, SetLedger
+from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
+from cordwood.log_attributes import LogAttributes
+from cordwood.metadata import ledgers as ledger_metadata
+from cordwood.metadata.ledgers import LedgerMetadataStore
+from cordwood.protocol.ledger_recovery import LedgerRecovery
+from cordwood.protocol.ledger_writer import LedgerWriter, Phase, Refusal, SendEntry, WriteMetadata
+from cordwood.quorum.ensemble import Answer
+from cordwood.settings import StorageSettings
+from cordwood.sim.fault_plan import Damage
+from cordwood.sim.options import RunOptions
+from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
+from cordwood.sim.planted.scenarios import Scenario, both, cluster_of, scenario
+from cordwood.storage.ledgers.ledger_index import LedgerIndex
+from cordwood.storage.ledgers.ledger_store import LedgerStore
+from cordwood.storage.logs_db.tables import Row
+
+
+def _of_ledgers(options: RunOptions) -> RunOptions:
+    """Little is done but ledgers: runs are short."""
+    storage = StorageSettings(flush_age_s=1.0, disk_look_s=0.5, scrub_bytes_s=0)
+    cluster = replace(options.cluster, storage=storage, attributes=LogAttributes(), weights={})
+    work = replace(
+        options.workload, scribes=3, producers=1, readers=1, publishers=0, holders=0, members=0,
+        outsiders=0, callers=0, browsers=0, crowds=0, sorters=0, read_only=(), given_up=(),
+    )  # fmt: skip
+    faults = replace(options.faults, damage=Damage.NONE)
+    return replace(
+        options, cluster=cluster, workload=work, faults=faults, fills=False, accepts=False
+    )
+
+
+LEDGERS = scenario(
+    "crash", "pause", "link_cut", "slow_links", "partition", "client_crash",
+    every_s=1.0, length_s=25.0, shape=both(cluster_of(5, 3), _of_ledgers),
+)  # fmt: skip
+"""Nodes and writers go while ledgers are written and recovered."""
+
+IMPATIENT = scenario(
+    "crash", "slow_links", "link_cut",
+    every_s=0.7, length_s=30.0, shape=both(cluster_of(5, 3), _of_ledgers),
+)  # fmt: skip
+"""Nodes are away, and the others answer late."""
+
+
+async def _acks_from_memory(self: LedgerStore, call: AddEntries) -> AddReply:
+    refusal = self._refusal(call)
+    if not refusal:
+        kept = tuple(KeptEntry(e.entry, e.lac, e.length, e.body) for e in call.entries)
+        self.index.apply(LedgerEntries(call.ledger, call.key, kept))
+        self._wake(call.ledger)
+    return AddReply(refusal)
+
+
+def _tells_what_it_added(right: Any, self: LedgerWriter, size: int, now: float) -> Any:
+    effects = right(self, size, now)
+    self._told_lac = self.pushed
+    return [
+        each._replace(lac=each.entry - 1) if isinstance(each, SendEntry) else each
+        for each in effects
+    ]
+
+
+def _begins_behind_what_was_added(
+    self: LedgerWriter, held: Versioned, ensemble: tuple[int, ...]
+) -> Any:
+    self.phase = Phase.CHANGING
+    self._proposed = held.metadata.with_ensemble(self.pushed + 1, ensemble)
+    return [WriteMetadata(held.version, self._proposed)]
+
+
+def _acks_in_any_order(right: Any, self: LedgerWriter) -> Any:
+    ready = {entry: add for entry, add in self._adds.items() if self._is_stored(entry, add)}
+    self._adds = {**ready, **self._adds}
+    return right(self)
+
+
+def _goes_on_when_fenced(
+    right: Any, self: LedgerWriter, entry: int, node: int, refusal: Refusal
+) -> Any:
+    if refusal is Refusal.FENCED:
+        return []  # Another node may still take it.
+    return right(self, entry, node, refusal)
+
+
+def _ends_behind_what_was_added(self: LedgerWriter, held: Versioned) -> Any:
+    self.phase = Phase.CLOSING
+    self.lac, self.length = self.pushed, self._pushed_length
+    self._proposed = held.metadata.closed(self.lac, self.length)
+    return [WriteMetadata(held.version, self._proposed)]
+
+
+async def _closes_over_a_close(right: Any, self: LedgerMetadataStore, call: SetLedger) -> Any:
+    found = await self.get(call.ledger)
+    if found is not None and found.metadata.state is LedgerState.CLOSED:
+        await self._store.compare_and_set(_key_of(call.ledger), call.value, found.version)
+    return await right(self, call)
+
+
+def _key_of(ledger: int) -> str:
+    return ledger_metadata._key(ledger)
+
+
+async def _makes_over_another(
+    right: Any, self: LedgerMetadataStore, metadata: LedgerMetadata
+) -> Any:
+    found = await self.get(metadata.ledger)
+    if found is not None:
+        key = _key_of(metadata.ledger)
+        await self._store.compare_and_set(key, None, found.version)
+    return await right(self, metadata)
+
+
+def _stops_at_the_lac(self: LedgerRecovery) -> Any:
+    return self._measure()
+
+
+def _counts_silence(self: LedgerRecovery) -> Any:
+    silent = (Answer.SILENT, Answer.FAILED)
+    return self._poll.negative | {p for p, each in self._poll.answers.items() if each in silent}
+
+
+def _takes_one_denial(self: LedgerRecovery) -> Any:
+    return {*range(self._striping.ensemble)} if self._poll.negative else set()
+
+
+def _measures_one(
+    right: Any,
+    self: LedgerRecovery,
+    entry: int,
+    node: int,
+    answer: Answer,
+    size: int = 0,
+    length: int = 0,
+) -> Any:
+    return right(self, entry, node, answer, size, size)
+
+
+def _flushes_states_only(right: Any, self: LedgerIndex) -> Any:
+    return [row for row in right(self) if row[0][:1] != b"e"]
+
+
+def _forgets_fences(right: Any) -> Any:
+    def cut(self: Any) -> Any:
+        flags = {ledger: held.flags for ledger, held in self.held.items()}
+        for held in self.held.values():
+            held.flags &= ~LedgerFlag.FENCED
+        rows = right(self)
+        for ledger, was in flags.items():
+            self.held[ledger].flags = was
+        return rows
+
+    return cut
+
+
+def _evicts_all(right: Any, self: LedgerIndex, rows: Iterable[Row]) -> None:
+    right(self, rows)
+    for held in self.held.values():
+        held.entries.clear()
+
+
+def _bug(name: str, story: str, plant: Plant, where: Scenario = LEDGERS) -> PlantedBug:
+    return PlantedBug(f"ledger-{name}", story, plant, scenario=where)
+
+
+BUGS = (
+    _bug("acks-one", "an entry is acknowledged once a single node has it",
+         at(LedgerWriter._is_stored).instead(lambda self, entry, add: bool(add.stored))),
+    _bug("acks-in-any-order", "an entry is acknowledged before those below it",
+         at(LedgerWriter._complete).around(_acks_in_any_order)),
+    _bug("acks-in-change", "entries are acknowledged while an ensemble changes",
+         at(LedgerWriter._may_ack).instead(lambda self: self.phase is not Phase.ENDED)),
+    _bug("change-above", "a new fragment begins behind what was added, not behind the LAC",
+         at(LedgerWriter._propose).instead(_begins_behind_what_was_added)),
+    _bug("lac-ahead", "an entry tells as confirmed what was added before it",
+         at(LedgerWriter.on_add).around(_tells_what_it_added)),
+    _bug("close-above", "a writer closes behind what was added, acknowledged or not",
+         at(LedgerWriter._write_close).instead(_ends_behind_what_was_added)),
+    _bug("writes-on", "a node goes on to take a writer's entries after its fence",
+         together(at(LedgerStore._is_fenced).instead(lambda self, ledger, held: False),
+                        at(LedgerWriter.on_failed).around(_goes_on_when_fenced))),
+    _bug("acks-from-memory", "a node answers before an entry is on its disk",
+         at(LedgerStore.add).instead(_acks_from_memory)),
+    _bug("entries-not-flushed", "a flush takes states and no entries",
+         at(LedgerIndex.cut).around(_flushes_states_only)),
+    _bug("evicts-all", "a flush drops entries that came after it began",
+         at(LedgerIndex.evict).around(_evicts_all)),
+    _bug("stops-at-lac", "a recovery reads nothing behind the LAC",
+         at(LedgerRecovery._read).instead(_stops_at_the_lac)),
+    _bug("silence-denies", "a recovery takes silence for a denial",
+         together(at(LedgerRecovery._denials).instead(_counts_silence),
+                        value(lambda: ledger_nodes.CONNECT_S, 0.001)), IMPATIENT),
+    _bug("one-denial", "a recovery stops at the first node that denies an entry",
+         at(LedgerRecovery._denials).instead(_takes_one_denial)),
+    _bug("length-of-one", "a recovery takes the size of an entry for the length of the ledger",
+         at(LedgerRecovery.on_read).around(_measures_one)),
+    _bug("closed-twice", "the metadata store replaces the end of a closed ledger",
+         at(LedgerMetadataStore._set).around(_closes_over_a_close)),
+    _bug("made-twice", "a ledger of a chosen id replaces another one",
+         at(LedgerMetadataStore._create).around(_makes_over_another)),
+)  # fmt: skip

@@ -1,0 +1,134 @@
+"""The durable state of every ledger on one node, and the entries that LogsDB does not have yet.
+
+Records come here in the order of the WAL, once they are durable. The next flush takes the changes
+to LogsDB's table of ledgers, and then their bodies leave memory.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cordwood.layout.ledger_records import (
+    KeptEntry,
+    LedgerChanges,
+    LedgerEntries,
+    LedgerFlag,
+    LedgerRecord,
+    LedgerRow,
+    entries_bytes,
+    entry_row_key,
+    pack_entry_row,
+    pack_state_row,
+    read_entry_row_key,
+    state_row_key,
+)
+from cordwood.ledger import NO_ENTRY
+from cordwood.storage.logs_db.tables import Row
+
+
+class HeldLedger:
+    """One ledger.
+
+    Attributes:
+        key: what its password is known by.
+        flags: what is true of it here, for good.
+        lac: the highest LAC that this node was told, by an entry or on its own.
+        last: the highest entry that this node holds, here or in LogsDB.
+        entries: those that LogsDB does not have yet.
+    """
+
+    __slots__ = ("entries", "flags", "key", "lac", "last")
+
+    def __init__(self, key: bytes, flags: LedgerFlag, lac: int, last: int) -> None:
+        self.key = key
+        self.flags = flags
+        self.lac = lac
+        self.last = last
+        self.entries: dict[int, KeptEntry] = {}
+
+    @property
+    def row(self) -> LedgerRow:
+        """The state as LogsDB keeps it."""
+        return LedgerRow(self.key, self.flags, self.lac, self.last)
+
+
+class LedgerIndex:
+    """See the module.
+
+    Attributes:
+        held: by ledger.
+        stored_entries: entries stored since the start.
+    """
+
+    def __init__(self, stored: Mapping[int, LedgerRow] | None = None) -> None:
+        """
+        Args:
+            stored: the states in LogsDB.
+        """
+        self.held = {ledger: HeldLedger(*row) for ledger, row in (stored or {}).items()}
+        self.stored_entries = 0
+        self._changed: dict[int, None] = {}
+        self._added: dict[tuple[int, int], None] = {}
+
+    def get(self, ledger: int) -> HeldLedger | None:
+        """What is held of a ledger, None if this node never heard of it."""
+        return self.held.get(ledger)
+
+    def apply(self, record: LedgerRecord) -> int:
+        """Apply a record that is durable, or that is replayed; LogsDB may have it already.
+
+        Returns:
+            The additional bytes of entries in memory.
+        """
+        if isinstance(record, LedgerEntries):
+            return self._add(record)
+        assert isinstance(record, LedgerChanges)
+        for change in record.changes:
+            held = self._ledger(change.ledger, change.key)
+            held.flags |= change.flags
+            held.lac = max(held.lac, change.lac)
+            if change.flags & LedgerFlag.GONE:
+                held.entries.clear()
+            self._changed[change.ledger] = None
+        return 0
+
+    def _ledger(self, ledger: int, key: bytes) -> HeldLedger:
+        found = self.held.get(ledger)
+        if found is None:
+            found = self.held[ledger] = HeldLedger(key, LedgerFlag(0), NO_ENTRY, NO_ENTRY)
+        return found
+
+    def _add(self, record: LedgerEntries) -> int:
+        held = self._ledger(record.ledger, record.key)
+        self._changed[record.ledger] = None
+        if held.flags & LedgerFlag.GONE:
+            return 0
+        for each in record.entries:
+            held.entries[each.entry] = each
+            held.last = max(held.last, each.entry)
+            held.lac = max(held.lac, each.lac)
+            self._added[record.ledger, each.entry] = None
+        self.stored_entries += len(record.entries)
+        return entries_bytes(record.entries)
+
+    def cut(self) -> list[Row]:
+        """The changes since the last cut, as rows for LogsDB."""
+        changed, self._changed = self._changed, {}
+        added, self._added = self._added, {}
+        rows: list[Row] = []
+        for ledger, entry in sorted(added):
+            kept = self.held[ledger].entries.get(entry)
+            if kept is not None:
+                rows.append((entry_row_key(ledger, entry), pack_entry_row(kept)))
+        rows += [(state_row_key(each), pack_state_row(self.held[each].row)) for each in changed]
+        return rows
+
+    def evict(self, rows: Iterable[Row]) -> None:
+        """LogsDB has these rows: drop their entries from memory, but those that came once more."""
+        for key, _ in rows:
+            if key[:1] == b"e":
+                ledger, entry = read_entry_row_key(key)
+                if (ledger, entry) not in self._added:
+                    self.held[ledger].entries.pop(entry, None)

@@ -1,0 +1,333 @@
+"""What a storage node answers about ledgers: it keeps entries, reads them, fences, tells the LAC.
+
+An answer is given once what it says is durable: an added entry, a fence, also of a ledger that the
+node never saw, and a LAC. A fence takes effect when it is asked for. So entries before it in the
+WAL are visible before its answer, and the writer's entries after it are refused.
+
+A node that lost records does not know what it lost. At the start at which it finds that out, it
+fences every ledger whose newest fragment names it, and answers *unknown* for what it does not find
+of those that are not closed (`note_loss`). A fence that it forgot would let a writer add behind the
+end; an entry that it forgot, told as absent, would cut a ledger.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from cordwood.errors import (
+    AccessDenied,
+    Corrupt,
+    Overloaded,
+    RecordTooLarge,
+    Retryable,
+)
+from cordwood.layout.engine_record import RecordKind
+from cordwood.layout.ledger_records import (
+    STATES_MAX,
+    KeptEntry,
+    LedgerChange,
+    LedgerChanges,
+    LedgerEntries,
+    LedgerFlag,
+    pack_changes,
+    pack_entries,
+)
+from cordwood.layout.message import DoneReply
+from cordwood.layout.message_ledgers import (
+    READ_BYTES_MAX,
+    AddEntries,
+    AddRefusal,
+    AddReply,
+    AskLac,
+    EntriesReply,
+    EntryAnswer,
+    Found,
+    LacReply,
+    LedgerEntryCall,
+    ReadEntries,
+    TellLac,
+)
+from cordwood.ledger import NO_ENTRY
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.ledgers.ledger_index import HeldLedger, LedgerIndex
+
+POLLS_MAX = 512
+"""Questions for a LAC that wait for one to rise: half of a node's calls of clients."""
+
+READ_AT_ONCE = 64
+"""Entries that are read from LogsDB in one call."""
+
+
+class LedgerStore:
+    """See the module."""
+
+    def __init__(self, engine: StorageEngine) -> None:
+        self._engine = engine
+        # Asked for, and perhaps not durable yet.
+        self._fencing: set[int] = set()
+        self._polls: dict[int, asyncio.Event] = {}
+        self._polling = 0
+
+    @property
+    def index(self) -> LedgerIndex:
+        """What is durable here."""
+        return self._engine.ledgers
+
+    async def answer(self, call: LedgerEntryCall) -> AddReply | EntriesReply | LacReply | DoneReply:
+        """Do what a client asks.
+
+        Raises:
+            AccessDenied: the ledger has another password.
+            CordwoodError: see the four below.
+        """
+        match call:
+            case AddEntries():
+                return await self.add(call)
+            case ReadEntries():
+                return await self.read(call)
+            case AskLac():
+                return await self.lac(call)
+            case TellLac():
+                await self.tell_lac(call)
+                return DoneReply()
+
+    # Adding.
+
+    async def add(self, call: AddEntries) -> AddReply:
+        """Keep entries; returns once they are durable, or with why none is kept.
+
+        Raises:
+            Retryable: the write failed; some of them may be kept.
+        """
+        if await self._has_others(call):
+            return AddReply(AddRefusal.OTHER)
+        refusal = self._refusal(call)
+        if refusal is not AddRefusal.NONE:
+            return AddReply(refusal)
+        kept = tuple(KeptEntry(e.entry, e.lac, e.length, e.body) for e in call.entries)
+        record = LedgerEntries(call.ledger, call.key, kept)
+        parts = pack_entries(RecordKind.LEDGER_ENTRIES, record)
+        try:
+            await self._engine.write_beside(parts, record, reserve_ok=call.recovery)
+        except RecordTooLarge:
+            raise
+        except Overloaded:
+            return AddReply(AddRefusal.FULL)
+        self._wake(call.ledger)
+        return AddReply()
+
+    def _refusal(self, call: AddEntries) -> AddRefusal:
+        """Why entries are not taken; nothing may be waited for between this and the write."""
+        held = self._known(call.ledger, call.key)
+        if held is not None and held.flags & LedgerFlag.GONE:
+            return AddRefusal.GONE
+        if self._is_fenced(call.ledger, held) and not call.recovery:
+            return AddRefusal.FENCED
+        engine, size = self._engine, sum(len(each.body) for each in call.entries)
+        if engine.read_only and not call.recovery:
+            return AddRefusal.READ_ONLY
+        if engine.failed:
+            raise Retryable(f"this node stores nothing: {engine.failed}")
+        is_full = size > engine.free_bytes and not call.recovery
+        if is_full or not engine.cache_takes(size, by_recovery=True):
+            return AddRefusal.FULL
+        return AddRefusal.NONE
+
+    async def _has_others(self, call: AddEntries) -> bool:
+        """Whether the ledger has another entry of one of these numbers. A repeat is equal: every
+        copy tells the LAC as it was when its entry was added."""
+        held = self._known(call.ledger, call.key)
+        if held is None or held.last == NO_ENTRY:
+            return False
+        below = [each.entry for each in call.entries if each.entry <= held.last]
+        if not below:
+            return False
+        found = {each.entry: each for each in await self._find(call.ledger, held, below) if each}
+        return any(
+            (each.lac, each.length) != (known.lac, known.length) or each.body != known.body
+            for each in call.entries
+            if (known := found.get(each.entry)) is not None
+        )
+
+    # Reading.
+
+    async def read(self, call: ReadEntries) -> EntriesReply:
+        """Entries, as many as one reply holds.
+
+        Raises:
+            Retryable, Overloaded: the ledger was to be fenced, and is not.
+        """
+        if call.fence:
+            await self.fence(call.ledger, call.key)
+        held = self._known(call.ledger, call.key)
+        answers: list[EntryAnswer] = []
+        size = 0
+        async for answer in self._answers(call.ledger, held, call.entries):
+            size += len(answer.body)
+            if answers and size > READ_BYTES_MAX:
+                break
+            answers.append(answer)
+        return EntriesReply(answers, NO_ENTRY if held is None else held.lac)
+
+    async def _answers(
+        self, ledger: int, held: HeldLedger | None, entries: Sequence[int]
+    ) -> AsyncIterator[EntryAnswer]:
+        for at in range(0, len(entries), READ_AT_ONCE):
+            some = entries[at : at + READ_AT_ONCE]
+            try:
+                found = await self._find(ledger, held, some)
+            except Corrupt:
+                # Which of them are damaged is not known: look at each alone.
+                found = []
+            if found:
+                for entry, kept in zip(some, found, strict=True):
+                    yield self._answer(held, entry, kept)
+                continue
+            for entry in some:
+                yield await self._answer_alone(ledger, held, entry)
+
+    async def _answer_alone(self, ledger: int, held: HeldLedger | None, entry: int) -> EntryAnswer:
+        try:
+            (kept,) = await self._find(ledger, held, [entry])
+        except Corrupt:
+            return EntryAnswer(entry, Found.DAMAGED)
+        return self._answer(held, entry, kept)
+
+    def _answer(self, held: HeldLedger | None, entry: int, kept: KeptEntry | None) -> EntryAnswer:
+        if kept is not None:
+            return EntryAnswer(entry, Found.YES, kept.lac, kept.length, bytes(kept.body))
+        return EntryAnswer(entry, self._absent(held))
+
+    def _absent(self, held: HeldLedger | None) -> Found:
+        if held is None:
+            return Found.NO_LEDGER
+        return Found.UNKNOWN if held.flags & LedgerFlag.LIMBO else Found.NO_ENTRY
+
+    async def _find(
+        self, ledger: int, held: HeldLedger | None, entries: Sequence[int]
+    ) -> list[KeptEntry | None]:
+        if held is None or held.flags & LedgerFlag.GONE:
+            return [None] * len(entries)
+        found = [held.entries.get(entry) for entry in entries]
+        missing = [
+            entry
+            for entry, kept in zip(entries, found, strict=True)
+            if kept is None and entry <= held.last
+        ]
+        if not missing:
+            return found
+        stored = await self._engine.logs.ledgers.entries(ledger, missing)
+        below = {each.entry: each for each in stored if each is not None}
+        return [kept or below.get(entry) for entry, kept in zip(entries, found, strict=True)]
+
+    # The LAC.
+
+    async def lac(self, call: AskLac) -> LacReply:
+        """The highest LAC that was told here, after a wait for a higher one if that is asked for.
+
+        Raises:
+            Overloaded: too many wait.
+            Retryable: the ledger was to be fenced, and is not.
+        """
+        if call.fence:
+            await self.fence(call.ledger, call.key)
+        elif call.wait_ms:
+            await self._wait_above(call)
+        held = self._known(call.ledger, call.key)
+        if held is None:
+            return LacReply(Found.NO_LEDGER, NO_ENTRY, NO_ENTRY, is_fenced=False)
+        found = Found.UNKNOWN if held.flags & LedgerFlag.LIMBO else Found.YES
+        is_fenced = bool(held.flags & (LedgerFlag.FENCED | LedgerFlag.GONE))
+        return LacReply(found, held.lac, held.last, is_fenced)
+
+    async def _wait_above(self, call: AskLac) -> None:
+        if self._polling >= POLLS_MAX:
+            raise Overloaded(f"{POLLS_MAX} readers wait for ledgers on this node")
+        self._polling += 1
+        try:
+            async with asyncio.timeout(call.wait_ms / 1000):
+                while not self._is_above(call):
+                    news = self._polls.setdefault(call.ledger, asyncio.Event())
+                    await news.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._polling -= 1
+
+    def _is_above(self, call: AskLac) -> bool:
+        held = self._known(call.ledger, call.key)
+        return held is not None and (held.lac > call.above or bool(held.flags))
+
+    def _wake(self, ledger: int) -> None:
+        news = self._polls.pop(ledger, None)
+        if news is not None:
+            news.set()
+
+    async def tell_lac(self, call: TellLac) -> None:
+        """Know a LAC that no entry told; returns once that is durable.
+
+        Raises:
+            Retryable, Overloaded: it is not.
+        """
+        held = self._known(call.ledger, call.key)
+        if held is None or held.lac < call.lac:
+            await self._write([LedgerChange(call.ledger, call.key, lac=call.lac)])
+
+    # Fences.
+
+    async def fence(self, ledger: int, key: bytes) -> None:
+        """Refuse the writer's entries from now on; returns once that is durable.
+
+        Raises:
+            Retryable, Overloaded: it may not be; ask again.
+        """
+        held = self._known(ledger, key)
+        if held is not None and held.flags & (LedgerFlag.FENCED | LedgerFlag.GONE):
+            return
+        self._fencing.add(ledger)
+        await self._write([LedgerChange(ledger, key, LedgerFlag.FENCED)])
+        self._fencing.discard(ledger)
+
+    async def note_loss(self, changes: Sequence[LedgerChange]) -> None:
+        """Fence ledgers of which this node may have lost something; durable when it returns."""
+        for at in range(0, len(changes), STATES_MAX):
+            await self._write(changes[at : at + STATES_MAX])
+
+    async def forget(self, ledgers: Sequence[int]) -> None:
+        """Ledgers were deleted: keep a tombstone of each and nothing else.
+
+        Raises:
+            Retryable, Overloaded: it may not be durable; ask again.
+        """
+        gone = [
+            LedgerChange(ledger, held.key, LedgerFlag.GONE | LedgerFlag.FENCED)
+            for ledger in ledgers
+            if (held := self.index.get(ledger)) is not None
+        ]
+        await self.note_loss(gone)
+        # The tombstone is durable, so nothing of these is read or taken from here on.
+        async with self._engine.logs.at_rest():
+            await self._engine.logs.ledgers.drop([each.ledger for each in gone])
+
+    async def _write(self, changes: Sequence[LedgerChange]) -> None:
+        if not changes:
+            return
+        record = LedgerChanges(tuple(changes))
+        packed = pack_changes(RecordKind.LEDGER_STATE, record)
+        await self._engine.write_beside([packed], record, reserve_ok=True)
+        for each in changes:
+            self._wake(each.ledger)
+
+    def _is_fenced(self, ledger: int, held: HeldLedger | None) -> bool:
+        if ledger in self._fencing:
+            return True
+        return held is not None and bool(held.flags & LedgerFlag.FENCED)
+
+    def _known(self, ledger: int, key: bytes) -> HeldLedger | None:
+        held = self.index.get(ledger)
+        if held is not None and held.key != key:
+            raise AccessDenied(f"ledger {ledger} has another password")
+        return held

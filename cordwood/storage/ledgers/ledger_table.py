@@ -1,0 +1,97 @@
+"""LogsDB's table of ledgers: entries by ledger and number, and the state of each ledger.
+
+It is made by the first flush that has some. Its flush comes before that of the metadata, as a
+partition's does: what it holds of records behind the offset there is replayed over it.
+
+Entries lie by ledger and not by time, as those of logs do: a ledger goes as a whole, when somebody
+deletes it, and its neighbours in time may stay for years.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cordwood.layout.ledger_records import (
+    LEDGERS_TABLE,
+    STATES,
+    KeptEntry,
+    LedgerRow,
+    entry_range,
+    entry_row_key,
+    read_entry_row,
+    read_state_row,
+    read_state_row_key,
+)
+from cordwood.storage.logs_db.tables import Row, Tables, scan_all
+
+WRITE_BYTES = 1 << 20
+"""Bytes of one write, as of blocks: about a millisecond that the loop waits for the GIL."""
+
+
+class LedgerTable:
+    """See the module.
+
+    Attributes:
+        is_made: whether the table is there.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.is_made = False
+        self._tables = tables
+
+    async def flush(self, rows: Sequence[Row]) -> None:
+        """Write rows; returns once they are durable.
+
+        Raises:
+            TablesFailed, TablesNoSpace: the same may be written again.
+        """
+        if not self.is_made:
+            await self._tables.create(LEDGERS_TABLE)
+            self.is_made = True
+        some: list[Row] = []
+        size = 0
+        for row in rows:
+            some.append(row)
+            size += len(row[1] or b"")
+            if size >= WRITE_BYTES:
+                await self._tables.write(LEDGERS_TABLE, some)
+                some, size = [], 0
+        await self._tables.write(LEDGERS_TABLE, some)
+        await self._tables.flush(LEDGERS_TABLE)
+
+    async def states(self) -> dict[int, LedgerRow]:
+        """The state of every ledger.
+
+        Raises:
+            TablesFailed, Corrupt: it cannot be read.
+        """
+        if not self.is_made:
+            return {}
+        rows = await scan_all(self._tables, LEDGERS_TABLE, *STATES, bytes_max=WRITE_BYTES)
+        return {read_state_row_key(key): read_state_row(value) for key, value in rows}
+
+    async def entries(self, ledger: int, entries: Sequence[int]) -> list[KeptEntry | None]:
+        """Entries of a ledger, None for each that is not here.
+
+        Raises:
+            TablesFailed, Corrupt: they cannot be read.
+        """
+        if not self.is_made or not entries:
+            return [None] * len(entries)
+        keys = [entry_row_key(ledger, entry) for entry in entries]
+        found = await self._tables.get(LEDGERS_TABLE, keys)
+        return [
+            None if value is None else read_entry_row(entry, value)
+            for entry, value in zip(entries, found, strict=True)
+        ]
+
+    async def drop(self, ledgers: Sequence[int]) -> None:
+        """Take all entries of some ledgers away, and give their space back. Nobody reads them.
+
+        Raises:
+            TablesFailed, TablesNoSpace: any of them may be left.
+        """
+        if self.is_made and ledgers:
+            await self._tables.cut(LEDGERS_TABLE, [entry_range(ledger) for ledger in ledgers])

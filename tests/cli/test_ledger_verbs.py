@@ -1,0 +1,80 @@
+"""The verbs on ledgers, on an embedded store and in this process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import cordwood
+from cordwood.cli.app import app
+
+ONE = ("-E", "1", "-w", "1", "-a", "1")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Runs a verb on an embedded store; what it printed."""
+    directory = str(tmp_path_factory.mktemp("ledgers") / "store")
+    cordwood.connect(directory).close()
+
+    def invoke(*arguments: str, exit_code: int = 0, password: str = "") -> str:
+        outcome = CliRunner().invoke(
+            app, ["ledgers", *arguments, "--cluster", directory],
+            env={"CORDWOOD_LEDGER_PASSWORD": password},
+        )  # fmt: skip
+        assert outcome.exit_code == exit_code, outcome.output
+        return outcome.stdout or outcome.stderr
+
+    return invoke
+
+
+def test_a_ledger_is_appended_to_read_and_shown(run):
+    told = json.loads(run("append", "one", "two", *ONE, "--custom", "who=me", "--json"))
+    assert (told["state"], told["last"], told["stored"]) == ("closed", 1, 2)
+    ledger = str(told["ledger"])
+    assert run("read", ledger).split() == ["one", "two"]
+    assert run("read", ledger, "--from", "1", "--to", "1").split() == ["two"]
+    assert "is not known to be confirmed" in run("read", ledger, "--to", "9", exit_code=1)
+    lines = [json.loads(line) for line in run("tail", ledger, "--json").splitlines()]
+    assert [(each["entry"], each["value"]) for each in lines] == [(0, "one"), (1, "two")]
+    shown = json.loads(run("show", ledger, "--json"))
+    assert shown["custom"] == {"who": {"value": "me"}}
+    assert shown["fragments"] == [{"first": 0, "nodes": [1]}]
+    text = run("show", ledger)
+    assert "E/Qw/Qa 1/1/1" in text
+    assert "who = me" in text
+
+
+def test_an_open_ledger_is_fenced_and_recovered(run):
+    text = run("append", "a", "b", "c", *ONE, "--leave-open", "--id", "77")
+    assert text.split() == ["ledger", "77", "0", "1", "2"]
+    assert json.loads(run("show", "77", "--json"))["state"] == "open"
+    assert json.loads(run("fence", "77", "--json")) == {"ledger": 77, "fenced": {"1": True}}
+    assert json.loads(run("recover", "77", "--json"))["last"] == 2
+    assert "ends at entry 2" in run("recover", "77")
+    assert "closed already" in run("fence", "77", exit_code=1)
+    made = json.loads(run("create", *ONE, "--id", "78", "--json"))
+    assert made["state"] == "open"
+    assert run("read", "78", "--recovery") == ""
+
+
+def test_ledgers_are_listed_and_deleted(run):
+    run("append", "x", *ONE, "--id", "500", "-q")
+    listed = json.loads(run("list", "--after", "499", "--json"))
+    assert [each["ledger"] for each in listed] == [500]
+    assert "1/1/1" in run("list")
+    assert json.loads(run("delete", "500", "--yes", "--json")) == {"ledger": 500, "deleted": True}
+    assert "There are no ledgers." in run("list", "--after", "499")
+    assert "there is no ledger 500" in run("show", "500", exit_code=1)
+
+
+def test_what_cannot_be_is_said_in_a_line(run):
+    assert "wanted is" in run("append", "x", "-E", "1", "-w", "2", "-a", "2", exit_code=1)
+    assert "3 are wanted" in run("append", "x", exit_code=1)
+    assert "no digest" in run("append", "x", *ONE, "--digest", "md5", exit_code=1)
+    assert "NAME=VALUE" in run("append", "x", *ONE, "--custom", "who", exit_code=1)
+    run("append", "secret", *ONE, "--id", "600", password="sesame")
+    assert "another password" in run("read", "600", exit_code=1)
+    assert run("read", "600", password="sesame").split() == ["secret"]

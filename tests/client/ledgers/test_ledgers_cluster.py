@@ -1,0 +1,361 @@
+"""Ledgers on a cluster in virtual time: written, read, followed, fenced, recovered, lost nodes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+
+from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    Closed,
+    LedgerExists,
+    LedgerFenced,
+    NoEntry,
+    OutcomeUnknown,
+    RecordTooLarge,
+    TooFewNodes,
+    Undecided,
+    UnknownLedger,
+    Unreachable,
+)
+from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
+
+E3 = {"ensemble": 3, "write": 3, "ack": 2}
+
+
+def payloads(count: int, start: int = 0) -> list[bytes]:
+    return [f"entry {number}".encode() for number in range(start, start + count)]
+
+
+class TestWritingAndReading:
+    @pytest.mark.parametrize("digest", list(DigestKind))
+    def test_what_was_appended_is_read_in_order(self, digest: DigestKind) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, digest=digest, password=b"secret")
+                assert await made.append_many(payloads(700)) == list(range(700))
+                assert (made.last_add_confirmed, made.last_add_pushed) == (699, 699)
+                await made.close()
+                await made.close()  # harmless
+                with pytest.raises(Closed):
+                    await made.append(b"more")
+                opened = await store.ledgers.open(made.ledger_id, b"secret")
+                assert opened.is_closed
+                assert [each.payload for each in await opened.read(0, 699)] == payloads(700)
+                assert (await opened.read(3, 4))[1].entry == 4
+                assert (await opened.last_entry()).payload == b"entry 699"
+                assert opened.length == sum(map(len, payloads(700)))
+                with pytest.raises(NoEntry):
+                    await opened.read(0, 700)
+                with pytest.raises(NoEntry):
+                    await opened.read_unconfirmed(700, 700)
+                with pytest.raises(BadSetting):
+                    await opened.read(2, 1)
+                with pytest.raises(AccessDenied):
+                    await store.ledgers.open(made.ledger_id, b"other")
+
+        simulate(scenario)
+
+    def test_entries_lie_on_their_write_set_only(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(ensemble=4, write=2, ack=2)
+                await made.append_many(payloads(40))
+                nodes = made.metadata.newest.nodes
+                for place, node in enumerate(nodes):
+                    held = cluster.running[node].engine.ledgers.held[made.ledger_id]
+                    wanted = {e for e in range(40) if (place - e) % 4 < 2}
+                    assert held.entries.keys() == wanted
+                await made.close()
+                opened = await store.ledgers.open(made.ledger_id)
+                assert [each.payload for each in await opened.read(0, 39)] == payloads(40)
+
+        simulate(scenario, nodes=5)
+
+    def test_an_open_ledger_is_followed_to_its_end(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as writer, cluster.client() as reader:
+                made = await writer.ledgers.create(**E3)
+                opened = await reader.ledgers.open(made.ledger_id)
+                found: list[bytes] = []
+
+                async def follow() -> None:
+                    async for each in opened:
+                        found.append(each.payload)
+
+                following = asyncio.ensure_future(follow())
+                for some in (payloads(3), payloads(5, 3)):
+                    await made.append_many(some)
+                    await asyncio.sleep(1)
+                    # The last entry's LAC is told though no entry comes behind it.
+                    assert found == payloads(len(found))
+                    assert found[-1:] == some[-1:]
+                await made.close()
+                await following
+                assert found == payloads(8)
+                assert opened.is_closed
+
+        simulate(scenario)
+
+    def test_ids_of_the_callers_choice_are_acknowledged_in_order(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                calls = [asyncio.ensure_future(made.write(i, b"%d" % i)) for i in (3, 1, 2)]
+                await asyncio.sleep(1)
+                assert not any(call.done() for call in calls)
+                assert await made.write(0, b"0") == 0
+                assert await asyncio.gather(*calls) == [3, 1, 2]
+                with pytest.raises(BadSetting, match="written already"):
+                    await made.write(2, b"again")
+                late = asyncio.ensure_future(made.write(5, b"5"))
+                await asyncio.sleep(1)
+                await made.close()
+                with pytest.raises(Closed):
+                    await late
+                assert (await store.ledgers.metadata(made.ledger_id)).last == 3
+
+        simulate(scenario)
+
+    def test_an_empty_ledger_has_no_last_entry(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                async with await store.ledgers.create(**E3) as made:
+                    pass
+                opened = await store.ledgers.open(made.ledger_id)
+                assert opened.last_add_confirmed == NO_ENTRY
+                with pytest.raises(NoEntry):
+                    await opened.last_entry()
+                assert [each async for each in opened] == []
+
+        simulate(scenario)
+
+    def test_an_entry_has_a_limit(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                assert await made.append(bytes(1 << 20)) == 0
+                with pytest.raises(RecordTooLarge):
+                    await made.append(bytes((3 << 20) + 1))
+
+        simulate(scenario, wal_bytes=32 << 20)
+
+
+class TestMetadata:
+    def test_ids_are_allotted_chosen_and_listed_in_order(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                chosen = await store.ledgers.create(**E3, ledger=2, custom={"who": b"me"})
+                large = await store.ledgers.create(**E3, ledger=2**40)
+                with pytest.raises(LedgerExists):
+                    await store.ledgers.create(**E3, ledger=2)
+                made = [(await store.ledgers.create(**E3)).ledger_id for _ in range(4)]
+                assert len({*made, 2, 2**40}) == 6
+                listed = [ledger async for ledger in store.ledgers.list()]
+                assert listed == sorted([*made, 2, 2**40])
+                assert await store.ledgers.page(2, 1) == [min(m for m in made if m > 2)]
+                assert (await store.ledgers.metadata(2)).custom == {"who": b"me"}
+                await store.ledgers.delete(2**40)
+                await store.ledgers.delete(2**40)
+                assert 2**40 not in [ledger async for ledger in store.ledgers.list()]
+                with pytest.raises(UnknownLedger):
+                    await store.ledgers.open(2**40)
+                del chosen, large
+
+        simulate(scenario)
+
+    def test_a_striping_that_cannot_be_is_refused_by_name(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                create = store.ledgers.create
+                with pytest.raises(BadSetting, match="wanted is"):
+                    await create(ensemble=2, write=3, ack=2)
+                with pytest.raises(TooFewNodes, match="4 are wanted"):
+                    await create(ensemble=4, write=3, ack=2)
+                shrunk = await create(ensemble=4, write=3, ack=2, shrinks=True)
+                assert shrunk.metadata.striping.ensemble == 3
+                with pytest.raises(BadSetting, match="no digest"):
+                    await create(digest="md5")
+
+        simulate(scenario)
+
+
+class TestRecovery:
+    def test_a_recovery_shuts_the_writer_out_and_keeps_what_it_was_told(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as writer, cluster.client() as other:
+                made = await writer.ledgers.create(**E3)
+                await made.append_many(payloads(20))
+                opened = await other.ledgers.open(made.ledger_id, recovery=True)
+                assert opened.is_closed
+                assert opened.last_add_confirmed == 19
+                assert [each.payload for each in await opened.read(0, 19)] == payloads(20)
+                with pytest.raises(OutcomeUnknown):
+                    await made.append(b"late")
+                with pytest.raises(LedgerFenced):
+                    await made.append(b"later")
+                with pytest.raises(LedgerFenced):
+                    await made.close()
+                again = await other.ledgers.open(made.ledger_id, recovery=True)
+                assert again.metadata == opened.metadata
+
+        simulate(scenario)
+
+    def test_two_recoveries_at_once_agree(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as a, cluster.client() as b, cluster.client() as writer:
+                made = await writer.ledgers.create(**E3)
+                calls = [made.append_nowait(each) for each in payloads(50)]
+                ends = await asyncio.gather(
+                    a.ledgers.recover(made.ledger_id), b.ledgers.recover(made.ledger_id)
+                )
+                assert ends[0] == ends[1]
+                told = await asyncio.gather(*calls, return_exceptions=True)
+                acked = [each for each in told if isinstance(each, int)]
+                assert max(acked, default=-1) <= ends[0].last
+                assert all(isinstance(each, (int, OutcomeUnknown)) for each in told)
+
+        simulate(scenario)
+
+    def test_a_fence_alone_shuts_the_writer_out(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                await made.append(b"one")
+                told = await store.ledgers.fence(made.ledger_id)
+                assert all(told.values())
+                with pytest.raises(OutcomeUnknown):
+                    await made.append(b"two")
+                state = (await store.ledgers.metadata(made.ledger_id)).state
+                assert state is LedgerState.IN_RECOVERY
+                assert (await store.ledgers.recover(made.ledger_id)).last == 0
+                with pytest.raises(LedgerFenced, match="closed already"):
+                    await store.ledgers.fence(made.ledger_id)
+
+        simulate(scenario)
+
+    def test_a_fence_outlives_the_node_that_never_saw_the_ledger(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                await store.ledgers.fence(made.ledger_id)
+                for node in (1, 2, 3):
+                    cluster.kill(node)
+                await cluster.start(1, 2, 3)
+                await asyncio.sleep(5)
+                with pytest.raises(OutcomeUnknown):
+                    await made.append(b"one")
+
+        simulate(scenario)
+
+    def test_too_few_nodes_leave_it_undecided(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=5) as store:
+                made = await store.ledgers.create(**E3)
+                await made.append_many(payloads(3))
+                made.abandon()
+                cluster.kill(1)
+                cluster.kill(2)
+                with pytest.raises(Undecided, match="start those that are down"):
+                    await store.ledgers.recover(made.ledger_id)
+                await cluster.start(1, 2)
+                assert (await store.ledgers.recover(made.ledger_id)).last == 2
+
+        simulate(scenario)
+
+
+class TestFailedNodes:
+    def test_another_node_takes_the_place_of_one_that_dies(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                await made.append_many(payloads(10))
+                dead = made.metadata.newest.nodes[0]
+                cluster.kill(dead)
+                await made.append_many(payloads(10, 10))
+                await made.append_many(payloads(10, 20))
+                assert dead not in made.metadata.newest.nodes
+                assert len(made.metadata.fragments) == 2
+                await made.close()
+                opened = await store.ledgers.open(made.ledger_id)
+                assert [each.payload for each in await opened.read(0, 29)] == payloads(30)
+
+        simulate(scenario, nodes=4)
+
+    def test_without_another_node_the_ledger_ends_where_it_was_acknowledged(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(ensemble=3, write=3, ack=3)
+                await made.append_many(payloads(10))
+                cluster.kill(made.metadata.newest.nodes[0])
+                with pytest.raises(TooFewNodes):
+                    await made.append(b"one more")
+                with pytest.raises(Closed, match="too few nodes"):
+                    await made.append(b"two more")
+                found = await store.ledgers.metadata(made.ledger_id)
+                assert (found.state, found.last) == (LedgerState.CLOSED, 9)
+
+        simulate(scenario)
+
+    def test_what_was_flushed_is_read_after_a_restart(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                await made.append_many(payloads(300))
+                for number in (1, 2, 3):
+                    await cluster.running[number].flush()
+                    held = cluster.running[number].engine.ledgers.held[made.ledger_id]
+                    assert (len(held.entries), held.last) == (0, 299)
+                await made.append_many(payloads(10, 300))
+                for number in (1, 2, 3):
+                    cluster.kill(number)
+                await cluster.start()
+                await asyncio.sleep(3)
+                found = await store.ledgers.recover(made.ledger_id)
+                assert found.last == 309
+                opened = await store.ledgers.open(made.ledger_id)
+                assert [each.payload for each in await opened.read(0, 309)] == payloads(310)
+
+        simulate(scenario)
+
+
+class TestDeletion:
+    def test_nodes_let_go_of_what_was_deleted_and_of_nothing_else(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                kept, gone = [await store.ledgers.create(**E3) for _ in range(2)]
+                for made in (kept, gone):
+                    await made.append_many(payloads(20))
+                    await made.close()
+                node = cluster.running[1]
+                await node.flush()
+                await store.ledgers.delete(gone.ledger_id)
+                assert await node._ledgers.sweep() == 1
+                assert await node._ledgers.sweep() == 0
+                table = node.engine.logs.ledgers
+                assert await table.entries(gone.ledger_id, range(20)) == [None] * 20
+                assert None not in await table.entries(kept.ledger_id, range(20))
+                # While the metadata store is away nothing goes.
+                cluster.metadata.is_out = True
+                with pytest.raises(Unreachable):
+                    await node._ledgers.sweep()
+                cluster.metadata.is_out = False
+                opened = await store.ledgers.open(kept.ledger_id)
+                assert len(await opened.read(0, 19)) == 20
+
+        simulate(scenario)
+
+    def test_a_writer_of_a_deleted_ledger_is_told(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made: WritableLedger = await store.ledgers.create(**E3)
+                await made.append(b"one")
+                await store.ledgers.delete(made.ledger_id)
+                with pytest.raises(LedgerFenced):
+                    await made.close()
+
+        simulate(scenario)
