@@ -1,4 +1,4 @@
-"""`cordwood bench append | ledgers | read | node | logsdb | cold | tier | idle | …`."""
+"""`cordwood bench`: append, ledgers, read, node, logsdb, cold, tier, idle, import, sim, spark."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ One event a line; each line comes one millisecond after the one before::
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
     n1@rack1 e1n1=a@1,2,3           … with the nodes that the envelope names
-    n1@rack1 trim=e1n2 e1n3=a       … of a node that has trimmed
     n1@rack1 trim=e1n2 tier=e1n1 e1n3=a   … of a node that has trimmed, and let go
     tier e1n1 to e1n4 e1n1=a e1n2-e1n4=hole   what main storage holds of it, both included
     n1 stores e1n1-e1n4 e1n5        what a node says is durable

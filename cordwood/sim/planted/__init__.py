@@ -43,8 +43,8 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
-    *ledgers.BUGS,
     *tier.BUGS,
+    *ledgers.BUGS,
 )
 """Every bug that can be planted."""
 
