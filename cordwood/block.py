@@ -64,6 +64,11 @@ class EnvelopeFlag(enum.IntEnum):
     BY_RECOVERY = 1
     """Written by log recovery, so it beats what a sequencer wrote."""
     DRAINED = 2
+    """The copy counts for nothing: a copyset without its node is whole."""
+    REBUILT = 4
+    """Written by a donor that knew the block to be settled, so its epoch may have ended."""
+    MOVING = 8
+    """On a donor's own copy: the new copies are durable, and others are still to be told."""
 
 
 class HeaderFlag(enum.IntEnum):

@@ -26,7 +26,7 @@ from cordwood.host.real import real_host
 from cordwood.metadata.sqlite import SqliteMetadata
 from cordwood.node import running_node
 from cordwood.nodes import NodeId, Replication
-from cordwood.settings import MIB, ClientSettings, NodeSettings, StorageSettings
+from cordwood.settings import MIB, ClientSettings, NodeSettings, StorageSettings, TierSettings
 
 ADDRESS = "embedded:1"
 
@@ -82,6 +82,7 @@ async def embedded_store(
             default_replication=Replication(1, 1),
             create_logs=True,
             storage=storage or StorageSettings(wal_bytes),
+            tier=TierSettings(os.path.join(path, "history")),
         )
         make = running_node(node, host, metadata, rocks_tables)
         running = await exit_stack.enter_async_context(make)

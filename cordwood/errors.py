@@ -100,7 +100,7 @@ class Fenced(CordwoodError):
 
 
 class OutcomeUnknown(CordwoodError):
-    """The append may or may not be stored; read the log to find out."""
+    """The append is stored once or not at all, and may be stored later than it is looked for."""
 
 
 class Rejected(CordwoodError):

@@ -33,7 +33,7 @@ from cordwood.layout.json_text import read_json
 from cordwood.metadata.where import parse_zookeeper
 from cordwood.node_process import encode_settings
 from cordwood.nodes import NodeId, Replication
-from cordwood.settings import MIB, NodeSettings, StorageSettings
+from cordwood.settings import MIB, NodeSettings, StorageSettings, TierSettings
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class ClusterShape(msgspec.Struct, frozen=True):
         wal_bytes: each node's ring.
         ports: one for each node, so that a restarted node is found where it was.
         metadata: `zookeeper://host:port,…/path`; "" is an SQLite file in the directory.
+        tier_store: the address of main storage; "" is `history` in the directory.
     """
 
     nodes: int = 5
@@ -69,6 +70,7 @@ class ClusterShape(msgspec.Struct, frozen=True):
     wal_bytes: int = 128 * MIB
     ports: tuple[int, ...] = ()
     metadata: str = ""
+    tier_store: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 64:
@@ -152,6 +154,11 @@ class LocalCluster:
     def metadata(self) -> str:
         """Its metadata store: the path of an SQLite file, or where else it is."""
         return self.shape.metadata or os.path.join(self.directory, "metadata.sqlite")
+
+    @property
+    def tier_store(self) -> str:
+        """Its main storage: a directory beside the nodes', or where else it is."""
+        return self.shape.tier_store or os.path.abspath(os.path.join(self.directory, "history"))
 
     @property
     def url(self) -> str:
@@ -271,6 +278,7 @@ class LocalCluster:
             default_replication=Replication(self.shape.copies, self.shape.copy_racks),
             create_logs=True,
             storage=self._storage,
+            tier=TierSettings(self.tier_store),
         )
 
     def _log_path(self, node: LocalNode) -> str:

@@ -59,6 +59,11 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             makes it, since everybody may ask for a log's attributes.
         read_token: clients must have it to read; "" is none. Kept likewise. Storage nodes ask
             for it, and not those who read as nodes: recovery, scrubbing, rebuilding.
+        tier: move what is old to main storage (docs/objects.md), and read it from there.
+        local_retention: seconds for which nodes keep records, by append time, though main storage
+            holds them.
+        tier_after_bytes, tier_after_s: upload once so many bytes of bodies wait, or once the
+            oldest record has waited so long.
     """
 
     replicate_across: dict[str, int] | None = None
@@ -72,6 +77,10 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     local_scd_enabled: bool | None = None
     write_token: str | None = None
     read_token: str | None = None
+    tier: bool | None = None
+    local_retention: float | None = None
+    tier_after_bytes: int | None = None
+    tier_after_s: float | None = None
 
     @property
     def replication(self) -> Replication:
@@ -118,6 +127,10 @@ DEFAULTS = LogAttributes(
     local_scd_enabled=False,
     write_token="",
     read_token="",
+    tier=False,
+    local_retention=3600.0,
+    tier_after_bytes=64 << 20,
+    tier_after_s=3600.0,
 )
 """LogDevice's, but for retention (it has none by itself) and SCD, which it leaves off: a
 reader that is sent each block once instead of `copies` times is the better default, and a
@@ -157,6 +170,9 @@ def check_attributes(attributes: LogAttributes) -> None:
         ("nodeset_size", 0, NODESET_NODES_MAX),
         ("backlog_s", 0, BACKLOG_S_MAX),
         ("backlog_bytes", 0, BYTES_MAX),
+        ("local_retention", 0, BACKLOG_S_MAX),
+        ("tier_after_bytes", 1, BYTES_MAX),
+        ("tier_after_s", 0, BACKLOG_S_MAX),
         ("synced_copies", 0, COPIES_MAX),
         ("max_writes_in_flight", 1, WRITES_MAX),
     ):
@@ -219,18 +235,18 @@ def _parse(name: str, text: str) -> Any:
             scopes = [part.partition(":") for part in text.split(",")]
             if all(number.isdecimal() for _, _, number in scopes):
                 return {scope.strip(): int(number) for scope, _, number in scopes}
-        case "backlog_s":
+        case "backlog_s" | "local_retention" | "tier_after_s":
             duration = _DURATION.fullmatch(text)
             if duration:
                 return float(duration[1]) * _SECONDS[duration[2] or ""]
-        case "backlog_bytes":
+        case "backlog_bytes" | "tier_after_bytes":
             size = _SIZE.fullmatch(text)
             if size:
                 return int(float(size[1]) * 1024 ** _BYTES[(size[2] or "").upper()])
         case "write_token" | "read_token":
             check_token(text)
             return token_digest(text)
-        case "sticky_copysets" | "scd_enabled" | "local_scd_enabled":
+        case "sticky_copysets" | "scd_enabled" | "local_scd_enabled" | "tier":
             if text.lower() in _BOOLS:
                 return _BOOLS[text.lower()]
         case _:
@@ -249,4 +265,8 @@ _HOW = {
     "sticky_copysets": "write on or off",
     "scd_enabled": "write on or off",
     "local_scd_enabled": "write on or off",
+    "tier": "write on or off",
+    "local_retention": "write 3600, 90min, 12h or 7d; 0 for as short as possible",
+    "tier_after_bytes": "write 1000000, 10MiB or 2GiB",
+    "tier_after_s": "write 3600, 90min, 12h or 7d; 0 for at once",
 }

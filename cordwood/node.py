@@ -10,22 +10,29 @@ Source: CONTRIBUTING.md, "The idea"; docs/design.md §1, §11.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
-from cordwood.admin.status_reply import status_reply
+from cordwood.admin.node_status import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.log_questions import AskExtent, AskIfLost, AskKept, AskSize, AskTime, Trim
+from cordwood.layout.log_questions import (
+    AskCopies,
+    AskExtent,
+    AskIfLost,
+    AskKept,
+    AskSize,
+    AskTime,
+    Trim,
+)
 from cordwood.layout.message import (
     AskEpoch,
     AskNodesets,
@@ -41,7 +48,6 @@ from cordwood.layout.message import (
     Ping,
     Reply,
     Seal,
-    StatusReply,
     StreamsReply,
     TellNodesets,
     Yield,
@@ -53,10 +59,12 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
+from cordwood.layout.message_rebuilding import AskRebuilding, SayRebuild
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.event_log import StoredEventLog
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
@@ -65,17 +73,16 @@ from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
-from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
-from cordwood.recovery.purge import purge_log
+from cordwood.recovery.purge import Purges
 from cordwood.recovery.recover_log import RecoveryTools
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import AppenderTools
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import NodeSettings
-from cordwood.storage.claims import Claims
+from cordwood.storage.claims import Claims, renew_seals
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import StorageEngine
@@ -86,6 +93,8 @@ from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.tables import MakeTables
 from cordwood.storage.push.read_rights import ReadRights
 from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.rebuild.admission import Admission
+from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
 from cordwood.storage.space.free_space import most_room
@@ -95,6 +104,9 @@ from cordwood.storage.space.space_watch import SpaceWatch
 from cordwood.storage.staging.staging import Staging
 from cordwood.storage.staging.staging_sweep import StagingSweep
 from cordwood.storage.unheard import Unheard
+from cordwood.tier.addresses import open_object_store
+from cordwood.uploading.objects_at_hand import OpenObjects
+from cordwood.uploading.tiering import Tiering
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import check_call, check_frame
 from cordwood.wire.gossip import Gossip
@@ -104,9 +116,6 @@ from cordwood.wire.store_channel import StoreChannel
 
 logger = logging.getLogger(__name__)
 
-PURGE_RETRY_S = 0.5
-"""Pause before a purge is tried again: peers that know are on their way."""
-
 READ_ONLY = "this node is read-only, as somebody said (`cordwood nodes storage`): it stores nothing"
 
 NOTE_AT_END_S = 1.0
@@ -114,9 +123,6 @@ NOTE_AT_END_S = 1.0
 
 NEWCOMER_S = 0.2
 """Between two readings of the member list, however many callers say to be nodes."""
-
-RENEWED_AT_ONCE = 256
-"""Seals on their way into the WAL at once, at a start that lost records."""
 
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
 
@@ -131,10 +137,12 @@ class Node:
         metadata: MetadataStore,
         make_tables: MakeTables,
         tasks: asyncio.TaskGroup,
+        open_objects: OpenObjects = open_object_store,
     ) -> None:
         self.settings = settings
         self.host = host
         self._make_tables = make_tables
+        self._open_objects = open_objects
         self._tasks = tasks
         self._membership = Membership(metadata)
         self._metadata = metadata
@@ -159,8 +167,6 @@ class Node:
         self._cluster = b""
         self._incarnation = 0
         self._exit = AsyncExitStack()
-        self._purging: dict[int, asyncio.Task[None]] = {}
-        self._purges = True
         # What `start` makes, in the order in which it does.
         self._directory: DataDirectory
         self._engine: StorageEngine
@@ -180,7 +186,10 @@ class Node:
         self._channel: StoreChannel
         self._states: NodeStates
         self._gossip: Gossip
+        self._purges: Purges
+        self._rebuild: RebuildRole
         self._digests: DigestReads
+        self._tiering: Tiering
         self.server: Server
 
     @property
@@ -217,7 +226,12 @@ class Node:
         self._lock = host.disk.lock_dir(settings.directory, f"node {settings.node}")
         self._exit.callback(self._lock.release)
         self._cluster = await self._membership.ensure_cluster(host.random)
-        await self._open_engine()
+        events = StoredEventLog(self._metadata)
+        admission = Admission(settings, host, self._membership, events)
+        await admission.ask()
+        await self._open_engine(admission.is_anew)
+        known = (self._epochs.read, lambda: self._members, self._renew_seals)
+        self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
@@ -238,6 +252,7 @@ class Node:
         self.note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
             await self._renew_seals()  # before the first store: epochs may have ended without it
+        await admission.complete(self._renew_seals)
         self._assemble_sequencer()
         self._exit.push_async_callback(self._peers.close)
         self._exit.push_async_callback(self._sequencer.close)
@@ -247,6 +262,12 @@ class Node:
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
+        self._tiering = Tiering(
+            settings, host, self._metadata, self._logs, self._engine, self._open_objects,
+            members=lambda: self._members, dead=lambda: self._gossip.dead,
+            address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
+        )  # fmt: skip
+        self._exit.push_async_callback(self._tiering.close)
         works = (
             self._refresh(),
             self._sequencer.run(),
@@ -255,26 +276,31 @@ class Node:
             self._rights.run(),
             self._claims.run(),
             self._log_watch.run(),
+            self._tools.queries.run(),
             StagingSweep(self._staging, self._publications, host.clock.now_us).run(),
             self._retention.run(),
             self._space.run(),
             self._engine.amends.run(),
+            self._rebuild.run(),
+            self._rebuild.watch(),
             self._directory.run(lambda: self._engine.reached),
             self._ledgers.run(),
+            *self._tiering.works(),
         )
         for work in works:
             self._exit.callback(self._tasks.create_task(work).cancel)
         self._tasks.create_task(self._scrub.run())
         self._exit.push_async_callback(self._scrub.close)
-        self._exit.callback(self._stop_purging)
+        self._exit.callback(self._purges.close)
         for log in sorted(self._engine.cache.logs):
             self._on_change(log)
         logger.info("node %d listens on %s", settings.node, self.server.address)
 
-    async def _open_engine(self) -> None:
+    async def _open_engine(self, is_anew: bool) -> None:
         """Open WAL and LogsDB, replay, and begin to flush."""
         settings = self.settings.storage
-        self._directory = DataDirectory(self.settings, self.host, self._membership, self._cluster)
+        identity = (self.settings, self.host, self._membership, self._cluster)
+        self._directory = DataDirectory(*identity, is_anew)
         wal = await self._directory.open_wal()
         self._exit.push_async_callback(wal.close)
         directory = f"{self.settings.directory}/logsdb"
@@ -284,6 +310,11 @@ class Node:
         self._engine = await StorageEngine.open(
             wal, logs, states, settings, self._on_change,
             promised=self._directory.reached, is_older=self._directory.is_older, unheard=Unheard(),
+        )  # fmt: skip
+        self._purges = Purges(
+            self._engine, lambda log: self._engine.cache.log(log).is_behind,
+            lambda: sorted(set(self._members) - {self.settings.node}), lambda: self._peers,
+            self._tasks,
         )  # fmt: skip
         if self._directory.word == ACCEPTED:
             await self._engine.accept_loss()
@@ -304,17 +335,8 @@ class Node:
         self._exit.push_async_callback(self._flusher.close)
 
     async def _renew_seals(self) -> None:
-        """Seal every log anew whose seal may be among what was lost, or was never asked for.
-
-        Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
-        of an older one would find no seal here, and its store might be the last that its
-        copyset needs.
-        """
-        newest = await self._epochs.newest()
-        forgotten = [log for log in sorted(newest) if self._engine.sealed(log) < newest[log]]
-        for at in range(0, len(forgotten), RENEWED_AT_ONCE):
-            some = forgotten[at : at + RENEWED_AT_ONCE]
-            await asyncio.gather(*(self._engine.seal(log, newest[log], 0) for log in some))
+        """See `storage.claims.renew_seals`."""
+        await renew_seals(self._engine, await self._epochs.newest())
 
     async def flush(self) -> None:
         """See `Flusher.flush`."""
@@ -323,11 +345,6 @@ class Node:
     def _on_space(self) -> None:
         """A flush made room."""
         self._storage.tell_space()
-
-    def _stop_purging(self) -> None:
-        self._purges = False  # a closing engine may still find that it is behind
-        for task in list(self._purging.values()):
-            task.cancel()
 
     def _assemble_sequencer(self) -> None:
         self._peers = Peers(self.host, self._hello, self._tasks, self)
@@ -344,10 +361,14 @@ class Node:
         )
         settings = self.settings.sequencer.fitted_to(self._room)
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
+        self._rebuild.connect(
+            self._peers, self._channel, lambda: self._gossip.dead, lambda: self._gossip.silent,
+            lambda: self._tools.settings.run_bytes,
+        )  # fmt: skip
         times = StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s)
         self._tools = tools = AppenderTools(
             self._peers, self._channel, self._states, times, settings,
-            asyncio.get_running_loop().time, self.host.random,
+            asyncio.get_running_loop().time, self.host.random, self._publications.settled,
         )  # fmt: skip
         recovery = RecoveryTools(
             self.host,
@@ -394,7 +415,7 @@ class Node:
         """
         self._gossip.leave()
         await self._sequencer.leave()
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout(NOTE_AT_END_S):
                 await self._directory.note(self._engine.reached)
 
@@ -417,9 +438,11 @@ class Node:
         return frozenset(node for node, member in self._members.items() if member.region == region)
 
     async def _refresh_members(self) -> None:
-        members = await read_members(self._membership, self.settings.node, self._renew_seals)
+        said = await read_members(self._membership, self.settings.node, self._renew_seals)
+        await self._rebuild.refresh()
+        members = self._rebuild.overlaid(said)
         self._members = {member.node: member for member in members}
-        self._engine.rebuilding = rebuilding = rebuilt_nodes(members)
+        self._engine.rebuilding = rebuilding = self._rebuild.refused(members)
         self._states.set_rebuilding(rebuilding)
         self._tools.fit(members)
         self._staging.block_bytes_max = self._tools.settings.block_bytes_max
@@ -482,19 +505,8 @@ class Node:
         self._streams.on_change(log)
         held = self._engine.cache.log(log)
         self._sequencer.on_released(log, held.released >> 32)
-        if held.is_behind and self._purges and log not in self._purging:
-            self._purging[log] = task = self._tasks.create_task(self._purge(log))
-            task.add_done_callback(lambda _: self._purging.pop(log, None))
-
-    async def _purge(self, log: int) -> None:
-        """Purge until this node may be read again."""
-        while self._engine.cache.log(log).is_behind:
-            others = [node for node in sorted(self._members) if node != self.settings.node]
-            try:
-                await purge_log(log, self._engine, others, self._peers)
-            except CordwoodError as error:
-                logger.info("log %d cannot be purged yet: %s", log, error)
-                await asyncio.sleep(PURGE_RETRY_S)
+        if held.is_behind:
+            self._purges.begin(log)
 
     def on_data(self, connection: Connection, frame: Frame) -> None:
         """See `wire.server.Service`."""
@@ -531,7 +543,8 @@ class Node:
                 return await self._storage.mark(connection, call)
             case AskMembers():
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
-                return MembersReply(self._cluster, member_infos(self._members), dead, changes)
+                infos, store = member_infos(self._members), self.settings.tier.store
+                return MembersReply(self._cluster, infos, dead, changes, store)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
@@ -549,38 +562,41 @@ class Node:
                 return await self._storage.look(call)
             case AskTail():
                 return await self._sequencer.tail(call)
+            case AskCopies() | SayRebuild() | AskRebuilding():
+                return await self._rebuild.answer(call)
             case AskReleased():
                 return self._sequencer.released(call)
             case AskStatus():
-                return self._status()
+                return status_reply(
+                    self.settings.node, self._cluster, self._started, self._engine,
+                    self._sequencer, self._streams, self.server.connections, self._members,
+                    self._scrub.state(),
+                )  # fmt: skip
             case AskStreams():
                 return StreamsReply(self._streams.describe())
             case _:
                 return await self._log_calls.answer(call)
 
-    def _status(self) -> StatusReply:
-        return status_reply(
-            self._engine, self._streams, self._sequencer, self._scrub,
-            node=self.settings.node, cluster=self._cluster,
-            uptime_s=asyncio.get_running_loop().time() - self._started,
-            connections=self.server.connections, members=member_infos(self._members),
-        )  # fmt: skip
-
 
 @asynccontextmanager
 async def running_node(
-    settings: NodeSettings, host: Host, metadata: MetadataStore, make_tables: MakeTables
+    settings: NodeSettings,
+    host: Host,
+    metadata: MetadataStore,
+    make_tables: MakeTables,
+    open_objects: OpenObjects = open_object_store,
 ) -> AsyncIterator[Node]:
     """A node that runs for the length of the block.
 
     Args:
         make_tables: what LogsDB rests on: `rocks_tables`, or the simulator's twin.
+        open_objects: opens main storage by its address.
     Raises:
         CordwoodError: see `Node.start`.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            node = Node(settings, host, metadata, make_tables, tasks)
+            node = Node(settings, host, metadata, make_tables, tasks, open_objects)
             try:
                 await node.start()
                 yield node

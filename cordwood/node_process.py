@@ -21,6 +21,7 @@ from collections.abc import Callable
 import msgspec
 import uvloop
 
+from cordwood.decisions import story_told
 from cordwood.errors import CordwoodError
 from cordwood.host.collector import rare_collections
 from cordwood.host.kept_memory import keep_memory
@@ -100,8 +101,13 @@ def main(clock_of: Callable[[NodeSettings], Clock] | None = None) -> int:
     keep_memory()
     with open(sys.argv[1], "rb") as file:
         settings = msgspec.json.decode(file.read(), type=NodeSettings)
+    story = logging.getLogger("cordwood.story")
+    story.setLevel(logging.INFO)  # the switch asks for it, whatever else is logged
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            story_told(os.environ.get("CORDWOOD_STORY", ""), story.info),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             runner.run(run(settings, None if clock_of is None else clock_of(settings)))
     except CordwoodError as error:
         sys.stderr.write(f"node {settings.node} stops: {error}\n")

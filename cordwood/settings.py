@@ -127,6 +127,9 @@ class StorageSettings:
         scrub_bytes_s: the rate at which a scrub reads LogsDB in the background to find rotten data;
             0 for no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and
             a terabyte in 12 days.
+        rebuild_bytes_s: the rate at which a node sends new copies of blocks that other nodes lost;
+            0 for as fast as they are taken. 32 MiB/s: a quarter of what a cheap cloud volume
+            writes, so that appends keep the rest; five nodes restore a lost terabyte in two hours.
         scrub_every_s: the least time between the begins of two passes over LogsDB. A day: rotten
             data is found before a second copy is likely to rot.
     """
@@ -150,6 +153,7 @@ class StorageSettings:
     scrub_bytes_s: int = MIB
     scrub_every_s: float = 86_400.0
     wal_budget: str = ""
+    rebuild_bytes_s: int = 32 * MIB
 
     def __post_init__(self) -> None:
         _check("storage.wal_bytes", self.wal_bytes, MIB, 1 << 44)
@@ -169,6 +173,7 @@ class StorageSettings:
         _check("storage.recent_bytes", self.recent_bytes, 0, 1 << 40)
         _check("storage.block_cache_bytes", self.block_cache_bytes, 0, 1 << 40)
         _check("storage.scrub_bytes_s", self.scrub_bytes_s, 0, 1 << 40)
+        _check("storage.rebuild_bytes_s", self.rebuild_bytes_s, 0, 1 << 40)
         _check("storage.scrub_every_s", self.scrub_every_s, 0.01, 365 * 86_400)
         try:
             parse_budget(self.wal_budget)
@@ -176,6 +181,38 @@ class StorageSettings:
             raise BadSetting(f"storage.wal_budget: {error}") from None
         if self.cache_bytes < 2 * self.flush_bytes:
             raise BadSetting("storage.cache_bytes is below twice storage.flush_bytes")
+
+
+ADDRESS_CHARS_MAX = 1024
+"""Of main storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Main storage.
+
+    Attributes:
+        store: its address: a directory, or `s3://…`, `gs://…`, `az://…`; "" for none. Clients are
+            told of it. Credentials come from the environment of each process.
+        look_s: the time between two looks for logs that have something to upload. Logs wait for
+            minutes before they are due, and a look costs a call a node.
+        tend_s: the time between two looks at what main storage may delete: trims, and logs that
+            are gone.
+        grace_s: how long objects stay that no manifest names any more, for readers that hold an
+            older one.
+    """
+
+    store: str = ""
+    look_s: float = 10.0
+    tend_s: float = 60.0
+    grace_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if len(self.store) > ADDRESS_CHARS_MAX:
+            raise BadSetting(f"tier.store has more than {ADDRESS_CHARS_MAX} characters")
+        _check("tier.look_s", self.look_s, 0.01, 86_400)
+        _check("tier.tend_s", self.tend_s, 0.01, 86_400)
+        _check("tier.grace_s", self.grace_s, 0, 365 * 86_400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +235,9 @@ class NodeSettings:
         gossip_s: a tick of the failure detector; a node is dead after 30 ticks. LogDevice's
             100 ms: a silent node is found in three seconds, at the cost of ten small frames a
             second.
+        rebuild_after_s: a node that has been dead for so long is lost, and the others make its data
+            anew; 0 for never, so that only an operator says so. LogDevice's 20 minutes: a machine
+            that starts again is back by then, and copies are not moved for it.
     """
 
     node: NodeId
@@ -210,13 +250,16 @@ class NodeSettings:
     create_logs: bool = False
     refresh_s: float = 1.0
     gossip_s: float = 0.1
+    rebuild_after_s: float = 1200.0
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    tier: TierSettings = field(default_factory=TierSettings)
 
     def __post_init__(self) -> None:
         _check("node", self.node, 1, 2**32 - 1)
         _check("refresh_s", self.refresh_s, 0.05, 3600)
         _check("gossip_s", self.gossip_s, 0.01, 10)
+        _check("rebuild_after_s", self.rebuild_after_s, 0, 365 * 86_400)
         _check("weight", self.weight, 0, 1000)
 
 

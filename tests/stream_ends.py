@@ -129,7 +129,7 @@ class ReaderEnd:
     def readings(self) -> list[tuple[int, ReadStatus, int]]:
         """The READING frames written since the last call, without their versions."""
         found = [read_reading(each.payload) for each in self.frames() if each.kind == Kind.READING]
-        return [(stream, status, released) for stream, status, released, _ in found]
+        return [(stream, status, released) for stream, status, released, *_ in found]
 
 
 async def pumped(turns: int = 40) -> None:

@@ -68,6 +68,52 @@ with cordwood.connect(sys.argv[1], wal_mib=16) as store:
 """
 
 
+FORKS = """
+import gc, os, sys
+import cordwood
+how = sys.argv[2]
+store = cordwood.connect(sys.argv[1], wal_mib=16)
+store.append("b", b"1")
+if how == "closed":
+    store.close()
+pid = os.fork()
+if pid == 0:
+    if how == "uses it":
+        try:
+            store.append("b", b"2")
+        except cordwood.errors.Closed as error:
+            print(error)
+    elif how == "lets go":
+        del store
+        gc.collect()
+    elif how == "exits":
+        sys.exit(3)
+    print("the child ends")
+else:
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    if how != "closed":
+        store.append("b", b"3")
+        store.close()
+    with cordwood.connect(sys.argv[1]) as store:
+        print(b"".join(getattr(each, "value", b"") for each in store.read("b")))
+"""
+
+
+@pytest.mark.parametrize("how", ["exits", "uses it", "lets go", "closed"])
+def test_a_forked_child_ends_as_it_says_and_leaves_the_store_alone(
+    tmp_path: Path, how: str
+) -> None:
+    """RocksDB waited at the child's end for threads that it did not have: SIGSEGV."""
+    with child(FORKS, str(tmp_path / "s"), how) as forks:
+        told, _ = forks.communicate(timeout=60)
+    lines = told.splitlines()
+    if how == "uses it":
+        assert lines.pop(0) == "this client is of the process that was forked: connect anew"
+    if how != "exits":
+        assert lines.pop(0) == "the child ends"
+    assert lines == ["3" if how == "exits" else "0", repr(b"1" if how == "closed" else b"13")]
+
+
 def records(store: BlockingStore, log: str) -> dict[Lsn, bytes]:
     return {item.lsn: item.value for item in store.read(log) if isinstance(item, Record)}
 

@@ -8,6 +8,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.client.read.senders import TRIMS_S
 from cordwood.errors import Rejected, UnknownLog
 from cordwood.lsn import Lsn, make_lsn
 
@@ -23,6 +24,11 @@ def shape(items: list[Record | Gap]) -> list[str]:
         for item in items
         if isinstance(item, Record) or item.kind is not GapKind.BRIDGE
     ]
+
+
+def resume(cluster: ClusterAtHand, numbers: list[int]) -> None:
+    for number in numbers:
+        cluster.machine(number).resume()
 
 
 class TestTrim:
@@ -71,6 +77,36 @@ class TestTrim:
                 assert {cluster.running[n].engine.cache.log(LOG).trim for n in cluster.numbers} == {
                     make_lsn(1, 3)
                 }
+
+        simulate(scenario, copies=3, nodes=3)
+
+    @pytest.mark.parametrize("silent_s", [0.1, 5.0])
+    def test_the_first_record_waits_for_the_trim_points_of_all_connected_nodes(self, silent_s):
+        """The node that missed a trim answered first, and a reader got what was trimmed. A node
+        that is silent is waited for a moment only."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.append_many("log", [b"%d" % n for n in range(4)])
+                away = next(n for n in cluster.numbers if n != cluster.sequencer_of(LOG))
+                cluster.kill(away)
+                await store.trim("log", make_lsn(1, 3))
+                await cluster.start(away)
+                others = [n for n in cluster.numbers if n != away]
+                async with cluster.client() as other:
+                    assert (await other.log("log")).log_id == LOG
+                    await asyncio.sleep(1)
+                    for number in others:
+                        cluster.machine(number).pause()
+                    stream = await other.read("log", until=make_lsn(1, 4))
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(silent_s, resume, cluster, others)
+                    found = [item async for item in stream]
+            trimmed = ["trim e1n1..e1n3", "e1n4"]
+            if silent_s < TRIMS_S:
+                assert shape(found) == trimmed
+            else:
+                assert shape(found) == ["e1n1", "e1n2", "e1n3", "e1n4"]
 
         simulate(scenario, copies=3, nodes=3)
 

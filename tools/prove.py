@@ -291,9 +291,9 @@ def run_mutants(seed: int, minutes: float) -> bool:
 
 
 def run_worlds() -> bool:
-    """Walk the models of seal and recovery that are too large for `make test`."""
-    tests = "tests/protocol/test_small_scope.py"
-    arguments = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", tests]
+    """Walk what is too large for `make test`: models of seal and recovery, power cuts of tables."""
+    tests = ["tests/protocol/test_small_scope.py", "tests/spark/jobs/test_table_crash_states.py"]
+    arguments = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", *tests]
     is_clean = run_program(WORLDS, arguments, WORLDS_TIMEOUT_MIN)
     walk = [sys.executable, "tests/protocol/folded_scope.py", *LARGEST_WORLD]
     return run_program(WORLDS, walk, WORLDS_TIMEOUT_MIN) and is_clean

@@ -116,7 +116,7 @@ class ConsumerCalls:
     ) -> Group:
         if isinstance(call, JoinConsumer):
             name = check_consumer_name(call.member)
-            return join(group, name, call.logs, self._now_us(), call.ttl_ms * 1000)
+            return join(group, name, call.logs, self._now_us(), call.ttl_ms * 1000, call.known)
         if isinstance(call, BeatConsumer):
             ttl_us = call.ttl_ms * 1000
             return beat(group, call.member, call.generation, self._now_us(), ttl_us)

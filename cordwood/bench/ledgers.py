@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 from cordwood import aio
 from cordwood.bench.append_loops import AppendRun, Limit, append_singles
@@ -38,7 +39,7 @@ MADE = 200
 
 MADE_AT_ONCE = 16
 
-E3 = {"ensemble": 3, "write": 3, "ack": 2}
+E3: Any = {"ensemble": 3, "write": 3, "ack": 2}
 
 Say = Callable[[str], None]
 

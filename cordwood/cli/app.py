@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ from cordwood.cli import (
     nodes,
     pipeline,
     readers,
+    rebuild,
     records,
     sim,
     spark,
@@ -35,6 +37,8 @@ from cordwood.cli import (
     wal,
 )
 from cordwood.cli.ending import verb_ending
+from cordwood.decisions import story_told
+from cordwood.errors import BadSetting
 
 
 class Group(TyperGroup):
@@ -77,6 +81,7 @@ app.command(name="epochs")(epochs.epochs)
 app.command(name="sequencer")(epochs.sequencer)
 app.command(name="fence")(epochs.fence)
 app.add_typer(nodes.app, name="nodes", cls=Group)
+app.add_typer(rebuild.app, name="rebuild", cls=Group)
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)
 app.command(name="chaos")(chaos.chaos)
@@ -127,8 +132,17 @@ def version() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
+    story = logging.getLogger("cordwood.story")
+    story.setLevel(logging.INFO)  # the switch asks for it, whatever else is logged
     try:
-        app(args=list(arguments), prog_name="cordwood")
+        with ExitStack() as stack:
+            try:
+                wanted = os.environ.get("CORDWOOD_STORY", "")
+                stack.enter_context(story_told(wanted, story.info))
+            except BadSetting as error:
+                typer.echo(f"CORDWOOD_STORY: {error}", err=True)
+                return 2
+            app(args=list(arguments), prog_name="cordwood")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 1 if done.code else 0
     return 0

@@ -55,6 +55,28 @@ def verb_ending(*, debug: bool) -> Iterator[None]:
         raise typer.Exit(FAILED) from None
 
 
+@contextmanager
+def terminated() -> Iterator[None]:
+    """Have SIGTERM and a closed terminal end what runs here, so that it may say a last word.
+
+    Raises:
+        SystemExit: with 128 plus the signal's number.
+    """
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    # What is ignored stays so: nohup has a command go on without its terminal.
+    ends = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
+    before = {number: signal.signal(number, _end) for number in ends}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def tell_error(text: str) -> None:
     """One line on standard error, whatever line ends the text brought."""
     typer.secho(f"cordwood: {' '.join(text.split())}", fg=typer.colors.RED, err=True)

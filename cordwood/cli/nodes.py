@@ -12,6 +12,7 @@ from cordwood.cli.accept_loss import accept_loss
 from cordwood.cli.if_lost import if_lost
 from cordwood.cli.node_status import node_status, node_storage
 from cordwood.cli.overview import view_nodes
+from cordwood.cli.rebuild import drain, undrain
 from cordwood.cli.scrub import scrub
 from cordwood.cli.status import show_nodes
 from cordwood.cli.tables import show_table
@@ -26,6 +27,8 @@ app.command(name="if-lost")(if_lost)
 app.command(name="accept-loss")(accept_loss)
 app.command(name="status")(node_status)
 app.command(name="storage")(node_storage)
+app.command()(drain)
+app.command()(undrain)
 
 
 @app.command(name="list")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordwood.cli.ending import FAILED, tell_error
+from cordwood.cli.ending import FAILED, tell_error, terminated
 from cordwood.cli.form import Form
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.times import time_of
-from cordwood.errors import BadSetting, CordwoodError, OutcomeUnknown
+from cordwood.errors import BadSetting, Closed, CordwoodError, OutcomeUnknown
 from cordwood.lsn import Lsn, parse_lsn
 
 if TYPE_CHECKING:
@@ -137,13 +137,18 @@ def _append_lines(
     if appends.skipped:
         typer.echo(f"{appends.skipped} lines are in {log} already and are skipped", err=True)
     try:
-        for lines in read_lines(sys.stdin.fileno(), ClientSettings().block_bytes):
-            printer.print(appends.append(lines))
+        with terminated():
+            for lines in read_lines(sys.stdin.fileno(), ClientSettings().block_bytes):
+                printer.print(appends.append(lines))
     except CordwoodError as error:
         tell_error(appends.how_far(error))
         raise
-    except KeyboardInterrupt:
-        tell_error(appends.how_far(OutcomeUnknown("Ctrl-C")))
+    except BrokenPipeError:
+        # What was printed is stored; without a word of it nobody could go on behind it.
+        tell_error(appends.how_far(Closed("nobody reads the LSNs")))
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        tell_error(appends.how_far(OutcomeUnknown("stopped")))
         raise
     finally:
         printer.note_lines(appends)

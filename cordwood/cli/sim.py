@@ -31,6 +31,9 @@ BeyondOption = Annotated[
         "--beyond", help="Faults may destroy more than the copies survive; losses must be told."
     ),
 ]
+TierOption = Annotated[
+    bool, typer.Option("--tier", help="Logs are tiered into an object store that misbehaves.")
+]
 BugOption = Annotated[str, typer.Option("--bug", metavar="NAME", help="Plant this bug.")]
 FaultsOption = Annotated[
     str | None,
@@ -66,6 +69,7 @@ def run(
     jobs: JobsOption = None,
     demo: DemoOption = False,
     beyond: BeyondOption = False,
+    tier: TierOption = False,
     bug: BugOption = "",
     require_probes: Annotated[
         bool,
@@ -86,7 +90,7 @@ def run(
             minutes,
             jobs or os.cpu_count() or 1,
             as_json,
-            task=_task(0, demo, beyond, bug),
+            task=_task(0, demo, beyond, bug, tier=tier),
             require_probes=require_probes,
         )
     )
@@ -107,6 +111,7 @@ def replay(
     logs: Annotated[bool, typer.Option("--logs", help="Show what nodes and clients log.")] = False,
     demo: DemoOption = False,
     beyond: BeyondOption = False,
+    tier: TierOption = False,
     bug: BugOption = "",
     faults: FaultsOption = None,
     history: Annotated[
@@ -118,7 +123,7 @@ def replay(
     """Run one seed again and tell what happened, in words."""
     from cordwood.sim import command
 
-    task = _task(seed, demo, beyond, bug, faults)
+    task = _task(seed, demo, beyond, bug, faults, tier=tier)
     raise typer.Exit(
         command.replay(
             task, until_s=until, trace=trace, log=log, logs=logs, history=history, as_json=as_json
@@ -137,6 +142,7 @@ def shrink(
     ] = "",
     demo: DemoOption = False,
     beyond: BeyondOption = False,
+    tier: TierOption = False,
     bug: BugOption = "",
     faults: FaultsOption = None,
     as_json: JsonOption = False,
@@ -144,7 +150,7 @@ def shrink(
     """Find fewer faults that still break the same promise."""
     from cordwood.sim import command
 
-    task = _task(seed, demo, beyond, bug, faults)
+    task = _task(seed, demo, beyond, bug, faults, tier=tier)
     raise typer.Exit(command.shrink(task, invariant, as_json=as_json))
 
 
@@ -169,13 +175,20 @@ def bugs(
 
 
 def _task(
-    seed: int, demo: bool, beyond: bool, bug: str = "", faults: str | None = None
+    seed: int,
+    demo: bool,
+    beyond: bool,
+    bug: str = "",
+    faults: str | None = None,
+    *,
+    tier: bool = False,
 ) -> SeedTask:
     from cordwood.sim.sweep import SeedTask, Shape
 
-    if demo and beyond:
-        raise BadSetting("--demo and --beyond are two shapes of a run: give one of them")
-    shape = Shape.DEMO if demo else Shape.BEYOND if beyond else Shape.SWARM
+    if demo + beyond + tier > 1:
+        raise BadSetting("--demo, --beyond and --tier are shapes of a run: give one of them")
+    shapes = ((demo, Shape.DEMO), (beyond, Shape.BEYOND), (tier, Shape.TIER))
+    shape = next((shape for is_asked, shape in shapes if is_asked), Shape.SWARM)
     return SeedTask(seed, shape, bug, _numbers(faults))
 
 

@@ -80,9 +80,9 @@ def upload(
 
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood import aio
-        from cordwood.cli.tier_source import LogSource
         from cordwood.tier.log_manifest import LogManifest
         from cordwood.tier.uploader import LogUploader
+        from cordwood.uploading.log_source import LogSource
 
         async with aio.connect(url) as client:
             info = await client.log(log)

@@ -73,6 +73,15 @@ def up(
             show_default="an SQLite file in DIR",
         ),
     ] = None,
+    tier_store: Annotated[
+        str | None,
+        typer.Option(
+            "--tier-store",
+            metavar="STORE",
+            help="Main storage, for logs with tier=on: a directory, or s3://…, gs://…, az://….",
+            show_default="history in DIR",
+        ),
+    ] = None,
     port: Annotated[
         int,
         typer.Option(
@@ -86,7 +95,9 @@ def up(
     from cordwood.settings import MIB
 
     wal_bytes = None if wal_mib is None else wal_mib * MIB
-    shape = shape_for(directory, nodes, racks, copies, copy_racks, wal_bytes, metadata)
+    shape = shape_for(
+        directory, nodes, racks, copies, copy_racks, wal_bytes, metadata, _tier_store(tier_store)
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_Foreground(directory, shape, port).run())
 
@@ -99,6 +110,7 @@ def shape_for(
     copy_racks: int | None,
     wal_bytes: int | None,
     metadata: str | None = None,
+    tier_store: str | None = None,
 ) -> ClusterShape | None:
     """The shape that the options ask for; None if they leave everything open.
 
@@ -113,6 +125,7 @@ def shape_for(
         for name, value in (
             ("nodes", nodes), ("racks", racks), ("copies", copies),
             ("copy_racks", copy_racks), ("wal_bytes", wal_bytes), ("metadata", metadata),
+            ("tier_store", tier_store),
         )
         if value is not None
     }  # fmt: skip
@@ -138,6 +151,13 @@ def shape_for(
     copy_racks = asked.get("copy_racks", min(usual.copy_racks, racks, copies))
     fitted = {"nodes": nodes, "racks": racks, "copies": copies, "copy_racks": copy_racks}
     return msgspec.structs.replace(usual, **{**asked, **fitted})
+
+
+def _tier_store(given: str | None) -> str | None:
+    """The address of main storage; of a directory, its whole path: clients run elsewhere."""
+    if not given:
+        return given
+    return given if "://" in given else os.path.abspath(given)
 
 
 class _Foreground:

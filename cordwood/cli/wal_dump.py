@@ -21,6 +21,7 @@ from cordwood.layout.engine_record import (
     NodesetsRecord,
     SealRecord,
     StoreRecord,
+    TierRecord,
     TrimRecord,
     read_engine_record,
 )
@@ -153,6 +154,8 @@ def _held_words(seen: SeenRecord) -> str:
             return f"log {log}: epoch {epoch} is over ({held})"
         case TrimRecord(log, lsn):
             return f"log {log} is trimmed up to {format_lsn(lsn)}"
+        case TierRecord(log, lsn):
+            return f"log {log} is in main storage up to {format_lsn(lsn)}"
         case StageRecord(head, _):
             size = f"{head.records} records, {head.stored_bytes} bytes"
             return f"log {head.log}: staged {head.stage.hex()}, {size}"
@@ -203,6 +206,8 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
             return {"clean": {"log": log, "epoch": epoch, **end}}
         case TrimRecord(log, lsn):
             return {"trim": {"log": log, "lsn": format_lsn(lsn)}}
+        case TierRecord(log, lsn):
+            return {"tier": {"log": log, "lsn": format_lsn(lsn)}}
         case StageRecord(head, _):
             return {"stage": {"log": head.log, "id": head.stage.hex(), "records": head.records}}
         case PinRecord(query, attempt, stages):

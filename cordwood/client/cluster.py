@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
@@ -17,7 +17,7 @@ from cordwood.client.find.log_info import LogInfo as LogInfo
 from cordwood.client.find.log_info import log_info as log_info
 from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.frame import Frame
+from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import (
     Call,
@@ -26,6 +26,7 @@ from cordwood.layout.message import (
     check_call,
 )
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
+from cordwood.layout.tokens import pack_tokens
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.wire.connection import Connection, FrameHandler, dial
@@ -60,13 +61,28 @@ class Cluster(LogFinding):
     Attributes:
         members: nodes by number, as last heard.
         dead: those of them that the node asked last takes for dead.
+        tier_store: the address of main storage, as nodes tell it; "" for none.
         statuses: of nodes that are not fully authoritative, as last heard; see
             `Nodes.set_authority`.
         on_statuses: called when that changed, and with whether a node's data lies elsewhere now.
     """
 
-    def __init__(self, host: Host, addresses: Sequence[str], tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        host: Host,
+        addresses: Sequence[str],
+        tasks: asyncio.TaskGroup,
+        write_tokens: Iterable[str] = (),
+    ) -> None:
+        """
+        Args:
+            write_tokens: what nodes are shown, so that they take appends to logs that ask for one.
+        Raises:
+            BadSetting: there are too many.
+        """
         super().__init__()
+        tokens = [*write_tokens]
+        self._shown = pack_tokens(tokens) if tokens else b""
         self._host = host
         self._addresses = addresses
         self._tasks = tasks
@@ -74,6 +90,7 @@ class Cluster(LogFinding):
         self._listeners: list[NodeListener] = []
         self.members: dict[NodeId, Member] = {}
         self.dead: frozenset[NodeId] = frozenset()
+        self.tier_store = ""
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.statuses: dict[NodeId, Authority] = {}
         self.on_statuses: Callable[[bool], None] | None = None
@@ -279,6 +296,8 @@ class Cluster(LogFinding):
 
     def on_peer_up(self, node: NodeId, connection: Connection) -> None:
         """See `wire.peers.PeerListener`."""
+        if self._shown:
+            connection.send(Kind.TOKENS, 0, (self._shown,))  # before any append
         for listener in self._listeners:
             listener.on_node_up(node, connection)
 
@@ -303,6 +322,7 @@ class Cluster(LogFinding):
         assert isinstance(reply, MembersReply), "AskMembers is answered with members"
         self._cluster = reply.cluster
         self.dead = frozenset(NodeId(node) for node in reply.dead)
+        self.tier_store = reply.tier_store
         self.note_changes(reply.log_changes)
         self._want(reply.members)
 

@@ -32,6 +32,7 @@ from cordwood.client.append.buffered_writer import (
 from cordwood.client.append.open_log import Appending
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, Timestamp
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
@@ -47,8 +48,8 @@ from cordwood.client.read.consumer_logs import ConsumerLogs
 from cordwood.client.read.cursors import Cursors
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import OnLogHealth, Reader
-from cordwood.client.read.senders import HeldBlock
 from cordwood.client.read.shared_tail import SharedTails
+from cordwood.client.tier_store import OpenObjects, TierStore
 from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -65,6 +66,7 @@ from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
+from cordwood.tier.addresses import open_object_store
 from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,12 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
     """
 
     def __init__(
-        self, cluster: Cluster, host: Host, settings: ClientSettings, tasks: asyncio.TaskGroup
+        self,
+        cluster: Cluster,
+        host: Host,
+        settings: ClientSettings,
+        tasks: asyncio.TaskGroup,
+        open_objects: OpenObjects = open_object_store,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -101,10 +108,11 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self.ledgers = Ledgers(cluster, host, settings, tasks)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
-        self._positions = Positions(cluster, self._tail_of, self.read, settings)
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
+        self._tier = TierStore(host, lambda: cluster.tier_store, open_objects, tasks)
+        self._positions = Positions(cluster, self._tail_of, self.read, settings, self._tier)
         self._tails = SharedTails(self._open_leader, self._number_anew, tasks, self._budget)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
@@ -290,7 +298,8 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
-            record_keys=record_keys, gaps=gaps, tails=self._tails, on_closed=self._forget,
+            record_keys=record_keys, gaps=gaps, tails=self._tails, tier=self._tier,
+            on_closed=self._forget,
         )  # fmt: skip
         self._streams[number] = stream
         stream.open()
@@ -302,7 +311,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
         lead = self._streams[number] = ReadStream(
             number, info, start, LSN_MAX, self._cluster, self._settings, nudge,
-            budget=self._budget, seed=self._seed, on_closed=self._forget,
+            budget=self._budget, seed=self._seed, tier=self._tier, on_closed=self._forget,
         )  # fmt: skip
         lead.open()
         return lead
@@ -474,6 +483,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         for stream in list(self._streams.values()):
             stream.fail(error)
         await self._cluster.close()
+        await self._tier.close()
         self._stop.set()
         if self._runner is not None and self._runner is not asyncio.current_task():
             await self._runner
@@ -520,10 +530,10 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             if stream is not None:
                 stream.on_gaps(node, connection, gaps)
         elif frame.kind == Kind.READING:
-            number, status, released, version = read_reading(frame.payload)
+            number, status, _, version, trim = read_reading(frame.payload)
             stream = self._streams.get(number)
             if stream is not None:
-                stream.on_reading(node, connection, status, released, version)
+                stream.on_reading(node, connection, status, version, trim)
         elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
             raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
 
@@ -540,19 +550,24 @@ def _is_used(known: weakref.ref[Reader]) -> bool:
 
 @asynccontextmanager
 async def connected(
-    addresses: Sequence[str], host: Host, settings: ClientSettings
+    addresses: Sequence[str],
+    host: Host,
+    settings: ClientSettings,
+    open_objects: OpenObjects = open_object_store,
 ) -> AsyncIterator[Store]:
     """A store that lives for the length of the block.
 
+    Args:
+        open_objects: opens main storage by its address.
     Raises:
         Unreachable: no address answered.
         NotOurCluster: one answered that is something else.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            cluster = Cluster(host, addresses, tasks)
+            cluster = Cluster(host, addresses, tasks, settings.write_tokens)
             await cluster.start(timeout_s=settings.timeout_s)
-            store = Store(cluster, host, settings, tasks)
+            store = Store(cluster, host, settings, tasks, open_objects)
             try:
                 yield store
             finally:

@@ -423,4 +423,4 @@ def _tell(future: Future[Result], task: asyncio.Task[Result]) -> None:
 def _unanswered(why: str, kind: type[CordwoodError], changes: bool) -> CordwoodError:
     if not changes:
         return kind(why)
-    return OutcomeUnknown(f"{why}: read the log to know whether it is stored")
+    return OutcomeUnknown(f"{why}: an append may be stored, also later than the log is read")

@@ -14,6 +14,7 @@ from cordwood.layout import log_questions as questions
 from cordwood.layout import message as m
 from cordwood.layout import message_ledgers as ledgers
 from cordwood.layout import message_nodes as nodes
+from cordwood.layout import message_rebuilding as rebuilding
 from cordwood.layout import message_rights as rights
 from cordwood.layout import message_staging as staging
 
@@ -56,12 +57,15 @@ ANSWERS: Mapping[type, type] = {
     nodes.AskMembers: nodes.MembersReply,
     nodes.SetAuthority: m.DoneReply,
     nodes.SetStorage: m.DoneReply,
+    questions.AskCopies: questions.CopiesReply,
     questions.AskExtent: questions.ExtentReply,
     questions.AskIfLost: questions.IfLostReply,
     questions.AskKept: questions.KeptReply,
     questions.AskSize: questions.SizeReply,
     questions.AskTime: questions.TimeReply,
     questions.Trim: questions.TrimReply,
+    rebuilding.AskRebuilding: rebuilding.RebuildingReply,
+    rebuilding.SayRebuild: rebuilding.RebuildingReply,
     staging.AskPublication: staging.PublicationReply,
     staging.AskStaged: staging.StagedReply,
     staging.BeginPublish: staging.PublicationReply,

@@ -10,6 +10,8 @@
            producers as of the epoch's end, see `layout.produced`.
     TRIM   u64 log, u64 lsn, u64 released: all of the log up to the LSN may go; all up to
            `released`, not below it and the end of a block, was released then
+    TIER   u64 log, u64 lsn, u64 released: all of the log up to the LSN is in main storage and may
+           leave this node; `released` as of TRIM
     STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
     LEDGER_ENTRIES, LEDGER_STATE: of ledgers, see `layout.ledger_records`
     NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
@@ -60,6 +62,7 @@ class RecordKind(enum.IntEnum):
     AMEND = 9
     LEDGER_ENTRIES = 10
     LEDGER_STATE = 11
+    TIER = 12
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -113,6 +116,17 @@ class TrimRecord(NamedTuple):
     released: int
 
 
+class TierRecord(NamedTuple):
+    """All of `log` up to `lsn`, it included, is in main storage; `released` as of `TrimRecord`.
+
+    Readers are sent to main storage for it. It is not trimmed.
+    """
+
+    log: int
+    lsn: int
+    released: int
+
+
 StagingRecord = StageRecord | PinRecord | UnstageRecord
 
 
@@ -125,7 +139,7 @@ class NodesetsRecord(NamedTuple):
 
 
 EngineRecord = (
-    StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | NodesetsRecord
+    StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | TierRecord | NodesetsRecord
     | StagingRecord | LedgerRecord
 )  # fmt: skip
 
@@ -143,6 +157,11 @@ def pack_clean(record: CleanRecord) -> bytes:
 def pack_trim(record: TrimRecord) -> bytes:
     """A TRIM record."""
     return _TRIM.pack(RecordKind.TRIM, *record)
+
+
+def pack_tier(record: TierRecord) -> bytes:
+    """A TIER record."""
+    return _TRIM.pack(RecordKind.TIER, *record)
 
 
 def pack_nodes(record: NodesetsRecord) -> bytes:
@@ -170,6 +189,8 @@ def read_engine_record(body: memoryview) -> EngineRecord:
         return CleanRecord(log, epoch, seal, lng, produced, attempt)
     if kind == RecordKind.TRIM and len(body) == _TRIM.size:
         return TrimRecord(*_TRIM.unpack(body)[1:])
+    if kind == RecordKind.TIER and len(body) == _TRIM.size:
+        return TierRecord(*_TRIM.unpack(body)[1:])
     if kind == RecordKind.STAGE:
         return read_stage(body[1:])
     if kind == RecordKind.PIN:

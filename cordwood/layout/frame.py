@@ -61,6 +61,7 @@ class Kind(enum.IntEnum):
     APPEND = 16
     APPENDED = 17
     APPEND_FAULTS = 18
+    TOKENS = 19
     STORE = 32
     STORED = 33
     RELEASE = 34

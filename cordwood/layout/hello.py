@@ -30,8 +30,9 @@ from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Overloaded,
 _LAYOUT = struct.Struct("<8sHHI16sQII")
 _MAGIC = b"CORDWOOD"
 HELLO_BYTES = _LAYOUT.size
-VERSION = 2
-"""2: stores that amend, and what they and copysets that are rebuilt are refused with."""
+VERSION = 3
+"""2: stores that amend, and what they and copysets that are rebuilt are refused with.
+3: TOKENS, without which nodes refuse appends to logs that ask for one."""
 ANY_CLUSTER = bytes(16)
 REFUSAL_BYTES_MAX = 512
 

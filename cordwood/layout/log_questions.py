@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from cordwood.layout.message_fields import U32, U62, AnyLsn, TimeUs, Token
+from cordwood.nodes import COPIES_MAX
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -68,11 +69,13 @@ class TimeReply(Struct, frozen=True, tag="time"):
         trim: the node's trim point.
         before: the last LSN known to be older, the trim point at least; 0 for none.
         at: the first LSN not known to be older, 0 for none.
+        tier: what the node let go of into main storage ends here, 0 for none.
     """
 
     trim: AnyLsn
     before: AnyLsn
     at: AnyLsn
+    tier: AnyLsn = 0
 
 
 class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
@@ -88,13 +91,17 @@ class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
 
 
 class ExtentReply(Struct, frozen=True, tag="extent"):
-    """The first and the last record held where was asked, and their times; 0 for none."""
+    """The first and the last record held where was asked, and their times; 0 for none.
+
+    `tier` as of `TimeReply`.
+    """
 
     trim: AnyLsn
     first: AnyLsn
     first_us: TimeUs
     last: AnyLsn
     last_us: TimeUs
+    tier: AnyLsn = 0
 
 
 class AskSize(ForReaders, frozen=True, tag="ask_size"):
@@ -123,9 +130,10 @@ class KeptReply(Struct, frozen=True, tag="kept"):
 
 
 class SizeReply(Struct, frozen=True, tag="size"):
-    """Bytes of blocks as stored, this node's copies alone."""
+    """Bytes of blocks as stored, this node's copies alone; `tier` as of `TimeReply`."""
 
     bytes: int
+    tier: AnyLsn = 0
 
 
 class AskIfLost(Struct, frozen=True, tag="ask_if_lost"):
@@ -161,3 +169,36 @@ class IfLostReply(Struct, frozen=True, tag="if_lost"):
     unknown: Count
     log: Annotated[int, Meta(ge=0, le=2**62 - 1)]
     lsn: AnyLsn
+
+
+COPIES_ASKED_MAX = 512
+"""Blocks in one question."""
+
+
+class AskCopies(Struct, frozen=True, tag="ask_copies"):
+    """Of one node by another: under which envelopes does it have these blocks of a log?"""
+
+    log: U62
+    blocks: Annotated[tuple[tuple[AnyLsn, AnyLsn], ...], Meta(max_length=COPIES_ASKED_MAX)]
+
+
+class CopyWord(Struct, frozen=True, array_like=True):
+    """What a node says of a block; see `protocol.rebuild_compare`.
+
+    Attributes:
+        has: a `rebuild_compare.Has`.
+        wave, seal_epoch, by_recovery, copyset: of its envelope. If the node noted a move, of the
+            envelope that the block has when the move is over.
+    """
+
+    has: Annotated[int, Meta(ge=1, le=4)]
+    wave: U32 = 0
+    seal_epoch: U32 = 0
+    by_recovery: bool = False
+    copyset: Annotated[tuple[U32, ...], Meta(max_length=COPIES_MAX)] = ()
+
+
+class CopiesReply(Struct, frozen=True, tag="copies"):
+    """A word for each block, in the order of the question."""
+
+    words: Annotated[tuple[CopyWord, ...], Meta(max_length=COPIES_ASKED_MAX)]

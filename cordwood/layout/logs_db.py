@@ -41,9 +41,9 @@ from cordwood.errors import Malformed
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.waves import StoredBlock
 
-VERSION = 5
+VERSION = 6
 """2: with what producers wrote. 3: with nodesets. 4: with what a log's parts answer for.
-5: an end has its recovery's attempt."""
+5: an end has its recovery's attempt. 6: with the tier point."""
 
 META_TABLE = "meta"
 
@@ -62,7 +62,7 @@ _LOST = struct.Struct("<QQ")
 _LAST = struct.Struct("<Q")
 _PARTITION = struct.Struct("<qqQQ")
 _ENTRY = struct.Struct("<QQQQqqQ")
-_STATE = struct.Struct("<IIQQqQQQIIIII")
+_STATE = struct.Struct("<IIQQqQQQQIIIII")
 _NODES = struct.Struct("<II")
 _PRODUCED = struct.Struct("<II")
 _LNG = struct.Struct("<IQ")
@@ -348,8 +348,8 @@ Packed = bytes
 class LogState(NamedTuple):
     """What a node knows of a log beside its blocks.
 
-    Fixed part, 72 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
-    u64 last, u64 blocks, u64 bytes, then u32 counts of the lists that follow it: LNGs
+    Fixed part, 80 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
+    u64 last, u64 blocks, u64 bytes, u64 tier, then u32 counts of the lists that follow: LNGs
     (u32 epoch, u64 lsn), ends (u32 epoch, u32 seal, u64 lng, u32 attempt), closed and held
     (u32 epoch), and produced (u32 epoch, u32 length, bytes of `layout.produced`). Behind
     them u32 epoch, u32 length and bytes of `layout.nodesets`.
@@ -361,6 +361,7 @@ class LogState(NamedTuple):
         trim: all up to it was trimmed.
         append_time_us: the latest seen.
         last, blocks, bytes: the highest LSN in LogsDB, and how much is there.
+        tier: all up to it is in main storage, and may be gone here; 0 for none.
         lngs: LNG by epoch.
         ends: of epochs that are over: epoch, the recovery's seal, LNG, attempt.
         closed: epochs above `clean` that are over.
@@ -378,6 +379,7 @@ class LogState(NamedTuple):
     last: int = 0
     blocks: int = 0
     bytes: int = 0
+    tier: int = 0
     lngs: tuple[tuple[int, int], ...] = ()
     ends: tuple[tuple[int, int, int, int], ...] = ()
     closed: tuple[int, ...] = ()
@@ -407,7 +409,7 @@ def read_state_key(key: bytes) -> int:
 def pack_state(state: LogState) -> bytes:
     """A log's state."""
     lists = (state.lngs, state.ends, state.closed, state.held, state.produced)
-    parts = [_STATE.pack(*state[:8], *map(len, lists))]
+    parts = [_STATE.pack(*state[:9], *map(len, lists))]
     parts += [_LNG.pack(*each) for each in state.lngs]
     parts += [_END.pack(*each) for each in state.ends]
     parts += [_EPOCH.pack(each) for each in (*state.closed, *state.held)]
@@ -430,7 +432,7 @@ def read_state(value: bytes) -> LogState:
     if len(value) < _STATE.size:
         raise Malformed("LogsDB holds a log's state that is too short")
     fixed = _STATE.unpack_from(value)
-    lngs, ends, closed, held, produced = fixed[8:]
+    lngs, ends, closed, held, produced = fixed[9:]
     ends_at = _STATE.size + lngs * _LNG.size
     epochs_at = ends_at + ends * _END.size
     produced_at = epochs_at + (closed + held) * _EPOCH.size
@@ -443,7 +445,7 @@ def read_state(value: bytes) -> LogState:
         epochs[:closed],
         epochs[closed:],
     )
-    return LogState._make((*fixed[:8], *lists, *_read_packed(value, produced_at, produced)))
+    return LogState._make((*fixed[:9], *lists, *_read_packed(value, produced_at, produced)))
 
 
 def _read_packed(

@@ -17,11 +17,13 @@ from msgspec import Meta, Struct
 from cordwood.block import Buffer
 from cordwood.errors import BadSetting, Malformed
 from cordwood.layout.log_questions import (
+    AskCopies,
     AskExtent,
     AskIfLost,
     AskKept,
     AskSize,
     AskTime,
+    CopiesReply,
     ExtentReply,
     IfLostReply,
     KeptReply,
@@ -60,6 +62,7 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
+from cordwood.layout.message_rebuilding import AskRebuilding, RebuildingReply, SayRebuild
 from cordwood.layout.message_rights import (
     AskVersion,
     DeleteLog,
@@ -458,12 +461,18 @@ class AskConsumers(Struct, frozen=True, tag="ask_groups"):
 
 
 class JoinConsumer(Struct, frozen=True, tag="join_group"):
-    """A member starts to read; `ttl_ms` without a beat and it counts as gone."""
+    """A member starts to read; `ttl_ms` without a beat and it counts as gone.
+
+    Attributes:
+        known: the consumer's generation when the member looked. If a member of this name joined
+            since then, nothing is done. None for a member that did not look.
+    """
 
     consumer: Name
     member: Name
     logs: list[Name]
     ttl_ms: U32
+    known: int | None = None
 
 
 class BeatConsumer(Struct, frozen=True, tag="beat_group"):
@@ -503,14 +512,15 @@ Call = (
     | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept | AskIfLost | AskVersion | LedgerCall
+    | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
-    | VersionReply | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
+    | VersionReply | CopiesReply | RebuildingReply
+    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
 )  # fmt: skip
 
 

@@ -5,7 +5,9 @@ Source: docs/design.md §6.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from cordwood.layout.message_fields import U32, Location, Name
 from cordwood.nodes import Authority
@@ -33,12 +35,14 @@ class MembersReply(Struct, frozen=True, tag="members"):
     Attributes:
         dead: those of them that the answering node takes for dead.
         log_changes: changes to the log tree that it has heard of, -1 where it has not yet.
+        tier_store: the address of main storage, without credentials; "" for none.
     """
 
     cluster: bytes
     members: list[MemberInfo]
     dead: list[U32] = []
     log_changes: int = -1
+    tier_store: Annotated[str, Meta(max_length=1024)] = ""
 
 
 class SetStorage(Struct, frozen=True, tag="set_storage"):

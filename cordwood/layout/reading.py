@@ -31,8 +31,8 @@ A digest asks for unreleased blocks too, and is allowed only up to a sealed epoc
 whole blocks, whatever their keys. Without the flag for single copies a node sends all it
 holds, and the fields from 52 to 68 are 0.
 
-READING, 24 bytes: `u32 stream, u32 status, u64 released, u32 version, u32 reserved 0`; see
-ReadStatus. What a node sent before it belongs to an older version.
+READING, 32 bytes: `u32 stream, u32 status, u64 released, u64 trim, u32 version, u32 reserved 0`;
+see ReadStatus. What a node sent before it belongs to an older version.
 
 BLOCKS: `u32 stream, u32 blocks, u64 next, u64 released, u64 trim`, then the blocks. The
 node has sent all it holds in `[from, next)`; the rest of what that range covers
@@ -71,7 +71,7 @@ from cordwood.log_attributes import TOKEN_BYTES_MAX
 from cordwood.lsn import LSN_MAX
 
 _READ = struct.Struct("<IIQQQQQIBBHQHHI")
-_READING = struct.Struct("<IIQII")
+_READING = struct.Struct("<IIQQII")
 _BLOCKS = struct.Struct("<IIQQQ")
 BLOCKS_HEAD_BYTES = _BLOCKS.size
 _WINDOW = struct.Struct("<IIQQ")
@@ -109,6 +109,8 @@ class NodeGap(enum.IntEnum):
     """What it holds there fails its checksum, so what it is is not known."""
     FILTERED = 2
     """It holds blocks there, all of the range, and none with a key that is wanted."""
+    TIERED = 3
+    """Main storage holds all of the range, durably; this node let go of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,23 +284,25 @@ def _text(payload: memoryview, what: str) -> str:
         raise Malformed(f"a READ frame gives a {what} that is no text") from None
 
 
-def pack_reading(stream: int, status: ReadStatus, released: int, version: int = 0) -> bytes:
+def pack_reading(
+    stream: int, status: ReadStatus, released: int, version: int = 0, trim: int = 0
+) -> bytes:
     """A READING payload."""
-    return _READING.pack(stream, status, released, version, 0)
+    return _READING.pack(stream, status, released, trim, version, 0)
 
 
-def read_reading(payload: memoryview) -> tuple[int, ReadStatus, int, int]:
-    """Stream, status, last released LSN and version.
+def read_reading(payload: memoryview) -> tuple[int, ReadStatus, int, int, int]:
+    """Stream, status, last released LSN, version and trim point.
 
     Raises:
         Malformed: wrong length, a status that is not known, or no LSN.
     """
     if len(payload) != _READING.size:
         raise Malformed("a READING frame has the wrong length")
-    stream, status, released, version, reserved = _READING.unpack(payload)
-    if status >= len(ReadStatus) or released > LSN_MAX or reserved:
+    stream, status, released, trim, version, reserved = _READING.unpack(payload)
+    if status >= len(ReadStatus) or max(released, trim) > LSN_MAX or reserved:
         raise Malformed(f"a READING frame gives status {status}, released {released}")
-    return stream, ReadStatus(status), released, version
+    return stream, ReadStatus(status), released, version, trim
 
 
 def blocks_head(head: BlocksHead) -> bytes:

@@ -13,7 +13,8 @@ bytes and the body as stored::
     21     1     flags: 1 activate here, the log's own node did not answer; 2 afresh,
                  the client knows what became of all it sent before to this log here;
                  4 conditional, the expected tail follows these 64 bytes; 16 fenced, the
-                 client's fencing token (u64) follows then; 8 an atomic
+                 client's fencing token (u64) follows then; 32 late, it may have been sent
+                 before, so long ago that the log has forgotten its producer; 8 an atomic
                  group: after all of that come its blocks, as in `layout.append_group`;
                  records and body bytes here are the group's, codec, CRCs and body
                  bytes uncompressed are 0
@@ -89,6 +90,7 @@ class AppendFlag(enum.IntEnum):
     CONDITIONAL = 4
     GROUP = 8
     FENCED = 16
+    LATE = 32
 
 
 _FLAGS = int(sum(AppendFlag))

@@ -22,16 +22,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Annotated, TypeVar
 
 import msgspec
 
-from cordwood.errors import BadSetting, LogExists, OutcomeUnknown, UnknownLog
-from cordwood.layout.json_text import read_json
+from cordwood.errors import BadSetting, OutcomeUnknown, Overloaded, UnknownLog, Unreachable
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import LogId
-from cordwood.metadata.change import change, change_repeatably
+from cordwood.metadata.change import RACES_MAX, UNKNOWN_MAX, change_repeatably
+from cordwood.metadata.log_entries import (
+    LogEntries,
+    LogEntry,
+    NameEntry,
+    decode,
+    id_key,
+    name_key,
+    unknown,
+)
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_numbers import LOG_ID_MAX, LogNumbers
 from cordwood.metadata.log_rights import Check, anybody
@@ -52,30 +59,6 @@ _DIRECTORIES = "directories"
 Directories = dict[str, LogAttributes]
 
 Become = Callable[[LogAttributes], LogAttributes]
-
-Stored = TypeVar("Stored")
-
-_Id = Annotated[int, msgspec.Meta(ge=1, le=LOG_ID_MAX)]
-
-
-class _Name(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`logs/<name>`."""
-
-    log_id: _Id
-
-
-class _Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`log_ids/<number>`: the name that its maker went on to claim, and its attributes."""
-
-    name: str
-    created_us: int
-    attributes: LogAttributes
-    is_deleted: bool = False
-    mark: str = ""
-
-    def is_at(self, name: str) -> bool:
-        """Whether the log is to be found by this name; see the module."""
-        return self.name == name and not self.is_deleted
 
 
 class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +89,7 @@ class LogTree:
 
     def __init__(self, store: MetadataStore, defaults: LogAttributes = DEFAULTS) -> None:
         self._store = store
+        self._entries = LogEntries(store)
         self._numbers = LogNumbers(store)
         self._defaults = defaults
 
@@ -134,11 +118,10 @@ class LogTree:
         whole = self._whole(name, own, await self.directories())
         check_whole(whole)
         # Asked first, so that a name that is taken does not cost a number.
-        if await self._is_taken(name, None):
-            raise _exists(name)
+        await self._entries.check_free(name)
         log_id = await self._numbers.take()
-        await self._describe(log_id, _Log(name, created_us, own, mark=mark))
-        await self._claim(name, log_id)
+        await self._entries.describe(log_id, LogEntry(name, created_us, own, mark=mark))
+        await self._entries.claim(name, log_id)
         return LogInfo(log_id, name, created_us, own, whole, mark)
 
     async def planned(self, name: str, attributes: LogAttributes | None = None) -> LogAttributes:
@@ -159,11 +142,10 @@ class LogTree:
             BadSetting: the name is wrong.
         """
         name = normalise_name(name)
-        found = await self._store.get(_name_key(name))
-        if found is None:
+        log_id = await self._entries.leads_to(name)
+        if log_id is None:
             return None
-        log_id = LogId(_decode(found.value, _Name, f"log {name}").log_id)
-        log, directories = await asyncio.gather(self._log(log_id), self.directories())
+        log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
         return self._info(log_id, log, directories) if log and log.is_at(name) else None
 
     async def by_id(self, log_id: int) -> LogInfo | None:
@@ -172,28 +154,23 @@ class LogTree:
             return None
         # Again where it was renamed between the readings: the name just read has gone.
         for _ in range(RENAMES_MAX):
-            log = await self._log(LogId(log_id))
+            log = await self._entries.log(LogId(log_id))
             # Its maker may have stopped, another made the log, or it was deleted since.
             if log is None or log.is_deleted:
                 return None
-            found = await self._store.get(_name_key(log.name))
-            if found and _decode(found.value, _Name, f"log {log.name}").log_id == log_id:
+            if await self._entries.leads_to(log.name) == log_id:
                 return self._info(LogId(log_id), log, await self.directories())
         return None
 
-    async def _log(self, log_id: LogId) -> _Log | None:
-        found = await self._store.get(_id_key(log_id))
-        return _decode(found.value, _Log, f"log number {log_id}") if found else None
-
     async def is_deleted(self, log_id: int) -> bool:
         """Whether a number that was given out has no log any more, for good. One round trip."""
-        log = await self._log(LogId(log_id))
+        log = await self._entries.log(LogId(log_id))
         return log is None or log.is_deleted
 
     async def described(self, log_id: LogId) -> LogInfo | None:
         """A log by number, for callers that know that it is there. One round trip."""
-        log, directories = await asyncio.gather(self._log(log_id), self.directories())
-        return None if log is None else self._info(log_id, log, directories)
+        log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
+        return self._info(log_id, log, directories) if log is not None else None
 
     async def list(self, prefix: str = "/") -> list[LogInfo]:
         """Logs at the path `prefix` and below it, by name.
@@ -203,13 +180,13 @@ class LogTree:
         """
         path = "" if prefix in ("", "/") else normalise_name(prefix.removesuffix("/"))
         names, logs, directories = await asyncio.gather(
-            self._store.list(_name_key(path) if path else "logs/"),
+            self._store.list(name_key(path) if path else "logs/"),
             self._store.list("log_ids/"),
             self.directories(),
         )
         infos: dict[str, LogInfo] = {}
         leads = {
-            name: LogId(_decode(found.value, _Name, f"log {name}").log_id)
+            name: LogId(decode(found.value, NameEntry, f"log {name}").log_id)
             for name, found in ((key.removeprefix("logs"), found) for key, found in names)
             if _is_at_or_below(name, path)
         }
@@ -217,7 +194,7 @@ class LogTree:
         # readings, or while one went on, is at no name that leads to it.
         torn = set(leads.values())
         for key, found in logs:
-            log = _decode(found.value, _Log, key)
+            log = decode(found.value, LogEntry, key)
             log_id = LogId(int(key.removeprefix("log_ids/")))
             if log.is_deleted or leads.get(log.name) == log_id:
                 torn.discard(log_id)
@@ -238,7 +215,7 @@ class LogTree:
     async def directories(self) -> Directories:
         """What is set on directories, by path. One round trip."""
         found = await self._store.get(_DIRECTORIES)
-        return _decode(found.value, Directories, "directories") if found else {}
+        return decode(found.value, Directories, "directories") if found else {}
 
     async def inherited(self, path: str) -> LogAttributes:
         """All attributes of a directory, as set or inherited.
@@ -250,7 +227,7 @@ class LogTree:
 
     async def version(self, log_id: int | None) -> int:
         """Of the entry that setting attributes of a log, None for a directory, changes."""
-        found = await self._store.get(_DIRECTORIES if log_id is None else _id_key(log_id))
+        found = await self._store.get(_DIRECTORIES if log_id is None else id_key(log_id))
         return found.version if found else 0
 
     async def set_attributes(
@@ -287,7 +264,7 @@ class LogTree:
             path = normalise_name(path)
             info = await self._meant(path, log_id)
             if info is None:
-                raise _unknown(path)
+                raise unknown(path)
             await self._set_log(info, become, check, version)
         await self.note_change()
 
@@ -298,17 +275,17 @@ class LogTree:
 
         def decide(found: bytes | None) -> bytes:
             if found is None:
-                raise _unknown(name)
-            log = _decode(found, _Log, f"log {name}")
+                raise unknown(name)
+            log = decode(found, LogEntry, f"log {name}")
             if not log.is_at(name):
-                raise _unknown(name)
+                raise unknown(name)
             own = become(log.attributes)
             whole = self._whole(name, own, directories)
             check_whole(whole)
             check(name, self._whole(name, log.attributes, directories), whole)
             return msgspec.json.encode(msgspec.structs.replace(log, attributes=own))
 
-        await change_repeatably(self._store, _id_key(info.log_id), decide, version=version)
+        await change_repeatably(self._store, id_key(info.log_id), decide, version=version)
 
     async def _set_directory(
         self, path: str, become: Become, check: Check, version: int | None
@@ -316,7 +293,7 @@ class LogTree:
         logs = [info for info in await self.list(path) if is_below(info.name, path)]
 
         def decide(found: bytes | None) -> bytes:
-            known = _decode(found, Directories, "directories") if found else {}
+            known = decode(found, Directories, "directories") if found else {}
             own = become(known.get(path, LogAttributes()))
             planned = {**known, path: own}
             none = LogAttributes()
@@ -350,16 +327,16 @@ class LogTree:
         info = await self._meant(name, log_id)
         if info is None:
             # A deletion that stopped half-way is finished; of a rename only the name is taken away.
-            left = LogId(log_id) if log_id else await self._leads_to(name)
-            log = await self._log(left)
+            left = LogId(log_id) if log_id else await self._left(name)
+            log = await self._entries.log(left)
             if log is not None and log.is_deleted:
                 info = self._info(left, log, await self.directories())
-            elif log_id or (log_id == 0 and log is not None and log.is_at(name)):
-                raise _unknown(name)
-            await self._remove_name(name, left)
+            elif log_id or (log is not None and log.is_at(name)):
+                raise unknown(name)
+            await self._entries.remove_name(name, left)
         else:
-            await self._move(info.log_id, info.name, None, check)
-            await self._remove_name(info.name, info.log_id)
+            await self.move(info.log_id, info.name, None, check)
+            await self._entries.remove_name(info.name, info.log_id)
         await self.note_change()
         return info
 
@@ -383,15 +360,17 @@ class LogTree:
         name, new_name = normalise_name(name), normalise_name(new_name)
         info = await self._meant(name, log_id)
         if info is None:
-            left = LogId(log_id) if log_id else await self._leads_to(name)
+            left = LogId(log_id) if log_id else await self._left(name)
             return await self._finish_rename(name, new_name, left)
         if new_name == name:
             return info
-        planned = await self.planned(new_name, info.own)
-        # Before the new name is claimed, which would be in the way of others for good.
-        _check_rename(name, info.attributes, planned, check)
-        await self._claim(new_name, info.log_id)
-        await self._move(info.log_id, name, new_name, check)
+        await self.planned(new_name, info.own)
+        try:
+            await self.move(info.log_id, name, new_name, check)
+        except UnknownLog:
+            # Another call came first. The claim on the new name would be in the way for good.
+            await self._entries.remove_name(new_name, info.log_id)
+            raise
         return await self._finish_rename(name, new_name, info.log_id)
 
     async def _meant(self, name: str, log_id: int | None) -> LogInfo | None:
@@ -399,74 +378,67 @@ class LogTree:
         info = await self.get(name)
         return info if info is not None and log_id in (None, info.log_id) else None
 
-    async def _leads_to(self, name: str) -> LogId:
-        """Raises UnknownLog for a name that leads nowhere."""
-        found = await self._store.get(_name_key(name))
-        if found is None:
-            raise _unknown(name)
-        return LogId(_decode(found.value, _Name, f"log {name}").log_id)
+    async def _left(self, name: str) -> LogId:
+        """The log that a rename or a deletion left this name; UnknownLog for none."""
+        left = await self._entries.leads_to(name)
+        if left is None:
+            raise unknown(name)
+        return left
 
     async def _finish_rename(self, name: str, new_name: str, log_id: LogId) -> LogInfo:
         """Take the old name away from the log that has the new one; UnknownLog if it does not."""
-        log = await self._log(log_id)
+        log = await self._entries.log(log_id)
         if log is None or not log.is_at(new_name):
-            raise _unknown(name)
-        # Once more: somebody may have deleted the name while its log was on its way to it.
-        try:
-            await self._claim(new_name, log_id)
-        except LogExists:
-            # And made another log of it: this one goes back, as it would have no name at all.
-            await self._claim(name, log_id)
-            await self._move(log_id, new_name, name, anybody)
-            raise
-        await self._remove_name(name, log_id)
+            raise unknown(name)
+        await self._entries.remove_name(name, log_id)
         await self.note_change()
         renamed = await self.get(new_name)
         if renamed is None:
-            raise _unknown(new_name)
+            raise unknown(new_name)
         return renamed
 
-    async def _move(self, log_id: LogId, name: str, new_name: str | None, check: Check) -> None:
+    async def move(self, log_id: LogId, name: str, new_name: str | None, check: Check) -> None:
         """Give a log its new name, or delete it: the one write that decides.
+
+        The log's entry is read, then the new name is claimed, then the entry is written if it is
+        still the one that was read. So a name that was taken away after the claim is claimed again;
+        see `LogEntries.remove_name`.
 
         Raises:
             UnknownLog: the log has gone from `name` meanwhile.
+            LogExists: the new name is taken.
             AccessDenied: `check` says so.
         """
-        directories = await self.directories()
-
-        def decide(found: bytes | None) -> bytes | None:
-            log = _decode(found, _Log, f"log {name}") if found else None
-            if log is None:
-                raise _unknown(name)
+        directories, unknowns = await self.directories(), 0
+        for _ in range(RACES_MAX):
+            found = await self._store.get(id_key(log_id))
+            log = decode(found.value, LogEntry, f"log {name}") if found else None
+            if found is None or log is None:
+                raise unknown(name)
             # What an earlier try wrote, of which the store did not say whether it did.
             if log.is_deleted if new_name is None else log.is_at(new_name):
-                return None
+                return
             if not log.is_at(name):
-                raise _unknown(name)
+                raise unknown(name)
             was = self._whole(name, log.attributes, directories)
             if new_name is None:
                 check(name, was, None)
                 changed = msgspec.structs.replace(log, is_deleted=True)
             else:
+                # Before the new name is claimed, which would be in the way of others for good.
                 becomes = self._whole(new_name, log.attributes, directories)
                 _check_rename(name, was, becomes, check)
+                await self._entries.claim(new_name, log_id)
                 changed = msgspec.structs.replace(log, name=new_name)
-            return msgspec.json.encode(changed)
-
-        await change_repeatably(self._store, _id_key(log_id), decide)
-
-    async def _remove_name(self, name: str, log_id: LogId) -> None:
-        """Take a name away from a log, if it still has it."""
-        while True:
-            found = await self._store.get(_name_key(name))
-            if found is None or _decode(found.value, _Name, f"log {name}").log_id != log_id:
-                return
+            value = msgspec.json.encode(changed)
             try:
-                if await self._store.compare_and_set(_name_key(name), None, found.version):
+                if await self._store.compare_and_set(id_key(log_id), value, found.version):
                     return
-            except OutcomeUnknown:
-                continue
+            except OutcomeUnknown as error:
+                unknowns += 1
+                if unknowns == UNKNOWN_MAX:
+                    raise Unreachable(f"{error}; it may be asked again") from error
+        raise Overloaded(f"log {name}: {RACES_MAX} other writers in a row came first")
 
     # Telling nodes.
 
@@ -474,7 +446,7 @@ class LogTree:
         """Tell those who watch that a log or a directory changed."""
 
         def decide(found: bytes | None) -> bytes:
-            count = _decode(found, _Changes, _CHANGES).count if found else 0
+            count = decode(found, _Changes, _CHANGES).count if found else 0
             return msgspec.json.encode(_Changes(count + 1))
 
         await change_repeatably(self._store, _CHANGES, decide)
@@ -482,11 +454,11 @@ class LogTree:
     async def changes(self) -> int:
         """How many changes there were. One round trip."""
         found = await self._store.get(_CHANGES)
-        return _decode(found.value, _Changes, _CHANGES).count if found else 0
+        return decode(found.value, _Changes, _CHANGES).count if found else 0
 
     # Entries.
 
-    def _info(self, log_id: LogId, log: _Log, directories: Directories) -> LogInfo:
+    def _info(self, log_id: LogId, log: LogEntry, directories: Directories) -> LogInfo:
         whole = self._whole(log.name, log.attributes, directories)
         return LogInfo(log_id, log.name, log.created_us, log.attributes, whole, log.mark)
 
@@ -497,50 +469,6 @@ class LogTree:
             if path.startswith(directory):
                 whole = directories[directory].over(whole)
         return own.over(whole)
-
-    async def _describe(self, log_id: LogId, log: _Log) -> None:
-        value = msgspec.json.encode(log)
-
-        def decide(found: bytes | None) -> bytes | None:
-            assert found in (None, value), "a number is taken by one maker only"
-            return value if found is None else None
-
-        await change_repeatably(self._store, _id_key(log_id), decide)
-
-    async def _claim(self, name: str, log_id: LogId) -> None:
-        """Have a name lead to a log.
-
-        Raises:
-            LogExists: it leads to another one, or is on its way to it.
-        """
-        entry = msgspec.json.encode(_Name(log_id))
-        found = await self._store.get(_name_key(name))
-        free = {None, entry, found.value if found else None}
-        if await self._is_taken(name, log_id):
-            raise _exists(name)
-
-        def decide(value: bytes | None) -> bytes | None:
-            if value not in free:
-                raise _exists(name)
-            return entry if value != entry else None
-
-        try:
-            await change(self._store, _name_key(name), decide)
-        except OutcomeUnknown as error:
-            raise OutcomeUnknown(f"log {name} may have been made: {error}") from error
-
-    async def _is_taken(self, name: str, log_id: LogId | None) -> bool:
-        """Whether a name leads to another log than this that was not deleted.
-
-        That log may have another name: then a rename is on its way from there, or stopped. Nobody
-        can tell, so the name is not given away.
-        """
-        found = await self._store.get(_name_key(name))
-        other = _decode(found.value, _Name, f"log {name}").log_id if found else log_id
-        if other is None or other == log_id:
-            return False
-        log = await self._log(LogId(other))
-        return log is None or not log.is_deleted
 
 
 def _check_rename(name: str, was: LogAttributes, becomes: LogAttributes, check: Check) -> None:
@@ -563,28 +491,8 @@ def root_attributes(attributes: LogAttributes, known: Mapping[str, Versioned]) -
         known: what the store has.
     """
     found = known.get(_CHANGES)
-    count = _decode(found.value, _Changes, _CHANGES).count if found else 0
+    count = decode(found.value, _Changes, _CHANGES).count if found else 0
     return {
         _DIRECTORIES: msgspec.json.encode({"/": attributes}),
         _CHANGES: msgspec.json.encode(_Changes(count + 1)),
     }
-
-
-def _name_key(name: str) -> str:
-    return f"logs{name}"
-
-
-def _id_key(log_id: int) -> str:
-    return f"log_ids/{log_id}"
-
-
-def _exists(name: str) -> LogExists:
-    return LogExists(f"there is a log {name} already")
-
-
-def _unknown(name: str) -> UnknownLog:
-    return UnknownLog(f"there is no log {name}")
-
-
-def _decode(value: bytes, kind: type[Stored], what: str) -> Stored:
-    return read_json(value, kind, f"the metadata of {what}")

@@ -42,6 +42,8 @@ from cordwood.protocol.publishing import (
     finish,
 )
 
+_PREFIX = "publish/"
+
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`publish/<hash>`; an unknown field is refused: a version without it would drop it."""
@@ -92,6 +94,14 @@ class Publications:
         found = await self._store.get(_key(query))
         return _decode(query, found.value if found else None)
 
+    async def settled(self) -> dict[int, int]:
+        """The last commit that is in all its logs, by the query's producer. One round trip."""
+        found: dict[int, int] = {}
+        for key, stored in await self._store.list(_PREFIX):
+            entry = _read_entry(stored.value, f"the query at {key}")
+            found[entry.producer] = entry.commits if entry.is_done else entry.commits - 1
+        return found
+
     async def fence(self, query: str, attempt: int) -> Publication:
         """See `protocol.publishing.fence`."""
         return await self._change(query, lambda known: fence(known, attempt))
@@ -137,7 +147,7 @@ class Publications:
 def _key(query: str) -> str:
     if not query:
         raise BadSetting("a query that publishes has a name")
-    return f"publish/{hashlib.blake2b(query.encode(), digest_size=16).hexdigest()}"
+    return f"{_PREFIX}{hashlib.blake2b(query.encode(), digest_size=16).hexdigest()}"
 
 
 def _shares(shares: list[LogBlocks]) -> tuple[LogShare, ...]:
@@ -187,10 +197,14 @@ def _encode(query: str, known: Publication) -> bytes:
     )
 
 
+def _read_entry(value: bytes, what: str) -> _Entry:
+    return read_json(value, _Entry, what)
+
+
 def _decode(query: str, value: bytes | None) -> Publication:
     if value is None:
         return Publication()
-    entry = read_json(value, _Entry, f"the query {query!r}")
+    entry = _read_entry(value, f"the query {query!r}")
     if entry.query != query:
         raise Malformed(f"the queries {query!r} and {entry.query!r} have one entry")
     return Publication(

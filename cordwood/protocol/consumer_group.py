@@ -80,11 +80,29 @@ class Group:
         return tuple(sorted(log for log, own in self.owners.items() if own.member == member))
 
 
-def join(group: Group, member: str, logs: Sequence[str], now_us: int, ttl_us: int) -> Group:
+def join(
+    group: Group,
+    member: str,
+    logs: Sequence[str],
+    now_us: int,
+    ttl_us: int,
+    known: int | None = None,
+) -> Group:
     """`member` starts to read. It replaces a member of the same name.
 
     A log that another member reads moves to the new member when its owner lets go of it.
+
+    Args:
+        known: the generation that the caller looked at; None if it did not look.
+    Raises:
+        Fenced: a member of this name joined since the caller looked. It may be the caller, whose
+            call is done a second time.
     """
+    before = group.members.get(member)
+    # Race: a node that was stopped does the call late. The member that joined by another node would
+    # be replaced by itself, and fenced.
+    if before is not None and known is not None and before.joined > known:
+        raise Fenced(f"a {member} joined since generation {known}: look again", group.generation)
     members = _alive(group.members, now_us)
     joined = group.generation + 1
     members[member] = GroupMember(tuple(sorted(set(logs))), now_us + ttl_us, joined)
@@ -206,31 +224,43 @@ def save(
                 f"{log} stands at {group.positions[log]}; going back to {lsn} takes a reset"
             )
     if reset:
-        group = _read_anew(group, positions, expected or {})
+        group = _read_anew(group, _newly_reset(group, positions, expected or {}, resets or {}))
     return replace(group, positions={**group.positions, **positions})
 
 
-def _read_anew(group: Group, positions: Mapping[str, int], expected: Mapping[str, int]) -> Group:
-    """Have members begin the logs again that are reset: a member that read on would undo the reset
-    with its next save.
+def _newly_reset(
+    group: Group,
+    positions: Mapping[str, int],
+    expected: Mapping[str, int],
+    resets: Mapping[str, int],
+) -> set[str]:
+    """The logs that a call resets, and did not reset in its first try.
 
-    A reset that changes nothing may be the second try of a call, and stops no member. If the caller
-    expected the very position that it sets, the call means just that: the member has read on since
-    its last save.
+    A reset to the position that was saved last is one as well: a reader has come further since. It
+    shows in the number of resets that the caller knows; of a caller that names none, in the
+    position that it expects.
     """
+    return {
+        log
+        for log, lsn in positions.items()
+        if (
+            group.resets.get(log, 0) == resets[log]
+            if log in resets
+            else lsn != group.positions.get(log, 0) or lsn == expected.get(log)
+        )
+    }
+
+
+def _read_anew(group: Group, logs: Collection[str]) -> Group:
+    """Have readers begin the logs again that are reset: one that read on would undo the reset with
+    its next save."""
     now = group.generation + 1
     anew = {
         log: replace(own, since=now)
         for log, own in group.owners.items()
-        if own.member
-        and log in positions
-        and (positions[log] != group.positions.get(log, 0) or positions[log] == expected.get(log))
+        if own.member and log in logs
     }
-    counts = {
-        log: group.resets.get(log, 0) + 1
-        for log, lsn in positions.items()
-        if lsn != group.positions.get(log, 0)
-    }
+    counts = {log: group.resets.get(log, 0) + 1 for log in logs}
     group = replace(group, resets={**group.resets, **counts})
     if not anew:
         return group

@@ -80,6 +80,11 @@ class Digest(Generic[Body]):
             if best is None or copy.envelope.precedence > best.envelope.precedence:
                 self._best[key] = copy
 
+    @property
+    def earlier_marks(self) -> int:
+        """The plugs and bridges that an earlier recovery left in it."""
+        return sum(kind != BlockKind.DATA for _, _, kind in self._best)
+
     def mend(self, *, is_authoritative: bool = True) -> Mend[Body]:
         """Decide.
 

@@ -17,6 +17,8 @@ buffer keeps the blocks above `next` and drops duplicates. It gives out blocks a
   node is left to ask: a DATA_LOSS gap after the grace period.
 - The log was deleted, or this reader may not read it: deliver the blocks that are here, then one
   gap to `until`.
+- No block covers `next`, and a node says that main storage holds the log there: `tiered_up_to`.
+  The caller reads on in objects, up to the tier point of the nodes, and tells how far it came.
 - Blocks that a node left out because the reader wants none of their records: a FILTERED gap.
 - Anything else: wait.
 
@@ -82,12 +84,13 @@ class ReadBuffer(Generic[Item]):
         next: the first LSN that was not given out yet.
         until: the last LSN that is wanted.
         wants_grace: whether a loss at `next` waits for the end of the grace period.
+        is_held: whether only trims are given out: a node may not have told its trim point yet.
     """
 
     def __init__(self, start: int, until: int) -> None:
         self.next = start
         self.until = until
-        self.wants_grace = False
+        self.wants_grace = self.is_held = False
         self._heap: list[tuple[int, int, int, Item | _LeftOut]] = []
         self._ranges: set[tuple[int, int, BlockKind]] = set()
         self._arrivals = 0
@@ -97,6 +100,7 @@ class ReadBuffer(Generic[Item]):
         self._damaged: set[NodeId] = set()
         self._over: GapKind | None = None
         self._trim = 0
+        self._tier = 0
         self._passed: list[Item] = []
 
     @property
@@ -115,6 +119,7 @@ class ReadBuffer(Generic[Item]):
         return (
             self._is_here()
             or 0 < self._trim >= self.next
+            or self._tier >= self.next
             or self._over is not None
             or (self.next & ESN_MAX == 0 or self.next >> 32 == 0)
         )
@@ -168,6 +173,27 @@ class ReadBuffer(Generic[Item]):
         self._trim = max(self._trim, trim)
         return 0 < trim >= self.next and not self.is_done
 
+    def on_tiered(self, last: int) -> None:
+        """Main storage holds the log up to `last`, durably, as a node says."""
+        self._tier = max(self._tier, last)
+
+    @property
+    def tiered_up_to(self) -> int:
+        """The last LSN from `next` on that has to be read from objects; 0 if none.
+
+        What is trimmed comes before that, and so do blocks that are here.
+        """
+        if self.is_done or self._over is not None or self._is_here() or 0 < self._trim >= self.next:
+            return 0
+        is_issued = self.next & ESN_MAX and self.next >> 32
+        return min(self._tier, self.until) if self._tier >= self.next and is_issued else 0
+
+    def pass_to(self, upto: int) -> None:
+        """All below `upto` was given out, from objects."""
+        assert upto >= self.next, "a reader does not go back"
+        self._move(upto)
+        self._drop_passed()
+
     def take_passed(self) -> list[Item]:
         """Blocks that were dropped, or told as gaps, since the last call."""
         passed, self._passed = self._passed, []
@@ -209,7 +235,7 @@ class ReadBuffer(Generic[Item]):
     @property
     def is_overdue(self) -> bool:
         """Whether a block or marker above `next` shows that it is readable, and it is not here."""
-        if self.is_done or self._is_here():
+        if self.is_done or self._is_here() or self.tiered_up_to:
             return False
         return bool(self._heap) or any(marker > self.next for marker in self._markers.values())
 
@@ -227,11 +253,15 @@ class ReadBuffer(Generic[Item]):
             gap = self._gap(self._trim, GapKind.TRIM)
             self._drop_passed()
             return gap
+        if self.is_held:
+            return None
         self._drop_passed()
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)
         if self._is_here():
             return self.deliver_block(heapq.heappop(self._heap)[3])
+        if self.tiered_up_to:
+            return None
         if self._over is not None:
             return self._gap(self.until, self._over)
         return None if judge is None else self.judge_loss(judge, grace_over)

@@ -9,6 +9,12 @@ A block with the next sequence is stored. A block that is one of the last few is
 other block, the outcome is forgotten or an earlier block is missing. An unknown producer must begin
 with its first block. A higher epoch of a producer begins again at 0 and fences the lower epoch.
 
+Idle time alone says nothing of a query: a commit that waits for another log may rest for long. So
+the sequencer has a query replaced only after its commit is done (`sequencer.settled_queries`).
+
+A *late* block may have been sent before, longer ago than `sure_s`. If the log has forgotten some
+producer, an unknown producer's late first block may be a repeat, and is not taken.
+
 A log remembers a limited number of users' producers and of queries; the two kinds are counted
 apart. A new producer replaces the one that wrote longest ago, or is refused.
 
@@ -62,7 +68,7 @@ class ProducerVerdict(enum.Enum):
     FENCED = "fenced"
     """A higher epoch of the producer has begun."""
     UNKNOWN = "unknown"
-    """The producer is not remembered, and this is not its first block."""
+    """The producer is not remembered, and this is not its first block, or it may be a repeat."""
     GAP = "gap"
     """An earlier block is missing."""
     FORGOTTEN = "forgotten"
@@ -74,6 +80,14 @@ class ProducerVerdict(enum.Enum):
 def is_query(producer: int) -> bool:
     """Whether a producer is a query that publishes."""
     return producer >= QUERY_PRODUCERS
+
+
+def sure_s(producer: int) -> float:
+    """For how long after it was first sent a first block is not late.
+
+    A log remembers for twice as long, so a repeat that is not late is recognised.
+    """
+    return budget_of(producer).idle_us / 2_000_000
 
 
 def budget_of(producer: int) -> Budget:
@@ -106,6 +120,13 @@ class ProducerTable:
         kind = self._kind(producer)
         return now_us - next(iter(kind.values())).last_us if kind else now_us
 
+    def replaced_by(self, producer: int) -> Produced | None:
+        """The producer that is forgotten if a block of this one is noted; None if none is."""
+        kind = self._kind(producer)
+        if producer in kind or len(kind) < budget_of(producer).most:
+            return None
+        return next(iter(kind.values()))
+
     def _is_full(self, producer: int, now_us: int) -> bool:
         most, enough_us = budget_of(producer)
         # Trap: a retry of a forgotten producer would be stored twice. So a producer is replaced
@@ -130,20 +151,30 @@ class ProducerTable:
         return below[-1].first + below[-1].count - 1 if below else known.places[0].first - 1
 
     def look(
-        self, producer: int, epoch: int, sequence: int, count: int, now_us: int = 0
+        self,
+        producer: int,
+        epoch: int,
+        sequence: int,
+        count: int,
+        now_us: int = 0,
+        *,
+        is_late: bool = False,
     ) -> tuple[ProducerVerdict, int]:
         """The verdict on a block; for a repeat also the LSN of its first record, else 0.
 
         Args:
             now_us: the append time that the block would get; idle times are measured by it.
+            is_late: see the module.
         """
         known = self._kind(producer).get(producer)
         if known is None:
             if sequence:
                 return ProducerVerdict.UNKNOWN, 0
-            return (
-                ProducerVerdict.FULL if self._is_full(producer, now_us) else ProducerVerdict.NEXT
-            ), 0
+            if self._is_full(producer, now_us):
+                return ProducerVerdict.FULL, 0
+            # A memory that was never full has forgotten nobody, and one that was stays full.
+            has_forgotten = len(self._kind(producer)) >= budget_of(producer).most
+            return ProducerVerdict.UNKNOWN if is_late and has_forgotten else ProducerVerdict.NEXT, 0
         if epoch < known.epoch:
             return ProducerVerdict.FENCED, 0
         if epoch > known.epoch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cordwood.decisions import MembersLacking, RecoveryFenced, tell
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.nodes import NodeId
 
@@ -16,6 +17,7 @@ def refuse_fenced(failures: Mapping[NodeId, CordwoodError]) -> None:
     """
     for error in failures.values():
         if isinstance(error, Fenced):
+            tell(RecoveryFenced(0, error.epoch))
             raise error
 
 
@@ -27,6 +29,7 @@ def refuse_absent(log: int, step: str, failures: Mapping[NodeId, CordwoodError])
         NoSequencer: members are absent; the text names them and the reasons.
     """
     refuse_fenced(failures)
+    tell(MembersLacking(log, step))
     named = "; ".join(f"node {node}: {failures[node]}" for node in sorted(failures))
     raise NoSequencer(
         f"log {log} cannot be recovered ({step}) while too many members are absent: {named}. "

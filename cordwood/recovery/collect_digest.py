@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, BlockKind
+from cordwood.decisions import DigestWeighed, tell
 from cordwood.errors import (
     ChecksumMismatch,
     CordwoodError,
@@ -107,7 +108,7 @@ class DigestReads:
             connection.send(Kind.WINDOW, 0, (window,))
 
     def _on_reading(self, node: NodeId, connection: Connection, frame: Frame) -> None:
-        stream, status, _, _ = read_reading(frame.payload)
+        stream, status, *_ = read_reading(frame.payload)
         reading = self._open.get((connection, stream))
         if reading is None or reading.done.done() or status == ReadStatus.OK:
             return
@@ -240,6 +241,7 @@ async def collect_digest(
         for block in tail.blocks:
             holders[block.header] = holders.get(block.header, frozenset()) | {node}
     verdict = weigh(heard.keys(), nodeset, replication, away)
+    tell(DigestWeighed(log, epoch, verdict.name))
     is_authoritative = verdict is not QuorumVerdict.NON_AUTHORITATIVE
     over_by = max(each >> 32 for each in released)
     return Collected(digest, tuple(heard), lng, holders, is_authoritative, over_by)

@@ -29,6 +29,7 @@ from cordwood.block import (
     Envelope,
     EnvelopeFlag,
 )
+from cordwood.decisions import MendAnswered, MendFenced, tell
 from cordwood.errors import Fenced, NoSequencer, TooFewNodes
 from cordwood.host.seams import Host
 from cordwood.layout.block_header import BLOCK_HEAD_BYTES_MAX, pack_envelope, pack_header
@@ -156,7 +157,8 @@ async def store_wave(
     holders: frozenset[NodeId] = frozenset(),
 ) -> None:
     """Store one wave on one copyset; `holders` hold all of its blocks."""
-    copyset = _choose(job, holders, host)
+    is_plugs = not any(body for _, body in wave)
+    copyset = _choose(job, holders, host, everybody_ends=is_plugs)
     envelope = pack_envelope(
         Envelope(copyset, job.attempt, job.seal, job.lng, EnvelopeFlag.BY_RECOVERY)
     )
@@ -189,18 +191,23 @@ async def store_wave(
         ) from None
 
 
-def _choose(job: MendJob, holders: frozenset[NodeId], host: Host) -> tuple[NodeId, ...]:
+def _choose(
+    job: MendJob, holders: frozenset[NodeId], host: Host, *, everybody_ends: bool
+) -> tuple[NodeId, ...]:
     """A copyset of `holders` and of nodes that are not being rebuilt, as far as possible.
 
     It has nodes that take no new records only if there are no others. Then it must use them: only
     an epoch's own nodes can hold its end, and without the end no later record is ever released.
+    Read-only nodes come last: they take plugs, and amends of what they hold, and no bodies.
 
     Raises:
         TooFewNodes: the nodes cannot keep the replication.
     """
     everybody = frozenset(job.nodes)
     there = everybody - rebuilt_nodes(job.nodeset.members)
-    for nodeset in (job.nodeset, _all_taking(job.nodeset)):
+    light = everybody if everybody_ends else holders
+    taking = (_all_taking(job.nodeset), _all_taking(job.nodeset, light))
+    for nodeset in (job.nodeset, *taking):
         for nodes in (there, everybody):
             copyset = choose_copyset(
                 _sparing(nodeset, holders), job.replication, nodes, host.random
@@ -218,11 +225,13 @@ def _choose(job: MendJob, holders: frozenset[NodeId], host: Host) -> tuple[NodeI
     )
 
 
-def _all_taking(nodeset: Nodeset) -> Nodeset:
-    """The same nodes, with a tiny weight instead of 0; read-only nodes keep weight 0."""
+def _all_taking(nodeset: Nodeset, light: frozenset[NodeId] = frozenset()) -> Nodeset:
+    """The same nodes, with a tiny weight instead of 0; read-only nodes keep 0, but for `light`."""
     return Nodeset(
         tuple(
-            m if m.read_only else replace(m, weight=m.weight or SPARED_WEIGHT)
+            m
+            if m.read_only and m.node not in light
+            else replace(m, weight=m.weight or SPARED_WEIGHT)
             for m in nodeset.members
         )
     )
@@ -266,8 +275,10 @@ def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> R
     """
     if refusals is None:
         raise NoSequencer(f"log {log} cannot be mended: node {node} went away")
+    tell(MendAnswered(log, node))
     for refusal in refusals:
         if refusal.reason == Refusal.SEALED:
+            tell(MendFenced(log, refusal.epoch))
             raise Fenced(f"log {log} is sealed by epoch {refusal.epoch}", refusal.epoch)
         if refusal.reason == Refusal.REBUILDING:
             raise NoSequencer(

@@ -11,8 +11,9 @@ Source: docs/sources/logdevice.md 2.7 ("Purging").
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from cordwood.errors import CordwoodError, Unreachable
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 3.0
 """The answer comes from memory; a peer that takes longer counts as away."""
+
+
+RETRY_S = 0.5
+"""Pause before a purge is tried again: peers that know are on their way."""
 
 
 class Store(Protocol):
@@ -68,3 +73,50 @@ async def _ask_end(log: int, epoch: int, others: Sequence[NodeId], peers: Peers)
     if not ends:
         raise Unreachable(f"no peer knows how epoch {epoch} of log {log} ended")
     return max(ends, key=lambda end: (end.seal, end.attempt))
+
+
+class Purges:
+    """The purges of one node that are under way, one a log.
+
+    Args:
+        is_behind: whether ended epochs of a log have to be purged before this node may serve them.
+        others: the nodes that may know how an epoch ended.
+        peers: asked for when a purge begins.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        is_behind: Callable[[int], bool],
+        others: Callable[[], Sequence[NodeId]],
+        peers: Callable[[], Peers],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._store = store
+        self._is_behind = is_behind
+        self._others = others
+        self._peers = peers
+        self._tasks = tasks
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._is_open = True
+
+    def begin(self, log: int) -> None:
+        """Purge a log until this node may be read again; nothing where that goes on already."""
+        # A closing engine may still find that it is behind.
+        if self._is_open and log not in self._running:
+            self._running[log] = task = self._tasks.create_task(self._purge(log))
+            task.add_done_callback(lambda _: self._running.pop(log, None))
+
+    async def _purge(self, log: int) -> None:
+        while self._is_behind(log):
+            try:
+                await purge_log(log, self._store, self._others(), self._peers())
+            except CordwoodError as error:
+                logger.info("log %d cannot be purged yet: %s", log, error)
+                await asyncio.sleep(RETRY_S)
+
+    def close(self) -> None:
+        """Stop all, and begin no more."""
+        self._is_open = False
+        for task in list(self._running.values()):
+            task.cancel()

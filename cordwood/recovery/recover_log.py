@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cordwood.block import Produced
+from cordwood.decisions import RecoveryBegun, TailDecided, tell
 from cordwood.errors import CordwoodError, Fenced, NoSequencer, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Reply
@@ -156,6 +157,7 @@ async def recover_log(
         NoSequencer: too many members are absent; the text names all of them.
         Retryable: another recovery has ended one of the epochs meanwhile; begin again.
     """
+    tell(RecoveryBegun(log, epoch, record.clean_epoch))
     time_us, tail = record.clean_time_us, record.clean_tail
     produced, known = await _last_known(log, record, members, tools)
     producers = ProducerTable(produced)
@@ -177,6 +179,8 @@ async def recover_log(
             found.holders, attempt,
         )  # fmt: skip
         mend = found.digest.mend(is_authoritative=found.is_authoritative)
+        counts = len(mend.blocks), len(mend.holes), mend.bridge or 0
+        tell(TailDecided(log, unclean, *counts, found.digest.earlier_marks))
         tally.note_produced(unclean, found.lng, producers)
         for copy in mend.blocks:
             if copy.header.producer:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
+from cordwood.decisions import EpochOvertaken, EpochStarted, TakenEpochKept, tell
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.message import Yield
 from cordwood.log_attributes import DEFAULTS, LogAttributes
@@ -88,11 +89,14 @@ class Activation:
         """
         above = 0
         for _ in range(TRIES_MAX):
-            epoch, record = self._taken.get(log) or await self._take(log, above)
+            if kept := self._taken.get(log):
+                tell(TakenEpochKept(log, kept[0]))
+            epoch, record = kept or await self._take(log, above)
             try:
                 return await self.begin_epoch(log, epoch, record, role)
             except Fenced as fenced:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
+                tell(EpochOvertaken(log, epoch, fenced.epoch))
                 del self._taken[log]
                 above = fenced.epoch
         raise NoSequencer(f"log {log}: other nodes took every epoch that this one tried")
@@ -176,6 +180,7 @@ class Activation:
         self._begins[log] = (epoch, begins)
         self._attempts[log] = 0
         logger.info("log %d: this node sequences epoch %d", log, epoch)
+        tell(EpochStarted(log, epoch))
         attributes = self._attributes.pop(log, DEFAULTS)
         appender = LogAppender(
             log, epoch, nodeset, replication, begins.time_us, role, self._tools, attributes

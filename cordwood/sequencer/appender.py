@@ -21,7 +21,24 @@ from typing import Protocol
 from crc32c import crc32c
 
 from cordwood.block import BlockKind, Buffer, Envelope
+from cordwood.decisions import (
+    LISTENERS,
+    AnsweredLate,
+    AnswerLost,
+    AppendsRefused,
+    EpochDrained,
+    GroupNumbered,
+    NoSpaceAnywhere,
+    RefusalHeard,
+    RunAcknowledged,
+    RunOvertaken,
+    SpaceAwaited,
+    TooFewNodesUp,
+    WaveRetried,
+    tell,
+)
 from cordwood.errors import (
+    AccessDenied,
     CordwoodError,
     NoSequencer,
     OutcomeUnknown,
@@ -178,7 +195,7 @@ class LogAppender:
     def on_recovered(self, below: Recovered) -> None:
         """Every lower epoch is recovered: stored records are released from now on."""
         self.is_recovered = True
-        self._checks = ProducerChecks(self.epoch, below)
+        self._checks = ProducerChecks(self.epoch, below, self._tools.queries)
         if self._window.lng > self.epoch << 32:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
@@ -195,6 +212,11 @@ class LogAppender:
     def enqueue(self, waiting: Waiting) -> None:
         """Take an entry; `flush` numbers it at the end of the tick."""
         assert not self._over, "a fenced appender takes nothing"
+        wanted = self.attributes.write_token
+        if wanted and wanted not in waiting.connection.tokens:
+            error = AccessDenied(f"log {self.log} wants a write token, and this client showed none")
+            self._role.refuse(waiting.connection, waiting.entry, error)
+            return
         if not self.is_recovered:
             self._unreleased_bytes += waiting.entry.stored_bytes
         self._pending.append(waiting)
@@ -268,6 +290,7 @@ class LogAppender:
         comes from runs in flight that are stored, and from nodes that flush.
         """
         if self._short_since is None:
+            tell(SpaceAwaited(self.log))
             self._short_since = now
         is_busy = len(self._window) or self._tools.channel.is_busy
         can_replicate = self._can_replicate()
@@ -358,6 +381,7 @@ class LogAppender:
             run = self._window.number(count, contents, ends_group=at == len(runs))
             run.sent_at = float("inf")
             self._unsent.append(run)
+        tell(GroupNumbered(self.log, first, self._window.next - 1))
         self._send_unsent(now)
 
     def _send_unsent(self, now: float) -> None:
@@ -408,6 +432,10 @@ class LogAppender:
         is_stored = refusals is not None and not refusals
         if is_stored and self._tools.times.on_answer(node, now - run.waves_at[wave - 1], now):
             self._tools.states.on_slow(node, now)
+        if refusals is None:
+            tell(AnswerLost(self.log, run.first, run.last, node))
+        elif wave != run.wave:
+            tell(AnsweredLate(self.log, run.first, run.last, node, wave))
         if self._over or run.stored:
             return
         if wave != run.wave:
@@ -424,9 +452,11 @@ class LogAppender:
             if run.contents.is_paced:
                 self._paced_bytes -= run.contents.bytes
                 self._send_unsent(now)
-            self._retire()
+            self._retire(run)
 
     def on_refused(self, run: SentRun, node: NodeId, refusal: StoreRefusal, now: float) -> None:
+        """A node refused a store of `run`."""
+        tell(RefusalHeard(self.log, run.first, run.last, node, refusal.reason.name))
         if refusal.reason == Refusal.SEALED:
             self._role.on_fenced(self.log, refusal.epoch)
             return
@@ -463,12 +493,15 @@ class LogAppender:
         logger.error("log %d: the run from %d was damaged in memory", self.log, run.first)
         self._role.on_fenced(self.log, 0)
 
-    def _retire(self) -> None:
+    def _retire(self, stored: SentRun) -> None:
         retired = self._window.retire()
         if not retired:
+            tell(RunOvertaken(self.log, stored.first, stored.last))
             return
         for run in retired:
             records = run.last - run.first + 1
+            if LISTENERS:
+                tell(RunAcknowledged(self.log, run.first, run.last))
             self._blocks_in_flight -= len(run.contents.blocks)
             self._role.acknowledge(run.contents.acks, run.contents.bytes, records)
         if self._checks is not None and self._checks.repeats:
@@ -491,6 +524,7 @@ class LogAppender:
         # Trap: an epoch must be recovered before the next one is taken. Otherwise epoch after epoch
         # would be filled and none released.
         if self._exhausted and not len(self._window) and self.is_recovered:
+            tell(EpochDrained(self.log, self.epoch))
             self._role.on_drained(self.log, self.epoch)
 
     def tick(self, now: float) -> None:
@@ -516,8 +550,8 @@ class LogAppender:
         if copyset is None:
             run.sent_at = now
             return
-        logger.debug("log %d: run from %d goes out again as wave %d", self.log, run.first, run.wave)
         self._send(run, copyset, now)
+        tell(WaveRetried(self.log, run.first, run.last, run.wave))
 
     @property
     def _up(self) -> frozenset[NodeId]:
@@ -537,6 +571,8 @@ class LogAppender:
         self._sticky_bytes = 0
         self._sticky_until = now + STICKY_S
         self._copyset = self.choose_nodes(now, roomy)
+        if self._copyset is None:
+            tell(NoSpaceAnywhere(self.log))
         return self._copyset
 
     def choose_nodes(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
@@ -578,6 +614,7 @@ class LogAppender:
         )
 
     def _too_few(self) -> TooFewNodes:
+        tell(TooFewNodesUp(self.log))
         down = [n for n in self.nodeset.nodes if self._tools.peers.get(n) is None]
         named = ", ".join(str(node) for node in down) or "none"
         return TooFewNodes(
@@ -586,6 +623,8 @@ class LogAppender:
 
     def _refuse_pending(self, error: CordwoodError) -> None:
         pending, self._pending = self._pending, []
+        if pending:
+            tell(AppendsRefused(self.log, len(pending), str(error)))
         for waiting in pending:
             self._role.refuse(waiting.connection, waiting.entry, error)
 

@@ -7,7 +7,7 @@ Source: docs/design.md §3 ("Producers", `expected_tail`).
 
 from __future__ import annotations
 
-from cordwood.block import ProducedBlock
+from cordwood.block import Produced, ProducedBlock
 from cordwood.errors import (
     Misplaced,
     OutOfSequence,
@@ -22,6 +22,7 @@ from cordwood.lsn import format_lsn
 from cordwood.protocol.producers import ProducerVerdict, budget_of, is_query
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.run_contents import Waiting
+from cordwood.sequencer.settled_queries import SettledQueries
 from cordwood.wire.connection import Connection
 
 Ack = tuple[Connection, int, int]
@@ -37,8 +38,9 @@ class ProducerChecks:
             who is told takes that for stored. So it waits until the log is stored up to this LSN.
     """
 
-    def __init__(self, epoch: int, below: Recovered) -> None:
+    def __init__(self, epoch: int, below: Recovered, queries: SettledQueries) -> None:
         self._epoch = epoch
+        self._queries = queries
         self._producers = below.producers
         self._tail = below.tail
         self.repeats: list[tuple[int, Ack]] = []
@@ -51,13 +53,15 @@ class ProducerChecks:
             last: the last LSN given out, `(epoch, 0)` for none.
             now_us: the append time that it would get.
         Raises:
-            Overloaded: the log remembers as many producers as it may.
+            Overloaded: the log remembers as many producers as it may, or a query that it would
+                forget is not known to be done.
             UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
         """
         if entry.producer:
             verdict, first = self._producers.look(
-                entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count, now_us
-            )
+                entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count, now_us,
+                is_late=bool(entry.flags & AppendFlag.LATE),
+            )  # fmt: skip
             if verdict is ProducerVerdict.REPEAT:
                 return first
             if verdict is ProducerVerdict.FULL:
@@ -65,6 +69,13 @@ class ProducerChecks:
             if verdict is not ProducerVerdict.NEXT:
                 expected = self._producers.expected(entry.producer, entry.producer_epoch)
                 raise _refusal(verdict, entry, expected)
+            replaced = self._producers.replaced_by(entry.producer)
+            if (
+                replaced is not None
+                and is_query(replaced.producer)
+                and not self._queries.is_settled(replaced.producer, replaced.epoch)
+            ):
+                raise _unsettled(entry, replaced)
         if entry.flags & AppendFlag.CONDITIONAL:
             self.check_tail(entry, last)
         return None
@@ -121,11 +132,25 @@ def _full(entry: AppendEntry, idle_us: int) -> Overloaded:
     )
 
 
+def _unsettled(entry: AppendEntry, replaced: Produced) -> Overloaded:
+    return Overloaded(
+        f"log {entry.log} remembers {budget_of(entry.producer).most} queries. The one idle longest "
+        f"(producer {replaced.producer}) has commit {replaced.epoch}, which is not known to be in "
+        "all its logs; forgotten, it would be stored twice. Have that query publish on, or try "
+        "again; nothing was stored"
+    )
+
+
 def _refusal(verdict: ProducerVerdict, entry: AppendEntry, expected: int) -> Rejected:
     who = f"producer {entry.producer} (epoch {entry.producer_epoch}) of log {entry.log}"
     what = f"records from sequence {entry.producer_sequence} on"
     if verdict is ProducerVerdict.FENCED:
         return ProducerFenced(f"{who}: a higher epoch of it has begun; nothing was stored")
+    if verdict is ProducerVerdict.UNKNOWN and not entry.producer_sequence:
+        return UnknownProducer(
+            f"{who} is not remembered, and its first records may have been stored so long ago that "
+            "they are forgotten: read the log to know; nothing was stored"
+        )
     if verdict is ProducerVerdict.UNKNOWN:
         return UnknownProducer(
             f"{who} is not remembered, and {what} are not its first: begin a higher epoch"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from crc32c import crc32c
 
+from cordwood.decisions import AppendOverloaded, LogGivenUp, RuleQuestioned, SequencerFenced, tell
 from cordwood.errors import (
     ChecksumMismatch,
     CordwoodError,
@@ -111,6 +112,8 @@ class SequencerRole:
         for entry in read_append(frame.payload):
             error = self._answers.behind(connection, entry) or self._admit(connection, entry)
             if error is not None:
+                if isinstance(error[0], Overloaded):
+                    tell(AppendOverloaded(entry.log, str(error[0])))
                 self._answers.send_back(connection, entry, *error)
         self._tick_soon()
 
@@ -169,6 +172,7 @@ class SequencerRole:
             rules = await self._activation.is_newest(log, appender.epoch)
         except Retryable as error:
             raise NoSequencer(f"log {log}: who rules it is not known: {error}") from error
+        tell(RuleQuestioned(log, appender.epoch, rules))
         if not rules and self._rows.get(log) is row:
             await self._finish(log, row, NodeId(0))
         return rules
@@ -177,6 +181,7 @@ class SequencerRole:
         """`successor` took `epoch`: finish the numbered runs, within FINISH_S, then stop."""
         row = self._rows.get(log)
         if row is not None and row.appender is not None and row.appender.epoch < epoch:
+            tell(LogGivenUp(log, row.appender.epoch, successor))
             await self._finish(log, row, successor)
 
     async def _finish(self, log: int, row: TableRow, successor: NodeId) -> None:
@@ -315,6 +320,7 @@ class SequencerRole:
         row = self._rows.get(log)
         if row is not None and row.appender is not None:
             logger.info("log %d: fenced by epoch %d", log, epoch)
+            tell(SequencerFenced(log, row.appender.epoch, epoch))
             self._table.end(log, row, epoch)
 
     def on_released(self, log: int, epoch: int) -> None:

@@ -13,6 +13,14 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from cordwood.decisions import (
+    ActivationGivenUp,
+    EpochEnded,
+    EpochRestarted,
+    NotRecoveredTold,
+    RecoveryEnded,
+    tell,
+)
 from cordwood.errors import CordwoodError, Fenced, NoSequencer, UnknownLog
 from cordwood.nodes import NodeId
 from cordwood.recovery.recover_log import Recovered
@@ -119,6 +127,7 @@ class SequencerTable:
         if old.successor is not None:
             old.appender.end(0)  # another node has the next epoch already
             return
+        tell(EpochRestarted(log, epoch))
         row = self.start(log)
         row.waiting = old.appender.take_pending() + old.waiting
         row.waiting_bytes = sum(each.entry.stored_bytes for each in row.waiting)
@@ -179,7 +188,7 @@ class SequencerTable:
                     self._role.on_fenced(log, fenced.epoch)
             except CordwoodError as error:
                 logger.info("log %d: not recovered yet: %s", log, error)
-                self._tell_not_recovered(row, NoSequencer(str(error)))
+                self._tell_not_recovered(log, row, NoSequencer(str(error)))
                 await asyncio.sleep(ACTIVATE_AGAIN_S)
             else:
                 if self.rows.get(log) is row:
@@ -187,8 +196,9 @@ class SequencerTable:
                     await self._activation.trim_nodesets(log, appender.epoch)
                 return
 
-    def _tell_not_recovered(self, row: TableRow, error: NoSequencer) -> None:
+    def _tell_not_recovered(self, log: int, row: TableRow, error: NoSequencer) -> None:
         """Tell the waiting clients why the recovery failed; later clients wait again."""
+        tell(NotRecoveredTold(log, str(error)))
         if not row.recovered.done():
             row.recovered.set_exception(error)
             row.recovered.exception()
@@ -201,6 +211,7 @@ class SequencerTable:
         appender = row.appender
         assert appender is not None, "recovery follows the activation"
         row.recovered.set_result(None)
+        tell(RecoveryEnded(log, appender.epoch))
         if recovered is not None:
             appender.on_recovered(recovered)
         if self.rows.get(log) is row:  # Race: its epoch may have run out of LSNs meanwhile
@@ -217,12 +228,14 @@ class SequencerTable:
             row.recovery.cancel()
         over = NoSequencer(f"log {log} is not sequenced here any more")
         if not row.recovered.done():
-            self._tell_not_recovered(row, over)
+            self._tell_not_recovered(log, row, over)
         if row.appender is not None:
+            tell(EpochEnded(log, row.appender.epoch))
             row.appender.end(epoch)
 
     def abandon(self, log: int, row: TableRow, error: CordwoodError) -> None:
         """Give up the activation of `log`, and tell the waiting clients why."""
+        tell(ActivationGivenUp(log, str(error)))
         if self.rows.get(log) is row:
             del self.rows[log]
         told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))

@@ -11,6 +11,7 @@ from typing import Protocol
 from cordwood.nodes import Authority, Member
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
+from cordwood.sequencer.settled_queries import AskSettled, SettledQueries
 from cordwood.settings import SequencerSettings
 from cordwood.wire.peers import Peers
 from cordwood.wire.store_channel import StoreChannel
@@ -21,6 +22,7 @@ class AppenderTools:
 
     Attributes:
         settings: as given, and with what the smallest of the members can store.
+        queries: which queries a log may forget.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class AppenderTools:
         settings: SequencerSettings,
         now: Clock,
         random: Chance,
+        ask_settled: AskSettled,
     ) -> None:
         self.peers = peers
         self.channel = channel
@@ -40,6 +43,7 @@ class AppenderTools:
         self.settings = self._given = settings
         self.now = now
         self.random = random
+        self.queries = SettledQueries(ask_settled)
 
     def fit(self, members: Iterable[Member]) -> None:
         """Number nothing that a member could never store.

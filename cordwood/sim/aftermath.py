@@ -22,7 +22,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
@@ -260,7 +260,7 @@ async def append_on(name: str, words: LastWords, clients: Clients, host: Host) -
     while not clients.giving_up and words.writes != sorted(words.ends, key=words.writes.index):
         try:
             async with (
-                connected(clients.addresses, host, clients.settings(chance)) as store,
+                clients.connected(host, clients.settings(chance)) as store,
                 asyncio.TaskGroup() as tasks,
             ):
                 for number, log in enumerate(words.writes):
@@ -322,7 +322,7 @@ async def _tell(
     left = [dict(statuses) for statuses in told]
     while left and not clients.giving_up:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while left:
                     while left[0]:
                         node, status = min(left[0].items())
@@ -342,7 +342,7 @@ async def read_what_is_left(name: str, log: str, until: int, clients: Clients, h
     recorder, is_done = clients.recorder, False
     while not (is_done or clients.giving_up):
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 log_id = await find_log(store, log, clients)
                 stream = await store.read(log, OLDEST, until)
                 recorder.read_started(name, log_id, OLDEST, until)
@@ -443,7 +443,7 @@ async def _append_steadily(name: str, clients: Clients, host: Host) -> None:
     while clients.is_paced:
         try:
             async with (
-                connected(clients.addresses, host, clients.settings(chance)) as store,
+                clients.connected(host, clients.settings(chance)) as store,
                 asyncio.TaskGroup() as tasks,
             ):
                 log_id = await find_log(store, log, clients)

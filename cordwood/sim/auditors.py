@@ -13,7 +13,6 @@ from functools import partial
 
 from cordwood.block import BlockKind
 from cordwood.client.read.replica_scan import Copy, scan_copies
-from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
@@ -49,7 +48,7 @@ async def scan_all(name: str, clients: Clients, host: Host) -> None:
     """Ask each node of each log; who cannot be asked is told of as a call that failed."""
     _, chance = clients.next_life(name)
     try:
-        async with connected(clients.addresses, host, clients.settings(chance)) as store:
+        async with clients.connected(host, clients.settings(chance)) as store:
             for log, log_id in clients.log_ids.items():
                 stop = clients.tails.get(log_id, 0) + 1
                 for node in (await store.log(log)).all_nodes:

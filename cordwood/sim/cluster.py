@@ -24,19 +24,29 @@ from cordwood.node import Node, running_node
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow
 from cordwood.quorum.copyset import can_replicate
-from cordwood.settings import MIB, NodeSettings, SequencerSettings, StorageSettings
+from cordwood.settings import (
+    MIB,
+    NodeSettings,
+    SequencerSettings,
+    StorageSettings,
+    TierSettings,
+)
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.buggy_host import buggy_host
 from cordwood.sim.history import DumpedSlots, HistoryRecorder, PayloadMark, SlotKind
-from cordwood.sim.holdings import held_blocks, meets, rotten_ranges, split_trimmed
-from cordwood.sim.host import SimMachine, Simulation
+from cordwood.sim.holdings import held_blocks, is_set_aside, meets, rotten_ranges, split_trimmed
+from cordwood.sim.host import SimClock, SimMachine, Simulation, sim_host
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.sim.network import SimNetwork
+from cordwood.sim.object_store import Bucket, BucketFaults
 from cordwood.sim.process import Process
 from cordwood.sim.record_id import mark_record
 from cordwood.sim.recorded_metadata import RecordedMetadata
 from cordwood.sim.stored_tree import StoredTree
 from cordwood.sim.streams import stream
+from cordwood.sim.tier_dump import dump_tier
+from cordwood.storage.logs_db.tables import MakeTables
+from cordwood.tier.patient_store import PatientStore
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +84,13 @@ class ClusterOptions:
         sequencer: settings of every node's sequencer.
         attributes: what all logs inherit.
         weights: of nodes that have another one than 1.
+        wals: bytes of the WAL of nodes that have another one than `wal_bytes`.
+        create_logs: whether an append to a name that is not there makes a log.
+        restarts: whether a node that ends with a word of its own runs again; without, its error
+            is one that nobody handled.
+        rebuild_after_s: when a dead node counts as lost; 0 for never.
+        tier: of every node; without a store nothing is tiered.
+        bucket: how the object store misbehaves while faults strike.
     """
 
     nodes: int = 5
@@ -89,6 +106,12 @@ class ClusterOptions:
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     attributes: LogAttributes = field(default_factory=LogAttributes)
     weights: Mapping[int, float] = field(default_factory=dict)
+    wals: Mapping[int, int] = field(default_factory=dict)
+    create_logs: bool = True
+    restarts: bool = True
+    rebuild_after_s: float = 0.0
+    tier: TierSettings = field(default_factory=TierSettings)
+    bucket: BucketFaults = field(default_factory=BucketFaults)
 
     def location(self, number: NodeId) -> str:
         """Where a node stands."""
@@ -113,13 +136,16 @@ class SimCluster:
         options: ClusterOptions,
         recorder: HistoryRecorder,
         buggify: Buggify | None = None,
+        make_tables: MakeTables = memory_tables,
     ) -> None:
+        self._make_tables = make_tables
         self.options = options
         self.numbers = tuple(NodeId(n) for n in range(1, options.nodes + 1))
         self.metadata = RecordedMetadata(stream(simulation.seed, "metadata"), recorder)
         self.running: dict[NodeId, Node] = {}
         self.moved: dict[NodeId, str] = {}
         self.exits = 0
+        self.bucket = Bucket(stream(simulation.seed, "bucket"), replace(options.bucket))
         self._buggify = buggify or Buggify(simulation.seed, is_on=False)
         self._ran_once: set[NodeId] = set()
         # Ended by an error that is no word of its own, its stores closed: nothing to look into.
@@ -249,10 +275,15 @@ class SimCluster:
                 await asyncio.sleep(late_s)
             try:
                 settings = self._settings(number)
-                async with running_node(settings, host, self.metadata, memory_tables) as node:
+                self._recorder.node_starting(number, self.location(number))
+                async with running_node(
+                    settings, host, self.metadata, self._make_tables, self.open_objects
+                ) as node:
                     self._on_running(number, node)
                     await asyncio.Event().wait()
             except (CordwoodError, OSError) as error:
+                if not self.options.restarts:
+                    raise
                 # As under an init system: what ended with a word of its own runs again.
                 self.exits += 1
                 self.running.pop(number, None)
@@ -275,12 +306,21 @@ class SimCluster:
             location=self.location(number),
             weight=self.options.weights.get(number, 1.0),
             default_replication=self.options.replication,
-            create_logs=True,
+            create_logs=self.options.create_logs,
             refresh_s=self.options.refresh_s,
             gossip_s=self.options.gossip_s,
+            rebuild_after_s=self.options.rebuild_after_s,
             sequencer=self.options.sequencer,
-            storage=replace(self.options.storage, wal_bytes=self.options.wal_bytes),
+            storage=replace(
+                self.options.storage,
+                wal_bytes=self.options.wals.get(number, self.options.wal_bytes),
+            ),
+            tier=self.options.tier,
         )
+
+    async def open_objects(self, host: Host, address: str) -> PatientStore:
+        """Main storage, for nodes and clients."""
+        return PatientStore(self.bucket.store(), host.random)
 
     async def dump(self, only: Collection[int] | None = None) -> None:
         """Record what every running node holds of every log.
@@ -295,11 +335,11 @@ class SimCluster:
                 if only is not None and log not in only:
                     continue
                 slots = [_dumped(block) for block in await held_blocks(node.engine, log)]
-                trim, rack = node.engine.cache.log(log).trim, self.location(number)
-                self._recorder.node_dumped(number, rack, log, slots, trim)
+                held, rack = node.engine.cache.log(log), self.location(number)
+                self._recorder.node_dumped(number, rack, log, slots, held.trim, held.tier)
             rotten = await rotten_ranges(node.engine)
             for log in sorted(node.engine.cache.logs):
-                trim = node.engine.trim_of(log)
+                trim = node.engine.gone_of(log)
                 left, trimmed = split_trimmed(rotten.get(log, ()), trim)
                 # A scan that fails does not say where in its part of the log the bad bytes are:
                 # all of it is unknown, and is still when the trim has come past what rotted.
@@ -310,6 +350,22 @@ class SimCluster:
                 ]
                 passes = node.scrub.whole_passes
                 self._recorder.node_scrubbed(number, log, passes, left, damaged)
+        if self.options.tier.store:
+            # Behind the nodes: they let go of what the manifests have named by then.
+            await dump_tier(self.bucket, self._recorder, self._own_host(), only)
+
+    def heal_bucket(self) -> None:
+        """The object store misbehaves no more."""
+        self.bucket.faults = BucketFaults()
+
+    def _own_host(self) -> Host:
+        """A host outside of all machines."""
+        simulation, name = self._simulation, "dump"
+        return sim_host(
+            simulation.loop.director, name, clock=SimClock(simulation.loop),
+            network=simulation.network, disk=simulation.machine(name).disk,
+            chance=stream(simulation.seed, name),
+        )  # fmt: skip
 
 
 def _dumped(block: StoredBlock) -> DumpedSlots:
@@ -331,4 +387,6 @@ def _dumped(block: StoredBlock) -> DumpedSlots:
         intact=intact,
         seal_epoch=block.envelope.seal_epoch,
         wave=block.envelope.wave,
+        copyset=tuple(block.envelope.copyset),
+        set_aside=is_set_aside(block),
     )

@@ -32,7 +32,7 @@ from cordwood.sim.knobs import value_text
 from cordwood.sim.planted import PLANTED_BUGS, find_bug
 from cordwood.sim.planted.search import BugSearch, bugs_markdown, bugs_table, next_search
 from cordwood.sim.probes import PROBES
-from cordwood.sim.replay import quiet_run, telling
+from cordwood.sim.replay import listened, quiet_run, telling
 from cordwood.sim.run import Outcome
 from cordwood.sim.shrink import shrink as smaller_plans
 from cordwood.sim.story import parse_trace, tell, timeline
@@ -143,13 +143,13 @@ def replay(
     wanted = parse_trace(trace) if trace else None
     say = _Say(as_json)
     _show_options(task, say)
-    with telling(say.plain, until_s) if logs else quiet_run():
+    with telling(say.plain, until_s) if logs else quiet_run(), listened() as decided:
         outcome = run_task(task)
     until_us = None if until_s is None else round(until_s * 1e6)
     lines = (
         timeline(outcome.history, until_us)
         if wanted is None
-        else tell(outcome.history, wanted, log, until_us)
+        else tell(outcome.history, wanted, log, until_us, decided)
     )
     say.plain("")
     for line in lines:

@@ -20,7 +20,6 @@ import random
 from cordwood.block import Gap, Record
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.hand import ReadResult
-from cordwood.client.store import connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
@@ -65,7 +64,7 @@ async def consume(name: str, clients: Clients, host: Host) -> None:
     member = _Member(name, clients, clients.manner_chance(name, life))
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 for log in clients.options.logs:
                     member.log_ids[log] = await find_log(store, log, clients)
                 consumer = await store.consumer(

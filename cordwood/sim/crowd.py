@@ -13,7 +13,7 @@ import asyncio
 import random
 
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
@@ -40,7 +40,7 @@ async def crowd(name: str, clients: Clients, host: Host) -> None:
     while not clients.stopping:
         try:
             async with (
-                connected(clients.addresses, host, clients.settings(chance)) as store,
+                clients.connected(host, clients.settings(chance)) as store,
                 asyncio.TaskGroup() as tasks,
             ):
                 for number in range(1, CROWD + 1):

@@ -20,6 +20,24 @@ class NodesBack(HistoryEvent, frozen=True, gc=False, tag="nodes-back"):
     nodes: tuple[int, ...]
 
 
+class DiskLost(HistoryEvent, frozen=True, gc=False, tag="disk-lost"):
+    """A node's disk is gone for good, and an empty one in its place."""
+
+    node: int
+
+
+class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
+    """At the end of a run in which disks were lost: what they held should be on other nodes.
+
+    Attributes:
+        disks: how many were lost.
+        waits: nodes that are still said to be lost then.
+    """
+
+    disks: int
+    waits: tuple[int, ...] = ()
+
+
 class PaceBegan(HistoryEvent, frozen=True, gc=False, tag="pace-began"):
     """From here on the appends of `client` are timed.
 
@@ -37,4 +55,4 @@ class PaceEnded(HistoryEvent, frozen=True, gc=False, tag="pace-ended"):
     client: str
 
 
-EndEvent: TypeAlias = NodesLost | NodesBack | PaceBegan | PaceEnded
+EndEvent: TypeAlias = NodesLost | NodesBack | DiskLost | DisksReplaced | PaceBegan | PaceEnded

@@ -288,6 +288,13 @@ class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
     weight: float = 1.0
 
 
+class NodeStarting(HistoryEvent, frozen=True, gc=False, tag="node-starting"):
+    """A node begins to start in this rack; others may know it there although it never runs."""
+
+    node: int
+    rack: str = ""
+
+
 class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
     """A machine was given a disk; `own` if it is the one that its node has written."""
 
@@ -296,12 +303,17 @@ class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
 
 
 class BlockStored(HistoryEvent, frozen=True, gc=False, tag="stored"):
-    """A node says that a block or plug of a log is durable: `[first, last]`, both included."""
+    """A node says that a block or plug of a log is durable: `[first, last]`, both included.
+
+    Attributes:
+        is_end: it is a recovery's, and a plug or an amend: a read-only node takes it too.
+    """
 
     node: int
     log: int
     first: LsnValue
     last: LsnValue
+    is_end: bool = False
 
 
 class Idled(HistoryEvent, frozen=True, gc=False, tag="idled"):
@@ -328,6 +340,7 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
     Attributes:
         rack: as in `NodeStarted`.
         trim: its trim point; nothing is owed up to there.
+        tier: up to where it let go of what main storage holds.
     """
 
     node: int
@@ -335,6 +348,28 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
     log: int
     slots: tuple[DumpedSlots, ...]
     trim: LsnValue = 0
+    tier: LsnValue = 0
+
+    @property
+    def gone(self) -> int:
+        """Up to here it keeps nothing."""
+        return max(self.trim, self.tier)
+
+
+class TierDumped(HistoryEvent, frozen=True, gc=False, tag="tier-dumped"):
+    """All that main storage holds of one log when the run is over, past all faults.
+
+    Attributes:
+        start, end: what its manifest tells of, `end` not included.
+        slots: blocks and plugs, as objects have them.
+        why: what cannot be read of it; "" for nothing.
+    """
+
+    log: int
+    start: LsnValue
+    end: int
+    slots: tuple[DumpedSlots, ...]
+    why: str = ""
 
 
 Event: TypeAlias = (
@@ -357,11 +392,13 @@ Event: TypeAlias = (
     | FaultStruck
     | FaultEased
     | NodeStarted
+    | NodeStarting
     | DiskGiven
     | BlockStored
     | Idled
     | FaultsHealed
     | NodeDumped
+    | TierDumped
     | PositionEvent
     | TokenEvent
     | NameEvent

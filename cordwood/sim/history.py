@@ -57,6 +57,7 @@ from cordwood.sim.events import (
     Idled,
     NodeDumped,
     NodeStarted,
+    NodeStarting,
     PositionsSaved,
     ReadEnded,
     ReadStarted,
@@ -64,6 +65,7 @@ from cordwood.sim.events import (
     Released,
     RunStarted,
     TailAnswered,
+    TierDumped,
     mark_payload,
 )
 from cordwood.sim.payload import identify, make_payload
@@ -94,6 +96,7 @@ __all__ = [
     "Idled",
     "NodeDumped",
     "NodeStarted",
+    "NodeStarting",
     "PayloadMark",
     "PositionsSaved",
     "ReadEnded",
@@ -103,6 +106,7 @@ __all__ = [
     "RunStarted",
     "SlotKind",
     "TailAnswered",
+    "TierDumped",
     "from_jsonl",
     "identify",
     "make_payload",
@@ -347,13 +351,19 @@ class HistoryRecorder:
         """Note that a node runs (again)."""
         self.add(NodeStarted(self._now_us(), node, incarnation, rack, weight))
 
+    def node_starting(self, node: int, rack: str) -> None:
+        """Note that a node begins to start, and where it stands."""
+        self.add(NodeStarting(self._now_us(), node, rack))
+
     def disk_given(self, node: int, *, own: bool) -> None:
         """Note that a machine got a disk, its node's own or another."""
         self.add(DiskGiven(self._now_us(), node, own))
 
-    def block_stored(self, node: int, log: int, first: int, last: int) -> None:
+    def block_stored(
+        self, node: int, log: int, first: int, last: int, *, is_end: bool = False
+    ) -> None:
         """Note that a node has a block durably, before it tells anybody."""
-        self.add(BlockStored(self._now_us(), node, log, int(first), int(last)))
+        self.add(BlockStored(self._now_us(), node, log, int(first), int(last), is_end))
 
     def idled(self, nodes: int, length_s: float, callbacks: int) -> None:
         """Note what nodes did while nobody wanted anything."""
@@ -375,7 +385,13 @@ class HistoryRecorder:
         self.add(NodeScrubbed(self._now_us(), node, log, passes, tuple(rotten), tuple(damaged)))
 
     def node_dumped(
-        self, node: int, rack: str, log: int, slots: Iterable[DumpedSlots], trim: int = 0
+        self,
+        node: int,
+        rack: str,
+        log: int,
+        slots: Iterable[DumpedSlots],
+        trim: int = 0,
+        tier: int = 0,
     ) -> None:
         """Note what a node's disk holds of a log when all is over."""
-        self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots), int(trim)))
+        self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots), int(trim), int(tier)))

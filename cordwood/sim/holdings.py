@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cordwood.block import EnvelopeFlag
 from cordwood.layout import logs_db
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
@@ -19,6 +20,11 @@ async def held_blocks(engine: StorageEngine, log: int) -> list[StoredBlock]:
     """All that a node holds of a log, in its cache and in LogsDB."""
     blocks, _ = await held_and_damaged(engine, log)
     return blocks
+
+
+def is_set_aside(block: StoredBlock) -> bool:
+    """Whether a copy counts for nothing, as other nodes have all that there should be."""
+    return bool(block.envelope.flags & EnvelopeFlag.DRAINED)
 
 
 async def held_and_damaged(

@@ -17,7 +17,7 @@ import random
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError, LogExists, UnknownLog
 from cordwood.host.seams import Host
 from cordwood.sim.name_events import NamedAppend, NamedRead, NameLeads
@@ -68,7 +68,7 @@ async def change_names(name: str, clients: Clients, host: Host) -> None:
     namer = _Namer(clients)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 await namer.go_on(store, chance)
         except CordwoodError as error:
             clients.told(name, "rename", error)
@@ -138,7 +138,7 @@ async def call_names(name: str, clients: Clients, host: Host) -> None:
     caller = _Caller(name, clients, chance)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 async with asyncio.timeout(chance.expovariate(1 / STAY_S)):
                     while not clients.stopping:
                         await clients.pause(chance.expovariate(1 / CALL_S))

@@ -51,4 +51,28 @@ class NamedAppend(HistoryEvent, frozen=True, gc=False, tag="named-append"):
     found: bool
 
 
-NameEvent: TypeAlias = NameLeads | NamedRead | NamedAppend
+class LogMade(HistoryEvent, frozen=True, gc=False, tag="log-made"):
+    """A client was told that it made this log."""
+
+    client: str
+    log: Number
+
+
+class LogSought(HistoryEvent, frozen=True, gc=False, tag="log-sought"):
+    """A log was looked for while nobody changed names.
+
+    Attributes:
+        is_deleted: for good.
+        is_found: by its number.
+        is_named: by the name that it has.
+        is_listed: in the list of all logs.
+    """
+
+    log: Number
+    is_deleted: bool
+    is_found: bool
+    is_named: bool
+    is_listed: bool
+
+
+NameEvent: TypeAlias = NameLeads | NamedRead | NamedAppend | LogMade | LogSought

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 
-from cordwood.client.store import connected
 from cordwood.errors import CordwoodError, Rejected
 from cordwood.host.seams import Host
 from cordwood.nodes import Authority
@@ -33,7 +32,7 @@ async def keep_storage(name: str, clients: Clients, host: Host) -> None:
     said: dict[int, bool] = {}
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     node = chance.choice(nodes)
                     read_only = not said.get(node, False)
@@ -59,7 +58,7 @@ async def give_up(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     await asyncio.sleep(chance.expovariate(1 / GIVE_UP_S))
                     node = chance.choice(clients.options.given_up)

@@ -49,6 +49,7 @@ class RunOptions:
             others are dead. The rest owes everything meanwhile; they come back at the end.
         paced: whether appends are timed with all nodes well and with one hampered (L7).
         loses: nodes that are lost for good at the end, see `sim.aftermath`: "" for none.
+        loses_disks: whether disks are lost for good meanwhile, see `sim.disk_losses`.
         accepts: whether an operator accepts in the end what nodes lost.
         audited: whether all nodes are scanned for their copies when all is over.
         must_count: whether the workload goes on after the healing until the run counts;
@@ -67,6 +68,7 @@ class RunOptions:
     absent: tuple[NodeId, ...] = ()
     paced: bool = False
     loses: str = ""
+    loses_disks: bool = False
     accepts: bool = False
     audited: bool = False
     must_count: bool = True

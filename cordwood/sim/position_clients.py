@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import make_lsn
@@ -51,7 +51,7 @@ async def trim_logs(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     await asyncio.sleep(chance.expovariate(1 / clients.options.trim_s))
                     log = chance.choice(clients.options.logs)

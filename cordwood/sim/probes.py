@@ -1,11 +1,10 @@
 """Probes: named rare things that should happen somewhere in a sweep, and are counted.
 
 A fault that never reaches the code it was meant for proves nothing. So each branch
-worth reaching has a probe, and a sweep that never hits one of them says so. Probes
-are put round functions of production code for the length of a run, which is how
-bugs are planted too: the code itself knows nothing of them. To add one, add a row to
-`probes_of_nodes` or `probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the
-history tells it).
+worth reaching has a probe, and a sweep that never hits one of them says so. A probe counts
+decisions that the product tells (`cordwood.decisions`). Where a pure rule tells nothing, it is put
+round the function for the length of a run. To add one, add a row to `probes_of_nodes` or
+`probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the history tells it).
 
 Source: FoundationDB's CODE_PROBE; docs/sources/reliability.md §1, §4.
 """
@@ -15,45 +14,67 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from cordwood.block import BlockKind, Gap, GapKind
+from cordwood.block import Gap, GapKind
 from cordwood.client.admin.positions import Positions
-from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.read.read_stream import ReadStream
-from cordwood.client.read.senders import Senders
+from cordwood.decisions import (
+    LISTENERS,
+    ActivationGivenUp,
+    AnsweredLate,
+    AnswerLost,
+    AppendCameBack,
+    AppendOverloaded,
+    AppendsLost,
+    CopyMet,
+    DamageNoted,
+    Decision,
+    DigestWeighed,
+    EpochDrained,
+    EpochOvertaken,
+    EpochPurged,
+    GapConcluded,
+    LateBlockDropped,
+    LogTrimmed,
+    MembersLacking,
+    MendFenced,
+    NodeFailed,
+    OldOrderDropped,
+    PartitionCut,
+    PartitionDropped,
+    RecoveryBegun,
+    RecoveryFenced,
+    RetentionTrimmed,
+    RunOvertaken,
+    SealRefused,
+    SequencerFenced,
+    StoreRefused,
+    TailDecided,
+    TailSought,
+    TakenEpochKept,
+    TooFewNodesUp,
+    WaveRetried,
+)
 from cordwood.errors import (
     CordwoodError,
     Corrupt,
-    Fenced,
-    NoSequencer,
     OutcomeUnknown,
-    Overloaded,
     Unreachable,
 )
-from cordwood.layout.waves import Refusal
+from cordwood.layout.waves import AmendedBlock, Refusal
 from cordwood.lsn import ESN_MAX
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
 from cordwood.node import Node
-from cordwood.protocol.digest import Digest
 from cordwood.protocol.disk_space import DiskSpace
 from cordwood.protocol.gap_detection import ReadBuffer
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.single_copy import Doubt, SenderChoice
 from cordwood.quorum.f_majority import QuorumVerdict
-from cordwood.recovery import collect_digest, mend_tail, seal_epoch
-from cordwood.recovery.absent import refuse_absent, refuse_fenced
-from cordwood.recovery.heard import weigh
-from cordwood.recovery.recover_log import recover_log
-from cordwood.sequencer import activation
-from cordwood.sequencer.activation import Activation
-from cordwood.sequencer.appender import LogAppender
 from cordwood.sequencer.eligibility import Eligibility
 from cordwood.sequencer.role import SequencerRole
-from cordwood.sequencer.sequencer_table import SequencerTable
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -71,18 +92,16 @@ from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
 from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
 from cordwood.sim.recorded_metadata import current_node
-from cordwood.sim.watch import Sight, Test, Watch
-from cordwood.storage import engine, log_search
+from cordwood.sim.watch import Count, Sight, Watch
+from cordwood.storage import log_search
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db import logs_read
 from cordwood.storage.logs_db.index_search import search
-from cordwood.storage.logs_db.partition_drops import PartitionDrops
 from cordwood.storage.push.own_copies import OwnCopies
-from cordwood.storage.refusals import refusal_of
-from cordwood.storage.scrub.damage_book import DamageBook
 from cordwood.storage.space.retention import Retention
 from cordwood.storage.wal.delta_wal import Wal
+from cordwood.uploading.tend import Tend
 from cordwood.wire.connection import Connection
 
 _ROWS = (*STORAGE_ROWS, *SEQUENCER_ROWS, *CLIENT_ROWS, *WIRE_ROWS)
@@ -170,101 +189,74 @@ PROBES: Mapping[str, str] = MappingProxyType({
 """Every probe that some ordinary run can hit, and what it means."""
 
 
-def _refused(reason: Refusal) -> Test:
-    return lambda sight: sight.result is not None and sight.result.reason == reason
+def _refused(reason: Refusal) -> Callable[[StoreRefused], bool]:
+    return lambda decision: decision.reason == reason.name
 
 
-def _gave(kind: GapKind) -> Test:
-    return lambda sight: isinstance(sight.result, Gap) and sight.result.kind is kind
+def is_gap(kind: GapKind) -> Callable[[GapConcluded], bool]:
+    return lambda decision: decision.kind == kind.name
 
 
-_WATCHES: tuple[Watch, ...] = (
-    Watch("wave-retried", LogAppender.send_again),
-    Watch("wave-third", LogAppender._send, lambda s: s.args[1].wave >= 3),
-    Watch("wave-lost", LogAppender.on_store_settled, lambda s: s.args[4] is None, before=True),
-    Watch(
-        "old-wave-answered",
-        LogAppender.on_store_settled,
-        lambda s: s.args[4] is not None and s.args[2] != s.args[1].wave,
-        before=True,
-    ),
-    Watch("run-overtaken", LogAppender._retire, lambda s: any(r.stored for r in s.me._window)),
+_ALL: tuple[Watch | Count[Any], ...] = (
+    Count("wave-retried", WaveRetried),
+    Count("wave-third", WaveRetried, lambda d: d.wave >= 3),
+    Count("wave-lost", AnswerLost),
+    Count("old-wave-answered", AnsweredLate),
+    Count("run-overtaken", RunOvertaken),
     Watch("node-slow", NodeStates.on_slow),
     Watch("node-probed", NodeStates.on_probed),
     Watch("node-failed", NodeStates.on_failed),
     Watch("node-full", NodeStates.on_full),
-    Watch("too-few-nodes", LogAppender._too_few),
-    Watch(
-        "sequencer-fenced", SequencerRole.on_fenced, lambda s: s.args[1] in s.me._rows, before=True
-    ),
-    Watch("epoch-used-up", SequencerRole.on_drained),
+    Count("too-few-nodes", TooFewNodesUp),
+    Count("sequencer-fenced", SequencerFenced),
+    Count("epoch-used-up", EpochDrained),
     Watch("append-redirected", Eligibility.elsewhere, lambda s: s.result),
     Watch("started-elsewhere", Eligibility.elsewhere, lambda s: s.args[2]),
-    Watch("activation-failed", SequencerTable.abandon),
-    Watch(
-        "append-overloaded",
-        SequencerRole._admit,
-        lambda s: s.result is not None and isinstance(s.result[0], Overloaded),
-    ),
-    Watch(
-        "taken-epoch-kept",
-        Activation.activate,
-        lambda s: s.args[1] in s.me._taken,
-        before=True,
-    ),
-    Watch("epoch-overtaken", Activation.begin_epoch, raises=Fenced),
-    Watch("records-mended", Digest.mend, lambda s: s.result.blocks),
-    Watch("hole-plugged", Digest.mend, lambda s: s.result.holes),
-    Watch("empty-epoch-bridged", Digest.mend, lambda s: (s.result.bridge or 0) & ESN_MAX == 1),
-    Watch(
-        "earlier-recovery-found",
-        Digest.mend,
-        lambda s: any(kind != BlockKind.DATA for _, _, kind in s.me._best),
-    ),
-    Watch(
-        "several-epochs-recovered",
-        recover_log,
-        lambda s: s.args[1] - s.args[2].clean_epoch > 2,
-        before=True,
-    within=activation),
-    Watch(
+    Count("activation-failed", ActivationGivenUp),
+    Count("append-overloaded", AppendOverloaded),
+    Count("taken-epoch-kept", TakenEpochKept),
+    Count("epoch-overtaken", EpochOvertaken),
+    Count("records-mended", TailDecided, lambda d: d.blocks),
+    Count("hole-plugged", TailDecided, lambda d: d.holes),
+    Count("empty-epoch-bridged", TailDecided, lambda d: d.bridge & ESN_MAX == 1),
+    Count("earlier-recovery-found", TailDecided, lambda d: d.found),
+    Count("several-epochs-recovered", RecoveryBegun, lambda d: d.epoch - d.clean > 2),
+    Count(
         "recovered-without-all",
-        weigh,
-        lambda s: s.result is QuorumVerdict.INCOMPLETE,
-    within=collect_digest),
-    Watch(
-        "recovered-non-authoritatively",
-        weigh,
-        lambda s: s.result is QuorumVerdict.NON_AUTHORITATIVE,
-    within=collect_digest),
-    Watch("recovery-lacks-members", refuse_absent, raises=NoSequencer, within=seal_epoch),
-    Watch("recovery-lacks-members", refuse_absent, raises=NoSequencer, within=collect_digest),
-    Watch("recovery-fenced", refuse_fenced, raises=Fenced, within=seal_epoch),
-    Watch("mend-fenced", mend_tail._check, raises=Fenced),
-    Watch("store-sealed", refusal_of, _refused(Refusal.SEALED), within=engine),
-    Watch(
-        "recovery-store-sealed",
-        refusal_of,
-        lambda s: s.args[3] and s.result is not None and s.result.reason == Refusal.SEALED,
-    within=engine),
-    Watch("seal-refused", StorageEngine.seal, raises=Fenced),
-    Watch("epoch-purged", StorageEngine.purge, lambda s: s.args[3]),
-    Watch(
-        "late-block-dropped", CachedLog._is_late, lambda s: s.result
+        DigestWeighed,
+        lambda d: d.verdict == QuorumVerdict.INCOMPLETE.name,
     ),
-    Watch("copy-replaced", CachedLog.replace_copy, lambda s: s.result),
-    Watch("copy-not-better", CachedLog.replace_copy, lambda s: not s.result),
-    Watch("wal-poisoned", StorageEngine.fail),
+    Count(
+        "recovered-non-authoritatively",
+        DigestWeighed,
+        lambda d: d.verdict == QuorumVerdict.NON_AUTHORITATIVE.name,
+    ),
+    Count("recovery-lacks-members", MembersLacking),
+
+    Count("recovery-fenced", RecoveryFenced),
+    Count("mend-fenced", MendFenced),
+    Count("store-sealed", StoreRefused, _refused(Refusal.SEALED)),
+    Count(
+        "recovery-store-sealed",
+        StoreRefused,
+        lambda d: d.seal and d.reason == Refusal.SEALED.name,
+    ),
+    Count("seal-refused", SealRefused),
+    Count("epoch-purged", EpochPurged, lambda d: d.seal),
+    Count("late-block-dropped", LateBlockDropped),
+    Count("copy-replaced", CopyMet, lambda d: d.is_better),
+    Count("copy-not-better", CopyMet, lambda d: not d.is_better),
+    Count("wal-poisoned", NodeFailed),
     Watch("wal-hole", Wal.resume, lambda s: s.args[1].holes),
     Watch("wal-damage", Wal.resume, lambda s: s.args[1].damage),
     Watch("wal-window-grown", Wal._on_grown),
-    Watch("scrub-found", DamageBook.note),
+    Count("scrub-found", DamageNoted),
     Watch(
         "damage-served-around",
         logs_read._without_damaged,
         lambda s: s.result[1],
     ),
-    Watch("reader-nudged", ReadStream._ask_tail),
+    Count("reader-nudged", TailSought),
     Watch("reader-reconnected", ReadBuffer.on_connected, lambda s: s.me._markers),
     Watch("reader-sees-damage", ReadBuffer.on_damaged),
     Watch("reader-rewound", SenderChoice.takes_rewind, lambda s: s.result),
@@ -272,15 +264,10 @@ _WATCHES: tuple[Watch, ...] = (
     Watch("single-again", SenderChoice.on_slide, lambda s: s.me.is_rewind_due),
     Watch("silent-doubted", SenderChoice.on_doubt, lambda s: s.args[2] is Doubt.SILENT),
     Watch("slow-doubted", SenderChoice.on_doubt, lambda s: s.args[2] is Doubt.SLOW),
-    Watch(
-        "old-order-dropped",
-        Senders.on_blocks,
-        lambda s: s.args[1] in s.me.sources
-        and s.me.sources[s.args[1]].version != s.me.choice.version,
-    ),
+    Count("old-order-dropped", OldOrderDropped),
     Watch("copy-left-out", OwnCopies.part, lambda s: not s.result),
-    Watch("hole-read", ReadBuffer.deliver_block, _gave(GapKind.HOLE)),
-    Watch("bridge-read", ReadBuffer.deliver_block, _gave(GapKind.BRIDGE)),
+    Count("hole-read", GapConcluded, is_gap(GapKind.HOLE)),
+    Count("bridge-read", GapConcluded, is_gap(GapKind.BRIDGE)),
     Watch(
         "disk-nearly-full", DiskSpace.on_free,
         lambda s: s.result and s.me.is_low,
@@ -289,34 +276,25 @@ _WATCHES: tuple[Watch, ...] = (
         "disk-has-room-again", DiskSpace.on_free,
         lambda s: s.result and not s.me.is_low,
     ),
-    Watch("retained-no-longer", Retention._trim, lambda s: s.args[2]),
-    Watch("partition-dropped", PartitionDrops.drop_partition),
-    Watch(
-        "partition-cut",
-        PartitionDrops.cut_trimmed,
-        lambda s: s.result,
-    ),
+    Count("retained-no-longer", RetentionTrimmed),
+    Count("partition-dropped", PartitionDropped),
+    Count("partition-cut", PartitionCut),
     Watch("time-inside-partition", search, within=log_search),
     Watch("time-found", Positions.find_time),
-    Watch("log-trimmed", StorageEngine.on_trimmed),
+    Count("log-trimmed", LogTrimmed),
     Watch(
         "trim-inside-block",
         CachedLog.trim_to,
         lambda s: (b := s.me.at(0)) is not None and b.header.first <= s.args[1] < b.header.last,
     ),
-    Watch("trim-read", ReadBuffer._gap, _gave(GapKind.TRIM)),
+    Count("trim-read", GapConcluded, is_gap(GapKind.TRIM)),
     Watch(
         "read-inside-block",
         ReadBuffer.deliver_block,
         lambda s: not isinstance(s.result, Gap) and s.result.first > s.result.block.header.first,
     ),
-    Watch("append-tried-again", LogAppends._requeue),
-    Watch(
-        "append-lost",
-        LogAppends.on_down,
-        lambda s: any(used is s.args[1] for _, used in s.me._sent.values()),
-        before=True,
-    ),
+    Count("append-tried-again", AppendCameBack),
+    Count("append-lost", AppendsLost),
     Watch(
         "frame-refused",
         Connection.fail,
@@ -337,6 +315,9 @@ _WATCHES: tuple[Watch, ...] = (
     *(watch for _, _, watch in _ROWS),
 )  # fmt: skip
 
+_WATCHES = [each for each in _ALL if isinstance(each, Watch)]
+_COUNTS = [each for each in _ALL if isinstance(each, Count)]
+
 
 COUNTED_MAX = 20
 """Times that a probe is counted in one run: what was met so often is looked for no more."""
@@ -348,7 +329,17 @@ def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
     places: dict[tuple[Any, str], list[Watch]] = {}
     for watch in _WATCHES:
         places.setdefault(watch.place, []).append(watch)
+    kinds: dict[type[Decision], list[Count[Any]]] = {}
+    for each in _COUNTS:
+        kinds.setdefault(each.kind, []).append(each)
     before: list[tuple[Any, str, Any]] = []
+
+    def on_decision(decision: Decision) -> None:
+        for each in kinds.get(type(decision), ()):
+            if each.test is None or each.test(decision):
+                counts[each.probe] += 1
+
+    LISTENERS.append(on_decision)
     try:
         for (owner, name), watches in places.items():
             original = owner.__dict__[name]
@@ -359,6 +350,7 @@ def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
             setattr(owner, name, noting(owner.__dict__[name], recorder))
         yield
     finally:
+        LISTENERS.remove(on_decision)
         for owner, name, original in reversed(before):
             setattr(owner, name, original)
 
@@ -431,17 +423,23 @@ def _noting_stores(original: Any, recorder: HistoryRecorder) -> Any:
         node = current_node()
         for block in blocks:
             header = block.header
-            recorder.block_stored(node, header.log, header.first, header.last)
+            is_end = _is_end(block)
+            recorder.block_stored(node, header.log, header.first, header.last, is_end=is_end)
         original(self, offset, blocks)
 
     return insert
+
+
+def _is_end(block: Any) -> bool:
+    by_recovery = bool(block.envelope.seal_epoch)
+    return by_recovery and (not block.body or isinstance(block, AmendedBlock))
 
 
 def _noting_kept(original: Any, recorder: HistoryRecorder) -> Any:
     def insert(self: Any, offset: int, blocks: Any) -> None:
         if self.read_only:
             node = current_node()
-            for block in blocks:
+            for block in [each for each in blocks if not _is_end(each)]:
                 log, first, last = block.header.log, block.header.first, block.header.last
                 recorder.add(BlockKept(recorder.now_us, node, log, first, last, offset))
         original(self, offset, blocks)
@@ -507,6 +505,19 @@ def _noting_retention(original: Any, recorder: HistoryRecorder) -> Any:
     return trim
 
 
+def _noting_tier_retention(original: Any, recorder: HistoryRecorder) -> Any:
+    async def trim(self: Any, client: Any, info: Any, lsn: int, why: str) -> int:
+        asks, log = info.attributes, int(info.log_id)
+        backlog_us = round((asks.backlog_s or 0) * 1e6)
+        recorder.add(RetentionTrims(
+            recorder.now_us, current_node(), log, lsn, why, backlog_us, asks.backlog_bytes or 0
+        ))  # fmt: skip
+        trimmed: int = await original(self, client, info, lsn, why)
+        return trimmed
+
+    return trim
+
+
 def _noting_told_nodesets(original: Any, recorder: HistoryRecorder) -> Any:
     async def tell_nodesets(self: Any, log: int, epoch: int, history: Any) -> None:
         await original(self, log, epoch, history)
@@ -545,6 +556,7 @@ _NOTES = tuple(
         (StorageEngine.tell_nodesets, _noting_told_nodesets),
         (StorageEngine.nodesets, _noting_nodesets),
         (Retention._trim, _noting_retention),
+        (Tend._trim, _noting_tier_retention),
     )
 )
 """What is written down where it happens."""

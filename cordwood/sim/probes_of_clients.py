@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from cordwood.block import GapKind
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.buffered_writer import BufferedWriter
 from cordwood.client.append.log_appends import LogAppends
@@ -18,11 +19,22 @@ from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.senders import Senders
 from cordwood.client.read.shared_tail import SharedTail, SubscriberQueue
+from cordwood.decisions import (
+    AppendCameBack,
+    AppendGivenUp,
+    GapConcluded,
+    OrderSwitched,
+    ReaderEnded,
+    ReaderHealth,
+    ReaderStuck,
+    Rewound,
+    SequencerSought,
+)
 from cordwood.errors import CordwoodError
 from cordwood.protocol.gap_detection import ReadBuffer
 from cordwood.protocol.single_copy import SenderChoice
 from cordwood.protocol.slow_nodes import SlowNodes
-from cordwood.sim.probes_of_nodes import Row, row
+from cordwood.sim.probes_of_nodes import Row, counted, row
 from cordwood.sim.watch import gave
 from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
@@ -31,9 +43,9 @@ from cordwood.wire.store_channel import StoreChannel
 
 CLIENT_ROWS: tuple[Row, ...] = (
     row("append-group", "a client sent a group", LogAppends.add_group),
-    row("appends-seek", "a client looked for a log's sequencer", LogAppends._seek),
-    row("append-came-back", "a refused block came back to its client", LogAppends._come_back),
-    row("append-block-failed", "a block's appends failed together", LogAppends._fail),
+    counted("appends-seek", "a client looked for a log's sequencer", SequencerSought),
+    counted("append-came-back", "a refused block came back to its client", AppendCameBack),
+    counted("append-block-failed", "a block's appends failed together", AppendGivenUp),
     row("appends-closed", "a client ended with appends waiting", LogAppends.close),
     row("writer-paused", "a buffered writer waits before it tries again", BufferedWriter._pause),
     row(
@@ -77,21 +89,18 @@ CLIENT_ROWS: tuple[Row, ...] = (
         Stager.stage,
         raises=CordwoodError,
     ),
-    row("reader-rewinds", "a reader's rewind went out", Senders._rewind),
-    row("reader-switches", "a reader began to switch its order", Senders._begin_switch),
+    counted("reader-rewinds", "a reader's rewind went out", Rewound),
+    counted("reader-switches", "a reader began to switch its order", OrderSwitched),
     row("reader-told-gaps", "a reader was told what it is not sent", Senders.on_gaps),
-    row("reader-stuck", "a reader got nowhere", ReadStream._on_stuck),
-    row(
-        "reader-unhealthy",
-        "a reader said why it gets nowhere",
-        ReadStream._on_health,
-        lambda s: s.args[1],
+    counted("reader-stuck", "a reader got nowhere", ReaderStuck),
+    counted(
+        "reader-unhealthy", "a reader said why it gets nowhere", ReaderHealth, lambda d: d.trouble
     ),
-    row(
+    counted(
         "reader-healthy",
         "a reader that got nowhere is well again",
-        ReadStream._on_health,
-        lambda s: not s.args[1],
+        ReaderHealth,
+        lambda d: not d.trouble,
     ),
     row("tail-shared", "a reader subscribed to a shared tail", SharedTail.subscribe, gave),
     row(
@@ -109,13 +118,18 @@ CLIENT_ROWS: tuple[Row, ...] = (
     ),
     row("tail-followed", "a shared tail was left behind by another", SharedTail.follow),
     row("tail-ended", "those who shared a tail went on alone", SubscriberQueue.end),
-    row("reader-ended", "a reader ended for good", ReadStream.fail),
+    counted("reader-ended", "a reader ended for good", ReaderEnded),
     row("reader-learnt-nodesets", "a reader learnt of more nodesets", ReadStream._learn),
     row("reader-told-of-move", "a reader was told that data moved", ReadStream.on_statuses),
     row("buffer-rewound", "a reader forgot what nodes said", ReadBuffer.rewind),
     row("buffer-node-gone", "a reader lost a node for good", ReadBuffer.on_gone),
     row("loss-judged", "a reader judged whether something is lost", ReadBuffer.judge_loss),
-    row("loss-told", "a reader told a loss", ReadBuffer.judge_loss, gave),
+    counted(
+        "loss-told",
+        "a reader told a loss",
+        GapConcluded,
+        lambda d: d.kind == GapKind.DATA_LOSS.name,
+    ),
     row("trim-moved", "a reader learnt of a higher trim point", ReadBuffer.on_trim, gave),
     row("left-out-passed", "a reader passed what it had not asked for", ReadBuffer._left_out),
     row("doubt-settled", "a node in doubt is trusted again", SenderChoice.on_settled),

@@ -1,7 +1,7 @@
 """Rare branches of a storage node and of a sequencer; see `sim.probes`.
 
-Each row is a probe, what it means, and where it is met. They stand on functions that are
-seldom called: what every frame passes is not watched, so that a run stays fast.
+Each row is a probe, what it means, and what is counted for it: a decision, or calls of a
+function that is seldom called. What every frame passes is not watched, so that a run stays fast.
 """
 
 from __future__ import annotations
@@ -11,29 +11,47 @@ from types import ModuleType
 from typing import Any
 
 from cordwood import node
-from cordwood.errors import CordwoodError, Rejected, Unreachable
+from cordwood.decisions import (
+    AppendsRefused,
+    ClaimRefused,
+    EpochClosed,
+    EpochEnded,
+    EpochRestarted,
+    GroupNumbered,
+    LogGivenUp,
+    MendAnswered,
+    NoSpaceAnywhere,
+    NotRecoveredTold,
+    RecoveryEnded,
+    RefusalHeard,
+    ReleaseHeld,
+    RuleQuestioned,
+    SpaceAwaited,
+    StoreRefused,
+)
+from cordwood.errors import CordwoodError, LogExists, Rejected, UnknownLog, Unreachable
 from cordwood.layout.waves import Refusal
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.log_entries import LogEntries
+from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.wal_ring import WalScan
 from cordwood.quorum.nodeset_selection import choose_nodeset
-from cordwood.recovery import mend_tail, recover_log
+from cordwood.recovery import recover_log
 from cordwood.recovery.collect_digest import DigestReads
+from cordwood.recovery.purge import Purges
 from cordwood.sequencer import activation, producer_checks
 from cordwood.sequencer.activation import Activation
-from cordwood.sequencer.appender import LogAppender
 from cordwood.sequencer.eligibility import Eligibility
 from cordwood.sequencer.log_watch import LogWatch
 from cordwood.sequencer.producer_checks import ProducerChecks
 from cordwood.sequencer.releases import Releases
 from cordwood.sequencer.role import SequencerRole
-from cordwood.sequencer.sequencer_table import SequencerTable
-from cordwood.sim.watch import Test, Watch, gave
-from cordwood.storage import engine, log_reader
+from cordwood.sim.watch import Count, D, Test, Watch, gave
+from cordwood.storage import log_reader
 from cordwood.storage.amends import Amends
-from cordwood.storage.claims import Claims
 from cordwood.storage.data_directory import DataDirectory
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
@@ -44,7 +62,6 @@ from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 from cordwood.storage.produced_index import ProducedIndex
 from cordwood.storage.push.read_ahead import ReadAhead
 from cordwood.storage.push.read_streams import ReadStreams
-from cordwood.storage.refusals import refusal_of
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub import rotten_rows
 from cordwood.storage.scrub.scrub import Scrub
@@ -58,7 +75,14 @@ from cordwood.wire.for_nodes import check_call
 from cordwood.wire.server import Server
 from cordwood.wire.store_channel import StoreChannel
 
-Row = tuple[str, str, Watch]
+Row = tuple[str, str, Watch | Count[Any]]
+
+
+def counted(
+    probe: str, means: str, kind: type[D], test: Callable[[D], object] | None = None
+) -> Row:
+    """A probe on decisions; see `watch.Count`."""
+    return probe, means, Count(probe, kind, test)
 
 
 def row(
@@ -80,12 +104,8 @@ STORAGE_ROWS: tuple[Row, ...] = (
         Node.note_storage,
         gave,
     ),
-    row(
-        "read-only-refused",
-        "a read-only node refused a store",
-        refusal_of,
-        lambda s: s.result is not None and s.args[0].read_only,
-        within=engine,
+    counted(
+        "read-only-refused", "a read-only node refused a store", StoreRefused, lambda d: d.read_only
     ),
     row(
         "weight-zero-there",
@@ -99,12 +119,11 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "a start found a loss that was accepted",
         LogsStore.accept_loss,
     ),
-    row(
+    counted(
         "copyset-refused",
         "a node refused what names a node that is given up",
-        refusal_of,
-        lambda s: s.result is not None and s.result.reason == Refusal.REBUILDING,
-        within=engine,
+        StoreRefused,
+        lambda d: d.reason == Refusal.REBUILDING.name,
     ),
     row("wal-trimmed", "the WAL let go of what is in LogsDB", Wal.trim),
     row("wal-bad-body", "a start read a record whose body is wrong", WalScan.on_bad_body),
@@ -139,6 +158,23 @@ STORAGE_ROWS: tuple[Row, ...] = (
         producer_checks._full,
     ),
     row(
+        "rename-lost",
+        "a rename or a deletion found that another call had come first",
+        LogTree.move,
+        raises=UnknownLog,
+    ),
+    row(
+        "name-refused",
+        "a name was not given away, for a log has it or was on its way to it",
+        LogEntries.claim,
+        raises=LogExists,
+    ),
+    row(
+        "query-kept",
+        "a log kept a query whose commit was not known to be done, and refused another",
+        producer_checks._unsettled,
+    ),
+    row(
         "nodesets-told",
         "a node was told a log's nodesets",
         StorageEngine.tell_nodesets,
@@ -148,18 +184,13 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "a node was asked for a log's nodesets",
         StorageEngine.nodesets,
     ),
-    row(
+    counted(
         "epoch-closed-unknown",
         "an epoch was over whose end nobody could say",
-        StorageEngine._close_epoch,
-        lambda s: s.args[3] is None,
+        EpochClosed,
+        lambda d: not d.is_known,
     ),
-    row(
-        "epoch-closed",
-        "a node learnt the end of an epoch",
-        StorageEngine._close_epoch,
-        lambda s: s.args[3] is not None,
-    ),
+    counted("epoch-closed", "a node learnt the end of an epoch", EpochClosed, lambda d: d.is_known),
     row(
         "copy-not-counted",
         "a copy above an epoch's end does not count",
@@ -269,7 +300,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
 )
 
 SEQUENCER_ROWS: tuple[Row, ...] = (
-    row("log-given-up", "a sequencer gave its log to another node", SequencerRole.give_up),
+    counted("log-given-up", "a sequencer gave its log to another node", LogGivenUp),
     row(
         "sequencer-isolated",
         "a node that sees too few others stopped sequencing",
@@ -282,33 +313,19 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         Eligibility.refusal,
         gave,
     ),
-    row("sequencer-restarted", "a log's sequencer began again", SequencerTable.restart),
-    row("sequencer-ended", "a sequencer ended", SequencerTable.end),
-    row(
-        "not-recovered-told",
-        "appends that need recovery were refused",
-        SequencerTable._tell_not_recovered,
-    ),
-    row(
+    counted("sequencer-restarted", "a log's sequencer began again", EpochRestarted),
+    counted("sequencer-ended", "a sequencer ended", EpochEnded),
+    counted("not-recovered-told", "appends that need recovery were refused", NotRecoveredTold),
+    counted(
         "recovered-while-appending",
         "a recovery ended under a sequencer that appends",
-        SequencerTable._on_recovered,
+        RecoveryEnded,
     ),
-    row("run-waits-for-room", "a sequencer waited for room on nodes", LogAppender._wait_for_space),
-    row(
-        "sequencer-drained",
-        "a sequencer that ends had nothing in flight",
-        LogAppender._check_drained,
-    ),
-    row("group-numbered", "a group of blocks was numbered at once", LogAppender._number_group),
-    row("pending-refused", "appends that wait were refused together", LogAppender._refuse_pending),
-    row("store-refused", "a node refused a store", LogAppender.on_refused),
-    row(
-        "no-roomy-copyset",
-        "no copyset had room",
-        LogAppender._fitting_copyset,
-        lambda s: s.result is None,
-    ),
+    counted("run-waits-for-room", "a sequencer waited for room on nodes", SpaceAwaited),
+    counted("group-numbered", "a group of blocks was numbered at once", GroupNumbered),
+    counted("pending-refused", "appends that wait were refused together", AppendsRefused),
+    counted("store-refused", "a node refused a store", RefusalHeard),
+    counted("no-roomy-copyset", "no copyset had room", NoSpaceAnywhere),
     row(
         "producer-refused",
         "a producer's block came out of sequence",
@@ -344,16 +361,16 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         "a node that came up was told what is released",
         Releases.on_peer_up,
     ),
-    row(
+    counted(
         "rule-questioned",
         "a tail was asked of a sequencer that had to look whether it rules",
-        SequencerRole._still_rules,
+        RuleQuestioned,
     ),
-    row(
+    counted(
         "rule-lost",
         "a tail was asked of a sequencer that no longer rules",
-        SequencerRole._still_rules,
-        lambda s: not s.result,
+        RuleQuestioned,
+        lambda d: not d.rules,
     ),
     row("frame-late", "a frame that was begun did not end in time", Server._cut),
     row(
@@ -362,13 +379,8 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         Node.check_node,
         raises=Unreachable,
     ),
-    row(
-        "claim-refused",
-        "an epoch was claimed that was never handed out",
-        Claims._check_handed_out,
-        raises=Rejected,
-    ),
-    row("release-asked-about", "a release waited for the epoch store", Claims._settle),
+    counted("claim-refused", "an epoch was claimed that was never handed out", ClaimRefused),
+    counted("release-asked-about", "a release waited for the epoch store", ReleaseHeld),
     row(
         "call-of-nodes-refused",
         "a client made a call that is for nodes",
@@ -398,9 +410,9 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         "a node went while recovery read from it",
         DigestReads.on_down,
     ),
-    row("mend-answered", "a node stored what a recovery mended", mend_tail._check),
-    row("purge-begun", "a node that was away looked for what does not count", Node._purge),
-    row("purge-stopped", "purging stopped with its node", Node._stop_purging),
+    counted("mend-answered", "a node stored what a recovery mended", MendAnswered),
+    row("purge-begun", "a node that was away looked for what does not count", Purges._purge),
+    row("purge-stopped", "purging stopped with its node", Purges.close),
     row(
         "nodesets-trimmed",
         "nodesets went with their data",

@@ -16,7 +16,7 @@ from typing import Any
 
 from cordwood.client.publish.publishing import Published
 from cordwood.client.publish.staging import StagedRef
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError, OutcomeUnknown, Rejected, Retryable
 from cordwood.host.seams import Host
 from cordwood.sim.history import Batch
@@ -44,7 +44,7 @@ async def publish_batches(name: str, clients: Clients, host: Host) -> None:
     life, chance = clients.next_life(name)
     while not _is_over(name, clients):
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 publisher = _Publisher(name, life, store, clients, chance)
                 while not _is_over(name, clients):
                     await clients.pause(chance.expovariate(1 / clients.options.publish_s))

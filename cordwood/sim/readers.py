@@ -16,7 +16,7 @@ import random
 from cordwood.block import Gap, Record
 from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
@@ -73,7 +73,7 @@ async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
     while not (is_done or clients.giving_up):
         try:
             async with (
-                connected(clients.addresses, host, clients.settings(chance)) as store,
+                clients.connected(host, clients.settings(chance)) as store,
                 asyncio.TaskGroup() as tasks,
             ):
                 closing = tasks.create_task(_close_some_time(store, clients, chance))
@@ -233,7 +233,7 @@ async def browse(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     await _Browser(name, clients, chance).browse(store)
         except CordwoodError as error:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cordwood.decisions import Story, listening
 from cordwood.sim.process import CURRENT_PROCESS
 from cordwood.sim.task_pool import quiet_leftovers
 
@@ -28,6 +29,23 @@ def quiet_run() -> Iterator[None]:
         gc.collect()
         logging.disable(before)
         sys.unraisablehook = hook
+
+
+@contextmanager
+def listened() -> Iterator[Story]:
+    """What nodes and clients decide is kept for a story, with virtual times and who decided it."""
+    story = Story(_now_us, _who)
+    with listening(story.on_decision):
+        yield story
+
+
+def _now_us() -> int:
+    return round(asyncio.get_running_loop().time() * 1e6)
+
+
+def _who() -> str:
+    process = CURRENT_PROCESS.get(None)
+    return process.name if process is not None else "director"
 
 
 @contextmanager
@@ -62,7 +80,5 @@ class _Teller(logging.Handler):
             return
         if self._until_s is not None and now_s > self._until_s:
             return
-        process = CURRENT_PROCESS.get(None)
-        who = process.name if process is not None else "director"
         room = record.name.removeprefix("cordwood.")
-        self._say(f"{now_s:11.6f} s  {who:14} {room}: {record.getMessage()}")
+        self._say(f"{now_s:11.6f} s  {_who():14} {room}: {record.getMessage()}")

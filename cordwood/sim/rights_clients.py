@@ -14,7 +14,7 @@ import contextlib
 import random
 from dataclasses import replace
 
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import AccessDenied, CordwoodError
 from cordwood.host.seams import Host
 from cordwood.log_attributes import LogAttributes, token_digest
@@ -51,7 +51,7 @@ async def keep(name: str, clients: Clients, host: Host) -> None:
     life, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 log_id = await find_log(store, GUARDED, clients)
                 change_at = _now() + chance.expovariate(1 / CHANGE_S)
                 while not clients.stopping:
@@ -93,7 +93,7 @@ async def pry(name: str, clients: Clients, host: Host) -> None:
     while not clients.stopping:
         settings = replace(clients.settings(chance), read_tokens=chance.choice(((), ("a guess",))))
         try:
-            async with connected(clients.addresses, host, settings) as store:
+            async with clients.connected(host, settings) as store:
                 while not clients.stopping:
                     if chance.random() < UNSET_SHARE and GUARDED in clients.log_ids:
                         await _unset(store)

@@ -17,6 +17,7 @@ from functools import partial
 
 from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
+from cordwood.metadata.memory import MemoryMetadata
 from cordwood.nodes import NodeId
 from cordwood.sim.acceptance import accept_losses
 from cordwood.sim.aftermath import lose_nodes, measure_pace
@@ -26,6 +27,7 @@ from cordwood.sim.checkers import Evidence, Violation, check_all, run_is_valid
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
+from cordwood.sim.disk_losses import DiskLosses
 from cordwood.sim.end_events import NodesBack
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.gauges import Gauges
@@ -40,6 +42,7 @@ from cordwood.sim.history import (
 from cordwood.sim.host import Simulation
 from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
+from cordwood.sim.name_crossing import seek_logs
 from cordwood.sim.options import RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
 from cordwood.sim.run_clients import (
@@ -263,6 +266,8 @@ class _Run:
         self._cluster = SimCluster(simulation, options.cluster, self.recorder, self.buggify)
         self._crew = Crew(simulation, self.recorder)
         self._gauges = Gauges(self._cluster, self.recorder)
+        chance = stream(simulation.seed, "disk-losses")
+        self._losses = DiskLosses(self._cluster, self.recorder, chance, options.length_s)
         workload = options.workload
         self.clients = Clients(
             self._cluster.addresses,
@@ -271,6 +276,7 @@ class _Run:
             simulation.seed,
             self._crew.calls,
             self.buggify,
+            self._cluster.open_objects,
         )
         self._producers = writer_names(workload)
         self._readers = reader_names(workload)
@@ -296,9 +302,12 @@ class _Run:
     async def _direct(self) -> str:
         """Play it, and look at the nodes meanwhile; the text of what is stuck, "" for nothing."""
         async with asyncio.TaskGroup() as tasks:
-            gauging = tasks.create_task(self._gauges.run())
+            others = [tasks.create_task(self._gauges.run())]
+            if self._options.loses_disks:
+                others.append(tasks.create_task(self._losses.run()))
             stuck = await self._go_on()
-            gauging.cancel()
+            for other in others:
+                other.cancel()
         return stuck
 
     async def _go_on(self) -> str:
@@ -315,6 +324,7 @@ class _Run:
         left_s = start_s + self._options.length_s - self._simulation.loop.time()
         await asyncio.sleep(max(0.0, left_s))
         self.buggify.is_on = False
+        self._cluster.heal_bucket()
         absent = self._options.absent
         if not await self._is_healed(injector, absent):
             return f"{BOOT_S:g} s after the healing not every node runs"
@@ -333,11 +343,15 @@ class _Run:
         if not stuck:
             await self._idle()
             stuck = await self._lose()
+        if self._options.loses_disks:
+            await self._losses.wait_healed()
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)
         if self._options.audited and not stuck:
             await audit(self._crew, self.clients)
         clients = self.clients
+        quiet = MemoryMetadata(stream(self._simulation.seed, "sought"), self._cluster.metadata.data)
+        await seek_logs(quiet, clients.recorder)
         # Of a log that a name leads to for a while no appends are noted, see `name_clients`.
         noted = {*clients.log_ids.values()} if clients.options.callers else None
         await self._cluster.dump(noted)

@@ -13,6 +13,7 @@ from cordwood.sim.crew import Crew
 from cordwood.sim.crowd import crowd
 from cordwood.sim.ledger_clients import archive, salvage, scribe, tail
 from cordwood.sim.name_clients import call_names, change_names
+from cordwood.sim.name_crossing import cross_names
 from cordwood.sim.operators import give_up, keep_storage
 from cordwood.sim.position_clients import trim_logs
 from cordwood.sim.publishers import publish_batches
@@ -45,6 +46,7 @@ _PARTS = {
     "coroner": give_up,
     "namer": change_names,
     "caller": call_names,
+    "crosser": cross_names,
     "scribe": scribe,
     "salvager": salvage,
     "tailer": tail,
@@ -109,6 +111,7 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
         *_numbered("coroner", bool(options.given_up)),
         *_numbered("namer", bool(options.callers)),
         *_numbered("caller", options.callers),
+        *_numbered("crosser", options.crossers),
         *_numbered("scribe", options.scribes),
         *_numbered("salvager", bool(options.scribes)),
         *_numbered("tailer", bool(options.scribes)),

@@ -43,6 +43,8 @@ class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         intact: whether every check of this copy passed.
         seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
         wave: 1 for the first try to store it.
+        copyset: the nodes that its envelope names; () where nobody looks at it.
+        set_aside: whether the copy counts for nothing, as others have all that there should be.
     """
 
     first: LsnValue
@@ -53,3 +55,5 @@ class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     intact: bool = True
     seal_epoch: EpochValue = 0
     wave: int = 1
+    copyset: tuple[int, ...] = ()
+    set_aside: bool = False

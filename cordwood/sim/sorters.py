@@ -13,7 +13,7 @@ import asyncio
 import random
 
 from cordwood.client.append.producer import Producer
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.sim.keys import as_key
@@ -47,7 +47,7 @@ async def sort(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 sorter = _Sorter(name, store, clients, chance)
                 while not clients.stopping:
                     await sorter.append()

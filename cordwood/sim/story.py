@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cordwood.decisions import Story
 from cordwood.errors import BadSetting
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn, parse_lsn
 from cordwood.sim.checkers.disk import Copy
@@ -46,6 +47,16 @@ class Trace:
 
     epoch: int
     lsn: int | None = None
+
+    @property
+    def first(self) -> int:
+        """Its first LSN."""
+        return make_lsn(self.epoch, 1) if self.lsn is None else self.lsn
+
+    @property
+    def last(self) -> int:
+        """Its last LSN."""
+        return make_lsn(self.epoch, ESN_MAX) if self.lsn is None else self.lsn
 
 
 def parse_trace(text: str) -> Trace:
@@ -89,9 +100,17 @@ def timeline(history: Sequence[Event], until_us: int | None = None) -> list[str]
 
 
 def tell(
-    history: Sequence[Event], trace: Trace, log: int | None = None, until_us: int | None = None
+    history: Sequence[Event],
+    trace: Trace,
+    log: int | None = None,
+    until_us: int | None = None,
+    decided: Story | None = None,
 ) -> list[str]:
-    """The story of a record or an epoch, in every log that has it, or in one."""
+    """The story of a record or an epoch, in every log that has it, or in one.
+
+    Args:
+        decided: what nodes and clients decided meanwhile, if somebody listened.
+    """
     evidence = Evidence(history)
     told: list[str] = []
     for each in evidence.logs if log is None else [log]:
@@ -101,6 +120,8 @@ def tell(
         else:
             lines = list(_record(evidence, each, trace.lsn))
             title = f"{format_lsn(trace.lsn)} of log {each}"
+        if lines and decided is not None:
+            lines += decided.of(each, trace.first, trace.last)
         if lines:
             told += [title, *_told(lines, until_us)]
     return told or [f"nothing in this history is about {_name(trace)}"]

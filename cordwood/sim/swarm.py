@@ -186,6 +186,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             holders=stream(seed, "holders").choice((0, 0, 0, 2)),
             outsiders=stream(seed, "outsiders").choice((0, 0, 0, 0, 0, 1)),
             callers=stream(seed, "callers").choice((0, 0, 0, 0, 0, 2)),
+            crossers=stream(seed, "crossers").choice((0, 0, 0, 0, 0, 3)),
             keyed=(keyed := stream(seed, "keyed").choice((0.0, 0.5, 1.0))),
             manners=_manners(stream(seed, "manners"), keyed),
             browsers=stream(seed, "browsers").choice((0, 0, 0, 1)),

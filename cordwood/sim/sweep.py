@@ -21,6 +21,7 @@ from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.task_pool import Lost
+from cordwood.sim.tier_options import tiered
 from cordwood.sim.verdict import violation_words
 
 TWICE_SHARE = 0.02
@@ -45,6 +46,8 @@ class Shape(enum.Enum):
     """The demo's cluster, every time."""
     BEYOND = "beyond"
     """A swarm whose faults may destroy what nothing can bring back."""
+    TIER = "tier"
+    """A swarm whose logs are tiered into an object store that misbehaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ def options_of(task: SeedTask) -> RunOptions:
     else:
         damage = Damage.BEYOND if task.shape is Shape.BEYOND else None
         options = swarm_options(task.seed, damage)
+        if task.shape is Shape.TIER:
+            options = tiered(options, stream(task.seed, "tier"))
         if task.bug:
             options = find_bug(task.bug).scenario(options)
     if task.faults is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import CordwoodError, TokenFenced
 from cordwood.host.seams import Host
 from cordwood.sim.payload import make_payload
@@ -39,7 +39,7 @@ async def hold(name: str, clients: Clients, host: Host) -> None:
     life, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 holder = _Holder(name, life, store, clients, chance)
                 while not clients.stopping:
                     await holder.hold_log()

@@ -1,6 +1,8 @@
-"""A probe's place: which function is watched, and which of its calls count.
+"""What a probe counts: decisions of a type, or calls of a pure function.
 
-A place is the function itself, so that a name which is gone breaks the type check.
+The shells of the product tell what they decide (`cordwood.decisions`), and a probe counts that.
+Pure rules tell nothing: there a probe watches the function itself, by reference, so that a name
+which is gone breaks the type check.
 """
 
 from __future__ import annotations
@@ -8,9 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from cordwood.decisions import Decision
 from cordwood.sim.planted.bug import find_owner
+
+D = TypeVar("D", bound=Decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Generic[D]):
+    """A probe on a type of decision.
+
+    Attributes:
+        test: asked of each decision; None counts every one.
+    """
+
+    probe: str
+    kind: type[D]
+    test: Callable[[D], object] | None = None
 
 
 @dataclass(slots=True)

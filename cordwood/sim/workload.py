@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -19,6 +20,7 @@ from cordwood.client.append.buffered_writer import BufferedWriter, WriteMode, Wr
 from cordwood.client.append.producer import Producer
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
+from cordwood.client.tier_store import OpenObjects
 from cordwood.errors import CordwoodError, LogExists, OutcomeUnknown
 from cordwood.host.seams import Host
 from cordwood.log_attributes import LogAttributes, token_digest
@@ -30,6 +32,7 @@ from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
 from cordwood.sim.position_clients import find_a_time, poll_released
 from cordwood.sim.streams import stream
+from cordwood.tier.addresses import open_object_store
 
 PAYLOAD_BYTES_MIN = 64
 """Room for the id and its checksum."""
@@ -98,6 +101,7 @@ class WorkloadOptions:
             one that appends to it and changes the token.
         callers: clients of a log whose name goes from one log to another; with them comes the one
             that changes it.
+        crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
@@ -133,6 +137,7 @@ class WorkloadOptions:
     holders: int = 0
     outsiders: int = 0
     callers: int = 0
+    crossers: int = 0
     keyed: float = 0.0
     manners: float = 0.0
     browsers: int = 0
@@ -189,8 +194,10 @@ class Clients:
         seed: int,
         calls: OpenCalls,
         buggify: Buggify,
+        open_objects: OpenObjects = open_object_store,
     ) -> None:
         self.addresses = addresses
+        self._open_objects = open_objects
         self.options = options
         self.recorder = recorder
         self.calls = calls
@@ -216,6 +223,10 @@ class Clients:
         self._seed = seed
         self._sequences: dict[str, Iterator[int]] = {}
         self._lives: dict[str, int] = {}
+
+    def connected(self, host: Host, settings: ClientSettings) -> AbstractAsyncContextManager[Store]:
+        """A client of the cluster, for the length of a block."""
+        return connected(self.addresses, host, settings, self._open_objects)
 
     @property
     def stopping(self) -> bool:
@@ -303,7 +314,7 @@ async def produce(name: str, clients: Clients, host: Host) -> None:
     while not clients.stopping:
         try:
             async with (
-                connected(clients.addresses, host, clients.settings(chance)) as store,
+                clients.connected(host, clients.settings(chance)) as store,
                 asyncio.TaskGroup() as tasks,
             ):
                 for lane in range(clients.options.lanes):
@@ -529,7 +540,7 @@ async def final_tails(name: str, clients: Clients, host: Host) -> None:
     found: dict[int, int] = {}
     while len(found) < len(clients.log_ids):
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 for log in list(clients.log_ids):
                     found[clients.log_ids[log]] = await _ask_tail(name, store, log, clients)
         except CordwoodError as error:
@@ -543,7 +554,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     await clients.pause(chance.expovariate(1 / clients.options.ask_s))
                     log = chance.choice(clients.options.logs)

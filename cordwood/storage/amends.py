@@ -41,7 +41,7 @@ from cordwood.layout.waves import (
 from cordwood.lsn import format_lsn
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.logs_db.tables import TablesFailed
-from cordwood.storage.refusals import refusal_of
+from cordwood.storage.refusals import refusal_of, tell_refusal
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import StorageEngine
@@ -133,6 +133,7 @@ class Amends:
             refusal = refusal_of(engine, frame.wave, head, frame.seal_epoch, is_full, size)
             if refusal is not None:
                 refused[head.header.log] = refusal
+                tell_refusal(engine, head, frame.seal_epoch, refusal)
             elif not engine.is_trimmed(head):
                 body = self._in_cache(head.header)
                 if body is None and found is None:

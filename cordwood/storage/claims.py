@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
+from cordwood.decisions import ClaimRefused, ReleaseHeld, tell
 from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.layout.waves import Refusal
@@ -30,16 +31,31 @@ from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
 
-SEAL_AHEAD_MAX = 1024
-"""Epochs that a seal may be above what the epoch store last told this node of a log, before the
-store is asked again: a node that was away for long meets this, and a faulty caller. It is not
-measured from what was claimed here: seal by seal that led past all that a sequencer passes over."""
-
 ASKED_AT_ONCE = 64
 """Logs that the epoch store is asked about side by side."""
 
 RELEASED_TIMEOUT_S = 3.0
 """A look into a sequencer's memory; a node that takes longer is away."""
+
+
+RENEWED_AT_ONCE = 256
+"""Seals on their way into the WAL at once, at a start that lost records."""
+
+
+async def renew_seals(engine: StorageEngine, newest: Mapping[int, int]) -> None:
+    """Seal every log anew whose seal may be among what was lost, or was never asked for.
+
+    Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
+    of an older one would find no seal here, and its store might be the last that its
+    copyset needs.
+
+    Args:
+        newest: by log, the newest epoch that was handed out.
+    """
+    forgotten = [log for log in sorted(newest) if engine.sealed(log) < newest[log]]
+    for at in range(0, len(forgotten), RENEWED_AT_ONCE):
+        some = forgotten[at : at + RENEWED_AT_ONCE]
+        await asyncio.gather(*(engine.seal(log, newest[log], 0) for log in some))
 
 
 def can_be_known_good(lsn: int) -> bool:
@@ -95,19 +111,18 @@ class Claims:
 
     async def check_seal(self, log: int, epoch: int) -> None:
         """As `check_epoch`, for a seal, which may be SEAL_AHEAD_MAX ahead."""
-        if epoch > self._unheard.told.get(log, 0) + SEAL_AHEAD_MAX:
+        if not self._unheard.is_near(log, epoch):
             await self._check_handed_out(log, epoch)
 
     async def _check_handed_out(self, log: int, epoch: int) -> None:
         newest = await self._ask_newest(log)
         if epoch > newest:
+            tell(ClaimRefused(log, epoch, newest))
             raise Rejected(_never_handed_out(log, epoch, newest))
 
     async def _ask_newest(self, log: int) -> int:
         newest = await self._newest(log)
-        if newest:
-            told = self._unheard.told
-            told[log] = max(newest, told.get(log, 0))
+        self._unheard.tell(log, newest)
         return newest
 
     async def check_released(self, log: int, lsn: int) -> None:
@@ -163,12 +178,14 @@ class Claims:
 
     async def _settle(self, log: int, claim: Claim) -> str:
         """Returns what is not believed, "" for nothing."""
+        tell(ReleaseHeld(log, claim.released))
         try:
             newest = await self._ask_newest(log)
         except CordwoodError as error:
-            logger.info("releases and stores of log %d have to come again: %s", log, error)
-            for _, on_told in claim.stores:
-                on_told(Refusal.FULL)
+            logger.info("log %d: what is said of its newest epoch is not known: %s", log, error)
+            self._unheard.assume(log, claim.released >> 32)  # its stores follow, and do not wait
+            for epoch, on_told in claim.stores:
+                on_told(None if self._unheard.assume(log, epoch) else Refusal.FULL)
             return ""
         for epoch, on_told in claim.stores:
             on_told(None if epoch <= newest else Refusal.CORRUPT)

@@ -14,22 +14,23 @@ Source: docs/sources/logdevice.md 2.9, 3 ("Safety checker").
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
-from cordwood.errors import BadSetting, CordwoodError, Retryable
+from cordwood.errors import BadSetting, Retryable
 from cordwood.layout.log_questions import AskIfLost, IfLostReply
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
-from cordwood.metadata.epoch_store import EpochRecord
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Member, NodeId
 from cordwood.protocol.rebuild_plan import Held, Losses, Stuck, plan_move
 from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.partition import Part
-
-logger = logging.getLogger(__name__)
+from cordwood.storage.rebuild.epoch_nodesets import (
+    EpochNodesets,
+    ReadRecord,
+    asked_nodesets,
+    told_nodesets,
+)
 
 LOOK_BLOCKS = 4096
 """Of one call: a tenth of a second of the loop, in steps of STEP_BLOCKS."""
@@ -39,26 +40,6 @@ STEP_BYTES = 1 << 20
 
 ASK_BLOCKS = 64
 """What a question to the metadata store costs of LOOK_BLOCKS."""
-
-ReadRecord = Callable[[int], Awaitable[EpochRecord | None]]
-
-
-class _Epochs(NamedTuple):
-    """Nodesets of a log, and the epoch since which each holds, oldest first.
-
-    Attributes:
-        known: the history is complete up to this epoch.
-    """
-
-    known: int
-    history: Sequence[tuple[int, Nodeset, Replication]]
-
-    def of(self, epoch: int) -> tuple[Nodeset, Replication] | None:
-        """What an epoch has; what was before the first entry is trimmed and has the first's."""
-        if epoch > self.known or not self.history:
-            return None
-        found = next((e for e in reversed(self.history) if e[0] <= epoch), self.history[0])
-        return found[1:]
 
 
 class _First:
@@ -109,7 +90,7 @@ class CopySurvey:
         for log in sorted(self._engine.cache.logs):
             if log < ask.log:
                 continue
-            epochs = self._epochs(log, members)
+            epochs = told_nodesets(self._engine, log, members)
             at = lsn + 1 if log == ask.log else 1
             while at <= LSN_MAX:
                 if looked >= LOOK_BLOCKS:
@@ -120,7 +101,7 @@ class CopySurvey:
                 newest = max((block.header.last >> 32 for block in run.blocks), default=0)
                 if newest > epochs.known:
                     looked += ASK_BLOCKS
-                    epochs = await self._asked(log, members) or epochs
+                    epochs = await asked_nodesets(self._read_record, log, members) or epochs
                 for block in run.blocks:
                     tally.add(block, epochs)
                 tally.unknown += len(run.damaged)
@@ -130,34 +111,6 @@ class CopySurvey:
                 # What is in the cache is read without a pause: others have their turn here.
                 await asyncio.sleep(0)
         return tally.reply(0, 0)
-
-    def _epochs(self, log: int, members: Mapping[NodeId, Member]) -> _Epochs:
-        known, history = self._engine.nodesets(log)
-        return _Epochs(
-            known,
-            [
-                (
-                    each.since,
-                    Nodeset.recorded(each.nodes, each.locations, members),
-                    each.replication,
-                )
-                for each in history
-            ],
-        )
-
-    async def _asked(self, log: int, members: Mapping[NodeId, Member]) -> _Epochs | None:
-        """As the epoch store has it; None where it does not answer, or has no such log."""
-        try:
-            record = await self._read_record(log)
-        except CordwoodError as error:
-            logger.info("log %d: its nodesets are not known here, and: %s", log, error)
-            return None
-        if record is None:
-            return None
-        return _Epochs(
-            record.next_epoch - 1,
-            [(each.since, each.nodeset(members), each.replication) for each in record.history],
-        )
 
 
 class _Tally:
@@ -175,7 +128,7 @@ class _Tally:
         self._available = frozenset(members) - gone
         self._blocks = self._bytes = self._stuck = self._last = self._gone = 0
 
-    def add(self, block: StoredBlock, epochs: _Epochs) -> None:
+    def add(self, block: StoredBlock, epochs: EpochNodesets) -> None:
         """A block that is held here and counts."""
         header, copyset = block.header, block.envelope.copyset
         held = Held(

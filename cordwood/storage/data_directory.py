@@ -88,8 +88,18 @@ class DataDirectory:
     """
 
     def __init__(
-        self, settings: NodeSettings, host: Host, membership: Membership, cluster: bytes
+        self,
+        settings: NodeSettings,
+        host: Host,
+        membership: Membership,
+        cluster: bytes,
+        is_anew: bool = False,
     ) -> None:
+        """
+        Args:
+            is_anew: the directory is begun anew, see `storage.rebuild.admission`: no start of the
+                node is looked for in it.
+        """
         self.is_older = False
         self.reached = -1
         self.word = b""
@@ -97,6 +107,7 @@ class DataDirectory:
         self._host = host
         self._membership = membership
         self._cluster = cluster
+        self._is_anew = is_anew
         self._known = Incarnations()
         self._found = Claim()
         self._name = ""
@@ -164,7 +175,7 @@ class DataDirectory:
             NotOurCluster: this node was in the cluster before.
         """
         node = self._settings.node
-        if (await self._membership.claim(node)).incarnation:
+        if not self._is_anew and (await self._membership.claim(node)).incarnation:
             raise NotOurCluster(
                 f"node {node} is in the cluster, but {self._settings.directory} is "
                 "empty: bring its disk back, or start it under a new number"
@@ -186,6 +197,8 @@ class DataDirectory:
                 logger.error("%s", error)
         self.word = await disk.read_file(self._path(ACCEPT_LOSS)) or b""
         self._found = found = await self._membership.claim(self._settings.node)
+        if self._is_anew:
+            return
         self.reached = found.reached
         self.is_older = self.is_behind(found)
         if not self.is_older:

@@ -17,6 +17,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from cordwood.block import Buffer
+from cordwood.decisions import (
+    EpochClosed,
+    EpochPurged,
+    LogTrimmed,
+    NodeFailed,
+    SealRaised,
+    SealRefused,
+    tell,
+)
 from cordwood.errors import (
     CordwoodError,
     Fenced,
@@ -35,10 +44,12 @@ from cordwood.layout.engine_record import (
     SealRecord,
     StagingRecord,
     StoreRecord,
+    TierRecord,
     TrimRecord,
     pack_clean,
     pack_nodes,
     pack_seal,
+    pack_tier,
     pack_trim,
     read_engine_record,
 )
@@ -65,7 +76,7 @@ from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
-from cordwood.storage.refusals import damage_of, refusal_of
+from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
 from cordwood.storage.unheard import Unheard
@@ -265,6 +276,7 @@ class StorageEngine:
                     taken.append(block)
             else:
                 refused[block.header.log] = refusal
+                tell_refusal(self, block, seal_epoch, refusal)
         if not taken:
             settled(tuple(refused.values()))
             return
@@ -286,9 +298,9 @@ class StorageEngine:
             self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
-        """Whether a block is trimmed: storing it succeeds and keeps nothing."""
+        """Whether a block is trimmed, or in main storage: storing it succeeds and keeps nothing."""
         held = self.cache.get(block.header.log)
-        return held is not None and block.header.last <= held.trim
+        return held is not None and block.header.last <= held.gone
 
     @property
     def cache_bytes_max(self) -> int:
@@ -394,6 +406,7 @@ class StorageEngine:
         """
         if not self.seals.seal(log, epoch):
             ruling = self.seals.of(log)
+            tell(SealRefused(log, epoch, ruling))
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         if self._sealed_durably.get(log) != epoch:
             # Trap: a recovery that is retried many times would fill the ring with its seal.
@@ -418,6 +431,7 @@ class StorageEngine:
             await self._close_epoch(log, epoch, end)
 
     def _on_sealed(self, log: int, epoch: int) -> None:
+        tell(SealRaised(log, epoch))
         self._sealed_durably[log] = max(epoch, self._sealed_durably.get(log, 0))
 
     def unclean_epochs(self, log: int) -> tuple[list[int], int]:
@@ -433,6 +447,7 @@ class StorageEngine:
         Raises:
             Overloaded: the WAL has no room even for this.
         """
+        tell(EpochPurged(log, epoch, seal))
         end = EpochEnd(seal, lng, produced, attempt) if seal else None
         await self._close_epoch(log, epoch, end)
 
@@ -458,11 +473,41 @@ class StorageEngine:
             await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
         return self.cache.log(log).trim
 
+    async def tier(self, log: int, lsn: int, released: int) -> int:
+        """Let go of a log up to `lsn`, which main storage holds durably; returns the tier point
+        when it is durable here.
+
+        Args:
+            released: as of `trim`.
+        Raises:
+            Rejected, Overloaded, Retryable: as `trim`.
+        """
+        if lsn > released:
+            raise Rejected(
+                f"log {log} is released up to {format_lsn(released)}, and {format_lsn(lsn)} is "
+                "above that: main storage holds what readers may see"
+            )
+        if lsn > self.cache.log(log).tier:
+            record = TierRecord(log, lsn, released)
+            await self.write_mark(log, pack_tier(record), lambda: self._on_tiered(record))
+        return self.cache.log(log).tier
+
+    def _on_tiered(self, record: TierRecord) -> None:
+        held = self.cache.log(record.log)
+        held.release(record.released)
+        held.tier_to(record.lsn)
+        self._on_change(record.log)
+
+    def gone_of(self, log: int) -> int:
+        """Up to where a log left this node, trimmed or into main storage; 0 for nothing."""
+        return held.gone if (held := self.cache.get(log)) is not None else 0
+
     def trim_of(self, log: int) -> int:
         """A log's trim point, 0 for none."""
         return held.trim if (held := self.cache.get(log)) is not None else 0
 
     def on_trimmed(self, record: TrimRecord) -> None:
+        tell(LogTrimmed(record.log, record.lsn))
         held = self.cache.log(record.log)
         # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
@@ -491,6 +536,7 @@ class StorageEngine:
         return epoch, untrimmed(read_nodesets(packed), held.trim)
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
+        tell(EpochClosed(log, epoch, end is not None))
         if end is not None:
             # Trap: fix the LNG here and write it, because a later start may not know one as high.
             end = self.cache.log(log).above_own_lng(epoch, end)
@@ -582,6 +628,7 @@ class StorageEngine:
         """The WAL or LogsDB failed for good: store nothing any more."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
+            tell(NodeFailed(0, self.failed))
             logger.error("this node stores nothing any more: %s", self.failed)
 
     def replay(self, offset: int, body: memoryview) -> None:
@@ -604,6 +651,10 @@ class StorageEngine:
                 self._note(offset, [log])
                 self.cache.log(log).release(released)
                 self.cache.log(log).trim_to(lsn)
+            case TierRecord(log, lsn, released):
+                self._note(offset, [log])
+                self.cache.log(log).release(released)
+                self.cache.log(log).tier_to(lsn)
             case (
                 StageRecord() | PinRecord() | UnstageRecord() | LedgerEntries() | LedgerChanges()
             ) as record:

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cordwood.block import BlockHeader, Produced
+from cordwood.block import BlockHeader, EnvelopeFlag, Produced
+from cordwood.decisions import CopyMet, LateBlockDropped, tell
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
@@ -62,6 +63,9 @@ class CachedLog:
         ends: how each clean epoch was recovered, as far as this node was told.
         append_time_us: the latest append time seen.
         trim: records up to this LSN are trimmed; 0 for none. It only rises.
+        tier: records up to this LSN are in main storage, and this node lets them go; 0 for none.
+            It only rises. Trap: these records are not trimmed. Readers find them in objects.
+        gone: the higher of the two: up to it nothing is kept here.
         bytes: bytes of headers, envelopes and bodies held here.
         produced: the producers' blocks in epochs that are not clean yet.
         nodesets: the history of nodesets (`layout.nodesets`), and the epoch up to which it is
@@ -70,7 +74,7 @@ class CachedLog:
 
     __slots__ = (
         "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
-        "lngs", "nodesets", "produced", "released", "trim",
+        "gone", "lngs", "nodesets", "produced", "released", "tier", "trim",
     )  # fmt: skip
 
     def __init__(self, state: LogState | None = None) -> None:
@@ -90,6 +94,8 @@ class CachedLog:
         }
         self.append_time_us = known.append_time_us
         self.trim = known.trim
+        self.tier = known.tier
+        self.gone = max(known.trim, known.tier)
         self.nodesets = known.nodesets
         self.bytes = 0
         self.produced = ProducedIndex(
@@ -103,6 +109,7 @@ class CachedLog:
             clean=self.clean,
             released=self.released,
             trim=self.trim,
+            tier=self.tier,
             append_time_us=self.append_time_us,
             lngs=tuple(self.lngs.items()),
             ends=tuple((epoch, end.seal, end.lng, end.attempt) for epoch, end in self.ends.items()),
@@ -131,6 +138,7 @@ class CachedLog:
         """Keep a block; False if it is too late, or a copy of the same range has precedence."""
         header = block.header
         if self._is_late(block):
+            tell(LateBlockDropped(header.log, header.first, header.last))
             return False
         self.append_time_us = max(self.append_time_us, header.append_time_us)
         self._note_lng(block.envelope.lng)
@@ -149,7 +157,9 @@ class CachedLog:
         while at < len(self._lasts) and self._lasts[at] == header.last:
             held = self._blocks[at]
             if held.header.first == header.first and held.header.kind == header.kind:
-                return self.replace_copy(at, block)
+                is_better = self.replace_copy(at, block)
+                tell(CopyMet(header.log, header.first, header.last, is_better))
+                return is_better
             at += 1
         self._lasts.insert(at, header.last)
         self._blocks.insert(at, block)
@@ -167,12 +177,14 @@ class CachedLog:
 
     def _is_late(self, block: StoredBlock) -> bool:
         """Whether the block was trimmed, or its epoch ended here, before it became durable."""
-        if block.header.last <= self.trim:
+        if block.header.last <= self.gone:
             return True
         epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
         end = self.ends.get(epoch)
         if end is not None:
             return block.header.last > end.lng and (seal, block.envelope.wave) < end.place
+        if block.envelope.flags & EnvelopeFlag.REBUILT:
+            return False  # its donor knew that it counts
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
     def replace_copy(self, at: int, block: StoredBlock) -> bool:
@@ -293,9 +305,18 @@ class CachedLog:
 
     def trim_to(self, lsn: int) -> None:
         """Drop every block that ends at or below `lsn`, and take none from now on."""
-        if lsn <= self.trim:
-            return
-        self.trim = lsn
+        if lsn > self.trim:
+            self.trim = lsn
+            self._let_go(lsn)
+
+    def tier_to(self, lsn: int) -> None:
+        """As `trim_to`, of what main storage holds."""
+        if lsn > self.tier:
+            self.tier = lsn
+            self._let_go(lsn)
+
+    def _let_go(self, lsn: int) -> None:
+        self.gone = max(self.gone, lsn)
         at = self.index_from(lsn + 1)
         if at:
             self._keep(self._blocks[at:])

@@ -67,7 +67,7 @@ class LogReader:
             return gathered
         kept = (
             block
-            for block in self._recent.from_lsn(log, max(start, held.trim + 1))
+            for block in self._recent.from_lsn(log, max(start, held.gone + 1))
             if held.counts_block(block)
         )
         recent = _gathered(kept, start, bound, wanted, bytes_max, blocks_max)
@@ -117,7 +117,7 @@ class LogReader:
             return cached
         stored = await self._logs.read(
             log,
-            max(start, held.trim + 1),
+            max(start, held.gone + 1),
             bound,
             held.counts,
             wanted,

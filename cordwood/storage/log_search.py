@@ -67,15 +67,15 @@ class LogSearch:
                 )  # fmt: skip
                 before, at = max(before, below), min(at, later)
         for partition, entry in _by_last(older):
-            if entry.last <= max(before, held.trim):
+            if entry.last <= max(before, held.gone):
                 break
             # Trap: the last one may be the bridge of a recovery that another one overtook. What
             # stands in its place elsewhere may be younger.
             counted = await last_counted(tables, partition, ask.log, entry, held.counts)
             before = max(before, counted)
-        before = max(held.trim, min(before, ask.until))
-        at = max(at, held.trim + 1)
-        return TimeReply(held.trim, before, at if at <= ask.until else 0)
+        before = max(held.gone, min(before, ask.until))
+        at = max(at, held.gone + 1)
+        return TimeReply(held.trim, before, at if at <= ask.until else 0, held.tier)
 
     async def extent(self, ask: AskExtent) -> ExtentReply:
         """See `AskExtent`.
@@ -84,10 +84,10 @@ class LogSearch:
             Retryable: this node does not know all that it holds.
         """
         held = self._known(ask.log, ask.until)
-        start = max(held.trim, ask.above) + 1
+        start = max(held.gone, ask.above) + 1
         first = await self._first_record(ask.log, start, ask.until)
         if first is None:
-            return ExtentReply(held.trim, 0, 0, 0, 0)
+            return ExtentReply(held.trim, 0, 0, 0, 0, held.tier)
         last = await self._last_record(ask.log, held, ask.until) or first
         return ExtentReply(
             held.trim,
@@ -95,6 +95,7 @@ class LogSearch:
             first.append_time_us,
             min(last.last, ask.until),
             last.append_time_us,
+            held.tier,
         )
 
     async def size(self, ask: AskSize) -> SizeReply:
@@ -103,12 +104,12 @@ class LogSearch:
         parts = [
             Part(entry.bytes, entry.first_us, entry.last_us)
             for _, entry in await self._engine.logs.directory(ask.log)
-            if entry.last > held.trim
+            if entry.last > held.gone
         ]
         for block in held.blocks:
             time_us = block.header.append_time_us
             parts.append(Part(block.wire_bytes, time_us, time_us))
-        return SizeReply(bytes_between(parts, ask.start_us, ask.stop_us))
+        return SizeReply(bytes_between(parts, ask.start_us, ask.stop_us), held.tier)
 
     def _known(self, log: int, until: int) -> CachedLog:
         """What is held of a log of which readers may see all up to `until`.

@@ -9,9 +9,10 @@ that is up takes such a word about itself back (`admin.authority_calls`), and un
 heard of that, those who have no other copyset are refused and come again; the rule of how copies
 are spread is never broken instead.
 
-A node that an operator made read-only takes no block at all. One whose disk is nearly full takes
-those of recoveries, and what was numbered already as far as half of its reserve goes. Both are
-sealed and read as ever.
+A node that an operator made read-only takes no block with a body. Of recoveries it takes what ends
+an epoch: plugs, and new envelopes of what it holds. A node whose disk is nearly full takes blocks
+of recoveries, and what was numbered already as far as half of its reserve goes. Both are sealed
+and read as ever.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.4 ("rejecting stores based on copyset"), 2.7.
 """
@@ -23,6 +24,8 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from cordwood.block import EnvelopeFlag
+from cordwood.decisions import StoreRefused, tell
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.lsn import ESN_ISSUED_MAX, format_lsn
 
@@ -50,23 +53,40 @@ def refusal_of(
         logger.warning("log %d: a block says that what is above it is stored", header.log)
         return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
-    if not engine.seals.admits(header.log, epoch, seal_epoch):
-        return StoreRefusal(wave, header.log, Refusal.SEALED, engine.seals.of(header.log))
     held = engine.cache.get(header.log)
-    if not seal_epoch and held is not None and epoch <= held.clean:
+    is_rebuilt = bool(block.envelope.flags & EnvelopeFlag.REBUILT)
+    if is_rebuilt:
+        # A donor moves settled blocks only, so no seal speaks against one. It may have missed how
+        # the epoch ended: what became a hole meanwhile must not be acknowledged and then dropped.
+        if held is not None and not held.counts_block(block):
+            return StoreRefusal(wave, header.log, Refusal.SEALED, held.ends[epoch].seal)
+    elif not engine.seals.admits(header.log, epoch, seal_epoch):
+        return StoreRefusal(wave, header.log, Refusal.SEALED, engine.seals.of(header.log))
+    elif not seal_epoch and held is not None and epoch <= held.clean:
         # Recovered while this node was away, so it never sealed it.
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
     if engine.rebuilding and (rebuilt := engine.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
-    if engine.read_only or (
+    # A plug or an amend has no body. An epoch's end can lie on its own nodes only, like its seal.
+    is_end = bool(seal_epoch) and not block.body
+    if (engine.read_only and not is_end) or (
         not seal_epoch and engine.low_space and not engine.disk.takes(engine.unflushed_bytes + size)
     ):
         return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
-    is_first = not seal_epoch and block.envelope.wave == 1
+    is_first = not seal_epoch and (block.envelope.wave == 1 or is_rebuilt)
     if (is_full and is_first) or not engine.cache_takes(size, by_recovery=bool(seal_epoch)):
         reason = Refusal.NO_SPACE if engine.is_out_of_space or engine.low_space else Refusal.FULL
         return StoreRefusal(wave, header.log, reason)
     return None
+
+
+def tell_refusal(
+    engine: StorageEngine, block: StoredBlock, seal_epoch: int, refusal: StoreRefusal
+) -> None:
+    """Tell that a node refuses a block."""
+    header, is_read_only = block.header, bool(engine.read_only)
+    reason = refusal.reason.name
+    tell(StoreRefused(header.log, header.first, header.last, reason, seal_epoch, is_read_only))
 
 
 def damage_of(wave: int, block: StoredBlock) -> StoreRefusal | None:

@@ -145,6 +145,7 @@ class StorageRole:
 
         Raises:
             Rejected: the epoch was never handed out, or the call contradicts itself.
+            AccessDenied: a client trims a log that it may not append to.
             Unreachable: a client says that something is released which no sequencer confirms.
             Retryable: the metadata store does not say.
         """
@@ -154,7 +155,10 @@ class StorageRole:
             case Clean():
                 return await self.clean(call)
             case Trim():
-                return await self.trim(call, by_node=is_node(connection))
+                by_node = is_node(connection)
+                if self._rights is not None and not by_node:
+                    await self._rights.check_writer(call.log, connection.tokens)
+                return await self.trim(call, by_node=by_node)
             case TellNodesets():
                 # A log's first epoch is handed out with its first nodeset.
                 if call.epoch > 1:

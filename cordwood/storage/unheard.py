@@ -4,6 +4,9 @@ Releases and stores wait here until `storage.claims` has asked the epoch store w
 handed out. A node meets this once, if it was away while an epoch began. A faulty caller meets it
 too: a block of an epoch that was never handed out would release the log up to its LNG, and its
 time would decide what retention trims.
+
+Where the epoch store does not answer, a store is taken like a seal: up to SEAL_AHEAD_MAX epochs
+ahead. Appends must go on without the metadata store, and the sender may have no other node.
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import StorageEngine
+
+SEAL_AHEAD_MAX = 1024
+"""Epochs that a seal may be above what the epoch store last told this node of a log, before the
+store is asked again: a node that was away for long meets this, and a faulty caller. It is not
+measured from what was claimed here: seal by seal that led past all that a sequencer passes over."""
 
 WAITING_MAX = 16_384
 """Logs that wait for the epoch store. A release of one more is dropped: sequencers say releases
@@ -52,6 +60,8 @@ class Unheard:
 
     def __init__(self) -> None:
         self.told: dict[int, int] = {}
+        # By log, the highest epoch whose stores are taken until the epoch store answers.
+        self._assumed: dict[int, int] = {}
         self._waiting: dict[int, Claim] = {}
         self._held_bytes = 0
         self._stirred = asyncio.Event()
@@ -84,7 +94,9 @@ class Unheard:
             log, epoch = block.header.log, block.header.first >> 32
             held = engine.cache.get(log)
             # The first look is enough for every block but the first ones of an epoch.
-            if (held is None or epoch > held.released >> 32) and epoch > self.known(engine, log):
+            if held is not None and epoch <= held.released >> 32:
+                continue
+            if epoch > max(self.known(engine, log), self._assumed.get(log, 0)):
                 break
         else:
             return False
@@ -111,6 +123,23 @@ class Unheard:
         held = engine.cache.get(log)
         known = max(engine.sealed(log), self.told.get(log, 0))
         return known if held is None else max(known, held.released >> 32, held.nodesets[0])
+
+    def tell(self, log: int, newest: int) -> None:
+        """The epoch store answered: `newest` was handed out last, 0 for none."""
+        self._assumed.pop(log, None)
+        if newest:
+            self.told[log] = max(newest, self.told.get(log, 0))
+
+    def is_near(self, log: int, epoch: int) -> bool:
+        """Whether an epoch is no further ahead than a seal may be of which nobody is asked."""
+        return epoch <= self.told.get(log, 0) + SEAL_AHEAD_MAX
+
+    def assume(self, log: int, epoch: int) -> bool:
+        """The epoch store does not answer: whether stores of `epoch` are taken until it does."""
+        if not self.is_near(log, epoch):
+            return False
+        self._assumed[log] = max(epoch, self._assumed.get(log, 0))
+        return True
 
     def take(self, most: int) -> list[tuple[int, Claim]]:
         """The claims of up to `most` logs, which wait no more."""

@@ -21,7 +21,7 @@ from typing import TypeVar
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import OutcomeUnknown, Retryable, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.object_file import entry_of
+from cordwood.layout.object_file import ObjectRun, entry_of
 from cordwood.layout.object_writer import FinishedObject, ObjectWriter
 from cordwood.lsn import Lsn
 from cordwood.protocol.manifest import last_append_us
@@ -163,30 +163,47 @@ class LogUploader:
 
     async def _commit(self, done: FinishedObject, name: str) -> None:
         (run,) = done.footer.index.runs
-        size = len(done.content)
-        head = self._manifest.head
-        after_us = last_append_us(head) if head is not None else 0
-        entry = entry_of(run, name, size, done.footer_bytes, done.footer_crc, after_us)
-        for tries in range(1, COMMIT_TRIES_MAX + 1):
-            try:
-                head = await self._manifest.commit(entry)
-                break
-            except (Retryable, OutcomeUnknown):
-                if tries == COMMIT_TRIES_MAX:
-                    raise
-                await asyncio.sleep(COMMIT_PAUSE_S * (0.5 + self._host.random.random()))
-        assert head is not None
-        self._done.end = head.end
-        self._done.objects += 1
-        self._done.rows += entry.rows
-        self._done.stored += size
-        logger.info(
-            "log %d: %s to %s are in %s, %d bytes", self._log, Lsn(entry.first), Lsn(entry.last),
-            name, size,
-        )  # fmt: skip
+        await commit_run(self._manifest, self._host, done, run, name, self._done)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         try:
             return await self._host.run_blocking(work, timeout_s=MAKE_S)
         except TimeoutError as error:
             raise Unreachable(f"an object of log {self._log} was not made in {MAKE_S} s") from error
+
+
+async def commit_run(
+    manifest: LogManifest,
+    host: Host,
+    made: FinishedObject,
+    run: ObjectRun,
+    name: str,
+    done: Uploaded,
+) -> None:
+    """Commit what an object holds of one log, and count it in `done`.
+
+    Raises:
+        Fenced: the turn is over.
+        OutcomeUnknown, Retryable: the store does not answer.
+    """
+    size = len(made.content)
+    head = manifest.head
+    after_us = last_append_us(head) if head is not None else 0
+    entry = entry_of(run, name, size, made.footer_bytes, made.footer_crc, after_us)
+    for tries in range(1, COMMIT_TRIES_MAX + 1):
+        try:
+            head = await manifest.commit(entry)
+            break
+        except (Retryable, OutcomeUnknown):
+            if tries == COMMIT_TRIES_MAX:
+                raise
+            await asyncio.sleep(COMMIT_PAUSE_S * (0.5 + host.random.random()))
+    assert head is not None
+    done.end = head.end
+    done.objects += 1
+    done.rows += entry.rows
+    done.stored += size
+    logger.info(
+        "log %d: %s to %s are in %s, %d bytes", run.log, Lsn(entry.first), Lsn(entry.last), name,
+        size,
+    )  # fmt: skip

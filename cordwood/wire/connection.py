@@ -114,6 +114,8 @@ class Connection:
         self._writable.set()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.on_closed: Callable[[Connection], None] | None = None
+        # Digests of the write tokens that the other side showed.
+        self.tokens: frozenset[str] = frozenset()
         # What else a caller must be to be let in; raises what it is refused with.
         self.admit: Callable[[Hello], None] | None = None
         # Told of a frame's bytes that are here while it is not whole, see `Arrivals.note`.

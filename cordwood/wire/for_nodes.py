@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from cordwood.errors import Malformed, Rejected
 from cordwood.layout.frame import Kind
-from cordwood.layout.log_questions import AskKept
+from cordwood.layout.log_questions import AskCopies, AskKept
 from cordwood.layout.message import AskEpoch, Call, Clean, Seal, TellNodesets, Yield
 from cordwood.wire.connection import Connection
 
-CALLS = (Seal, Clean, Yield, AskEpoch, TellNodesets, AskKept)
+CALLS = (Seal, Clean, Yield, AskEpoch, TellNodesets, AskKept, AskCopies)
 FRAMES = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
 
 

@@ -15,6 +15,7 @@ from cordwood.host.seams import Listener, Network
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
 from cordwood.layout.message import Call, DoneReply, Ping, Reply, pack, read_call, to_fault
+from cordwood.layout.tokens import read_tokens
 from cordwood.wire.arrivals import Arrivals
 from cordwood.wire.connection import HELLO_TIMEOUT_S, Connection
 
@@ -190,6 +191,9 @@ class Server:
         connection.fail(error)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
+        if frame.kind == Kind.TOKENS:
+            connection.tokens = read_tokens(frame.payload)
+            return
         if frame.kind != Kind.CALL:
             self._service.on_data(connection, frame)
             return

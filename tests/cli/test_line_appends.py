@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -209,3 +210,30 @@ def test_the_command_says_how_far_it_came(tmp_path):
     assert b"the first 2 lines are stored, no line behind them is" in done.stderr
     assert b"--resume" in done.stderr
     assert b'"stored": 2, "first": "e1n1", "last": "e1n2"' in done.stdout
+
+
+@pytest.mark.parametrize("how", ["terminated", "nobody reads"])
+def test_the_command_says_how_far_it_came_when_it_is_stopped(tmp_path, how):
+    """It ended without a word, and nobody could resume it: its lines were stored again."""
+    command = [sys.executable, "-m", "cordwood", "append", "log", "-c", str(tmp_path)]
+    with cordwood.connect(tmp_path):
+        pass
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        running.stdin.write(b"a\nb\n")
+        running.stdin.flush()
+        assert running.stdout.readline() == b"e1n1\n"
+        assert running.stdout.readline() == b"e1n2\n"
+        if how == "terminated":
+            running.terminate()
+        else:
+            running.stdout.close()
+            running.stdin.write(b"c\n")
+            running.stdin.close()
+        said = running.stderr.read()
+    stored = 2 if how == "terminated" else 3
+    assert b"the first %d lines are stored" % stored in said
+    assert b"--resume" in said
+    number = signal.SIGTERM if how == "terminated" else signal.SIGPIPE
+    assert running.returncode == 128 + number

@@ -13,9 +13,9 @@ import cordwood
 from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.app import app
 from cordwood.cli.tier import _options
-from cordwood.cli.tier_source import _before
 from cordwood.errors import BadSetting
 from cordwood.lsn import Lsn
+from cordwood.uploading.log_source import _before
 
 pytestmark = pytest.mark.real
 

@@ -22,7 +22,7 @@ from cordwood.layout.hello import ANY_CLUSTER, Hello, pack_hello
 from cordwood.sim.host import Simulation
 
 _GREETINGS = (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL)
-_LATER = (Kind.HEADS, Kind.GAPS, Kind.SHARED)
+_LATER = (Kind.HEADS, Kind.GAPS, Kind.SHARED, Kind.TOKENS)
 """Kinds that came after the first corpus stand last, so that its numbers mean what they meant."""
 KINDS = (*(kind for kind in Kind if kind not in (*_GREETINGS, *_LATER)), *_LATER)
 

@@ -32,9 +32,10 @@ from cordwood.layout.gossip import pack_gossip, read_gossip
 from cordwood.layout.hello import pack_hello, unpack_hello
 from cordwood.layout.limits import BODY_BYTES_MAX
 from cordwood.layout.produced import pack_produced, read_produced
+from cordwood.layout.tokens import TOKENS_MAX, read_tokens
 from cordwood.log_attributes import parse_attributes
 from cordwood.lsn import parse_lsn
-from cordwood.metadata import consumers, epoch_store, log_tree, membership
+from cordwood.metadata import consumers, epoch_store, log_entries, log_tree, membership
 from cordwood.metadata.stored_value import read_stored
 from cordwood.metadata.where import parse_zookeeper
 from cordwood.sim.history import from_jsonl
@@ -235,6 +236,12 @@ def gossip(data: bytes) -> None:
 
 
 @target
+def tokens(data: bytes) -> None:
+    """A TOKENS payload."""
+    assert len(read_tokens(memoryview(data))) <= TOKENS_MAX
+
+
+@target
 def control(data: bytes) -> None:
     """CALL, REPLY, FAULT and APPEND_FAULTS payloads: every decoder is tried."""
     for decode in (message.read_call, message.read_reply):
@@ -360,8 +367,8 @@ def metadata(data: bytes) -> None:
         lambda: membership._node_of(data.decode("utf-8", "replace")),
         lambda: consumers.read_group("name", data),
         *(
-            lambda kind=kind: log_tree._decode(data, kind, "a log")
-            for kind in (log_tree._Log, log_tree._Name, log_tree.Directories)
+            lambda kind=kind: log_entries.decode(data, kind, "a log")
+            for kind in (log_entries.LogEntry, log_entries.NameEntry, log_tree.Directories)
         ),
         lambda: read_stored("/key", data),
     )

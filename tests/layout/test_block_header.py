@@ -120,7 +120,7 @@ envelopes = st.builds(
     wave=st.integers(1, 2**32 - 1),
     seal_epoch=st.integers(0, EPOCH_MAX),
     lng=st.integers(0, LSN_MAX),
-    flags=st.integers(0, 3),
+    flags=st.integers(0, 15),
 )
 
 
@@ -237,7 +237,7 @@ def test_bridge_has_no_trace_of_a_body(offset: int) -> None:
     ("offset", "layout", "value", "why"),
     [
         (0, "<H", 2, "version 2"),
-        (2, "<B", 4, "flags"),
+        (2, "<B", 16, "flags"),
         (3, "<B", 0, "0 copies"),
         (3, "<B", 17, "17 copies"),
         (4, "<I", 0, "wave"),

@@ -14,10 +14,12 @@ from cordwood.layout.engine_record import (
     CleanRecord,
     NodesetsRecord,
     SealRecord,
+    TierRecord,
     TrimRecord,
     pack_clean,
     pack_nodes,
     pack_seal,
+    pack_tier,
     pack_trim,
     read_engine_record,
 )
@@ -80,3 +82,5 @@ def test_what_is_none_of_ours_is_refused(body: bytes) -> None:
 def test_a_trim_comes_back() -> None:
     record = TrimRecord(7, (3 << 32) + 9, (3 << 32) + 12)
     assert read_engine_record(memoryview(pack_trim(record))) == record
+    tiered = TierRecord(*record)
+    assert read_engine_record(memoryview(pack_tier(tiered))) == tiered

@@ -62,7 +62,7 @@ def test_body_keys_come_back(log: int, last: int, first: int) -> None:
 
 @given(
     st.builds(
-        LogState, U32, U32, U63, U63, st.integers(-(2**63), 2**63 - 1), U63, U63, U63,
+        LogState, U32, U32, U63, U63, st.integers(-(2**63), 2**63 - 1), U63, U63, U63, U63,
         st.lists(st.tuples(U32, U63), max_size=4).map(tuple),
         st.lists(st.tuples(U32, U32, U63, U32), max_size=4).map(tuple),
         st.lists(U32, max_size=4).map(tuple),

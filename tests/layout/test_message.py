@@ -24,11 +24,14 @@ from cordwood.errors import (
 from cordwood.layout import message
 from cordwood.layout.ledger_metadata import pack_ledger
 from cordwood.layout.log_questions import (
+    AskCopies,
     AskExtent,
     AskIfLost,
     AskKept,
     AskSize,
     AskTime,
+    CopiesReply,
+    CopyWord,
     ExtentReply,
     IfLostReply,
     KeptReply,
@@ -115,6 +118,13 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
+from cordwood.layout.message_rebuilding import (
+    AskRebuilding,
+    DonorState,
+    RebuildingReply,
+    RebuildOrder,
+    SayRebuild,
+)
 from cordwood.layout.message_rights import (
     AskVersion,
     DeleteLog,
@@ -167,6 +177,9 @@ CALLS: list[Call] = [
     AskSize(9, -(1 << 62), 1 << 62),
     AskKept(9, (1, 1 << 40)),
     AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
+    AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
+    SayRebuild(3, RebuildOrder.START, forced=True),
+    AskRebuilding(),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskConsumers("billing"),
@@ -208,6 +221,8 @@ REPLIES: list[Reply] = [
     SizeReply(1 << 40),
     KeptReply((0, 1 << 40)),
     IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
+    CopiesReply((CopyWord(1, 2, 3, True, (4, 5, 6)), CopyWord(2))),
+    RebuildingReply(b"set", DonorState(7, 1, 2, 3, 4, 5.5, "nothing", True)),
     NodesetsReply(5, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     AddReply(AddRefusal.FENCED),

@@ -86,7 +86,7 @@ GOLDEN_GAPS = bytes.fromhex(
     "04030201" "02000000" "0200000001000000" "0300000001000000" "01000000" "00000000"
     "0500000001000000" "0100000002000000" "02000000" "00000000"
 )  # fmt: skip
-GOLDEN_READING = bytes.fromhex("040302010200000002000000010000003433323100000000")
+GOLDEN_READING = bytes.fromhex("0403020102000000020000000100000001000000010000003433323100000000")
 GOLDEN_WINDOW = bytes.fromhex("040302010000000006000000050000002827262524232221")
 GOLDEN_STOP = bytes.fromhex("0403020100000000")
 GOLDEN_HEAD = bytes.fromhex("0403020101000000040000000300000002000000010000000300000001000000")
@@ -120,9 +120,12 @@ def test_golden_bytes() -> None:
     assert pack_gaps(0x01020304, GAPS) == GOLDEN_GAPS
     assert read_gaps(memoryview(GOLDEN_GAPS)) == (0x01020304, GAPS)
     damaged = ReadStatus.DAMAGED
-    assert pack_reading(0x01020304, damaged, make_lsn(1, 2), 0x31323334) == GOLDEN_READING
+    assert (
+        pack_reading(0x01020304, damaged, make_lsn(1, 2), 0x31323334, make_lsn(1, 1))
+        == GOLDEN_READING
+    )
     assert read_reading(memoryview(GOLDEN_READING)) == (
-        0x01020304, damaged, make_lsn(1, 2), 0x31323334,
+        0x01020304, damaged, make_lsn(1, 2), 0x31323334, make_lsn(1, 1),
     )  # fmt: skip
     assert pack_window(0x01020304, make_lsn(5, 6), 0x2122232425262728) == GOLDEN_WINDOW
     assert read_window(memoryview(GOLDEN_WINDOW)) == (
@@ -164,10 +167,12 @@ def test_a_read_comes_back(request: ReadRequest) -> None:
     assert read_read(memoryview(pack_read(request))) == request
 
 
-@given(numbers, st.sampled_from(ReadStatus), lsns, numbers)
-def test_an_answer_comes_back(stream: int, status: ReadStatus, released: int, version: int) -> None:
-    assert read_reading(memoryview(pack_reading(stream, status, released, version))) == (
-        stream, status, released, version,
+@given(numbers, st.sampled_from(ReadStatus), lsns, numbers, lsns)
+def test_an_answer_comes_back(
+    stream: int, status: ReadStatus, released: int, version: int, trim: int
+) -> None:
+    assert read_reading(memoryview(pack_reading(stream, status, released, version, trim))) == (
+        stream, status, released, version, trim,
     )  # fmt: skip
 
 
@@ -236,6 +241,7 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_read, GOLDEN_READ, 32, "<Q", LSN_MAX + 1),
         (read_reading, GOLDEN_READING, 4, "<I", 5),  # status
         (read_reading, GOLDEN_READING, 8, "<Q", LSN_MAX + 1),
+        (read_reading, GOLDEN_READING, 16, "<Q", LSN_MAX + 1),
         (read_window, GOLDEN_WINDOW, 4, "<I", 1),  # reserved
         (read_window, GOLDEN_WINDOW, 8, "<Q", LSN_MAX + 1),
         (read_stop, GOLDEN_STOP, 4, "<I", 1),  # reserved
@@ -244,7 +250,7 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_gaps, GOLDEN_GAPS, 8, "<Q", make_lsn(1, 4)),  # begins behind its end
         (read_gaps, GOLDEN_GAPS, 16, "<Q", LSN_MAX + 1),
         (read_gaps, GOLDEN_GAPS, 24, "<I", 0),  # reason
-        (read_gaps, GOLDEN_GAPS, 24, "<I", 3),
+        (read_gaps, GOLDEN_GAPS, 24, "<I", 4),
         (read_gaps, GOLDEN_GAPS, 28, "<I", 1),  # reserved
         (read_blocks_frame, BLOCKS, 4, "<I", 0),  # blocks
         (read_shared_frame, SHARED, 0, "<I", 0),  # streams

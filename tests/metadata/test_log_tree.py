@@ -30,8 +30,8 @@ from cordwood.metadata.log_tree import (
     LogInfo,
     LogTree,
 )
-from cordwood.metadata.memory import MemoryMetadata
-from cordwood.metadata.store import check_key
+from cordwood.metadata.memory import MemoryData, MemoryMetadata
+from cordwood.metadata.store import Versioned, check_key
 from cordwood.nodes import Replication
 
 THREE = LogAttributes(replicate_across={"node": 3, "rack": 2})
@@ -179,6 +179,26 @@ class Between(MemoryMetadata):
             (_, happens), self.then = self.then, None
             await happens()
         return version
+
+
+CALLS = ("rename", "rename", "create", "delete")
+"""Calls of somebody who changes the tree, by weight."""
+
+
+class Slow(MemoryMetadata):
+    """A way to the store whose calls take so long that those of others come between any two."""
+
+    async def get(self, key: str) -> Versioned | None:
+        found = await super().get(key)
+        await self._pause()
+        return found
+
+    async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        await self._pause()
+        return await super().compare_and_set(key, value, expected)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._chance.choice((0.001, 0.01, 0.05, 0.3)))
 
 
 class TestMakersThatStop:
@@ -533,7 +553,7 @@ class TestDeletingAndRenaming:
                 await tree.rename("a", "b")
             assert [each.name for each in await tree.list()] == ["/c"]
             assert (await tree.get("c")).log_id == log.log_id
-            assert await tree.delete("b") is None
+            # The rename that lost gave its new name back.
             assert (await tree.create("b")).log_id != log.log_id
 
         run_patiently(main())
@@ -563,6 +583,78 @@ class TestDeletingAndRenaming:
             assert (await tree.rename("a", "c")).name == "/c"
 
         run_patiently(main())
+
+    def test_a_log_that_comes_back_to_a_name_keeps_it(self):
+        """The first rename took the old name away last, and the log had come back to it."""
+
+        async def main() -> None:
+            near = MemoryMetadata(random.Random(1))
+            log = await LogTree(near).create("a")
+
+            class Before(MemoryMetadata):
+                async def compare_and_set(self, key, value, expected):
+                    if key == "logs/a" and value is None:
+                        await LogTree(near).rename("b", "a")
+                    return await super().compare_and_set(key, value, expected)
+
+            tree = LogTree(Before(random.Random(1), near.data))
+            with pytest.raises(UnknownLog):
+                await tree.rename("a", "b")
+            assert await tree.by_id(log.log_id) == await tree.get("a") == log
+
+        run_patiently(main())
+
+    @pytest.mark.parametrize(
+        ("calls", "gives_up"),
+        [(("rename",), False), (CALLS, False), (CALLS, True)],
+        ids=["renames", "all", "given up and tried again"],
+    )
+    @pytest.mark.parametrize("seeds", [range(70), range(70, 140)])
+    def test_however_calls_of_several_cross_every_log_is_found(self, calls, gives_up, seeds):
+        """Logs that no name led to took no appends and no reads: not by their numbers either."""
+
+        async def main(seed: int) -> None:
+            data = MemoryData()
+            store = MemoryMetadata(random.Random(seed), data)
+            near = LogTree(store)
+            made = {(await near.create(name)).log_id for name in "ab"}
+
+            async def once(tree: LogTree, kind: str, name: str, new_name: str) -> None:
+                match kind:
+                    case "rename":
+                        await tree.rename(name, new_name)
+                    case "create":
+                        made.add((await tree.create(name)).log_id)
+                    case "delete":
+                        await tree.delete(name)
+
+            async def call(number: int) -> None:
+                chance = random.Random(f"{seed} {number}")
+                tree = LogTree(Slow(chance, data))
+                for _ in range(4):
+                    kind, names = chance.choice(calls), chance.sample("abc", 2)
+                    with contextlib.suppress(LogExists, UnknownLog):
+                        if gives_up and chance.random() < 0.5:
+                            with contextlib.suppress(TimeoutError):
+                                async with asyncio.timeout(1.5 * chance.random()):
+                                    await once(tree, kind, *names)
+                        await once(tree, kind, *names)
+
+            await asyncio.gather(*map(call, range(3)))
+            listed = {info.log_id for info in await near.list()}
+            for log_id in made:
+                if not await near.is_deleted(log_id):
+                    info = await near.by_id(log_id)
+                    assert info is not None, (seed, log_id)
+                    assert await near.get(info.name) == info
+                    assert log_id in listed
+            for key, found in [] if gives_up else await store.list("logs/"):
+                number = msgspec.json.decode(found.value)["log_id"]
+                is_free = await near.is_deleted(number)
+                assert is_free or await near.get(key.removeprefix("logs")), (seed, key)
+
+        for seed in seeds:
+            run_patiently(main(seed))
 
     def test_a_log_that_is_deleted_while_it_is_renamed_is_gone(self):
         async def main() -> None:

@@ -152,6 +152,15 @@ class TestSaving:
             beat(group, "m1", 1, 2 * S, TTL)
         assert save(group, {"a": 1}, member="m1", generation=2).positions == {"a": 1}
 
+    def test_a_call_to_join_that_comes_late_replaces_nobody(self) -> None:
+        group = join(Group(), "m1", ["a"], 0, TTL, known=0)
+        with pytest.raises(Fenced, match="look again"):
+            join(group, "m1", ["a"], 1, TTL, known=0)
+        other = join(group, "m2", ["a"], 1, TTL, known=0)
+        assert other.members.keys() == {"m1", "m2"}
+        again = join(other, "m1", ["a"], 2, TTL, known=other.generation)
+        assert again.members["m1"].joined == again.generation
+
     def test_strangers_save_only_where_nobody_reads(self) -> None:
         group = joined(Group(), "m1", logs="ab")
         with pytest.raises(Fenced):

@@ -103,6 +103,25 @@ def test_a_new_producer_is_refused_while_all_that_are_remembered_may_still_repea
         assert each.idle_us(base, 10) == 7, "of producer 3"
 
 
+@pytest.mark.parametrize(("base", "most", "idle_us"), KINDS)
+def test_a_late_first_block_is_taken_only_by_a_log_that_has_forgotten_nobody(base, most, idle_us):
+    made = ProducerTable()
+    for producer in range(1, most + 1):
+        assert made.look(base + producer, 0, 0, 1, is_late=True) == (ProducerVerdict.NEXT, 0)
+        assert made.replaced_by(base + producer) is None
+        made.note(base + producer, 0, ProducedBlock(0, 1, producer))
+        assert made.look(base + producer, 0, 0, 1, is_late=True)[0] is ProducerVerdict.REPEAT
+        assert made.replaced_by(base + producer) is None
+    newest = base + most + 1
+    assert made.look(newest, 0, 0, 1, idle_us - 1, is_late=True)[0] is ProducerVerdict.FULL
+    assert made.look(newest, 0, 0, 1, idle_us, is_late=True) == (ProducerVerdict.UNKNOWN, 0)
+    assert made.look(newest, 0, 0, 1, idle_us) == (ProducerVerdict.NEXT, 0)
+    replaced = made.replaced_by(newest)
+    assert replaced is not None
+    made.note(newest, 0, ProducedBlock(0, 1, newest, idle_us))
+    assert replaced.producer not in [each.producer for each in made.all()]
+
+
 def test_queries_leave_users_their_memory_and_the_other_way():
     made = ProducerTable()
     for query in range(QUERIES.most):

@@ -87,7 +87,7 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
             at = seen.index("e1n5")
             assert seen[at : at + 3] == left
 
-    simulate(scenario, nodes=5, seed=4)
+    simulate(scenario, nodes=5, seed=8)
 
 
 def test_a_digest_that_goes_on_over_a_trim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

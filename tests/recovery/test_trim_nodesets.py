@@ -88,6 +88,9 @@ def test_it_goes_with_the_data_and_a_reader_that_begins_below_is_told_of_the_tri
             assert await history(cluster) == [1, 2, 3, 4]
             trim = make_lsn(3, 1)
             await store.trim("log", trim)
+            # A node that has still to learn how an epoch ended cannot say what it holds. Node 1
+            # has no part in the last epochs, so it hears late that they are over.
+            await asyncio.sleep(2)
             last = await spread(store, 3)
             await until(lambda: read_history(cluster) == [3, 4, 5])
             given = await read_all(store, "log", until=last)

@@ -36,6 +36,7 @@ One event a line; each line comes one millisecond after the one before::
     r1 e1n1=a~7 e1n2=b e1n3-e2n0=bridge   ~7: of append time 7 µs; … is given records and gaps
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
+    n1@rack1 e1n1=a@1,2,3           … with the nodes that the envelope names
     n1@rack1 trim=e1n2 e1n3=a       … of a node that has trimmed
     n1 stores e1n1-e1n4 e1n5        what a node says is durable
     group g gen=2 a:m1/1=e1n3 b:m2/2   the store has consumer g in generation 2: log a is m1's
@@ -50,10 +51,14 @@ One event a line; each line comes one millisecond after the one before::
     n1 names n2,n3 e1n1-e1n4 41     a block, at 41, at a node that knows that these are gone
     accept n1                       an operator accepts what n1 lost
     fault crash [n1 n2] | ease crash | start n1 [rack1] [weight=0] | heal | wait 2.5
+    name made 5 | name sought 5 deleted|found|named|listed …    a log, and how it is found at last
+    begin n1 rack1                  a node begins to start there, and may never run
     disk n1 own|other               a machine is given a disk
     n1 knows e3 e1:1,2,3 e3:1,2     a node knows which nodes have epochs up to 3: from e1 on, …
     n1 has wal_bytes 5 of 9         a node holds so much of what has a limit
     lost n1 n2                      nodes are gone for good
+    wiped n1                        a node's disk is gone for good, and an empty one there
+    disks 2 [n1]                    so many disks were lost, and n1 is still said to be lost
     back n1 n2                      nodes that were away past the healing come back
     pace w1 [hampered] | paced w1   from here on w1's appends are timed | … up to here
     w1 puts 60 from e1n1 each 0.01  so many appends, one after another, each so many seconds long
@@ -76,11 +81,19 @@ import pathlib
 import re
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from cordwood.block import GapKind
 from cordwood.lsn import format_lsn, parse_lsn
-from cordwood.sim.end_events import NodesBack, NodesLost, PaceBegan, PaceEnded
+from cordwood.sim.end_events import (
+    DiskLost,
+    DisksReplaced,
+    NodesBack,
+    NodesLost,
+    PaceBegan,
+    PaceEnded,
+)
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -103,6 +116,7 @@ from cordwood.sim.history import (
     Idled,
     NodeDumped,
     NodeStarted,
+    NodeStarting,
     PayloadMark,
     PositionsSaved,
     ReadEnded,
@@ -122,7 +136,7 @@ from cordwood.sim.ledger_events import (
     LedgerEnds,
     LedgerMade,
 )
-from cordwood.sim.name_events import NamedAppend, NamedRead, NameLeads
+from cordwood.sim.name_events import LogMade, LogSought, NamedAppend, NamedRead, NameLeads
 from cordwood.sim.node_events import EpochsNodes, Gauged, NodesetsKnown
 from cordwood.sim.operator_events import (
     BlockKept,
@@ -290,6 +304,9 @@ class _Stage:
     def do_ease(self, kind: str) -> None:
         self.add(FaultEased(self.time_us, kind))
 
+    def do_begin(self, node: str, rack: str) -> None:
+        self.add(NodeStarting(self.time_us, int(node[1:]), rack))
+
     def do_start(self, node: str, rack: str = "", weight: str = "weight=1") -> None:
         weighs = float(weight.removeprefix("weight="))
         self.add(NodeStarted(self.time_us, int(node[1:]), 0, rack, weighs))
@@ -302,6 +319,12 @@ class _Stage:
 
     def do_back(self, *nodes: str) -> None:
         self.add(NodesBack(self.time_us, tuple(int(node[1:]) for node in nodes)))
+
+    def do_wiped(self, node: str) -> None:
+        self.add(DiskLost(self.time_us, int(node[1:])))
+
+    def do_disks(self, lost: str, *waits: str) -> None:
+        self.add(DisksReplaced(self.time_us, int(lost), tuple(int(node[1:]) for node in waits)))
 
     def do_accept(self, node: str) -> None:
         self.add(LossAccepted(self.time_us, int(node[1:])))
@@ -351,6 +374,11 @@ class _Stage:
     def do_name(self, what: str, *words: str) -> None:
         if what == "leads":
             self.add(NameLeads(self.time_us, int(words[0]), self.time_us))
+        elif what == "made":
+            self.add(LogMade(self.time_us, "c", int(words[0])))
+        elif what == "sought":
+            ways = [way in words for way in ("deleted", "found", "named", "listed")]
+            self.add(LogSought(self.time_us, int(words[0]), *ways))
         elif what == "lost":
             self.add(NamedAppend(self.time_us, "c", self.time_us, parse_lsn(words[0]), False))
         else:
@@ -514,6 +542,9 @@ def _entry(word: str) -> EpochsNodes:
 
 
 def _slots(word: str) -> DumpedSlots:
+    word, _, copyset = word.partition("@")
+    if copyset:
+        return msgspec.structs.replace(_slots(word), copyset=tuple(map(int, copyset.split(","))))
     place, what = word.split("=")
     what, _, seal = what.partition("/")
     first, last = _span(place)

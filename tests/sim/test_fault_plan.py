@@ -93,6 +93,15 @@ def test_the_atlas_leaves_enough_nodes_to_recover_with(copies, racks):
     assert hit_some == (copies > 1)
 
 
+def test_no_node_moves_where_spare_nodes_lose_what_they_hold():
+    """Seed 77310049: the third node and the fifth, which an epoch found in the other region, lost
+    both copies of that epoch's records. No log could be recovered, and rightly so."""
+    within = options(damage=Damage.WITHIN)
+    plans = [draw_plan(within, NODES, 40.0, random.Random(seed)) for seed in range(50)]
+    assert any(fault.kind in DAMAGING_KINDS for plan in plans for fault in plan)
+    assert not any(fault.kind == "moved_rack" for plan in plans for fault in plan)
+
+
 def test_beyond_the_atlas_all_may_be_hit():
     most = 0
     for seed in range(60):

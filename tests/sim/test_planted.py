@@ -11,11 +11,12 @@ from types import ModuleType
 
 import pytest
 
+from cordwood.decisions import WaveRetried, tell
 from cordwood.errors import BadSetting
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.knobs import KNOBS, draw_turns, turned, value_text
 from cordwood.sim.planted import PLANTED_BUGS, find_bug, planted
-from cordwood.sim.probes import _WATCHES, PROBES, never_hit, probes_of, watched
+from cordwood.sim.probes import _COUNTS, _WATCHES, PROBES, never_hit, probes_of, watched
 from cordwood.sim.streams import stream
 
 
@@ -123,8 +124,17 @@ def test_a_call_is_counted_where_its_probe_looks_for_it():
     assert "wave-retried" in never_hit(counts)
 
 
+def test_a_decision_is_counted_by_its_probes():
+    counts: Counter[str] = Counter()
+    with watched(counts, HistoryRecorder(lambda: 0)):
+        tell(WaveRetried(1, 2, 3, 2))
+        tell(WaveRetried(1, 2, 3, 3))
+    tell(WaveRetried(1, 2, 3, 4))
+    assert counts == {"wave-retried": 2, "wave-third": 1}
+
+
 def test_every_probe_is_watched_for():
-    found = {watch.probe for watch in _WATCHES}
+    found = {each.probe for each in (*_WATCHES, *_COUNTS)}
     recorder = HistoryRecorder(lambda: 0)
     assert probes_of(recorder.events) == Counter()
     told_by_history = {

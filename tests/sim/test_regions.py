@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cordwood.nodes import Replication
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import SEQUENCER, Fault
@@ -36,6 +38,10 @@ def test_copies_span_the_regions_through_a_death_and_a_recovery():
 
 def test_copies_in_one_region_are_seen():
     """Not by every seed: by chance a copyset spans the regions all the same."""
+    seen = 0
     with planted(find_bug("one-region")):
-        broken = [{found.invariant for found in play(seed).violations} for seed in range(1, 7)]
-    assert sum("S14" in each for each in broken) >= 2
+        for seed in range(1, 7):
+            seen += any(found.invariant == "S14" for found in play(seed).violations)
+            if seen == 2:
+                return
+    pytest.fail(f"{seen} of six seeds saw it")

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from cordwood.block import GapKind
+from cordwood.decisions import RunAcknowledged, SealRaised, Story
 from cordwood.errors import BadSetting
 from cordwood.lsn import make_lsn
 from cordwood.sim.history import (
@@ -84,3 +85,19 @@ def test_traces_are_epochs_or_records():
     for wrong in ("seven", "e", "e7m1"):
         with pytest.raises(BadSetting):
             parse_trace(wrong)
+
+
+def test_the_story_of_a_record_has_what_was_decided_about_it(history):
+    decided = Story(lambda: 1_500_000, lambda: "node-2")
+    decided.on_decision(RunAcknowledged(4, make_lsn(1, 1), make_lsn(1, 3)))
+    decided.on_decision(RunAcknowledged(4, make_lsn(1, 2), make_lsn(1, 3)))
+    decided.on_decision(SealRaised(4, 2))
+    lines = tell(history, Trace(1, make_lsn(1, 1)), decided=decided)
+    told = [line for line in lines if "node-2" in line]
+    assert told == [
+        "   1.500000 s  node-2 run acknowledged: log 4, first e1n1, last e1n3",
+    ]
+    assert lines == [lines[0], *sorted(lines[1:])]
+    of_epoch = "\n".join(tell(history, Trace(2), decided=decided))
+    assert "node-2 seal raised: log 4, epoch 2" in of_epoch
+    assert "acknowledged" not in of_epoch

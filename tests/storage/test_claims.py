@@ -22,7 +22,7 @@ from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, make_lsn
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage import claims as claims_module
 from cordwood.storage import unheard as unheard_module
-from cordwood.storage.unheard import Unheard
+from cordwood.storage.unheard import SEAL_AHEAD_MAX, Unheard
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1
@@ -160,21 +160,68 @@ def test_a_node_that_slept_through_an_epochs_beginning_asks_once_and_stores() ->
     run(scenario)
 
 
-def test_a_store_is_refused_as_by_a_full_node_where_the_epoch_store_does_not_answer() -> None:
+def test_a_far_store_is_refused_as_by_a_full_node_where_the_epoch_store_does_not_answer() -> None:
     """Its sender comes again, and other nodes have its copies meanwhile."""
 
     async def scenario() -> None:
         asked = Asked(await Made.new())
         asked.newest = Unreachable("away")
-        assert await asked.store(packed(at(1, epoch=4)), packed(at(1), log=9)) == [Refusal.FULL] * 2
-        asked.newest = 3
-        assert await asked.store(packed(at(1, epoch=4))) == [Refusal.CORRUPT]
-        asked.newest = 4
-        assert await asked.store(packed(at(1, epoch=4)), packed(at(1, epoch=4), log=9)) == []
+        far = SEAL_AHEAD_MAX + 1
+        assert await asked.store(packed(at(1, far)), packed(at(1), log=9)) == [Refusal.FULL] * 2
+        asked.newest = far - 1
+        assert await asked.store(packed(at(1, far))) == [Refusal.CORRUPT]
+        asked.newest = far
+        assert await asked.store(packed(at(1, far)), packed(at(1, far), log=9)) == []
         assert asked.claims.waiting == 0
         asked.end()
 
     run(scenario)
+
+
+def test_a_near_store_is_taken_where_the_epoch_store_does_not_answer() -> None:
+    """As a seal is. It is asked about once, and again as soon as something else is."""
+
+    async def scenario() -> None:
+        asked = Asked(await Made.new())
+        asked.newest = Unreachable("away")
+        assert await asked.store(packed(at(1, epoch=4))) == []
+        assert await asked.store(packed(at(2, epoch=4))) == []
+        assert asked.asked == [MADE]
+        asked.newest = 3
+        assert await asked.store(packed(at(1, epoch=5))) == [Refusal.CORRUPT]
+        assert await asked.store(packed(at(3, epoch=4))) == [Refusal.CORRUPT]
+        asked.end()
+
+    run(scenario)
+
+
+def test_a_node_that_missed_an_epoch_takes_its_stores_without_the_metadata_store() -> None:
+    """Appends stood still for as long as the metadata store was away, where one more node was."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=10) as store:
+            await store.append("log", b"1")
+            sequencer = cluster.sequencer_of(LOG)
+            *_, dead, missed = (n for n in cluster.numbers if n != sequencer)
+            others = [f"node-{n}" for n in cluster.numbers if n != missed]
+            network = cluster.simulation.network
+            network.cut([f"node-{missed}"], others)
+            network.cut(others, [f"node-{missed}"])
+            await asyncio.sleep(5)
+            await store.fence("log", 1)
+            await store.append("log", b"2")
+            await asyncio.sleep(1)
+            cluster.metadata.is_out = True
+            network.mend([f"node-{missed}"], others)
+            await asyncio.sleep(4)
+            cluster.kill(dead)
+            await asyncio.sleep(4)
+            assert sequencer == cluster.sequencer_of(LOG)
+            for number in range(5):
+                await store.append("log", b"%d" % number)
+            cluster.metadata.is_out = False
+
+    simulate(scenario, nodes=4, copies=3)
 
 
 def test_the_bytes_of_stores_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

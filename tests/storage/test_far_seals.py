@@ -16,7 +16,7 @@ from cordwood.lsn import EPOCH_MAX, make_lsn
 from cordwood.metadata.epoch_store import JUMP_MAX, EpochStore
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.nodes import NodeId, Replication
-from cordwood.storage.claims import SEAL_AHEAD_MAX
+from cordwood.storage.unheard import SEAL_AHEAD_MAX
 
 
 def test_an_answer_tells_of_the_epochs_that_are_held_and_no_others() -> None:

@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cordwood.client.cluster import Cluster
-from cordwood.errors import BadSetting, CordwoodError
+from cordwood.errors import BadSetting, CordwoodError, Unreachable
 from cordwood.layout.log_questions import AskIfLost, IfLostReply
 from cordwood.layout.message import AskStatus, AskStreams, Call, StatusReply, StreamsReply
 from cordwood.layout.message_nodes import SetAuthority, SetStorage
+from cordwood.layout.message_rebuilding import (
+    AskRebuilding,
+    DonorState,
+    RebuildingReply,
+    RebuildOrder,
+    SayRebuild,
+)
+from cordwood.layout.rebuild_events import read_set
 from cordwood.nodes import Authority, NodeId
+from cordwood.rebuilding import LostNode
 from cordwood.settings import ClientSettings
 
 Answer = TypeVar("Answer")
@@ -45,6 +54,19 @@ class IfLost:
     last: int = 0
     gone: int = 0
     unknown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilding:
+    """What is being rebuilt.
+
+    Attributes:
+        lost: the nodes that are lost, drained, or rebuilt and not back yet.
+        donors: what each node does as a donor, or why it says nothing, in node order.
+    """
+
+    lost: tuple[LostNode, ...]
+    donors: dict[NodeId, DonorState | CordwoodError]
 
 
 class Nodes:
@@ -150,6 +172,37 @@ class Nodes:
             if (reply.log, reply.lsn) <= (log, lsn):
                 return found
             log, lsn = reply.log, reply.lsn
+
+    async def rebuilding(self) -> Rebuilding:
+        """Which nodes are being rebuilt, and how far each donor is.
+
+        Raises:
+            Unreachable: no node answered.
+        """
+        answers = await self._ask_each(AskRebuilding(), RebuildingReply)
+        replies = [each for each in answers.values() if isinstance(each, RebuildingReply)]
+        if not replies:
+            raise Unreachable("no node says what is being rebuilt")
+        newest = max(map(read_set, (each.set for each in replies)), key=lambda each: each.through)
+        donors = {
+            node: each if isinstance(each, CordwoodError) else each.donor
+            for node, each in answers.items()
+        }
+        return Rebuilding(newest.lost, donors)
+
+    async def say_rebuild(self, node: int, order: RebuildOrder, *, forced: bool = False) -> None:
+        """Have the data of a node made anew, or not.
+
+        Args:
+            forced: however many nodes are being rebuilt.
+        Raises:
+            Rejected: the order makes no sense now, and the text says why.
+            BadSetting: there is no such node.
+            Unreachable: the cluster did not answer; the order may be in effect, and may be given
+                again.
+        """
+        call = SayRebuild(node, order, forced)
+        await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
 
     async def read_only(self) -> dict[NodeId, bool]:
         """Whether each node stores nothing because somebody said so, in node order.

@@ -87,8 +87,8 @@ class PositionCalls:
 
         Args:
             time: of appends, by the sequencers' clocks; µs since 1970, or a datetime.
-            approximate: the bounds of partitions are enough, so that it costs no read of a
-                disk; it errs to the early side then, by a partition's length at most.
+            approximate: the bounds of partitions are enough, so that a node reads one entry of an
+                index at most; it errs to the early side then, by a partition's length at most.
         Raises:
             UnknownLog: there is no such log.
             AccessDenied: the log wants a read token that this client does not have.

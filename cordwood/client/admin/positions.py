@@ -17,9 +17,11 @@ import msgspec
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.admin.log_tree import check_read_token, check_write_token
+from cordwood.client.admin.tier_positions import TierPositions
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.tier_store import TierStore
 from cordwood.errors import AccessDenied, CordwoodError, Rejected, UnknownLog, Unreachable
 from cordwood.layout.log_questions import (
     AskExtent,
@@ -166,9 +168,15 @@ class Positions:
     """See the module; the calls are `Store`'s."""
 
     def __init__(
-        self, cluster: Cluster, ask_tail: AskTail, read: Read, settings: ClientSettings
+        self,
+        cluster: Cluster,
+        ask_tail: AskTail,
+        read: Read,
+        settings: ClientSettings,
+        tier: TierStore,
     ) -> None:
         self._cluster = cluster
+        self._tier = tier
         self._ask_tail = ask_tail
         self._read = read
         self._settings = settings
@@ -197,7 +205,14 @@ class Positions:
         told, missing = await self._ask_nodes(info, call, TimeReply)
         answers = [TimeAnswer(each.trim, each.before, each.at) for each in told.values()]
         found = find_time(answers, tail, heard_all=self._is_enough(info, tail, told))
-        return TimePosition(Lsn(found.lsn), tail, not found.is_complete, missing)
+        lsn, is_partial = found.lsn, not found.is_complete
+        trim = max(each.trim for each in told.values())
+        tiered = await self._tiered(info, trim, told.values())
+        if tiered is not None:
+            older = await tiered.find_time(time_us, trim, is_exact=not approximate)
+            if older is not None:
+                lsn, is_partial = min(lsn, older), False
+        return TimePosition(Lsn(lsn), tail, is_partial, missing)
 
     async def find_key(self, log: AnyLog, key: bytes) -> KeyPosition:
         """See `Store.find_key`."""
@@ -251,6 +266,11 @@ class Positions:
         first = min(((e.first, e.first_us) for e in held), default=(0, 0))
         last = max(((e.last, e.last_us) for e in held), default=(0, 0))
         is_partial = not self._is_enough(info, tail, told)
+        tiered = await self._tiered(info, trim, told.values())
+        if tiered is not None:
+            first = await tiered.first(trim) or first
+            if not last[0]:
+                last = await tiered.last(trim) or last
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
 
     async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:
@@ -260,7 +280,29 @@ class Positions:
         told, missing = await self._ask_nodes(info, call, SizeReply)
         copies = info.history[-1].copies if info.history else info.replication.copies
         size = size_of((each.bytes for each in told.values()), len(told) + len(missing), copies)
+        tiered = await self._tiered(info, 0, told.values())
+        if tiered is not None:
+            size += await tiered.bytes_between(start_us, stop_us)
         return Size(size, not self._is_enough(info, tail, told), missing)
+
+    async def epoch_end(self, info: LogInfo, last: int) -> Lsn | None:
+        """Where the bridge that covers an epoch's last LSN begins, by main storage; None if it is
+        not there."""
+        manifest = await self._tier.manifest(info.log_id)
+        if manifest is None:
+            return None
+        found = await TierPositions(self._tier, manifest, info.log_id, last).epoch_end(last)
+        return None if found is None else Lsn(found)
+
+    async def _tiered(
+        self, info: LogInfo, trim: int, told: Collection[TimeReply | ExtentReply | SizeReply]
+    ) -> TierPositions | None:
+        """What main storage says below the nodes' tier points; None if nothing is there."""
+        up_to = max((each.tier for each in told), default=0)
+        if up_to <= trim:
+            return None
+        manifest = await self._tier.manifest(info.log_id)
+        return None if manifest is None else TierPositions(self._tier, manifest, info.log_id, up_to)
 
     def _token(self, info: LogInfo) -> str:
         """See `check_read_token`."""

@@ -226,7 +226,10 @@ class AppendCalls:
                 return await answer
         except TimeoutError:
             why = f"no answer within {self._settings.timeout_s:g} s, some of it before it was sent"
-            raise OutcomeUnknown(f"{why}: read the log to know whether it is stored") from None
+            raise OutcomeUnknown(
+                f"{why}: read the log to see whether it is stored. What is not there yet may still "
+                "come; only a producer can send it again"
+            ) from None
 
 
 def _in_turn(

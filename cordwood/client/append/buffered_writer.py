@@ -187,6 +187,7 @@ class BufferedWriter:
 
     Attributes:
         bytes: gathered and in flight.
+        failed: records whose outcome was an error.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class BufferedWriter:
         on_failure: OnFailure | None = None,
         on_retry: OnRetry | None = None,
     ) -> None:
-        self.bytes = 0
+        self.bytes = self.failed = 0
         self._appends = appends
         self._find = find
         self._settings = settings
@@ -280,7 +281,10 @@ class BufferedWriter:
         headers: Headers | None = None,
         context: Any = None,
     ) -> None:
-        """Put a record in, for the writer's callbacks; raises as `append_nowait`."""
+        """Put a record in, for the writer's callbacks; raises as `append_nowait`.
+
+        Without `on_failure` only a warning and `failed` tell that a record was not stored.
+        """
         self._put(log, value, key, timestamp, headers, context, None)
 
     async def wait_space(self) -> None:
@@ -376,10 +380,13 @@ class BufferedWriter:
     # Ending.
 
     async def flush(self) -> None:
-        """Send all that is gathered, and return once each record put in so far was told."""
+        """Send all that is gathered, and return once each record put in so far was told, by its
+        future and by the callback: stored, or why not (see `failed`)."""
         self._cut_all()
         for gathered in list(self._unended):
             await gathered.ended.wait()
+        # Order matters: a block's end is known before the loop comes to its callback.
+        await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Flush, for the client's timeout at most, and take nothing more. Safe to call twice."""
@@ -571,6 +578,7 @@ class BufferedWriter:
             lane.number = None  # what comes next is for the log that has the name then
         if not self._finish(gathered):
             return
+        self.failed += len(gathered.values)
         for future in gathered.futures:
             if future is not None and not future.done():
                 future.set_exception(error)
@@ -578,6 +586,8 @@ class BufferedWriter:
                 future.exception()
         if self._on_failure is not None:
             self._appends.loop.call_soon(self._on_failure, lane.log, gathered.contexts, error)
+        elif untold := gathered.futures.count(None):
+            logger.warning("%d records for %s were not acknowledged: %s", untold, lane.log, error)
 
     def _finish(self, gathered: _Gathered) -> bool:
         """A block came to its end; False if it had already."""

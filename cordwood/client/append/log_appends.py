@@ -34,6 +34,7 @@ from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers
 from cordwood.client.append.window import Window
 from cordwood.client.cluster import Cluster
+from cordwood.decisions import AppendCameBack, AppendGivenUp, AppendsLost, SequencerSought, tell
 from cordwood.errors import (
     BadSetting,
     CordwoodError,
@@ -314,11 +315,13 @@ class LogAppends:
     def _check_whole(self) -> None:
         """Raise OutOfSequence if an earlier block of this producer ended with an error."""
         if self._broken is not None:
-            text = (
-                f"{self._producer} is broken by an earlier failure: {self._broken}; "
-                "begin a higher epoch"
-            )
-            raise OutOfSequence(text, Misplaced.BEHIND)
+            raise OutOfSequence(self._broken_by(self._broken), Misplaced.BEHIND)
+
+    def _broken_by(self, error: CordwoodError) -> str:
+        return (
+            f"{self._producer} is broken by an earlier failure: {error}; send that again with "
+            "Producer.again, or begin a higher epoch"
+        )
 
     @property
     def _must_wait(self) -> bool:
@@ -359,7 +362,7 @@ class LogAppends:
                 assert entry is not None, "a queued batch was cut"
                 entry.token = self._owner.next_token()
                 entry.fencing = self._owner.fencing.get(self.log, 0)
-                entry.flags = self._flags(batch)
+                entry.flags = self._flags(batch, now)
                 batch.sent_at = now
                 self._sent[entry.token] = (batch, target)
                 self._owner.sent[entry.token] = self
@@ -368,7 +371,7 @@ class LogAppends:
                 size += entry.stored_bytes
             self._owner.outbox.put(target, parts, count, size)
 
-    def _flags(self, batch: PendingBlock) -> int:
+    def _flags(self, batch: PendingBlock, now: float) -> int:
         """The bits of AppendFlag for a batch."""
         entry = batch.entry
         assert entry is not None, "a queued batch was cut"
@@ -381,6 +384,8 @@ class LogAppends:
             flags |= AppendFlag.GROUP
         if entry.fencing:
             flags |= AppendFlag.FENCED
+        if self._producer is not None and batch.is_late(self._producer, now):
+            flags |= AppendFlag.LATE
         return flags
 
     @property
@@ -392,6 +397,7 @@ class LogAppends:
 
     async def _seek(self) -> None:
         """Find a node to send to: the one named by a redirect, the log's own, then the others."""
+        tell(SequencerSought(self.log))
         try:
             if self._pause_s:
                 await asyncio.sleep(self._pause_s * self._host.random.uniform(0.5, 1.0))
@@ -475,14 +481,12 @@ class LogAppends:
 
     def _fail(self, batch: PendingBlock, error: CordwoodError) -> None:
         """A block ends with an error; this also ends the producer's sequence."""
+        tell(AppendGivenUp(self.log, str(error)))
         batch.fail(error)
         if self._producer is not None and self._broken is None:
             self._broken = error
             self._cut()
-            text = (
-                f"{self._producer} is broken by an earlier failure: {error}; begin a higher epoch"
-            )
-            behind = OutOfSequence(text, Misplaced.BEHIND)
+            behind = OutOfSequence(self._broken_by(error), Misplaced.BEHIND)
             while self._queue:
                 later = self._queue.popleft()
                 self._finish(later)
@@ -497,6 +501,7 @@ class LogAppends:
         self, batch: PendingBlock, token: int, error: CordwoodError, node: NodeId
     ) -> None:
         """Keep a refused block for another try."""
+        tell(AppendCameBack(self.log, str(error)))
         batch.refused = error
         self._owner.sent.pop(token, None)  # it gets another token when it is sent again
         self._requeue(batch, token)
@@ -524,6 +529,8 @@ class LogAppends:
         if self._target is connection:
             self._target = None
         lost = [token for token, (_, used) in self._sent.items() if used is connection]
+        if lost:
+            tell(AppendsLost(self.log, len(lost)))
         for token in lost:
             batch, _ = self._sent.pop(token)
             error = unknown(f"the connection to {connection} was lost", self.log)

@@ -14,21 +14,37 @@ from cordwood.layout.body import encode_body, seal_body
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import Lsn
+from cordwood.protocol.producers import sure_s
 
 
 def unknown(why: str, log: int) -> OutcomeUnknown:
     """What becomes of an append in flight that nobody will answer."""
     return OutcomeUnknown(
-        f"{why} while an append to log {log} was in flight: read the log to know whether it is "
-        "stored"
+        f"{why} while an append to log {log} was in flight: read the log to see whether it is "
+        "stored. What is not there yet may still come; only a producer can send it again"
     )
 
 
 class PendingBlock:
     """Records that become one block, and the futures that wait for it."""
 
-    __slots__ = ("bytes", "codec", "count", "deadline", "entry", "expected_tail", "futures",
-                 "headers", "keys", "maybe", "refused", "sent_at", "times", "values")  # fmt: skip
+    __slots__ = (
+        "_late_at",
+        "bytes",
+        "codec",
+        "count",
+        "deadline",
+        "entry",
+        "expected_tail",
+        "futures",
+        "headers",
+        "keys",
+        "maybe",
+        "refused",
+        "sent_at",
+        "times",
+        "values",
+    )  # fmt: skip
 
     def __init__(self, deadline: float) -> None:
         self.values: list[Buffer] = []
@@ -45,6 +61,7 @@ class PendingBlock:
         self.sent_at = 0.0
         self.expected_tail: int | None = None
         self.codec: Codec | None = None
+        self._late_at: float | None = None
         # Whether it may be stored already: a producer's block that was sent and not answered.
         self.maybe = False
 
@@ -129,6 +146,16 @@ class PendingBlock:
             log, 0, self.count, 0, AppendFlag.GROUP, 0, *who, 0, sequence,
             sum(part.stored_bytes for part in parts), 0, 0, 0, parts=tuple(parts),
         )  # fmt: skip
+
+    def is_late(self, producer: Producer, now: float) -> bool:
+        """Whether it may be a repeat that its log has forgotten, if it is sent now.
+
+        See `protocol.producers`.
+        """
+        if self._late_at is None:
+            late_at = producer.late_at
+            self._late_at = now + sure_s(producer.producer) if late_at is None else late_at
+        return now >= self._late_at
 
     def resolve(self, first: int) -> None:
         """All records are stored, from `first` on."""

@@ -14,6 +14,9 @@ records sent under a place that the log remembers are taken for a repeat: they a
 with the old records' LSNs and not stored. So a producer that does not know for sure where it
 stopped begins a higher epoch.
 
+Trap: a higher epoch is a new line, and stores again what an append of unknown outcome may have
+stored, or may store yet. `Producer.again` sends the same records at the same place.
+
 An append with `expected_tail` is stored only if the log's last record stands there, which an
 append or `tail` has answered; else it ends with `TailMoved`.
 
@@ -35,8 +38,9 @@ class Producer:
     """An identity to append with, for one client at a time.
 
     Two clients with one identity shut each other out or mix their sequences. After a restart,
-    or after an append that ended with an error, take the same id and a higher epoch, or
-    say where the old one stopped.
+    take the same id and a higher epoch, or say where the old one stopped. After an append that
+    ended with an error, `again` sends the same records at the same place; a higher epoch would
+    store a second copy of what may be stored.
 
     Args:
         producer: 1 to 2**62 - 1; the same over the lives of an application. Ids above are
@@ -49,6 +53,10 @@ class Producer:
 
     _ids = (1, PRODUCER_MAX)
 
+    late_at: float | None = None
+    """When its first block begins to be late, on the loop's clock; None: some time after it was
+    first sent. See `protocol.producers`."""
+
     def __init__(
         self, producer: int, epoch: int = 0, sequences: Mapping[int, int] | None = None
     ) -> None:
@@ -59,6 +67,19 @@ class Producer:
         self.producer = producer
         self.epoch = epoch
         self._next = dict(sequences or {})
+
+    def again(self, log: int, sequence: int) -> Producer:
+        """This producer, to send records again whose append ended with an error.
+
+        Send the same records in the same calls, one call after another, and nothing else before.
+
+        Args:
+            log: the log's number.
+            sequence: of the first of these records: what `next_sequence` said before that append.
+        Returns:
+            A producer that goes on there in this log, and in the others where this one is.
+        """
+        return type(self)(self.producer, self.epoch, {**self._next, log: sequence})
 
     def __repr__(self) -> str:
         return f"Producer({self.producer}, {self.epoch})"
@@ -75,6 +96,20 @@ class Producer:
 
 
 class QueryProducer(Producer):
-    """A query that publishes batches: its id is drawn for it, each commit is an epoch."""
+    """A query that publishes batches: its id is drawn for it, each commit is an epoch.
+
+    Args:
+        late_at: see `Producer`; what others may have appended before is late from the begin.
+    """
 
     _ids = (QUERY_PRODUCERS, (1 << 63) - 1)
+
+    def __init__(
+        self,
+        producer: int,
+        epoch: int = 0,
+        sequences: Mapping[int, int] | None = None,
+        late_at: float | None = None,
+    ) -> None:
+        super().__init__(producer, epoch, sequences)
+        self.late_at = late_at

@@ -120,6 +120,8 @@ class BlockingStore(Facade[Store]):
     streams = blocking(Store.streams)
     authorities = blocking(Store.authorities)
     if_lost = blocking(Store.if_lost)
+    rebuilding = blocking(Store.rebuilding)
+    say_rebuild = blocking(Store.say_rebuild)
     set_authority = blocking(Store.set_authority, changes=True)
     read_only = blocking(Store.read_only)
     set_storage = blocking(Store.set_storage, changes=True)

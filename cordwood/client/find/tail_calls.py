@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cordwood.client.admin.log_tree import check_write_token
+from cordwood.client.admin.positions import Positions
 from cordwood.client.cluster import Cluster
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
@@ -33,6 +34,7 @@ class TailCalls:
     _cluster: Cluster
     _settings: ClientSettings
     _asker: ReleasedAsker
+    _positions: Positions
 
     def read(self, log: AnyLog, *args: Any, **options: Any) -> OpeningItems[ReadStream, Any]:
         """See `store.Store`."""
@@ -135,4 +137,4 @@ class TailCalls:
             raise Unreachable(f"no node says where epoch {epoch} of {log} ends") from None
         finally:
             stream.close()
-        return stream.bridge
+        return stream.bridge or await self._positions.epoch_end(info, last)

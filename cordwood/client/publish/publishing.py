@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -64,6 +64,7 @@ from cordwood.layout.message_staging import (
 )
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
+from cordwood.protocol.producers import sure_s
 from cordwood.protocol.publishing import StagedBlock, check_repeat, group_end
 from cordwood.settings import ClientSettings
 
@@ -108,6 +109,13 @@ class Published:
     batch: int
     spans: Mapping[str, tuple[Lsn, Lsn]] = field(default_factory=dict)
     is_repeat: bool = False
+
+
+class _OwnCommit(NamedTuple):
+    """A commit that a call made, and when its appends begin to be late."""
+
+    commits: int
+    late_at: float
 
 
 class Publisher:
@@ -160,6 +168,7 @@ class Publisher:
             attempt, tries = known.attempt, tries + 1
             await self._pin(query, attempt, shares)
             shares = await self._check_there(shares)
+            sure_until = asyncio.get_running_loop().time()
             try:
                 with _unknown_from_here(query, batch):
                     known = await self.call_store(
@@ -170,17 +179,24 @@ class Publisher:
                 if tries >= ATTEMPTS_MAX:
                     raise
             else:
-                return await self.finish_batch(query, batch, known, is_repeat=False)
+                own = _OwnCommit(known.commits, sure_until + sure_s(known.producer))
+                return await self.finish_batch(query, batch, known, own, is_repeat=False)
         # Another publisher of the query was first.
         check_repeat(query, (known.batch, known.fingerprint), (batch, fingerprint))
         return await self.finish_batch(query, batch, known, is_repeat=True)
 
     async def finish_batch(
-        self, query: str, batch: int, known: PublicationReply, *, is_repeat: bool
+        self,
+        query: str,
+        batch: int,
+        known: PublicationReply,
+        own: _OwnCommit | None = None,
+        *,
+        is_repeat: bool,
     ) -> Published:
         """A batch is committed, it or a later one: see that it is in its logs."""
         with _unknown_from_here(query, batch):
-            known = await self.roll_forward(query, known)
+            known = await self.roll_forward(query, known, own)
         if batch < known.batch:
             return Published(query, batch, is_repeat=True)
         return _told(query, known, is_repeat=is_repeat)
@@ -257,17 +273,26 @@ class Publisher:
         for failure in sorted(failures, key=lambda each: not isinstance(each, StageExpired)):
             raise failure
 
-    async def roll_forward(self, query: str, known: PublicationReply) -> PublicationReply:
+    async def roll_forward(
+        self, query: str, known: PublicationReply, own: _OwnCommit | None = None
+    ) -> PublicationReply:
         """See that the last commit is in its logs; others may do so at the same time.
 
+        Args:
+            own: the commit that this call made a moment ago. Any other may have been appended by
+                somebody so long ago that its logs have forgotten it.
         Raises:
             Retryable, OutcomeUnknown: not yet; it may be tried again.
         """
         while not known.is_done:
             commits = known.commits
+            late_at = own.late_at if own is not None and own.commits == commits else 0.0
             try:
+                # In one order for all queries: a log may keep a new query waiting until one that it
+                # remembers is done, and two queries must not wait for one another.
                 spans = {
-                    share.name: await self.append_share(known, share) for share in known.shares
+                    share.name: await self.append_share(query, known, share, late_at)
+                    for share in sorted(known.shares, key=lambda share: share.log)
                 }
             except _STUCK as error:
                 # Somebody else may have brought it to its end, and gone on.
@@ -287,22 +312,38 @@ class Publisher:
         return known
 
     async def append_share(
-        self, known: PublicationReply, share: LogBlocks
+        self, query: str, known: PublicationReply, share: LogBlocks, late_at: float = 0.0
     ) -> tuple[int, int] | None:
         """Append one log's share; where it stands, None if the log is gone.
 
         It is one atomic group, or several in order if one does not hold it. Sequences tell what
         is stored, so it does not matter where an earlier try cut the groups.
+
+        Args:
+            late_at: see `protocol.producers`.
         """
         limit, at, sequence = _group_limit(known.group_bytes_max, share), 0, 0
         sizes = [block.stored_bytes for block in share.blocks]
         records = [block.records for block in share.blocks]
         span: tuple[int, int] | None = None
+        is_asked = False
         while at < len(sizes):
             end = group_end(sizes, at, limit)
             count = sum(records[at:end])
             try:
-                first = await self.append_one_group(known, share, share.blocks[at:end], sequence)
+                first = await self.append_one_group(
+                    known, share, share.blocks[at:end], sequence, late_at
+                )
+            except UnknownProducer:
+                if is_asked or sequence:
+                    raise
+                is_asked = True
+                # No log forgets a commit that is not done, so this one was never appended here.
+                late_at = asyncio.get_running_loop().time() + sure_s(known.producer)
+                again = await self.call_store(AskPublication(query))
+                if again.commits != known.commits or again.is_done:
+                    raise
+                continue
             except UnknownLog:
                 logger.warning("log %s was deleted: what was published into it is gone", share.name)
                 return None
@@ -328,12 +369,17 @@ class Publisher:
         return span
 
     async def append_one_group(
-        self, known: PublicationReply, share: LogBlocks, blocks: Sequence[BlockPlace], sequence: int
+        self,
+        known: PublicationReply,
+        share: LogBlocks,
+        blocks: Sequence[BlockPlace],
+        sequence: int,
+        late_at: float,
     ) -> int:
         """Append blocks as one group; its first LSN."""
         parts = await self._read(blocks)
         check_group(parts)
-        producer = QueryProducer(known.producer, known.commits, {share.log: sequence})
+        producer = QueryProducer(known.producer, known.commits, {share.log: sequence}, late_at)
         lane = self._appends.log(share.log, producer)
         await self._appends.window.wait_space()
         return int(await lane.add_group(parts, sum(part.raw_bytes for part in parts)))

@@ -29,10 +29,13 @@ from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.reader import Reader
 from cordwood.errors import Closed, CordwoodError, Fenced, Rejected, Retryable, UnknownLog
 from cordwood.layout.message import (
+    AskConsumers,
     BeatConsumer,
     ConsumerReply,
+    ConsumersReply,
     JoinConsumer,
     LeaveConsumer,
+    Reply,
     SaveCursors,
 )
 from cordwood.lsn import OLDEST, Lsn
@@ -45,6 +48,9 @@ of the metadata store and than most pauses, shorter than a person's patience."""
 
 BEATS = 3
 """Beats in that time, so that one may get lost."""
+
+JOINS_MAX = 16
+"""Tries to join, each after a member of this name joined between its look and its write."""
 
 BEGIN_AGAIN_S = 5.0
 """Until a log that could not be begun is tried again: about as long as a sequencer takes to be
@@ -133,7 +139,7 @@ class Consumer:
     async def _join(self) -> None:
         ttl_ms = round(MEMBER_TTL_S * 1000)
         if self.member:
-            reply = await self._ask(JoinConsumer(self.name, self.member, [*self._logs], ttl_ms))
+            reply = await self._ask_to_join(ttl_ms)
         else:
             reply = await self._ask(SaveCursors(self.name, "", 0, {}, {}, False))
         assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
@@ -144,6 +150,20 @@ class Consumer:
             self._reader.on_end = ended.set
             beating = _beat(weakref.ref(self), ended, self._ask, self.name, self.member)
             self._beating = self._tasks.create_task(beating)
+
+    async def _ask_to_join(self, ttl_ms: int) -> Reply:
+        """Join as of a look at the consumer: a node that was stopped may do the call late."""
+        for again in reversed(range(JOINS_MAX)):
+            seen = await self._ask(AskConsumers(self.name))
+            assert isinstance(seen, ConsumersReply), "AskConsumers is answered with groups"
+            known = seen.groups[0].generation
+            call = JoinConsumer(self.name, self.member, [*self._logs], ttl_ms, known)
+            try:
+                return await self._ask(call)
+            except Fenced:
+                if not again:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     async def close(self, *, save: bool = True) -> None:
         """Save what was dealt with, leave, and stop reading. Safe to call twice.

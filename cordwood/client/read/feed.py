@@ -29,7 +29,8 @@ class Feed:
         refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
         is_broken: its next block cannot be opened; it stays before it.
         is_to_begin: it ended with an error that may pass, and that was told.
-        begins: tries in a row to begin it again that failed; `begin_at` is when it gets the next.
+        begins: tries in a row to begin it again that failed or gave nothing; `begin_at` is when it
+            gets the next.
         barred_at: where it ended because the log is gone, or may not be read: a reader that
             comes back when that has changed goes on there.
     """

@@ -17,16 +17,27 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from cordwood.block import Gap, GapKind
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.read.read_access import ReadAccess, call_weakly
 from cordwood.client.read.read_grace import Grace
 from cordwood.client.read.read_health import HEALTH_S, ReadHealth
-from cordwood.client.read.senders import HeldBlock, Senders
+from cordwood.client.read.senders import Senders
 from cordwood.client.read.shared_tail import SharedTails, SubscriberQueue
 from cordwood.client.read.stream_items import StreamItems
+from cordwood.client.read.tier_read import ReadTier, TierRead
+from cordwood.decisions import (
+    GapConcluded,
+    ReaderEnded,
+    ReaderHealth,
+    ReaderStuck,
+    TailSought,
+    tell,
+)
 from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, UnknownLog
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
@@ -103,6 +114,7 @@ class ReadStream(StreamItems):
         record_keys: bool = True,
         gaps: bool = True,
         tails: SharedTails | None = None,
+        tier: ReadTier | None = None,
         on_closed: Callable[[ReadStream], None] | None = None,
     ) -> None:
         """
@@ -112,6 +124,7 @@ class ReadStream(StreamItems):
             seed: puts copysets in order where each reader has an order of its own.
             keys, payloads, record_keys, gaps: what is left out, see `Store.read`.
             tails: those of the client, which it may share; None to read alone.
+            tier: reads what nodes let go of.
             on_closed: nothing that nodes say concerns it any more.
         """
         self.number = number
@@ -128,6 +141,8 @@ class ReadStream(StreamItems):
         self._begin(start, until)
         is_plain = keys is None and payloads and until == LSN_MAX
         self._tails = tails if is_plain else None
+        self._tier = tier
+        self._tier_read: TierRead | None = None
         self._queue: SubscriberQueue | None = None
         self._on_closed = on_closed
         self._owes_itself = False  # what a queue had no room for: before it takes another one
@@ -137,8 +152,7 @@ class ReadStream(StreamItems):
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._error: CordwoodError | None = None
-        self._closed = False
-        self._tail_seen = 0
+        self._closed, self._tail_seen = False, 0
         self._health = ReadHealth()
 
     def _begin(self, start: int, until: int) -> None:
@@ -199,7 +213,7 @@ class ReadStream(StreamItems):
 
     def open(self) -> None:
         """Ask every node that is up; the others are asked when they come."""
-        self._senders.open()
+        self._senders.open(is_first=True)
 
     def close(self) -> None:
         """Stop every node's sending; what is here is not given out any more."""
@@ -230,6 +244,7 @@ class ReadStream(StreamItems):
             self._on_closed(self)
 
     def _stop_asking(self) -> None:
+        self._end_tier_read()
         self._senders.close()
         self._access.close()
         for timer in (self._look_due, self._alarm):
@@ -239,6 +254,7 @@ class ReadStream(StreamItems):
 
     def fail(self, error: CordwoodError) -> None:
         """End the stream with an error."""
+        tell(ReaderEnded(self.info.log_id, str(error)))
         self._error = error
         self.close()
 
@@ -270,12 +286,13 @@ class ReadStream(StreamItems):
         self._news.set()
 
     def on_reading(
-        self, node: NodeId, connection: Connection, status: ReadStatus, released: int, version: int
+        self, node: NodeId, connection: Connection, status: ReadStatus, version: int, trim: int
     ) -> None:
         """A node answers a READ: what it sends from here on is what was asked."""
         if self._closed or self._queue:
             return
-        self._senders.on_reading(node, connection, status, version)
+        self._senders.on_reading(node, connection, status, version, trim)
+        self._news.set()
         if status == ReadStatus.FULL:
             self.fail(
                 Overloaded(f"node {node} has no room for one more read stream of this client")
@@ -330,6 +347,8 @@ class ReadStream(StreamItems):
             raise Closed("this read stream was closed")
         if self._queue is not None:
             return self._take_shared(self._queue)
+        if self._buffer.is_held:
+            self._senders.look_for_trims()
         judge = self._judge if self.may_conclude() else None
         taken = self._buffer.take(judge, grace_over=self.is_grace_over())
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
@@ -337,8 +356,12 @@ class ReadStream(StreamItems):
             taken = self._buffer.take(judge, grace_over=True)
         if not self._buffer.wants_grace:
             self._grace.end()
+        if taken is None and self._buffer.tiered_up_to:
+            taken = self._take_tiered()
         if isinstance(taken, Delivery):
             self._senders.on_consumed(taken.block)
+        elif isinstance(taken, Gap):
+            tell(GapConcluded(self.info.log_id, taken.first, taken.last, taken.kind.name))
         for block in self._buffer.take_passed():
             self._senders.on_consumed(block)
         if taken is not None:
@@ -358,6 +381,31 @@ class ReadStream(StreamItems):
         else:
             self._senders.move_window()
         return taken
+
+    def _take_tiered(self) -> Delivery[HeldBlock] | Gap | None:
+        """What nodes let go of, from main storage; None while it is on its way."""
+        read = self._tier_read
+        if read is None or read.until < self._buffer.next:
+            self._end_tier_read()
+            if self._tier is None:
+                raise Closed("this read stream does not reach main storage")
+            on_news = partial(call_weakly, weakref.WeakMethod(self.on_news))
+            read = self._tier_read = self._tier.read(
+                self.info.log_id, self._buffer.next, self._buffer.tiered_up_to, on_news,
+                payloads=self._payloads,
+            )  # fmt: skip
+        taken = read.take(self._buffer.next)
+        self._overdue_since = None
+        if taken is not None:
+            self._buffer.pass_to(taken.last + 1)
+            if taken.last >= read.until:
+                self._end_tier_read()
+        return taken
+
+    def _end_tier_read(self) -> None:
+        read, self._tier_read = self._tier_read, None
+        if read is not None:
+            read.close()
 
     def _take_shared(self, queue: SubscriberQueue) -> Delivery[HeldBlock] | Gap | None:
         """What the leader of a shared tail gave; once there is no more of it, on alone."""
@@ -394,7 +442,8 @@ class ReadStream(StreamItems):
 
     def _joins(self) -> bool:
         """Subscribe to a shared tail, if this one is there and nothing is the matter."""
-        is_waiting = not (self._buffer.has_blocks or self._is_overdue() or self._owes_itself)
+        is_behind = self._buffer.has_blocks or self._buffer.tiered_up_to or self._is_overdue()
+        is_waiting = not (is_behind or self._owes_itself)
         is_well = self._senders.sources and not self.trouble and self._health.due is None
         if self._tails is None or not (is_waiting and is_well):
             return False
@@ -428,12 +477,15 @@ class ReadStream(StreamItems):
 
     def _look_for_doubts(self) -> None:
         """Nothing is here: whether that is a reason to ask for other copies."""
+        if self._buffer.tiered_up_to:
+            self._health.on_behind(self._loop.time())
+            return
         # What was said before others were asked anew says nothing about their new share.
         is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
             is_in_order
             and not self.may_conclude()
-            and (self._buffer.is_passed_by(self._senders_now()))
+            and self._buffer.is_passed_by(self._senders_now())
         ):
             self._choice.on_suspicion()
         if self._settings.reader_slow_nodes_detection:
@@ -452,7 +504,9 @@ class ReadStream(StreamItems):
 
     def _is_overdue(self) -> bool:
         return self._buffer.is_overdue or (
-            self._tail_seen >= self._buffer.next and not self._buffer.is_done
+            not self._buffer.tiered_up_to
+            and self._tail_seen >= self._buffer.next
+            and not self._buffer.is_done
         )
 
     def _silent(self) -> list[NodeId]:
@@ -522,11 +576,12 @@ class ReadStream(StreamItems):
         if self._grace.ends is not None:
             until = min(until, self._grace.ends)
         due = self._health.due
-        return until if due is None else min(until, due)
+        return min(until, self._senders.trims_by, until if due is None else due)
 
     def _on_stuck(self, now: float) -> None:
         """Count no more on those who hold everything up; if that did not help, on nobody."""
         self._overdue_since = now
+        tell(ReaderStuck(self.info.log_id, self._buffer.next))
         if self._senders.is_switching:
             self._choice.on_late()
         else:
@@ -540,7 +595,9 @@ class ReadStream(StreamItems):
         self._health.on_connected(is_connected, now)
         if self._health.is_over:
             self._on_health("")
-        elif (due := self._health.due) is not None and now >= due:
+        elif (due := self._health.due) is not None and now >= due and self._tier_read is not None:
+            self._on_health(self._tier_read.trouble or "main storage does not answer")
+        elif due is not None and now >= due:
             members = self.info.nodes_of(self._buffer.next >> 32)
             absent = [node for node in members if node not in self._senders.sources]
             doubted = {n: why.value for n in members if (why := self._choice.doubt(n))}
@@ -549,10 +606,9 @@ class ReadStream(StreamItems):
     def _on_health(self, trouble: str) -> None:
         """A health event: the stream stands still, or goes on again."""
         self._health.trouble = trouble
-        if trouble:
-            logger.warning("log %d: %s", self.info.log_id, trouble)
-        else:
-            logger.info("log %d: read on", self.info.log_id)
+        tell(ReaderHealth(self.info.log_id, trouble))
+        level = logging.WARNING if trouble else logging.INFO
+        logger.log(level, "log %d: %s", self.info.log_id, trouble or "read on")
         if self.on_health is not None:
             self.on_health(self, trouble)
 
@@ -576,6 +632,7 @@ class ReadStream(StreamItems):
 
     async def _ask_tail(self) -> None:
         asked_at = self._loop.time()
+        tell(TailSought(self.info.log_id))
         try:
             self._tail_seen = max(self._tail_seen, await self._nudge())
             self._health.on_tail()

@@ -138,7 +138,9 @@ class Reader:
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
-        self._feeds.append(Feed(log, stream, until, Hand(stream.items_of, gaps=self._gaps)))
+        begins = 0 if failed is None else failed.begins
+        hand = Hand(stream.items_of, gaps=self._gaps)
+        self._feeds.append(Feed(log, stream, until, hand, begins=begins))
         self._news.set()
 
     def stop(self, log: str, number: int = 0) -> None:
@@ -448,10 +450,16 @@ class Reader:
                     continue
                 self._error = error
                 feed.is_to_begin = isinstance(error, Retryable)
-                pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.begins)
-                feed.begins += 1
-                feed.begin_at = self._loop.time() + pause_s
+                feed.begins = max(1, feed.begins)
+                self._rest(feed)
         return self._error is None
+
+    def _rest(self, feed: Feed) -> None:
+        """Have a log that is to begin again rest, longer each time; not the first time."""
+        if feed.begins:
+            pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2 ** min(feed.begins - 1, 10))
+            feed.begin_at = self._loop.time() + pause_s
+        feed.begins += 1
 
     async def _wait_or_begin(self, deadline: float | None) -> bool:
         """As `_wait`, until a log may be begun again as well, which is no deadline."""
@@ -473,7 +481,12 @@ class Reader:
             if feed.error is not None and not has_some:
                 error, feed.error = feed.error, None
                 feed.is_to_begin = isinstance(error, Retryable)
+                # Trap: a node refuses a stream after it was begun. At once, again and again, that
+                # would be a request for each read.
+                self._rest(feed)
                 raise error
+            if has_some:
+                feed.begins = 0
             if has_some and feed.retry_at <= now:
                 return feed
         return None

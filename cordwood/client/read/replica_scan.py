@@ -21,11 +21,13 @@ from cordwood.client.find.log_info import AnyLog
 from cordwood.errors import AccessDenied, CordwoodError, Unreachable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.reading import (
+    NodeGap,
     ReadRequest,
     ReadStatus,
     pack_read,
     pack_window,
     read_blocks_frame,
+    read_gaps,
     read_reading,
 )
 from cordwood.layout.waves import StoredBlock
@@ -144,7 +146,9 @@ class _Scan:
             self.is_refused = status == ReadStatus.ACCESS
             self.is_done |= self.is_refused
         elif frame.kind == Kind.GAPS:
-            self.is_damaged = True  # all is asked for, so that only damage is left out
+            # All is asked for: only what is damaged, or in main storage, is left out.
+            _, gaps = read_gaps(frame.payload)
+            self.is_damaged |= any(gap.reason is not NodeGap.TIERED for gap in gaps)
         elif frame.kind == Kind.BLOCKS:
             head, blocks = read_blocks_frame(frame.payload)
             for stored in blocks:

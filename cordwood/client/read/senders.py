@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from cordwood.block import BlockKind
 from cordwood.client.admin.log_tree import read_token
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.decisions import OldOrderDropped, OrderSwitched, Rewound, tell
 from cordwood.layout.frame import Kind
 from cordwood.layout.reading import (
     BlocksHead,
@@ -30,7 +31,6 @@ from cordwood.layout.reading import (
     pack_stop,
     pack_window,
 )
-from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import ReadBuffer
@@ -49,6 +49,11 @@ SHUFFLES = {
     "hash-shuffle-client-seed": Shuffle.CLIENT,
 }
 """Values of the setting `scd_copyset_reordering_max`, with LogDevice's names."""
+
+
+TRIMS_S = 0.3
+"""How long the first record waits for a node that is connected and does not say which records are
+trimmed: many times what a node takes that has other work."""
 
 
 class Source:
@@ -74,30 +79,6 @@ class Source:
         self.switches = False
         self.is_refused = False
         self.credit = Credit(granted)
-
-
-class HeldBlock:
-    """A block and the node that sent it; streams that got it together share one object.
-
-    Attributes:
-        size: bytes of the block in its frame.
-    """
-
-    __slots__ = ("_is_intact", "header", "node", "size", "stored")
-
-    def __init__(self, node: NodeId, stored: StoredBlock) -> None:
-        self.node = node
-        self.stored = stored
-        self.header = stored.header
-        self.size = stored.wire_bytes
-        self._is_intact: bool | None = None
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether the body matches its header's checksum; computed once for all streams."""
-        if self._is_intact is None:
-            self._is_intact = crc32c(self.stored.body) == self.header.stored_crc
-        return self._is_intact
 
 
 SLOW_LOOK_S = 0.05
@@ -184,11 +165,31 @@ class Senders:
         self._last_views: list[SenderView] | None = None
         self._rewind_due = False
         self._switch_at = 0
+        self.trims_by = math.inf
 
-    def open(self) -> None:
-        """Ask every node that is up; the others are asked when they connect."""
+    def open(self, *, is_first: bool = False) -> None:
+        """Ask every node that is up; the others are asked when they connect.
+
+        Args:
+            is_first: nothing was read yet; see `look_for_trims`.
+        """
+        if is_first:
+            self._buffer.is_held = True
+            self.trims_by = self._loop.time() + TRIMS_S
         self.slow.on_window(self._window.high, self._loop.time())
         self._ask_those_up(self.choice.nodes)
+
+    def look_for_trims(self) -> None:
+        """Let the first records pass once all connected nodes have told their trim points, or had
+        the time for it: a node may have missed a trim."""
+        now = self._loop.time()
+        if not self.sources:
+            self.trims_by = now + TRIMS_S
+        elif now >= self.trims_by or all(
+            each.version or each.is_refused for each in self.sources.values()
+        ):
+            self._buffer.is_held = False
+            self.trims_by = math.inf
 
     def close(self) -> None:
         """Stop every node's sending."""
@@ -267,12 +268,18 @@ class Senders:
             self.rewind_soon()
 
     def on_reading(
-        self, node: NodeId, connection: Connection, status: ReadStatus, version: int
+        self,
+        node: NodeId,
+        connection: Connection,
+        status: ReadStatus,
+        version: int,
+        trim: int,
     ) -> None:
         """A node answers a READ: from here on it sends by the new request."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return
+        self._buffer.on_trim(trim)
         if status == ReadStatus.ACCESS:
             if version == source.asked:  # otherwise the answer to the last request follows
                 source.is_refused = True
@@ -296,6 +303,7 @@ class Senders:
         is_trimmed = self._buffer.on_trim(head.trim)
         if source.version != source.asked:
             # Race: the block is of an older request. It comes again, or another node sends it.
+            tell(OldOrderDropped(self._log, node))
             return is_trimmed
         for block in blocks:
             self._on_block(source, block)
@@ -310,10 +318,16 @@ class Senders:
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             return False
-        if source.version != source.asked:
-            return False
         for gap in gaps:
-            if gap.reason is NodeGap.FILTERED:
+            # Main storage holds it whatever was asked of the node.
+            if gap.reason is NodeGap.TIERED:
+                self._buffer.on_tiered(gap.last)
+        if source.version != source.asked:
+            return self._buffer.tiered_up_to > 0
+        for gap in gaps:
+            if gap.reason is NodeGap.TIERED:
+                self._began = True
+            elif gap.reason is NodeGap.FILTERED:
                 self._began = True
                 self.choice.on_shipped(node)
                 self._buffer.on_left_out(gap.first, gap.last)
@@ -423,11 +437,8 @@ class Senders:
         if is_gentle:
             self._begin_switch()
             return
-        logger.debug(
-            "log %d: %s from %s on, known down: %s", self._log,
-            "single copies" if self.choice.is_single else "all copies",
-            format_lsn(self._buffer.next), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(Rewound(self._log, self._buffer.next, self.choice.is_single, down))
         self._buffer.rewind()
         self._window.restart(self._buffer.next)
         self.slow.on_rewind(self._window.high, self._loop.time())
@@ -445,10 +456,8 @@ class Senders:
         slow node, a reader on a busy machine was sent 1.2 to 1.7 bytes for each byte it read."""
         if not self.is_switching:
             self._switch_at = self._window.high + 1
-        logger.debug(
-            "log %d: from %s on, known down: %s",
-            self._log, format_lsn(min(LSN_MAX, self._switch_at)), self.choice.known_down,
-        )  # fmt: skip
+        down = tuple(self.choice.known_down)
+        tell(OrderSwitched(self._log, min(LSN_MAX, self._switch_at), down))
         for node, source in sorted(self.sources.items()):
             source.switches = True
             self._switch(node, source)

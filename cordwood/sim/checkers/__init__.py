@@ -53,6 +53,7 @@ from cordwood.sim.checkers.reading import (
     check_repeatable_read,
     check_tiling,
 )
+from cordwood.sim.checkers.rebuilt import check_rebuilt
 from cordwood.sim.checkers.releases import check_release_is_replicated
 from cordwood.sim.checkers.rights import check_read_rights
 from cordwood.sim.checkers.scanned import check_accepted, check_scanned
@@ -62,6 +63,7 @@ from cordwood.sim.checkers.sessions import (
     check_session_order,
     check_tail,
 )
+from cordwood.sim.checkers.tiers import check_tiers
 from cordwood.sim.checkers.times import check_append_times, check_positions
 from cordwood.sim.checkers.told_errors import check_told_errors
 from cordwood.sim.checkers.trims import check_trims
@@ -100,6 +102,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S16": check_scrubbed,
         "S17": check_own_disk,
         "S18": check_trims,
+        "S19": check_tiers,
         "S20": check_positions,
         "S21": check_producers,
         "S22": check_groups,
@@ -117,6 +120,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,
+        "L4": check_rebuilt,
         "L5": check_deadlines,
         "L6": check_limits,
         "L7": check_pace,
@@ -132,10 +136,8 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
 
 NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "S19": "the object tier",
         "S23": "transactions, if they are ever shipped",
         "S30": "a second version of the wire or the disk format",
-        "L4": "rebuilding of lost copies, and of a node without its disk (S17)",
     }
 )
 """Every other promise, and the feature that makes it one to check."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.history import NodeStarted
+from cordwood.sim.end_events import DiskLost
+from cordwood.sim.history import NodeStarted, NodeStarting
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 
 Entries = dict[int, tuple[EpochsNodes, NodesetsKnown]]
@@ -29,7 +30,12 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
     newest: dict[tuple[int, int], NodesetsKnown] = {}
     logs: dict[int, Entries] = {}
     known = [event for _, event in evidence.of(NodesetsKnown) if isinstance(event, NodesetsKnown)]
-    for event in known:
+    for _, event in evidence.of(NodesetsKnown, DiskLost):
+        if isinstance(event, DiskLost):
+            # Whoever begins anew knows nothing, and learns it again.
+            newest = {place: each for place, each in newest.items() if place[0] != event.node}
+            continue
+        assert isinstance(event, NodesetsKnown), "as asked for"
         before = newest.get((event.node, event.log))
         if before is not None and event.epoch < before.epoch:
             text = f"node {event.node} knew epochs up to {before.epoch}, then up to {event.epoch}"
@@ -52,8 +58,9 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
 def _misplaced(evidence: Evidence, log: int, entries: Entries) -> Iterator[Violation]:
     """A node in a rack where it never stood."""
     stood: dict[int, set[str]] = {}
-    for _, event in evidence.of(NodeStarted):
-        assert isinstance(event, NodeStarted)
+    # A node registers before it runs. One that is killed in between is known where it began.
+    for _, event in evidence.of(NodeStarted, NodeStarting):
+        assert isinstance(event, NodeStarted | NodeStarting)
         stood.setdefault(event.node, set()).add(event.rack)
     for since, (entry, witness) in sorted(entries.items()):
         for node, rack in zip(entry.nodes, entry.racks, strict=False):

@@ -81,7 +81,12 @@ class Disk:
 
     def __init__(self, dumps: Iterable[NodeDumped] = ()) -> None:
         self.dumps: tuple[NodeDumped, ...] = tuple(dumps)
-        intact = [Copy(dump, slots) for dump in self.dumps for slots in dump.slots if slots.intact]
+        intact = [
+            Copy(dump, slots)
+            for dump in self.dumps
+            for slots in dump.slots
+            if slots.intact and not slots.set_aside
+        ]
         self.ranges: Sequence[DiskRange] = tuple(_cut(intact))
         self._firsts = [piece.first for piece in self.ranges]
 

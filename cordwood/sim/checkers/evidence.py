@@ -324,9 +324,9 @@ class Evidence:
         return trims.highest(at) if trims is not None else 0
 
     def trim_held(self, log: int) -> int:
-        """The highest trim point of a log on any node when all was over, 0 if none."""
+        """Up to where any node let go of a log when all was over, 0 for none: trimmed or tiered."""
         disk = self.disks.get(log)
-        return max((dump.trim for dump in disk.dumps), default=0) if disk is not None else 0
+        return max((dump.gone for dump in disk.dumps), default=0) if disk is not None else 0
 
     def acks_within(self, log: int, first: int, last: int) -> list[Ack]:
         """The acknowledged records of `[first, last]`, by LSN."""

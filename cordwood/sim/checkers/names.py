@@ -14,7 +14,7 @@ from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import FaultEased, FaultsHealed, FaultStruck
-from cordwood.sim.name_events import NamedAppend, NamedRead, NameLeads
+from cordwood.sim.name_events import LogMade, LogSought, NamedAppend, NamedRead, NameLeads
 
 BOUND_US = 8_000_000
 """The member list every five seconds, a node's watch, a question."""
@@ -72,7 +72,7 @@ def check_names(evidence: Evidence) -> list[Violation]:
     """S32: who reads, consumes or appends by a name or a number does so in the log that it is.
 
     No record is of another log, a consumer passes none over in a log that is new to it, and what
-    was acknowledged under a name is there.
+    was acknowledged under a name is there. A log that was made and not deleted is found.
     """
     leads = Leads(evidence)
     found: list[Violation] = []
@@ -91,7 +91,26 @@ def check_names(evidence: Evidence) -> list[Violation]:
                 where = format_lsn(event.lsn)
                 text = f"{event.client} was told that it is stored at {where}, and it is not"
                 found.append(Violation("S32", text, 0, event.lsn, (event,)))
+    found += _lost(evidence)
     return found
+
+
+def _lost(evidence: Evidence) -> Iterator[Violation]:
+    """Logs that somebody made, that nobody deleted, and that are not to be found."""
+    made: dict[int, LogMade] = {}
+    for _, event in evidence.of(LogMade, LogSought):
+        if isinstance(event, LogMade):
+            made[event.log] = event
+        elif isinstance(event, LogSought) and event.log in made and not event.is_deleted:
+            ways = {
+                "by its number": event.is_found,
+                "by its name": event.is_named,
+                "in the list": event.is_listed,
+            }
+            missed = [way for way, is_there in ways.items() if not is_there]
+            if missed:
+                text = f"log number {event.log} is not deleted, and not found {', '.join(missed)}"
+                yield Violation("S32", text, event.log, 0, (made[event.log], event))
 
 
 def _read(read: NamedRead, leads: Leads) -> Iterator[Violation]:

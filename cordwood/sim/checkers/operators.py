@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.end_events import DiskLost
 from cordwood.sim.history import BlockStored, Event, NodeStarted
 from cordwood.sim.operator_events import (
     BlockKept,
@@ -49,7 +50,8 @@ class _Node:
 
 
 def check_storing_nodes(evidence: Evidence) -> list[Violation]:
-    """O1: a node that is read-only, and heard of it, or that has no weight, stores no block."""
+    """O1: a node that is read-only, and heard of it, or that has no weight, stores no block, but
+    for what ends an epoch."""
     starts = [event for _, event in evidence.of(NodeStarted)]
     has_light = any(isinstance(event, NodeStarted) and not event.weight for event in starts)
     if not (has_light or evidence.of(StorageAsked, StorageTold, StorageKnown, BlockKept)):
@@ -61,7 +63,7 @@ def check_storing_nodes(evidence: Evidence) -> list[Violation]:
     for _, event in evidence.of(*kinds):
         if isinstance(event, BlockStored):
             node = nodes.get(event.node)
-            if node is not None:
+            if node is not None and not event.is_end:
                 found += _judge_stored(event, node, healed_us)
         elif isinstance(event, BlockKept):
             knows = nodes.setdefault(event.node, _Node()).knows
@@ -79,8 +81,10 @@ def check_copysets_named(evidence: Evidence) -> list[Violation]:
     """
     known: dict[int, list[RebuildingKnown]] = {}
     found: list[Violation] = []
-    for _, event in evidence.of(RebuildingKnown, BlockNames):
-        if isinstance(event, RebuildingKnown):
+    for _, event in evidence.of(RebuildingKnown, BlockNames, DiskLost):
+        if isinstance(event, DiskLost):
+            known.pop(event.node, None)  # its WAL begins anew, and with it the offsets
+        elif isinstance(event, RebuildingKnown):
             known.setdefault(event.node, []).append(event)
         elif isinstance(event, BlockNames):
             told = [each for each in known.get(event.node, ()) if each.offset <= event.offset]

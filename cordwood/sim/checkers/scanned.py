@@ -61,8 +61,8 @@ def check_accepted(evidence: Evidence) -> list[Violation]:
 
 def _compare(scan: NodeScanned, dump: NodeDumped) -> Iterator[Violation]:
     """At most one violation of each kind."""
-    told = {_place(slots): slots for slots in scan.slots if slots.last > dump.trim}
-    held = {_place(slots): slots for slots in dump.slots if slots.last > dump.trim}
+    told = {_place(slots): slots for slots in scan.slots if slots.last > dump.gone}
+    held = {_place(slots): slots for slots in dump.slots if slots.last > dump.gone}
     wanted = {
         place: slots
         for place, slots in held.items()

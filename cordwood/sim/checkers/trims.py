@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.end_events import DiskLost
 from cordwood.sim.history import Event, FaultStruck, NodeDumped, NodeStarted
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims, TrimAnswered, TrimAsked
 
@@ -46,10 +47,14 @@ def check_trims(evidence: Evidence) -> list[Violation]:
         match event:
             case NodeTrimmed(_, node, log, lsn):
                 found += _moved(evidence, points, at, event, (node, log), lsn)
-            case NodeDumped(_, node, _, log, _, trim):
+            case NodeDumped(_, node, _, log, _, trim, _):
                 found += _moved(evidence, points, at, event, (node, log), trim)
             case FaultStruck(_, kind, nodes) if kind in DAMAGE:
                 damaged.update(nodes)
+            case DiskLost(_, node):
+                # It begins anew, and learns what is trimmed from whoever trims next.
+                lost_at[node] = at
+                points = {place: known for place, known in points.items() if place[0] != node}
             case NodeStarted(_, node) if node in damaged:
                 damaged.discard(node)
                 lost_at[node] = at

@@ -37,3 +37,16 @@ REFUSED_LATER = scenario(
 )  # fmt: skip
 """Sequencers die with producers' blocks in flight, and the next ones refuse them, as they start,
 until their deadline."""
+
+QUERIES_MANY = scenario(
+    "client_crash", "crash", every_s=2.0, publishers=3, publish_s=0.5,
+    logs=("/sim/a", "/sim/b"), readers=2, length_s=45.0,
+    turns=(("protocol.producers.QUERIES", 0),),
+)  # fmt: skip
+"""More queries than a log remembers: each waits for the others to rest."""
+
+CROSSINGS = scenario(
+    "metadata_slow", "pause", every_s=1.0, crossers=5, producers=1, readers=1, publishers=0,
+    members=0, holders=0, outsiders=0, browsers=0, crowds=0, callers=0, length_s=40.0,
+)  # fmt: skip
+"""Administrators change the same names at the same moments, and each step takes another time."""

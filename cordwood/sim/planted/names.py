@@ -6,17 +6,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
+import msgspec
+
 from cordwood.admin import consumer_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
+from cordwood.lsn import LogId
 from cordwood.metadata import change, log_rights
 from cordwood.metadata.change import Decide, Known
+from cordwood.metadata.log_entries import LogEntries, name_key
+from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.store import MetadataStore
 from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group
-from cordwood.sim.planted import scenarios
+from cordwood.sequencer.appender import LogAppender
+from cordwood.sequencer.run_contents import Waiting
+from cordwood.sim.planted import appending_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, together
 
 
@@ -63,7 +70,38 @@ def _resets_unseen(
     return saved
 
 
+def _tokens_unasked(right: Any, self: LogAppender, waiting: Waiting) -> None:
+    asked = self.attributes
+    self.attributes = msgspec.structs.replace(asked, write_token="")
+    right(self, waiting)
+    self.attributes = asked
+
+
+async def _takes_blindly(self: LogEntries, name: str, log_id: LogId) -> None:
+    """A name is taken away from the log that it leads to, wherever the log is by then."""
+    found = await self._store.get(name_key(name))
+    if found is not None and await self.leads_to(name) == log_id:
+        await self._store.compare_and_set(name_key(name), None, found.version)
+
+
+async def _nothing(*rest: Any) -> None:
+    pass
+
+
+async def _claims_last(
+    right: Any, self: LogTree, log_id: LogId, name: str, new_name: str | None, check: Any
+) -> None:
+    twin: Any = type(self)(self._store, self._defaults)
+    twin._entries.claim = _nothing
+    await right(twin, log_id, name, new_name, check)
+    if new_name is not None:
+        await self._entries.claim(new_name, log_id)
+
+
 BUGS = (
+    PlantedBug("tokens-unasked", "a sequencer takes appends of clients that show no token",
+               at(LogAppender.enqueue).around(_tokens_unasked),
+               scene="tests/client/append/test_write_tokens.py"),
     PlantedBug("resets-unseen", "a consumer without members saves over a reset",
                at(consumer_group.save, within=consumer_calls).around(_resets_unseen),
                scene="tests/client/read/test_consumer.py"),
@@ -79,6 +117,12 @@ BUGS = (
     PlantedBug("cached-number-kept", "a client believes a name for as long as it runs",
                together(at(KnownLogs.has_changed).instead(lambda self, log: False),
                         at(KnownLogs.is_old).instead(lambda self, log: False)), scenario=scenarios.NAMES),
+    PlantedBug("name-taken-blindly", "an old name is taken away without a look at where its log is",
+               at(LogEntries.remove_name).instead(_takes_blindly),
+               scenario=appending_scenarios.CROSSINGS),
+    PlantedBug("name-claimed-last", "a log goes to its new name before the name is claimed",
+               at(LogTree.move).around(_claims_last),
+               scenario=appending_scenarios.CROSSINGS),
     PlantedBug("change-unasked", "a node changes a log without asking for its tokens",
                at(log_rights.changed_rights).instead(lambda was, becomes: ()),
                scenario=scenarios.RIGHTS),

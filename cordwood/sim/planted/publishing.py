@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cordwood.client.append.pending_block import PendingBlock
 from cordwood.client.append.producer import QueryProducer
 from cordwood.client.publish import publishing
 from cordwood.client.publish.publishing import Publisher
@@ -31,7 +32,8 @@ from cordwood.protocol.producers import QUERY_PRODUCERS
 from cordwood.protocol.publishing import Publication, begin, commit, group_end
 from cordwood.sequencer.producer_checks import ProducerChecks
 from cordwood.sequencer.run_contents import Waiting
-from cordwood.sim.planted import scenarios
+from cordwood.sequencer.settled_queries import SettledQueries
+from cordwood.sim.planted import appending_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.storage.staging.staging import Staging
 
@@ -50,16 +52,24 @@ def _never_waits(right: Any, known: Publication, *rest: Any, **named: Any) -> An
     return right(replace(known, is_done=True), *rest, **named)
 
 
-async def _leaves_the_last(right: Any, self: Publisher, query: str, known: PublicationReply) -> Any:
-    return await right(self, query, known) if notes_of(self).get("own") else known
+async def _leaves_the_last(
+    right: Any, self: Publisher, query: str, known: PublicationReply, own: Any = None
+) -> Any:
+    return await right(self, query, known, own) if notes_of(self).get("own") else known
 
 
 async def _sees_to_its_own(
-    right: Any, self: Publisher, query: str, batch: int, known: PublicationReply, **how: Any
+    right: Any,
+    self: Publisher,
+    query: str,
+    batch: int,
+    known: PublicationReply,
+    own: Any = None,
+    **how: Any,
 ) -> Any:
     notes_of(self)["own"] = True
     try:
-        return await right(self, query, batch, known, **how)
+        return await right(self, query, batch, known, own, **how)
     finally:
         notes_of(self)["own"] = False
 
@@ -71,10 +81,17 @@ async def _pins_what_expired(right: Any, self: Staging, call: PinStaged) -> None
         return
 
 
-async def _one_log(right: Any, self: Publisher, known: PublicationReply, share: LogBlocks) -> Any:
+async def _one_log(
+    right: Any,
+    self: Publisher,
+    query: str,
+    known: PublicationReply,
+    share: LogBlocks,
+    late_at: float = 0.0,
+) -> Any:
     if share.log != known.shares[0].log:
         return 1 << 32 | 1, (1 << 32) + sum(block.records for block in share.blocks)
-    return await right(self, known, share)
+    return await right(self, query, known, share, late_at)
 
 
 def _tells_at_once(self: ProducerChecks, waiting: Waiting, error: OutOfSequence) -> None:
@@ -102,17 +119,24 @@ async def _each_group_anew(
     share: LogBlocks,
     blocks: Sequence[BlockPlace],
     sequence: int,
+    late_at: float,
 ) -> Any:
     """Every group of a share has the first one's sequence."""
-    return await right(self, known, share, blocks, 0)
+    return await right(self, known, share, blocks, 0, late_at)
 
 
 async def _first_group(
-    right: Any, self: Publisher, known: PublicationReply, share: LogBlocks
+    right: Any,
+    self: Publisher,
+    query: str,
+    known: PublicationReply,
+    share: LogBlocks,
+    late_at: float = 0.0,
 ) -> Any:
     """Of a share that is more than a group holds, the rest is left out."""
     end = group_end([b.stored_bytes for b in share.blocks], 0, known.group_bytes_max)
-    return await right(self, known, msgspec.structs.replace(share, blocks=share.blocks[:end]))
+    part = msgspec.structs.replace(share, blocks=share.blocks[:end])
+    return await right(self, query, known, part, late_at)
 
 
 BUGS = (
@@ -140,6 +164,12 @@ BUGS = (
     PlantedBug("first-group-alone", "of a share that is more than a group holds, the rest is lost",
                at(Publisher.append_share).around(_first_group),
                scene="tests/client/publish/test_published_planted.py"),
+    PlantedBug("query-forgotten-early", "a log forgets a query whose commit waits for another log",
+               at(SettledQueries.is_settled).instead(lambda self, producer, commit: True),
+               scenario=appending_scenarios.QUERIES_MANY),
+    PlantedBug("late-unsaid", "a client does not say that an append may be a repeat of long ago",
+               at(PendingBlock.is_late).instead(lambda self, producer, now: False),
+               scene="tests/client/publish/test_forgotten_queries.py"),
     PlantedBug("numbered-is-stored", "a sequencer tells of records in flight as of stored ones",
                at(ProducerChecks.misplace).instead(_tells_at_once),
                scene="tests/sequencer/test_misplaced.py"),

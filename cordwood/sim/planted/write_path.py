@@ -74,7 +74,7 @@ def _stale_waves_count(
         run.waiting.discard(min(run.waiting))
         if not run.waiting:
             run.stored = True
-            self._retire()
+            self._retire(run)
         return
     right(self, run, wave, node, refusals)
 

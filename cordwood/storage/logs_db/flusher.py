@@ -195,7 +195,7 @@ class Flusher:
                 return
             engine.evict(batch)
             await engine.wal.trim(batch.offset)
-            await engine.logs.drop_trimmed(engine.trim_of, self._clock.now_us())
+            await engine.logs.drop_trimmed(engine.gone_of, self._clock.now_us())
         except Overloaded as error:  # after the flush: what is trimmed goes a little later
             self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
         except CordwoodError as error:
@@ -213,7 +213,7 @@ class Flusher:
         """
         engine = self._engine
         while True:
-            blocks = untrimmed(batch, engine.trim_of)
+            blocks = untrimmed(batch, engine.gone_of)
             size = sum(block.wire_bytes for block in blocks) + batch.staged_bytes
             try:
                 if not engine.disk.flush_fits(size):

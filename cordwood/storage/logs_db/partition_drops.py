@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from cordwood.decisions import PartitionCut, PartitionDropped, tell
 from cordwood.layout import logs_db
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.storage.logs_db.partition import Partition, StoredLog
@@ -105,6 +106,7 @@ class PartitionDrops:
         partition.bytes = left
         ranges = [each for log in sorted(gone) for each in logs_db.log_ranges(log)]
         await self._tables.cut(partition.table, ranges)
+        tell(PartitionCut(0, partition.number))
         logger.info("partition %d was cut by %d bytes to %d", partition.number, size, left)
         return partition
 
@@ -115,6 +117,7 @@ class PartitionDrops:
         self._store.partitions.remove(partition)
         self._store.drops += 1
         await self._tables.drop(partition.table)
+        tell(PartitionDropped(0, partition.number))
         logger.info("partition %d with %d bytes was dropped", partition.number, partition.bytes)
 
     async def _forget(

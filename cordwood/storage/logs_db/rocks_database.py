@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import rocksdict
 
+from cordwood.host import forked_child
 from cordwood.host.seams import Host
 from cordwood.storage.logs_db.rocks_calls import RocksCalls
 from cordwood.storage.logs_db.tables import TablesFailed, TablesNoSpace
@@ -88,6 +89,11 @@ class RocksDatabase:
     def _take(self, may_make: bool) -> None:
         # Set here and not by who asked: else a cancelled caller would leave it locked.
         self._db = rocksdict.Rdict(self._path, self._make_options(may_make))
+        forked_child.note(self)
+
+    def handles(self) -> list[Any]:
+        """See `forked_child.Owner`."""
+        return [] if self._db is None else [self._db]
 
     async def close(self) -> None:
         """Let go of memory and files; the next call opens it again. Safe to call twice.

@@ -48,6 +48,7 @@ from typing import Any, TypeVar
 
 import rocksdict
 
+from cordwood.host import forked_child
 from cordwood.host.seams import Host
 from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import META_TABLE
@@ -127,8 +128,14 @@ class RocksTables:
         tables = sorted(set(names) - {"default"})
         families = {name: self._options(OPEN_FILES, name) for name in tables}
         self._db = rocksdict.Rdict(self._path, options, column_families=families)
+        forked_child.note(self)
         for table in tables:
             self._take(table)
+
+    def handles(self) -> list[Any]:
+        """See `forked_child.Owner`."""
+        opened = [] if self._db is None else [self._db]
+        return [*opened, *self._handles.values(), *self._families.values()]
 
     def _take(self, table: str) -> None:
         self._handles[table] = self._db.get_column_family(table)

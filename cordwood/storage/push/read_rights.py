@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from cordwood.errors import AccessDenied, CordwoodError
 from cordwood.log_attributes import token_digest
@@ -83,6 +83,20 @@ class ReadRights:
             await self._learn([log])
         if not self.may_read(log, token):
             raise AccessDenied(f"log {log} wants a read token")
+
+    async def check_writer(self, log: int, tokens: Container[str]) -> None:
+        """Refuse a change of a log's records if the client may not append to it.
+
+        Args:
+            tokens: the digests of the tokens that the client has shown.
+        Raises:
+            AccessDenied: it may not.
+            Retryable: the metadata store does not answer.
+        """
+        info = await self._tree.described(LogId(log))
+        wanted = info.attributes.write_token if info is not None else ""
+        if wanted and wanted not in tokens:
+            raise AccessDenied(f"log {log} wants a write token, and this client showed none")
 
     async def run(self) -> None:
         """Learn wanted digests, and all again when the tree changes, until cancelled."""

@@ -234,10 +234,11 @@ class ReadStreams:
 
     def on_change(self, log: int) -> None:
         """The log's release or its trim point moved."""
-        trim = self._trim(log)
+        held = self._reader.get(log)
+        gone = held.gone if held is not None else 0
         for stream in self._by_log.get(log, ()):
-            # A stream with a closed window sends no blocks, but it must tell of a trim.
-            if stream.next <= min(stream.until, max(stream.high, trim)):
+            # A stream with a closed window sends no blocks, but it must tell what is gone.
+            if stream.next <= min(stream.until, max(stream.high, gone)):
                 self._wake(stream)
 
     def _drop(self, stream: PushStream) -> None:
@@ -299,8 +300,8 @@ class ReadStreams:
             self._pump_soon()
 
     def _answer(self, stream: PushStream, status: ReadStatus) -> None:
-        released = self._released(stream.log)
-        answer = pack_reading(stream.number, status, released, stream.version)
+        released, trim = self._released(stream.log), self._trim(stream.log)
+        answer = pack_reading(stream.number, status, released, stream.version, trim)
         stream.connection.send(Kind.READING, 0, (answer,))
 
     def _released(self, log: int) -> int:
@@ -326,8 +327,8 @@ class ReadStreams:
             self._ship(stream, run, bound)
             return True  # its window may have moved meanwhile
         log = self._reader.get(stream.log)
-        if log is not None and 0 < log.trim >= stream.next:
-            self._pass_trimmed(stream, log.trim)
+        if log is not None and 0 < log.gone >= stream.next:
+            self._pass_gone(stream, log.gone)
         bound = min(stream.until, stream.high)
         if not stream.digest:
             bound = min(bound, log.readable if log is not None else 0)
@@ -414,14 +415,27 @@ class ReadStreams:
         stream.sent += push.sent_bytes
         return push.run.next <= bound and stream.sent < stream.limit
 
-    def _pass_trimmed(self, stream: PushStream, trim: int) -> None:
-        """Say at once that nothing comes up to the trim point, whatever the window."""
+    def _pass_gone(self, stream: PushStream, gone: int) -> None:
+        """Say at once that nothing comes up to here, whatever the window."""
         if stream.next <= stream.until and not stream.fetching:
-            stream.next = trim + 1
+            self._tell_tiered(stream)
+            stream.next = gone + 1
             self._send_blocks(stream, ())
+
+    def _tell_tiered(self, stream: PushStream) -> None:
+        """Before `next` moves: what of the way lies in main storage.
+
+        Race: blocks that were read from LogsDB may have left it meanwhile, some of them. Without
+        this the reader would take them for lost.
+        """
+        held = self._reader.get(stream.log)
+        if held is not None and held.tier >= stream.next and not stream.digest:
+            self.tell_gaps(stream, NodeGap.TIERED, [(stream.next, held.tier)])
 
     def _send_blocks(self, stream: PushStream, parts: Sequence[Buffer], blocks: int = 0) -> None:
         released, trim = self._released(stream.log), self._trim(stream.log)
+        if stream.digest and (held := self._reader.get(stream.log)) is not None:
+            trim = held.gone  # a recovery plugs nothing up to there
         head = BlocksHead(stream.number, blocks, stream.next, released, trim)
         kind = Kind.HEADS if stream.heads_only else Kind.BLOCKS
         stream.connection.send(kind, 0, (blocks_head(head), *parts))
@@ -439,6 +453,7 @@ class ReadStreams:
             if not stream.heads_only:
                 parts.append(block.body)
         sent = sum(map(len, parts))
+        self._tell_tiered(stream)
         stream.next = run.next
         stream.sent += sent
         self.sent_blocks += len(blocks)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cordwood.decisions import DamageNoted, tell
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.scrub_rows import (
     DAMAGES,
@@ -87,6 +88,7 @@ class DamageBook:
         if found is None:
             return False
         noted, gone = found
+        tell(DamageNoted(damaged.log, damaged.first, damaged.last, why))
         for each in gone:
             del self._whys[each]
         self._whys[noted] = why

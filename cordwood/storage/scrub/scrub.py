@@ -188,7 +188,7 @@ class Scrub:
     async def _scrub_partition(self, partition: Partition, first_log: int) -> None:
         parts = await self._logs.parts(partition)
         for log in sorted(parts):
-            if log < first_log or parts[log].last <= self._engine.trim_of(log):
+            if log < first_log or parts[log].last <= self._engine.gone_of(log):
                 continue
             self.progress = self.progress._replace(partition=partition.number, log=log)
             forgotten = self._logs.forgotten
@@ -208,7 +208,7 @@ class Scrub:
 
         What lies behind the directory's word is of a flush that came to no end, and nobody's.
         """
-        start = self._engine.trim_of(log) + 1
+        start = self._engine.gone_of(log) + 1
         stop = logs_db.index_start(log, entry.last + 1)
         # The keys that index and bodies are read from, and the LSN from which the index is; bodies
         # of what is trimmed count too.
@@ -361,7 +361,7 @@ class Scrub:
             await self.report_damage(
                 partition, log, first, entry.last, "the end of its index is gone"
             )
-        if lowest > entry.first > self._engine.trim_of(log) and highest:
+        if lowest > entry.first > self._engine.gone_of(log) and highest:
             last = lowest - 1
             await self.report_damage(partition, log, entry.first, last, "its index's begin is gone")
 
@@ -369,7 +369,7 @@ class Scrub:
         self, partition: Partition, log: int, first: int, last: int, why: str
     ) -> None:
         """Know a range as damaged, unless what it was of is gone meanwhile."""
-        if last <= self._engine.trim_of(log) or partition not in self._logs.partitions:
+        if last <= self._engine.gone_of(log) or partition not in self._logs.partitions:
             return
         damaged = DamagedRange(partition.number, log, first, last)
         if self._logs.damages.joined(damaged) is not None:

@@ -36,7 +36,7 @@ async def kept_here(engine: StorageEngine, log: int, lsns: Sequence[int]) -> tup
     parts = [
         (entry.first, entry.payload)
         for _, entry in await engine.logs.directory(log)
-        if entry.last > held.trim
+        if entry.last > held.gone
     ]
     return tuple(sum(payload for first, payload in parts if first > lsn) for lsn in lsns)
 

@@ -102,7 +102,7 @@ class PayloadCount:
             left[log] = []
             for each in blocks_of:
                 epoch = each.last >> 32
-                if each.last <= state.trim or each.partition not in numbers:
+                if each.last <= max(state.trim, state.tier) or each.partition not in numbers:
                     continue
                 if each.last <= lngs.get(epoch, 0):
                     entries = sure.setdefault(each.partition, {})

@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from cordwood.decisions import RetentionTrimmed, tell
 from cordwood.errors import CordwoodError, Corrupt
 from cordwood.host.seams import Clock
 from cordwood.layout.logs_db import DirectoryEntry
@@ -112,8 +113,8 @@ class Retention:
             if attributes.backlog_bytes:
                 await self._trim_to_fit(log, attributes)
         await self._trim_deleted()
-        await engine.logs.drop_trimmed(engine.trim_of, self._clock.now_us())
-        await engine.logs.cut_trimmed(engine.trim_of)
+        await engine.logs.drop_trimmed(engine.gone_of, self._clock.now_us())
+        await engine.logs.cut_trimmed(engine.gone_of)
 
     # Attributes of logs.
 
@@ -251,5 +252,5 @@ class Retention:
         readable = self._engine.cache.log(log).readable
         lsn = min(lsn, readable)
         if lsn > self._engine.trim_of(log):
-            logger.debug("log %d is trimmed up to %d for want of %s", log, lsn, why)
+            tell(RetentionTrimmed(log, lsn, why))
             await self._engine.trim(log, lsn, readable)

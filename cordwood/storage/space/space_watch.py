@@ -57,22 +57,26 @@ class SpaceWatch:
 
     async def look(self) -> None:
         """Measure the free space; while there is too little, drop trimmed records."""
+        if not await self._measure() or not self._space.is_low or self._engine.failed:
+            return
+        self._on_low()
+        try:
+            dropped = await self._engine.logs.drop_trimmed(self._engine.gone_of, NEVER_US)
+        except CordwoodError as error:
+            self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
+            return
+        if dropped:
+            await self._measure()
+
+    async def _measure(self) -> bool:
+        """Whether the free space is known."""
         try:
             self._on_free(*await self._disk.space(self._path))
         except OSError as error:
             # A disk that is gone is noticed by the next write to it.
             self._said.warning(f"the space on the disk is not known: {error}")
-            return
-        if not self._space.is_low or self._engine.failed:
-            return
-        self._on_low()
-        try:
-            dropped = await self._engine.logs.drop_trimmed(self._engine.trim_of, NEVER_US)
-        except CordwoodError as error:
-            self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
-            return
-        if dropped:
-            self._on_free(*await self._disk.space(self._path))
+            return False
+        return True
 
     def _on_free(self, free_bytes: int, total_bytes: int) -> None:
         low, back = self._space.marks(total_bytes)

@@ -170,6 +170,10 @@ class Staging:
                 self._pinning[stage].remove(pin)
                 if not self._pinning[stage]:
                     del self._pinning[stage]
+        if any((held := self.index.get(stage)) is None or held.pin != pin for stage in stages):
+            # Race: on a slow disk a record that lets go of a block, or a later pin, is on its way
+            # for longer than its caller waits, and `_going` does not name the block any more.
+            raise StageExpired("a staged block went, or was pinned anew, while it was pinned")
 
     async def unstage(self, call: Unstage) -> None:
         """Let blocks go, but those that another attempt has pinned; durable when it returns."""

@@ -10,7 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, LogExists, UnknownLog
-from cordwood.layout.message import AskConsumers, Call, LogReply, Reply
+from cordwood.layout.message import AskConsumers, Call, JoinConsumer, LogReply, Reply
 from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.log_attributes import LogAttributes
 from cordwood.sim.planted import find_bug, planted
@@ -221,6 +221,32 @@ class TestLate:
                 assert (await store.cursors.by_number("group")).positions == {number: acks[0]}
 
         simulate(scenario)
+
+    def test_a_member_that_a_stopped_node_joins_late_stays_as_it_is(self) -> None:
+        """It was replaced by itself: its next beat said that it was no member any more."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=30) as store:
+                await store.append("/a", b"0")
+                consumer = await store.consumer("group", "/a", member="m")
+                ask, stopped = consumer._ask, cluster.machine(1)
+
+                async def ask_a_node_that_stops(message: Call) -> Reply:
+                    if isinstance(message, JoinConsumer):
+                        stopped.pause()
+                    return await ask(message)
+
+                consumer._ask = ask_a_node_that_stops
+                async with consumer:
+                    joined = consumer.generation
+                    stopped.resume()
+                    assert len((await consumer.read(timeout_s=5)).records) == 1
+                    await consumer.read(timeout_s=LATE_S)
+                    await consumer.save()
+                    (group,) = await store.cursors.list("group")
+                    assert (group.generation, group.owners) == (joined, {"/a": "m"})
+
+        simulate(scenario, nodes=5)
 
     def test_a_change_whose_answer_was_lost_is_done_at_the_second_node(self) -> None:
         """The second node said that there was no such log."""

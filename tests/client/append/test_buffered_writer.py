@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -82,6 +83,32 @@ class TestTriggers:
                 for each in range(3):
                     wanted = [b"%d" % at for at in range(each, 30, 3)]
                     assert await values(store, f"log{each}") == wanted
+
+        simulate(scenario)
+
+    def test_a_flush_returns_after_the_callbacks_of_all_its_records(self) -> None:
+        """It came back a tick before the last one."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                told: list[bytes] = []
+
+                def on_success(log: str, contexts: Sequence[Any], lsns: Sequence[Lsn]) -> None:
+                    told.extend(contexts)
+
+                options = WriterOptions(time_trigger_s=None)
+                async with store.buffered_writer(options, on_success=on_success) as writer:
+                    for at in range(5):
+                        last = writer.append_nowait("log", b"%d" % at, context=at)
+                        await writer.flush()
+                        assert told == [*range(at + 1)]
+                    last = writer.append_nowait("log", b"5", context=5)
+                    writer.put("log", b"6", context=6)
+                    flushed = asyncio.ensure_future(writer.flush())
+                    await last
+                    await writer.flush()
+                    assert told == [*range(7)], "a flush that began as the block ended"
+                    await flushed
 
         simulate(scenario)
 
@@ -338,3 +365,21 @@ def test_a_call_does_not_pass_those_that_wait_for_room() -> None:
             assert lsns == sorted(lsns)
 
     simulate(scenario)
+
+
+def test_records_of_put_that_fail_are_told_without_a_callback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`flush` returned, and they were gone."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, store.buffered_writer() as writer:
+            for _ in range(3):
+                writer.put("none", b"value")
+            with pytest.raises(UnknownLog):
+                await writer.append("none", b"value")
+            await writer.flush()
+            assert writer.failed == 4
+
+    simulate(scenario, create_logs=False)
+    assert "3 records for none were not acknowledged" in caplog.text

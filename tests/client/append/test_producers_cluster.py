@@ -20,7 +20,7 @@ from cordwood.errors import (
     TailMoved,
     UnknownProducer,
 )
-from cordwood.lsn import Lsn
+from cordwood.lsn import Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol import producers
 from cordwood.protocol.producers import QUERY_PRODUCERS, Budget
@@ -239,3 +239,37 @@ def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(monk
         assert await values(store) == [b"0"]
 
     played(scenario)
+
+
+@pytest.mark.parametrize("paused_s", [2.5, 7.0])
+def test_an_append_of_unknown_outcome_is_sent_again_at_its_place(paused_s):
+    """Nothing of it is read meanwhile. By another epoch, or without one, it was stored twice."""
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=2) as store:
+            producer = Producer(7)
+            await store.append("other", b"one", producer=producer)
+            await store.append("log", b"one", producer=producer)
+            log = (await store.log("log")).log_id
+            slow = next(n for n in cluster.numbers if n != cluster.sequencer_of(log))
+            cluster.machine(slow).pause()
+            asyncio.get_running_loop().call_later(paused_s, cluster.machine(slow).resume)
+            place, ends = producer.next_sequence(log), []
+            while not ends or isinstance(ends[-1], OutcomeUnknown):
+                try:
+                    ends.append(await store.append("log", b"two", producer=producer))
+                except OutcomeUnknown as error:
+                    ends.append(error)
+                    assert await values(store) == [b"one"]
+                    with pytest.raises(OutOfSequence, match=r"Producer\.again"):
+                        await store.append("log", b"two", producer=producer)
+                    producer = producer.again(log, place)
+            assert len(ends) > 1
+            await asyncio.sleep(3)
+            assert await values(store) == [b"one", b"two"]
+            await store.append("other", b"two", producer=producer)
+            await store.append("log", b"three", producer=producer)
+            assert await values(store) == [b"one", b"two", b"three"]
+            assert (await store.extent("other")).last.lsn == Lsn(make_lsn(1, 2))
+
+    simulate(scenario)

@@ -90,7 +90,7 @@ class Scene:
         await commit_only(self.store, batch, refs)
         known = await self.store._publisher.call_store(AskPublication(Q))
         for share in known.shares[:logs]:
-            await self.store._publisher.append_share(known, share)
+            await self.store._publisher.append_share(Q, known, share)
         self.lost(ops)
 
     async def read(self) -> list[str]:

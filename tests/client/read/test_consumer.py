@@ -308,14 +308,17 @@ class TestMembers:
 
         simulate(scenario)
 
-    def test_a_reset_to_where_it_was_saved_takes_back_what_was_read_since(self) -> None:
-        """It was answered as done, and the member's next save passed what it had read."""
+    @pytest.mark.parametrize("member", ["one", ""])
+    def test_a_reset_to_where_it_was_saved_takes_back_what_was_read_since(
+        self, member: str
+    ) -> None:
+        """It was answered as done, and the consumer's next save passed what it had read."""
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 await fill(store, "log", 9)
                 for at, first in ((0, 1), (make_lsn(1, 3), 3)):
-                    async with await store.consumer("billing", "log", member="one") as consumer:
+                    async with await store.consumer("billing", "log", member=member) as consumer:
                         assert await consumer.read(timeout_s=1)
                         await store.cursors.save("billing", {"log": at}, reset=True)
                         with pytest.raises(Fenced):

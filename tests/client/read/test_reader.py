@@ -25,6 +25,8 @@ from cordwood.errors import (
 )
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.read_window import CREDIT_BYTES_MIN
+from cordwood.storage.push import read_streams
+from cordwood.storage.push.read_streams import ReadStreams
 
 
 def at(esn: int) -> Lsn:
@@ -740,3 +742,42 @@ class TestArrowOfManyLogs:
                     assert second.num_rows == 4
 
         simulate(scenario)
+
+
+class TestRefusedStreams:
+    def test_a_log_over_the_limit_of_streams_rests_longer_each_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A node refuses a stream that was begun, and each read began it again at once."""
+        monkeypatch.setattr(read_streams, "STREAMS_MAX", 1)
+        begun: list[float] = []
+        start = ReadStreams.start
+
+        def noting(self: ReadStreams, *request: Any, **how: Any) -> None:
+            begun.append(now())
+            start(self, *request, **how)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await fill(store, "one", 3)
+                await fill(store, "two", 3)
+                first = await store.read("one")
+                monkeypatch.setattr(ReadStreams, "start", noting)
+                async with await store.reader("two") as reader:
+                    ends, told = now() + 60, 0
+                    while now() < ends:
+                        try:
+                            await reader.read(timeout_s=0.1)
+                        except Overloaded:
+                            told += 1
+                    # The first two at once, then 1, 2, 4, 8, 16 and 30 s apart.
+                    assert 6 <= told <= 8
+                    assert begun[-1] - begun[-2] > 10
+                    first.close()
+                    monkeypatch.setattr(read_streams, "STREAMS_MAX", 3)
+                    found = []
+                    while len(found) < 3:
+                        found += numbers(await reader.read(timeout_s=60))
+                    assert found == [1, 2, 3]
+
+        simulate(scenario, nodes=1, copies=1)

@@ -111,7 +111,11 @@ def crash_everywhere(root, format_) -> int:
     return states.count.states
 
 
-@pytest.mark.parametrize("format_", ["parquet", "delta", "iceberg"])
+ICEBERG = pytest.param("iceberg", marks=pytest.mark.slow)
+"""Each state opens a catalog, so these are in `make prove`."""
+
+
+@pytest.mark.parametrize("format_", ["parquet", "delta", ICEBERG])
 def test_a_power_cut_anywhere_leaves_each_record_once(tmp_path, format_):
     assert crash_everywhere(tmp_path / "t", format_) > 20
 
@@ -165,12 +169,12 @@ def metadata_not_synced(patch):
     [
         (published_before_synced, "parquet"),
         (published_before_synced, "delta"),
-        (published_before_synced, "iceberg"),
+        pytest.param(published_before_synced, "iceberg", marks=pytest.mark.slow),
         (note_before_join_synced, "parquet"),
         (files_before_manifest, "parquet"),
         (directories_not_synced, "parquet"),
         (log_not_synced, "delta"),
-        (metadata_not_synced, "iceberg"),
+        pytest.param(metadata_not_synced, "iceberg", marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug, format_):

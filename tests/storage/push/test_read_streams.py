@@ -96,7 +96,7 @@ class TestWhatIsSent:
             await pumped()
             frames = end.frames()
             assert [each.kind for each in frames] == [Kind.READING, Kind.BLOCKS]
-            assert read_reading(frames[0].payload) == (1, ReadStatus.OK, at(5), 0)
+            assert read_reading(frames[0].payload) == (1, ReadStatus.OK, at(5), 0, 0)
             end._taken = 0
             ((head, blocks),) = end.blocks()
             assert head == BlocksHead(1, 3, at(6), at(5))
@@ -291,7 +291,7 @@ class TestSingleCopies:
             await pumped()
             found = [read_reading(each.payload) for each in end.frames()
                      if each.kind == Kind.READING]  # fmt: skip
-            assert [version for *_, version in found] == [1, 7]
+            assert [version for *_, version, _ in found] == [1, 7]
 
         run(scenario)
 

@@ -132,7 +132,12 @@ def test_a_node_that_stops_with_a_flush_that_waits_raises_nothing() -> None:
     run(scenario)
 
 
-async def low_disk_drops_the_newest() -> bool:
+class LowDisk:
+    async def space(self, path: str) -> tuple[int, int]:
+        return 0, 1000 * MIB
+
+
+async def low_disk_drops_the_newest(disk: Any = None) -> bool:
     made = await Made.new()
     made.store(packed(at(1), BODY, lng=at(0)))
     await turns()
@@ -143,15 +148,26 @@ async def low_disk_drops_the_newest() -> bool:
     await made.engine.trim(LOG, at(1), at(1))
     assert len(made.engine.logs.partitions) == 1, "it is the newest, and young"
 
-    class Disk:
-        async def space(self, path: str) -> tuple[int, int]:
-            return 0, 1000 * MIB
-
-    watch = SpaceWatch(made.engine, cast(Any, Disk()), "there", STORAGE, lambda: None)
+    watch = SpaceWatch(made.engine, cast(Any, disk or LowDisk()), "there", STORAGE, lambda: None)
     await watch.look()
     assert made.engine.low_space
     assert made.engine.free_bytes == 0
     return not made.engine.logs.partitions
+
+
+def test_a_disk_that_is_gone_after_a_drop_ends_no_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """The second measurement of a look stood outside of what handles its errors."""
+    sizes = iter([(0, 1000 * MIB)])
+
+    class Disk:
+        async def space(self, path: str) -> tuple[int, int]:
+            try:
+                return next(sizes)
+            except StopIteration:
+                raise OSError("the disk is gone") from None
+
+    assert run(lambda: low_disk_drops_the_newest(Disk()))
+    assert "the space on the disk is not known: the disk is gone" in caplog.text
 
 
 def test_while_the_disk_is_low_the_newest_partition_goes_too() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
-from made_blocks import LOG, Made, run, turns
+from made_blocks import LIMITS, LOG, Made, at, packed, run, turns
 
-from cordwood.errors import StageExpired
+from cordwood.errors import Overloaded, StageExpired
 from cordwood.layout.message_staging import PinStaged, StageBlock, Unstage
 from cordwood.storage.staging.staging import Staging
 
@@ -96,5 +97,36 @@ def test_a_pin_that_crosses_a_later_one_does_not_take_its_place(other: PinStaged
         assert [each.pin for each in staging.pins()] == [("q", 2)]
         await staging.pin(pin(attempt=3))
         assert [each.pin for each in staging.pins()] == [("q", 3)]
+
+    run(scenario)
+
+
+def test_a_pin_behind_an_unstage_that_nobody_waits_for_is_refused() -> None:
+    """On a slow disk the record that lets go took longer than its caller waits. A pin that was
+    written behind it was answered, and its block was gone."""
+
+    async def scenario() -> None:
+        slow = replace(LIMITS, writes_in_flight=1, writes_ahead=0)
+        made = await Made.new(limits=slow)
+        staging = await staged(made)
+        file = made.disk.file
+        made.disk.by_hand = file.by_hand = True
+        for esn in (1, 2, 3):
+            made.store(packed(at(esn), bytes(15 << 10)))  # a write of the WAL each
+        unstage = Unstage(stages=(STAGE,), query="q", attempt=1)
+        going = asyncio.ensure_future(staging.unstage(unstage))
+        for _ in range(2):
+            await asyncio.sleep(4)
+            file.end(file.pending[0])
+        await asyncio.sleep(4)
+        with pytest.raises(Overloaded):
+            await going
+        pinning = asyncio.ensure_future(staging.pin(pin(attempt=2)))
+        await turns()
+        made.disk.by_hand = file.by_hand = False
+        file.end_all()
+        with pytest.raises(StageExpired):
+            await pinning
+        assert staging.index.get(STAGE) is None
 
     run(scenario)

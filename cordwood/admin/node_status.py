@@ -1,36 +1,42 @@
-"""What a node says of itself, for status pages."""
+"""What a node says of itself on status pages."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+
 from cordwood import __version__
+from cordwood.admin.log_replies import member_infos
 from cordwood.layout.message import StatusReply
-from cordwood.layout.message_nodes import MemberInfo
-from cordwood.nodes import NodeId
+from cordwood.layout.scrub_state import ScrubState
+from cordwood.nodes import Member, NodeId
 from cordwood.sequencer.role import SequencerRole
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_states import log_states
 from cordwood.storage.push.read_streams import ReadStreams
-from cordwood.storage.scrub.scrub import Scrub
 
 
 def status_reply(
-    engine: StorageEngine,
-    streams: ReadStreams,
-    sequencer: SequencerRole,
-    scrub: Scrub,
-    *,
     node: NodeId,
     cluster: bytes,
-    uptime_s: float,
+    started: float,
+    engine: StorageEngine,
+    sequencer: SequencerRole,
+    streams: ReadStreams,
     connections: int,
-    members: list[MemberInfo],
+    members: Mapping[NodeId, Member],
+    scrub: ScrubState,
 ) -> StatusReply:
-    """A node's status as it is now."""
+    """A node as it is now.
+
+    Args:
+        started: when, by the loop's clock.
+    """
     return StatusReply(
         node=node,
         cluster=cluster,
         version=__version__,
-        uptime_s=uptime_s,
+        uptime_s=asyncio.get_running_loop().time() - started,
         wal_used_bytes=engine.wal.used_bytes,
         wal_capacity_bytes=engine.wal.capacity_bytes,
         cache_bytes=engine.cache.bytes,
@@ -43,7 +49,7 @@ def status_reply(
         sent_bytes=streams.sent_bytes,
         filtered_blocks=streams.filtered_blocks,
         failed=engine.failed or engine.damage or engine.read_only or engine.low_space,
-        members=members,
+        members=member_infos(members),
         logs=log_states(engine, sequencer.sequencing()),
-        scrub=scrub.state(),
+        scrub=scrub,
     )

@@ -1,0 +1,186 @@
+"""`cordwood rebuild`: which nodes are lost, and how far the others have come with their data.
+
+Source: docs/protocol/rebuilding.md.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cordwood.cli.tables import show_table
+from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.cli.wording import bytes_words, duration_words
+from cordwood.errors import CordwoodError, Unreachable
+from cordwood.nodes import NodeId
+
+if TYPE_CHECKING:
+    from cordwood.client.admin.nodes import Rebuilding
+    from cordwood.rebuilding import LostNode
+
+app = typer.Typer(help="Show and steer the rebuilding of lost nodes.", no_args_is_help=False)
+
+WATCH_S = 1.0
+
+NodeArgument = Annotated[int, typer.Argument(metavar="NODE", help="Its number.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="However many nodes are being rebuilt already.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def rebuild(
+    context: typer.Context,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on until nothing is left to do.")
+    ] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Show which nodes are lost or drained, and how far their data is made anew on others."""
+    if context.invoked_subcommand is not None:
+        return
+    with open_store(cluster) as store:
+        while True:
+            found = store.rebuilding()
+            rows = [row_of(each, found) for each in found.lost]
+            _show(rows, found, as_json=as_json)
+            if not watch or not any(row["donors_left"] for row in rows):
+                return
+            time.sleep(WATCH_S)
+
+
+def row_of(lost: LostNode, found: Rebuilding) -> dict[str, object]:
+    """One node that is lost, and the sum of its donors."""
+    unknown = Unreachable("it is no member")
+    donors = {node: found.donors.get(NodeId(node), unknown) for node in lost.donors}
+    states = {n: each for n, each in donors.items() if not isinstance(each, CordwoodError)}
+    left = sum(each.bytes_left for each in states.values())
+    rate = sum(each.bytes_s for each in states.values() if each.bytes_left)
+    silent = [n for n in donors if n not in states and n not in lost.done]
+    waits = [f"node {node} does not answer" for node in silent]
+    waits += [f"node {node}: {each.blocked}" for node, each in states.items() if each.blocked]
+    return {
+        "node": lost.node,
+        "kind": "drain" if lost.relocates else "restore",
+        "state": state_words(lost),
+        "recoverable": lost.is_recoverable,
+        "donors": list(lost.donors),
+        "donors_left": sorted(set(lost.donors) - set(lost.done)),
+        "bytes_done": sum(each.bytes_done for each in states.values()),
+        "bytes_left": left,
+        "bytes_s": round(rate),
+        "left_s": round(left / rate) if rate else None,
+        "is_looking": any(each.is_looking for each in states.values()),
+        "blocked": waits,
+    }
+
+
+def state_words(lost: LostNode) -> str:
+    """What becomes of a node."""
+    if lost.is_empty:
+        return "empty: its data lies on other nodes"
+    if lost.is_done:
+        return "done, but for data that may come back with other lost nodes"
+    return "drained" if lost.relocates else "rebuilt"
+
+
+def _show(rows: list[dict[str, object]], found: Rebuilding, *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        donors = {
+            str(node): {"error": str(each)}
+            if isinstance(each, CordwoodError)
+            else msgspec.to_builtins(each)
+            for node, each in found.donors.items()
+        }
+        typer.echo(json.dumps({"lost": rows, "donors": donors}))
+        return
+    if not rows:
+        typer.echo("No node is lost or drained.")
+        return
+    show_table(
+        ["node>", "is", "donors done>", "bytes done>", "to do>", "rate>", "left>", "waits for"],
+        [_cells(row) for row in rows],
+    )
+
+
+def _cells(row: dict[str, object]) -> tuple[object, ...]:
+    donors, left = row["donors"], row["donors_left"]
+    assert isinstance(donors, list), "node numbers"
+    assert isinstance(left, list), "node numbers"
+    waits, rate, left_s = row["blocked"], row["bytes_s"], row["left_s"]
+    assert isinstance(waits, list), "sentences"
+    to_do = "…" if row["is_looking"] else bytes_words(_number(row["bytes_left"]))
+    return (
+        row["node"], row["state"], f"{len(donors) - len(left)} of {len(donors)}",
+        bytes_words(_number(row["bytes_done"])), to_do,
+        f"{bytes_words(_number(rate))}/s" if rate else "-",
+        duration_words(_number(left_s)) if left_s is not None else "-",
+        "; ".join(waits) or "-",
+    )  # fmt: skip
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float), "a number"
+    return float(value)
+
+
+@app.command()
+def start(node: NodeArgument, force: ForceOption = False, cluster: ClusterOption = None) -> None:
+    """Have the data of a node that is down made anew on the other nodes, now.
+
+    If the node comes back with its data before that is done, it stays as it was.
+    """
+    _say(cluster, node, "start", forced=force)
+    typer.echo(f"The data of node {node} is made anew on other nodes: see `cordwood rebuild`.")
+
+
+@app.command()
+def abort(node: NodeArgument, cluster: ClusterOption = None) -> None:
+    """Do not make the data of a node anew: it will be back with it."""
+    _say(cluster, node, "abort")
+    typer.echo(f"The data of node {node} is waited for again.")
+
+
+@app.command()
+def gone(
+    node: NodeArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Say that the data of a lost node never comes back.
+
+    Nobody waits for it any more: what no other node has is told as lost to readers.
+    """
+    if not yes:
+        typer.echo(f"What only node {node} had is then lost for readers.")
+        typer.confirm("Go on?", abort=True)
+    _say(cluster, node, "gone")
+    typer.echo(f"The data of node {node} is given up.")
+
+
+def drain(node: NodeArgument, force: ForceOption = False, cluster: ClusterOption = None) -> None:
+    """Have a node give all its copies to other nodes, so that it can be taken out of service.
+
+    It serves readers until that is done, and takes no new records. See `cordwood rebuild`.
+    """
+    _say(cluster, node, "drain", forced=force)
+    typer.echo(f"Node {node} gives its copies away: see `cordwood rebuild`.")
+
+
+def undrain(node: NodeArgument, cluster: ClusterOption = None) -> None:
+    """Let a node that was drained, or is being drained, take records again."""
+    _say(cluster, node, "undrain")
+    typer.echo(f"Node {node} is not drained any more.")
+
+
+def _say(cluster: str | None, node: int, order: str, *, forced: bool = False) -> None:
+    from cordwood.layout.message_rebuilding import RebuildOrder
+
+    with open_store(cluster) as store:
+        store.say_rebuild(node, RebuildOrder(order), forced=forced)

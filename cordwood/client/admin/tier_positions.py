@@ -1,0 +1,121 @@
+"""Where times, records and bytes lie in what nodes let go of: the part of main storage.
+
+Each question reads the head of the log's manifest, a page a level, and the footers of one object or
+two. Which block a time lies in is read in the object itself.
+
+Source: docs/objects.md, "Reading".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cordwood.block import Gap, GapKind
+from cordwood.client.tier_store import TierStore
+from cordwood.errors import Malformed
+from cordwood.layout.object_file import ObjectRun, Piece
+from cordwood.protocol.manifest import in_order
+from cordwood.tier.history import GET_S
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_reader import entry_footer
+from cordwood.tier.repair import is_lost
+from cordwood.tiered import Entry, Item
+
+Placed = tuple[int, int]
+"""An LSN, and the append time (µs) of its block."""
+
+
+class TierPositions:
+    """One log's; made for one question.
+
+    Args:
+        up_to: the nodes' tier point. What lies behind it nodes answer for.
+    """
+
+    def __init__(self, tier: TierStore, manifest: LogManifest, log: int, up_to: int) -> None:
+        self._tier = tier
+        self._manifest = manifest
+        self._log = log
+        self._up_to = up_to
+
+    async def find_time(self, time_us: int, trim: int, *, is_exact: bool) -> int | None:
+        """The first LSN up to the tier point from which on no block is older than a time; None if
+        all of them are older.
+
+        Args:
+            is_exact: else the answer may lie up to an object too early.
+        """
+        entry = await self._manifest.find_append_time(time_us)
+        if entry is None or entry.first > self._up_to:
+            return None
+        start = max(entry.first, trim + 1)
+        if not is_exact or entry.append_first_us >= time_us or is_lost(entry):
+            return start
+        async with await self._tier.history(self._log, start, entry.last) as blocks:
+            async for item in blocks:
+                if not isinstance(item, Gap) and item.header.append_time_us >= time_us:
+                    return item.first
+        return entry.last + 1
+
+    async def first(self, trim: int) -> Placed | None:
+        """The first record above the trim point, up to the tier point; None if there is none."""
+        lsn = trim + 1
+        while page := await self._manifest.entries(lsn):
+            for entry in page:
+                if entry.first > self._up_to:
+                    return None
+                for piece in await self._pieces(entry):
+                    if piece.last > trim:
+                        return max(piece.first, trim + 1), piece.append_first_us
+                lsn = entry.last + 1
+        return None
+
+    async def last(self, trim: int) -> Placed | None:
+        """The last record up to the tier point; None if there is none above the trim point."""
+        lsn = self._up_to
+        while lsn > trim and (entry := await self._manifest.find(lsn)) is not None:
+            for piece in reversed(await self._pieces(entry)):
+                if trim < piece.first <= self._up_to:
+                    return min(piece.last, self._up_to), piece.append_last_us
+            lsn = entry.first - 1
+        return None
+
+    async def bytes_between(self, start_us: int, stop_us: int) -> int:
+        """About how many bytes of bodies were appended in `[start, stop)`, up to the tier point."""
+        head = self._manifest.head
+        items: Sequence[Item] = in_order(head) if head is not None else ()
+        size = 0.0
+        for item in items:
+            if item.first > self._up_to:
+                break
+            low, high = item.append_first_us, item.append_last_us
+            within = min(high + 1, stop_us) - max(low, start_us)
+            lsns = (min(item.last, self._up_to) - item.first + 1) / (item.last - item.first + 1)
+            if within > 0:
+                size += item.bytes * lsns * within / (high + 1 - low)
+        return round(size)
+
+    async def epoch_end(self, last: int) -> int | None:
+        """Where the bridge that covers an epoch's last LSN begins; None if it is not there."""
+        entry = await self._manifest.find(last)
+        if entry is None or is_lost(entry):
+            return None
+        run = await self._run(entry)
+        return next(
+            (
+                int(gap.first)
+                for gap in run.gap_list()
+                if gap.kind is GapKind.BRIDGE and gap.first <= last <= gap.last
+            ),
+            None,
+        )
+
+    async def _pieces(self, entry: Entry) -> Sequence[Piece]:
+        return () if is_lost(entry) else (await self._run(entry)).pieces
+
+    async def _run(self, entry: Entry) -> ObjectRun:
+        footer = await entry_footer(await self._tier.objects(), entry, timeout_s=GET_S)
+        run = footer.index.run(self._log)
+        if run is None:
+            raise Malformed(f"{entry.name} holds nothing of log {self._log}")
+        return run

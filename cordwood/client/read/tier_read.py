@@ -1,0 +1,183 @@
+"""Reads what nodes let go of from main storage, for one read stream.
+
+Nodes say up to where main storage holds a log, and pass on behind that. From there on this reads
+objects, from the stream's place up to the nodes' tier point, and the stream goes on with what the
+nodes sent. The tier point lies below the manifest's end, so the two meet: what is told by a node is
+durable in the store.
+
+What is read ahead is bounded twice: by the history reader's gets, and by QUEUE_BYTES here. A store
+that does not answer is asked again, with pauses that grow, for as long as the stream is read.
+
+Source: docs/protocol/main-storage.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from cordwood.block import Codec, Envelope, Gap
+from cordwood.client.blocks import HeldBlock
+from cordwood.errors import CordwoodError, Malformed, OutcomeUnknown, Retryable
+from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import Lsn, format_lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.tier.history import HistoryBlock, HistoryItem, HistoryReader
+
+logger = logging.getLogger(__name__)
+
+QUEUE_BYTES = 4 << 20
+"""Of bodies that wait here: a batch's worth. The history reader has its own bound."""
+
+PAUSE_FIRST_S = 0.2
+PAUSE_MAX_S = 10.0
+
+FROM_MAIN_STORAGE = NodeId(0)
+"""The sender of a block that no node sent."""
+
+_NO_ENVELOPE = Envelope((0,))
+
+
+class OpenHistory(Protocol):
+    """Opens a log's history, from one LSN to another, both included.
+
+    Raises:
+        CordwoodError: the store cannot be opened.
+    """
+
+    async def __call__(self, start: int, until: int) -> HistoryReader: ...
+
+
+class ReadTier(Protocol):
+    """Begins to read a log from main storage; see `client.tier_store`."""
+
+    def read(
+        self, log: int, start: int, until: int, on_news: Callable[[], object], *, payloads: bool
+    ) -> TierRead: ...
+
+
+class TierRead:
+    """See the module; `start` begins, and `take` gives.
+
+    Args:
+        until: the tier point that a node told.
+        on_news: called when there is something to take, or a trouble.
+        payloads: without, bodies are left out.
+    Attributes:
+        until: the last LSN that it gives.
+        trouble: why the store gives nothing; "" if it does.
+        error: what it ended with: main storage is not what was written.
+    """
+
+    def __init__(
+        self,
+        open_history: OpenHistory,
+        log: int,
+        start: int,
+        until: int,
+        on_news: Callable[[], object],
+        *,
+        payloads: bool,
+    ) -> None:
+        self.until = until
+        self.trouble = ""
+        self.error: CordwoodError | None = None
+        self._open_history = open_history
+        self._log = log
+        self._next = start
+        self._on_news = on_news
+        self._payloads = payloads
+        self._items: deque[HistoryItem] = deque()
+        self._bytes = 0
+        self._taken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to fetch."""
+        self._task = tasks.create_task(self._run())
+
+    def close(self) -> None:
+        """Fetch no more."""
+        self._items.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    def take(self, lsn: int) -> Delivery[HeldBlock] | Gap | None:
+        """The next block or gap from `lsn` on; None if it is not here yet.
+
+        Raises:
+            CordwoodError: an object, or the manifest, is not what was written.
+        """
+        while self._items:
+            item = self._items.popleft()
+            self._bytes -= _size(item)
+            self._taken.set()
+            if item.last < lsn:
+                continue  # a node that still had it sent it
+            first = max(lsn, int(item.first))
+            if isinstance(item, Gap):
+                return Gap(Lsn(first), item.last, item.kind)
+            return Delivery(self._held(item), first, item.last)
+        if self.error is not None:
+            raise self.error
+        return None
+
+    def _held(self, block: HistoryBlock) -> HeldBlock:
+        """The block as if a node had sent it: its body uncompressed, with the CRC of its append."""
+        header = block.header
+        header = replace(
+            header, codec=Codec.NONE, stored_bytes=header.raw_bytes, stored_crc=header.raw_crc
+        )
+        body = block.raw if self._payloads else b""
+        return HeldBlock(FROM_MAIN_STORAGE, StoredBlock(header, _NO_ENVELOPE, b"", body))
+
+    async def _run(self) -> None:
+        pause_s = PAUSE_FIRST_S
+        while self._next <= self.until:
+            before = self._next
+            try:
+                async with await self._open_history(self._next, self.until) as history:
+                    await self._fetch(history)
+                if self._next <= self.until:
+                    self.trouble = (
+                        f"main storage ends at {format_lsn(self._next)}, and nodes let go of what "
+                        f"is up to {format_lsn(self.until)}: is it another store than theirs?"
+                    )
+            except (Retryable, OutcomeUnknown) as error:
+                self.trouble = f"main storage does not answer: {error}"
+            except CordwoodError as error:
+                self.error = error
+                self._on_news()
+                return
+            if self._next > before:
+                pause_s = PAUSE_FIRST_S
+            if self._next <= self.until:
+                logger.info("log %d: %s", self._log, self.trouble)
+                self._on_news()
+                await asyncio.sleep(pause_s)
+                pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+
+    async def _fetch(self, history: HistoryReader) -> None:
+        while (item := await history.next()) is not None:
+            if item.first != self._next:
+                raise Malformed(
+                    f"log {self._log}: main storage goes on at {format_lsn(item.first)} behind "
+                    f"{format_lsn(self._next)}"
+                )
+            self._items.append(item)
+            self._bytes += _size(item)
+            self._next = int(item.last) + 1
+            self.trouble = ""
+            self._on_news()
+            while self._bytes >= QUEUE_BYTES:
+                self._taken.clear()
+                await self._taken.wait()
+
+
+def _size(item: HistoryItem) -> int:
+    return 0 if isinstance(item, Gap) else item.header.raw_bytes

@@ -1,0 +1,93 @@
+"""The cluster's main storage, as a client reaches it: opened once, when a reader first needs it.
+
+Nodes tell the address with their members. Credentials come from where the store's library looks
+for them on the reader's own machine; nodes tell none.
+
+Source: docs/objects.md, "Reading".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from cordwood.client.read.tier_read import TierRead
+from cordwood.errors import BadSetting
+from cordwood.host.seams import Host
+from cordwood.tier.history import HistoryReader
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.patient_store import PatientStore
+
+OpenObjects = Callable[[Host, str], Awaitable[PatientStore]]
+"""Opens an object store by its address; see `tier.addresses`."""
+
+
+class TierStore:
+    """See the module.
+
+    Args:
+        address: what nodes told last, "" for none; asked when the store is opened.
+        open_objects: opens an object store.
+        tasks: run what is fetched ahead.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        address: Callable[[], str],
+        open_objects: OpenObjects,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._host = host
+        self._address = address
+        self._open_objects = open_objects
+        self._tasks = tasks
+        self._opening = asyncio.Lock()
+        self._objects: PatientStore | None = None
+
+    async def objects(self) -> PatientStore:
+        """The store.
+
+        Raises:
+            BadSetting: nodes tell no address, or it is no store that opens here.
+        """
+        async with self._opening:
+            if self._objects is None:
+                address = self._address()
+                if not address:
+                    raise BadSetting(
+                        "nodes let go of records that main storage holds, and tell no address of "
+                        "it: start them with `--tier-store`"
+                    )
+                self._objects = await self._open_objects(self._host, address)
+            return self._objects
+
+    async def manifest(self, log: int) -> LogManifest | None:
+        """A log's manifest as it is now; None where the cluster has no main storage or the log no
+        manifest."""
+        if not self._address():
+            return None
+        found = LogManifest(await self.objects(), log, self._host, "reader")
+        return found if await found.load() is not None else None
+
+    async def history(self, log: int, start: int, until: int) -> HistoryReader:
+        """A log's history from an LSN to another; the manifest is read anew."""
+        objects = await self.objects()
+        manifest = LogManifest(objects, log, self._host, "reader")
+        await manifest.load()
+        return HistoryReader(objects, manifest, self._host, log, start, until)
+
+    def read(
+        self, log: int, start: int, until: int, on_news: Callable[[], object], *, payloads: bool
+    ) -> TierRead:
+        """Begin to read a log from an LSN to another; see `TierRead`."""
+        made = TierRead(partial(self.history, log), log, start, until, on_news, payloads=payloads)
+        made.start(self._tasks)
+        return made
+
+    async def close(self) -> None:
+        """Let the store go."""
+        objects, self._objects = self._objects, None
+        if objects is not None:
+            await objects.close()

@@ -1,0 +1,74 @@
+"""Control messages about rebuilding, between people and nodes.
+
+Source: docs/protocol/rebuilding.md.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from cordwood.layout.message_fields import U32, Sentence
+
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Bytes = Annotated[bytes, Meta(max_length=1_000_000)]
+
+
+class RebuildOrder(enum.Enum):
+    """What an operator says of a node."""
+
+    START = "start"
+    """It is lost: make its data anew."""
+    GONE = "gone"
+    """Its data never comes back."""
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    ABORT = "abort"
+    """It is not to be rebuilt: it will be back with its data."""
+
+
+class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
+    """An operator's order; answered with RebuildingReply.
+
+    Attributes:
+        forced: however many nodes are being rebuilt.
+    """
+
+    node: U32
+    order: RebuildOrder
+    forced: bool = False
+
+
+class AskRebuilding(Struct, frozen=True, tag="ask_rebuilding"):
+    """Which nodes are being rebuilt, and how far is this node as a donor?"""
+
+
+class DonorState(Struct, frozen=True):
+    """What a node does as a donor.
+
+    Attributes:
+        version: of the set by which it works; 0 while it does not.
+        blocks_done, bytes_done: of moves that ended, in this version.
+        blocks_left, bytes_left: of moves still to be made, as far as it has looked.
+        bytes_s: the rate of the last seconds.
+        blocked: what it waits for; "" for nothing.
+        is_looking: whether it still looks what there is to do.
+    """
+
+    version: _Count = 0
+    blocks_done: _Count = 0
+    bytes_done: _Count = 0
+    blocks_left: _Count = 0
+    bytes_left: _Count = 0
+    bytes_s: float = 0.0
+    blocked: Sentence = ""
+    is_looking: bool = False
+
+
+class RebuildingReply(Struct, frozen=True, tag="rebuilding"):
+    """The rebuilding set (`layout.rebuild_events.pack_set`), and the answering node's part."""
+
+    set: _Bytes
+    donor: DonorState

@@ -1,0 +1,122 @@
+"""What a donor makes of what other nodes say of a block: it moves it, takes a later envelope, or
+finds that its own copy is left over.
+
+An envelope's *rank* is its precedence as one number, so that a move can go above all ranks that its
+nodes know: a recovery's copy first, then the seal epoch, then the wave. A move takes two ranks. The
+donor notes the new copyset under the first. All that hold the block, the donor too, have the second
+in the end, and it is the second by which a noted copy is told.
+
+Source: docs/sources/logdevice.md 2.9; docs/protocol/rebuilding.md, rules 8 to 12.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from cordwood.nodes import NodeId
+from cordwood.protocol.rebuild_plan import Held, Known, Losses
+
+_WAVE_BITS = 32
+_SEAL_BITS = 32
+
+
+def rank_of(by_recovery: bool, seal_epoch: int, wave: int) -> int:
+    """The rank of an envelope."""
+    return (int(by_recovery) << _SEAL_BITS | seal_epoch) << _WAVE_BITS | wave
+
+
+def precedence_of(rank: int) -> tuple[bool, int, int]:
+    """Whether a recovery wrote it, the seal epoch, and the wave."""
+    wave = rank & (1 << _WAVE_BITS) - 1
+    seal = rank >> _WAVE_BITS
+    return bool(seal >> _SEAL_BITS), seal & (1 << _SEAL_BITS) - 1, wave
+
+
+class Has(enum.IntEnum):
+    """Whether a node has a block."""
+
+    YES = 1
+    NO = 2
+    """It has none, or one that counts for nothing."""
+    UNSURE = 3
+    """It lost something there."""
+    TRIMMED = 4
+
+
+class Word(NamedTuple):
+    """What a node says of a block."""
+
+    has: Has
+    rank: int = 0
+    copyset: tuple[int, ...] = ()
+
+    @property
+    def known(self) -> Known | None:
+        """Its envelope, None where it has none."""
+        return Known(self.rank, self.copyset) if self.has is Has.YES else None
+
+
+class Finding(enum.Enum):
+    """What is to be done about a block."""
+
+    MOVE = "it is this donor's to move"
+    TAKE = "another node has a later envelope that names the donor"
+    LEFT_OVER = "the donor's copy is of a move that came to no end, or was made anew meanwhile"
+    ASK_AGAIN = "a node that has data does not say"
+    TRIMMED = "it is trimmed elsewhere, and will be here"
+
+
+class Compared(NamedTuple):
+    """A finding; with TAKE the envelope to take, with ASK_AGAIN the nodes that do not say."""
+
+    finding: Finding
+    known: Known | None = None
+    silent: tuple[int, ...] = ()
+
+
+def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> Compared:
+    """What the members of a block's copyset that have data make of the donor's copy.
+
+    Args:
+        block: as the donor has it, with the rank of its envelope for a wave.
+        words: of those that answered.
+    """
+    lost = losses.missing(block) - losses.leaving
+    others = [node for node in block.copyset if node != me and node not in lost]
+    silent = tuple(node for node in others if node not in words)
+    if silent:
+        return Compared(Finding.ASK_AGAIN, silent=silent)
+    if any(words[node].has is Has.TRIMMED for node in others):
+        return Compared(Finding.TRIMMED)
+    mine = Known(block.wave, tuple(block.copyset))
+    best = max([mine, *_known(words[node] for node in others)])
+    if best != mine and me in best.copyset:
+        return Compared(Finding.TAKE, best)
+    # A node that is not sure does not speak for the copy, and not against it.
+    sure = [words[node] for node in others if words[node].has is not Has.UNSURE]
+    is_full = all(each.has is Has.YES and me in each.copyset for each in sure)
+    return Compared(Finding.MOVE if is_full else Finding.LEFT_OVER)
+
+
+def is_overtaken(block: Held, words: Mapping[int, Word]) -> bool:
+    """Whether a node of a copyset that was noted knows a later envelope."""
+    mine = Known(block.wave, tuple(block.copyset))
+    found = _known(words[node] for node in block.copyset if node in words)
+    return any(each > mine for each in found)
+
+
+def whole_without(me: int, words: Mapping[NodeId, Word]) -> Known | None:
+    """The latest envelope without `me` of which all nodes that it names have the block."""
+    found = []
+    for each in _known(words.values()):
+        members = [words.get(NodeId(node)) for node in each.copyset]
+        is_whole = all(word is not None and word.has is Has.YES for word in members)
+        if me not in each.copyset and is_whole:
+            found.append(each)
+    return max(found, default=None)
+
+
+def _known(words: Iterable[Word]) -> list[Known]:
+    return [known for word in words if (known := word.known) is not None]

@@ -1,0 +1,81 @@
+"""Decides what is said of lost nodes: by the others of one that is dead, and by a node that starts.
+
+Each node counts for itself how long others have been dead. Of all nodes that live, the one with the
+lowest number says it, so that an event is not written once by every node. If two say it, the second
+is found said already.
+
+A node that starts looks at its own entry before it serves anybody. Data that was called gone may be
+there after all, and an empty disk may stand where the data should be.
+
+Source: docs/sources/logdevice.md 2.9 (triggers).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable
+
+from cordwood.rebuilding import LostNode, NeedsRebuild, RebuildingSet
+
+
+class LossWatch:
+    """One node's watch over the others.
+
+    Args:
+        after_s: a node is lost when it has been dead for so long; 0 for never.
+    """
+
+    def __init__(self, me: int, after_s: float) -> None:
+        self._me = me
+        self._after_s = after_s
+        self._dead_since: dict[int, float] = {}
+
+    def due(
+        self, now: float, members: Iterable[int], dead: Collection[int], rebuilding: RebuildingSet
+    ) -> list[NeedsRebuild]:
+        """The events to write now. Call it every so often; a node not seen dead is counted anew."""
+        nodes = tuple(sorted(members))
+        self._dead_since = {node: self._dead_since.get(node, now) for node in nodes if node in dead}
+        alive = [node for node in nodes if node not in dead]
+        if not self._after_s or not alive or alive[0] != self._me:
+            return []
+        return [
+            NeedsRebuild(node, nodes, if_version=rebuilding.version)
+            for node, since in self._dead_since.items()
+            if now - since >= self._after_s and rebuilding.entry(node) is None
+        ]
+
+
+class Start(enum.Enum):
+    """What a node does that starts, by its own entry and its disk."""
+
+    SERVE = "nothing is said of it"
+    BACK = "it has its data, which was not rebuilt yet: it says so"
+    ANEW = "its data lies on other nodes, and its disk is empty: it joins and acks"
+    WAITS = "its disk is empty, and its data is not rebuilt yet: it ends, and tries again"
+    STALE = "its data lies on other nodes, and it has the old copies: it ends"
+
+
+def on_start(
+    entry: LostNode | None, *, is_known: bool, is_blank: bool, anew: int | None = None
+) -> Start:
+    """What a node does that starts.
+
+    Args:
+        entry: its own.
+        is_known: whether it ran before, on whatever disk.
+        is_blank: whether its disk holds nothing.
+        anew: the version of the entry by which this disk was begun anew; None for an old disk.
+    """
+    if entry is None or entry.ranges:
+        # An empty disk may be a disk that was not mounted, so it says nothing of itself: the others
+        # begin when the node has been dead for long, or an operator does.
+        return Start.WAITS if is_blank and is_known else Start.SERVE
+    if entry.is_empty:
+        if is_blank or anew == entry.version:
+            return Start.ANEW
+        # A drained node stays up and empty until somebody undrains it.
+        return Start.SERVE if entry.drain else Start.STALE
+    if is_blank:
+        return Start.WAITS
+    return Start.SERVE if entry.relocates else Start.BACK

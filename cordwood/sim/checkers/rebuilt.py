@@ -1,0 +1,59 @@
+"""L4: what disks held that were lost is on other nodes in the end, and envelopes tell the truth.
+
+S15 counts the copies. Here every node that the envelope of a block names must have the block: by
+the envelope readers know which node sends, and donors whose copy is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cordwood.lsn import format_lsn
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.end_events import DisksReplaced
+from cordwood.sim.history import DumpedSlots, NodeDumped
+
+Order = tuple[bool, int, int]
+"""By which of two envelopes counts."""
+
+
+def check_rebuilt(evidence: Evidence) -> list[Violation]:
+    """L4: nothing is lost for ever, and each block is where its latest envelope says."""
+    ends = [event for _, event in evidence.of(DisksReplaced)]
+    if not ends:
+        return []
+    found = []
+    for event in ends:
+        assert isinstance(event, DisksReplaced), "as asked for"
+        if event.waits:
+            text = f"nodes {list(event.waits)} are still lost, long after all is well"
+            found.append(Violation("L4", text, 0, 0, (event,)))
+    return [*found, *_false_envelopes(evidence)]
+
+
+def _false_envelopes(evidence: Evidence) -> Iterator[Violation]:
+    holders: dict[tuple[int, int, int], dict[int, DumpedSlots]] = {}
+    dumps: dict[int, dict[int, NodeDumped]] = {}
+    for _, event in evidence.of(NodeDumped):
+        assert isinstance(event, NodeDumped), "as asked for"
+        dumps.setdefault(event.log, {})[event.node] = event
+        for slots in event.slots:
+            if slots.copyset and not slots.set_aside:
+                place = (event.log, slots.first, slots.last)
+                holders.setdefault(place, {})[event.node] = slots
+    for (log, first, last), nodes in sorted(holders.items()):
+        if last <= evidence.trim_held(log):
+            continue
+        best = max(nodes.values(), key=_order)
+        lacking = [node for node in best.copyset if node not in nodes]
+        if lacking:
+            text = (
+                f"the block at {format_lsn(first)} should be on nodes {list(best.copyset)}, "
+                f"and nodes {lacking} lack it"
+            )
+            yield Violation("L4", text, log, first, tuple(dumps[log].values()))
+
+
+def _order(slots: DumpedSlots) -> tuple[int, int]:
+    return slots.seal_epoch, slots.wave

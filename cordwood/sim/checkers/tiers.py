@@ -1,0 +1,63 @@
+"""S19: both tiers tell the same of a log.
+
+Main storage holds each acknowledged record of its range once, at its LSN, with its payload; it
+holds no other; and no node let go of what no manifest names. What readers were given is S2's, S5's
+and S18's, wherever it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cordwood.lsn import format_lsn
+from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.history import NodeDumped, SlotKind, TierDumped
+
+
+def check_tiers(evidence: Evidence) -> list[Violation]:
+    """S19: see the module."""
+    found: list[Violation] = []
+    ends: dict[int, int] = {}
+    for at, event in evidence.of(TierDumped):
+        assert isinstance(event, TierDumped)
+        ends[event.log] = event.end
+        if event.why:
+            text = f"main storage cannot be read: {event.why}"
+            found.append(Violation("S19", text, event.log, event.start, (event,)))
+        else:
+            found.extend(_held(evidence, event, at))
+    if ends or any(isinstance(e, NodeDumped) and e.tier for _, e in evidence.of(NodeDumped)):
+        for _, event in evidence.of(NodeDumped):
+            assert isinstance(event, NodeDumped)
+            if event.tier >= max(1, ends.get(event.log, 0)):
+                text = (
+                    f"node {event.node} let go of what is up to {format_lsn(event.tier)}, and main "
+                    f"storage ends at {format_lsn(ends.get(event.log, 0))}"
+                )
+                found.append(Violation("S19", text, event.log, event.tier, (event,)))
+    return found
+
+
+def _held(evidence: Evidence, event: TierDumped, at: int) -> Iterator[Violation]:
+    """Every acknowledged record stands at its place, and nothing else does."""
+    held: dict[int, str | None] = {}
+    for slots in event.slots:
+        if slots.kind is not SlotKind.DATA:
+            continue
+        for offset, payload in enumerate(slots.payloads):
+            lsn = slots.first + offset
+            if lsn in held:
+                text = f"main storage holds {format_lsn(lsn)} twice"
+                yield Violation("S19", text, event.log, lsn, (event,))
+            held[lsn] = payload.id
+            if not evidence.is_genuine(event.log, payload):
+                text = f"main storage holds {payload.id}, which nobody sent"
+                yield Violation("S19", text, event.log, lsn, (event,))
+    first = max(event.start, evidence.trim_asked(event.log, at) + 1)
+    for ack in evidence.acks_within(event.log, first, event.end - 1):
+        if held.get(ack.lsn) != ack.payload.id:
+            told = held.get(ack.lsn) or "nothing"
+            text = f"{ack.payload.id} was acknowledged, and main storage holds {told} there"
+            witness = ack.append.end or ack.append.invoked
+            yield Violation("S19", text, event.log, ack.lsn, (witness, event))

@@ -1,0 +1,115 @@
+"""Disks that are lost for good at any time of a run, and an operator who puts empty ones in place.
+
+No more are lost at once than copies survive: a disk counts as lost until its node is let in again.
+Beside that nodes crash, hang and are cut off as in any run, donors and takers among them. A node
+that is away for long is called lost too, and some come back with their data.
+
+A node that comes back after its data was made anew refuses its old disk; the operator empties it.
+
+Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+from cordwood.layout.rebuild_events import read_set
+from cordwood.nodes import NodeId
+from cordwood.rebuilding import RebuildingSet
+from cordwood.sim.cluster import SimCluster
+from cordwood.sim.end_events import DiskLost, DisksReplaced
+from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.stored_tree import StoredTree
+
+LOOK_S = 0.3
+LOSE_S = 2.5
+"""Mean time from when a disk may be lost to when it is."""
+
+HEALED_S = 90.0
+"""What rebuilding may take when all else is well: L4."""
+
+SET_KEY = "rebuilding/set"
+
+
+class DiskLosses:
+    """See the module.
+
+    Attributes:
+        lost: disks lost so far.
+    """
+
+    def __init__(
+        self, cluster: SimCluster, recorder: HistoryRecorder, chance: random.Random, until_s: float
+    ) -> None:
+        """
+        Args:
+            until_s: no disk is lost later.
+        """
+        self.lost = 0
+        self._cluster = cluster
+        self._recorder = recorder
+        self._chance = chance
+        self._until_s = until_s
+        self._away: set[NodeId] = set()
+
+    @property
+    def rebuilding(self) -> RebuildingSet:
+        """The rebuilding set as the metadata store has it."""
+        found = self._cluster.metadata.data.values.get(SET_KEY)
+        return RebuildingSet() if found is None else read_set(found.value)
+
+    async def run(self) -> None:
+        """Lose disks, and empty those that nobody wants, until cancelled."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._chance.expovariate(1 / LOSE_S)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._let_go()
+            for node in self._refused():
+                self._empty(node)
+            room = self._cluster.options.replication.copies - 1 - len(self._missing())
+            if due_s <= loop.time() < self._until_s and room > 0:
+                due_s = loop.time() + self._chance.expovariate(1 / LOSE_S)
+                whole = [n for n in self._cluster.numbers if n not in self._missing()]
+                node = self._chance.choice(whole)
+                self._away.add(node)
+                self.lost += 1
+                self._empty(node)
+
+    def _missing(self) -> set[NodeId]:
+        """Nodes without their data: of lost disks, and those called lost that may be so soon."""
+        return self._away | {NodeId(each.node) for each in self.rebuilding.lost}
+
+    def _let_go(self) -> None:
+        """Nodes that run again after their disk was lost."""
+        said = {each.node for each in self.rebuilding.lost}
+        self._away -= {n for n in self._away if n in self._cluster.running and n not in said}
+
+    def _refused(self) -> Iterator[NodeId]:
+        """Nodes whose old disk nobody wants, as their data lies elsewhere."""
+        for each in self.rebuilding.lost:
+            node = NodeId(each.node)
+            if not each.is_empty or node in self._cluster.running:
+                continue
+            tree = self._cluster.machine(node).disk.tree
+            is_anew = tree.content("/node/anew") == str(each.version).encode()
+            if tree.content("/node/identity") is not None and not is_anew:
+                yield node
+
+    def _empty(self, node: NodeId) -> None:
+        is_up = self._cluster.machine(node).is_up
+        self._cluster.give_disk(node, StoredTree(), own=True)
+        self._recorder.add(DiskLost(self._recorder.now_us, node))
+        if is_up:
+            self._cluster.start(node)
+
+    async def wait_healed(self) -> None:
+        """Wait until nothing is lost any more, and note what still is."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + HEALED_S
+        while (self.rebuilding.lost or self._away) and loop.time() < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        waits = tuple(sorted({*self._away, *(each.node for each in self.rebuilding.lost)}))
+        self._recorder.add(DisksReplaced(self._recorder.now_us, self.lost, waits))

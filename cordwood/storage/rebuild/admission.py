@@ -1,0 +1,123 @@
+"""Whether a node may start from its directory, by what the rebuilding set says of its data.
+
+An empty directory of a node that the cluster knows lacks what the node stored, so its silence would
+be taken for absence. It is let in once other nodes hold that data: the node joins under a new
+incarnation, seals all logs, and acks, and only then listens. A crash in between finds the file
+`anew`, which names the entry of the set by which the directory was begun.
+
+Until then the node ends with an error, and is started again by whatever starts it. It says nothing
+of itself: an empty directory is often a disk that was not mounted.
+
+Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from cordwood.errors import NotOurCluster, Retryable
+from cordwood.metadata.event_log import EventLog
+from cordwood.metadata.membership import Membership
+from cordwood.protocol.event_log import Verdict
+from cordwood.protocol.rebuild_watch import Start, on_start
+from cordwood.rebuilding import Aborted, Acked
+from cordwood.settings import NodeSettings
+from cordwood.storage.rebuild.role import stale_words
+
+if TYPE_CHECKING:
+    from cordwood.host.seams import Host
+
+logger = logging.getLogger(__name__)
+
+ANEW = "anew"
+"""The file's name; it holds the version of an entry, in decimal digits."""
+
+
+class Admission:
+    """See the module: `ask` before the directory is opened, `complete` before the node listens.
+
+    Attributes:
+        is_anew: the directory is begun anew, so it knows no start of the node.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, host: Host, membership: Membership, events: EventLog
+    ) -> None:
+        self.is_anew = False
+        self._settings = settings
+        self._disk = host.disk
+        self._membership = membership
+        self._events = events
+        self._start = Start.SERVE
+        self._version = 0
+
+    def _path(self, name: str) -> str:
+        return f"{self._settings.directory}/{name}"
+
+    async def ask(self) -> None:
+        """See whether the node may start from its directory.
+
+        Raises:
+            NotOurCluster: not now, or not from this directory.
+            CordwoodError: the metadata store does not answer.
+        """
+        node = self._settings.node
+        files = await self._disk.list_dir(self._settings.directory)
+        anew = await self._disk.read_file(self._path(ANEW))
+        rebuilding = await self._events.read()
+        entry = rebuilding.entry(node)
+        version = int(anew) if anew is not None and anew.isdigit() else None
+        # A WAL without an identity is no empty disk: `DataDirectory` says what is wrong with it.
+        is_blank = not {"identity", "wal"} & set(files)
+        is_known = is_blank and bool((await self._membership.claim(node)).incarnation)
+        self._start = on_start(entry, is_known=is_known, is_blank=is_blank, anew=version)
+        match self._start:
+            case Start.WAITS:
+                raise NotOurCluster(self._empty_words(is_lost=entry is not None))
+            case Start.STALE:
+                raise NotOurCluster(stale_words(self._settings))
+            case Start.ANEW:
+                assert entry is not None, "it is called empty"
+                self.is_anew, self._version = True, entry.version
+                # Before the directory has an identity, by which a later start takes it for used.
+                text = str(entry.version).encode("ascii")
+                await self._disk.write_file(self._path(ANEW), text)
+            case _:
+                pass
+
+    def _empty_words(self, *, is_lost: bool) -> str:
+        node, directory = self._settings.node, self._settings.directory
+        if is_lost:
+            way_out = "leave it so: its data is being made anew on others (`cordwood rebuild`)"
+        else:
+            way_out = f"say so (`cordwood rebuild start {node}`): others make its data anew"
+        return (
+            f"node {node} is in the cluster, but {directory} is empty. Bring its disk back. If it "
+            f"is gone, {way_out}, and then the node is let in"
+        )
+
+    async def complete(self, seal: Callable[[], Awaitable[None]]) -> None:
+        """The node has claimed its directory, and is about to serve.
+
+        Args:
+            seal: seals every log up to its newest epoch.
+        Raises:
+            NotOurCluster: the set has changed since `ask`.
+            CordwoodError: the metadata store does not answer.
+        """
+        node = self._settings.node
+        if self._start is Start.BACK:
+            await seal()
+            _, verdict = await self._events.say(Aborted(node))
+            if verdict is Verdict.DONE_ALREADY:
+                raise NotOurCluster(stale_words(self._settings))
+            logger.warning("this node was called lost, and is here with its data: it says so")
+        elif self._start is Start.ANEW:
+            # Before the ack: no older sequencer may find a node without its seals.
+            await seal()
+            after, verdict = await self._events.say(Acked(node, self._version))
+            if after.entry(node) is not None and verdict is not Verdict.DRAINED:
+                raise Retryable(f"node {node} could not be let in: {verdict.value}")
+            logger.warning("this node begins anew: its data lies on other nodes")

@@ -1,0 +1,324 @@
+"""A donor: goes through what this node holds, and moves what lost nodes lack, till nothing is left.
+
+A *pass* works by one version of the rebuilding set. It looks at the heads of all blocks first, so
+that it is known how much there is to do, and then moves them, some logs side by side. If all came
+to its end, the node says that it is done; otherwise the next pass looks again.
+
+Only settled blocks are moved: those that readers may see, and those of epochs whose end is known.
+Other blocks that name a lost node are in flight, or their sequencer was lost. They are settled
+soon, or become holes, and the donor is not done before. Where a log has no sequencer, it asks for
+the tail, which starts one. The end of a deleted log is never settled, and needs no copies.
+
+Before a pass every store that this node took before it knew of the set is durable, so the pass
+meets it. Later ones that name a lost node are refused (`storage.refusals`).
+
+Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cordwood.block import EnvelopeFlag
+from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog
+from cordwood.layout.message import AskTail
+from cordwood.layout.message_rebuilding import DonorState
+from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
+from cordwood.lsn import LSN_MAX
+from cordwood.nodes import Member, NodeId
+from cordwood.protocol.event_log import work_of
+from cordwood.protocol.rebuild_flow import FlowLimits, RebuildFlow
+from cordwood.protocol.rebuild_plan import Losses, is_certain
+from cordwood.rebuilding import RebuildingSet
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.logs_db.partition import Part
+from cordwood.storage.logs_db.tables import TablesFailed
+from cordwood.storage.rebuild.epoch_nodesets import (
+    EpochNodesets,
+    ReadRecord,
+    asked_nodesets,
+    told_nodesets,
+)
+from cordwood.storage.rebuild.moves import Moves, Report, held_of
+from cordwood.wire.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+STEP_BLOCKS = 256
+STEP_BYTES = 1 << 20
+
+RUN_BLOCKS = 64
+"""Blocks that are looked at for one run of moves; a window has a few runs."""
+
+LANES = 4
+"""Logs that are moved side by side; a run of each is under way."""
+
+SETTLE_TIMEOUT_S = 10.0
+TAIL_TIMEOUT_S = 10.0
+STIRRED_MAX = 64
+"""Logs whose tail is asked for after one pass."""
+
+FULL_PAUSE_S = 0.1
+
+
+@dataclass(slots=True)
+class _ToDo:
+    """What a pass found in one log: the first block to move, and how much in all."""
+
+    log: int
+    first: int
+    blocks: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass: what it found, and what came of it.
+
+    Attributes:
+        unsettled: logs with blocks that name a lost node and are not settled yet.
+        is_uncertain: some lost nodes together may have held a block that no other node has.
+    """
+
+    rebuilding: RebuildingSet
+    losses: Losses
+    report: Report = field(default_factory=Report)
+    todo: list[_ToDo] = field(default_factory=list)
+    unsettled: list[int] = field(default_factory=list)
+    is_uncertain: bool = False
+    is_looking: bool = True
+    began_s: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to this donor."""
+        return self.report.is_clean and not self.unsettled
+
+    @property
+    def blocked(self) -> str:
+        """What it waits for, "" for nothing."""
+        report, found = self.report, []
+        if report.waits:
+            found.append(f"nodes {sorted(report.waits)} do not say what they have")
+        if report.stuck:
+            found.append(f"{report.stuck} blocks have no place: too few nodes, or in too few racks")
+        if self.unsettled:
+            found.append(f"the ends of {len(self.unsettled)} logs are not settled yet")
+        if report.trouble:
+            found.append(report.trouble)
+        return "; ".join(found)
+
+
+class Donor:
+    """See the module; `work` makes one pass."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        engine: StorageEngine,
+        members: Callable[[], Mapping[NodeId, Member]],
+        read_record: ReadRecord,
+        peers: Peers,
+        moves: Moves,
+        limits: FlowLimits,
+        run_bytes: Callable[[], int],
+    ) -> None:
+        self._me = me
+        self._engine = engine
+        self._members = members
+        self._read_record = read_record
+        self._peers = peers
+        self._moves = moves
+        self._limits = limits
+        self._run_bytes = run_bytes
+        self._pass: Pass | None = None
+        self._deleted: set[int] = set()
+
+    def state(self) -> DonorState:
+        """How far it is."""
+        now = self._pass
+        if now is None:
+            return DonorState()
+        blocks, size = (sum(each.blocks for each in now.todo), sum(each.bytes for each in now.todo))
+        took_s = asyncio.get_running_loop().time() - now.began_s
+        report = now.report
+        return DonorState(
+            now.rebuilding.version, report.blocks, report.bytes,
+            max(0, blocks - report.blocks), max(0, size - report.bytes),
+            report.bytes / took_s if took_s > 0 else 0.0, now.blocked[:4096], now.is_looking,
+        )  # fmt: skip
+
+    def rest(self) -> None:
+        """There is nothing to do."""
+        self._pass = None
+
+    async def work(self, rebuilding: RebuildingSet, is_old: Callable[[], bool]) -> Pass:
+        """One pass by a set; it ends early once `is_old`."""
+        loop = asyncio.get_running_loop()
+        now = Pass(rebuilding, Losses.of(rebuilding), began_s=loop.time())
+        self._pass = now
+        try:
+            await self._settle_stores()
+            for log in sorted(self._engine.cache.logs):
+                if is_old():
+                    break
+                await self._look(log, now)
+            now.is_looking = False
+            if self._engine.damage:
+                now.report.trouble = f"this node lost records: {self._engine.damage}"
+            await self._move_all(now, is_old)
+        except (TablesFailed, Corrupt, TimeoutError) as error:
+            now.report.trouble = str(error) or "the WAL takes too long"
+        if is_old():
+            now.report.again += 1
+        for log in now.unsettled[:STIRRED_MAX]:
+            await self._stir(log)
+        return now
+
+    async def _settle_stores(self) -> None:
+        """Wait until all that was submitted to the WAL before is durable.
+
+        Raises:
+            TimeoutError: it takes too long.
+        """
+        async with asyncio.timeout(SETTLE_TIMEOUT_S):
+            while await self._store_nothing():  # noqa: ASYNC110 - a flush makes free space
+                await asyncio.sleep(FULL_PAUSE_S)
+
+    async def _store_nothing(self) -> Sequence[StoreRefusal]:
+        """Make an empty store durable behind all others; the refusals."""
+        answer: asyncio.Future[Sequence[StoreRefusal]] = asyncio.get_running_loop().create_future()
+
+        def settled(refusals: Sequence[StoreRefusal]) -> None:
+            if not answer.done():
+                answer.set_result(refusals)
+
+        self._engine.store(0, memoryview(store_head(0)), settled)
+        return await answer
+
+    async def _look(self, log: int, now: Pass) -> None:
+        """What there is to move in a log."""
+        held = self._engine.cache.log(log)
+        found = _ToDo(log, 0)
+        is_unsettled = False
+        at = held.trim + 1
+        while at <= LSN_MAX:
+            run = await self._engine.reader.read(
+                log, at, LSN_MAX, _head, bytes_max=STEP_BYTES, blocks_max=STEP_BLOCKS
+            )
+            if run.damaged:
+                now.report.trouble = f"log {log}: copies have rotted here"
+            for block in run.blocks:
+                if not self._is_mine(block, now.losses):
+                    continue
+                if not is_settled(held, block):
+                    is_unsettled = True
+                    continue
+                found.first = found.first or block.header.first
+                found.blocks += 1
+                found.bytes += block.header.stored_bytes
+            at = run.next
+            # What is in the cache is read without a pause: others have their turn here.
+            await asyncio.sleep(0)
+        if is_unsettled and log not in self._deleted:
+            now.unsettled.append(log)
+        if found.blocks:
+            now.todo.append(found)
+        now.is_uncertain = now.is_uncertain or not self._is_certain(log, now.rebuilding)
+
+    def _is_mine(self, block: StoredBlock, losses: Losses) -> bool:
+        """Whether a block is this node's to move."""
+        flags = block.envelope.flags
+        if flags & EnvelopeFlag.DRAINED:
+            return False
+        if flags & EnvelopeFlag.MOVING:
+            return True
+        held = held_of(block)
+        return bool(losses.missing(held)) and losses.donor(held) == self._me
+
+    def _is_certain(self, log: int, rebuilding: RebuildingSet) -> bool:
+        told = told_nodesets(self._engine, log, self._members())
+        return all(is_certain(rebuilding, *each[1:]) for each in told.history)
+
+    async def _move_all(self, now: Pass, is_old: Callable[[], bool]) -> None:
+        flow = RebuildFlow(self._limits, asyncio.get_running_loop().time())
+        waiting = iter(now.todo)
+
+        async def lane() -> None:
+            for each in waiting:
+                await self._move_log(each, now, flow, is_old)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(LANES):
+                tasks.create_task(lane())
+
+    async def _move_log(
+        self, todo: _ToDo, now: Pass, flow: RebuildFlow, is_old: Callable[[], bool]
+    ) -> None:
+        log, held = todo.log, self._engine.cache.log(todo.log)
+        members = self._members()
+        epochs = told_nodesets(self._engine, log, members)
+
+        def wanted(block: StoredBlock) -> Part:
+            is_wanted = self._is_mine(block, now.losses) and is_settled(held, block)
+            return Part.WHOLE if is_wanted else Part.NOTHING
+
+        at = max(todo.first, held.trim + 1)
+        try:
+            while at <= LSN_MAX and not is_old():
+                run = await self._engine.reader.read(
+                    log, at, LSN_MAX, wanted, bytes_max=self._run_bytes(), blocks_max=RUN_BLOCKS
+                )
+                if run.blocks:
+                    epochs = await self._complete(epochs, log, run.blocks[-1].header.last >> 32)
+                    await self._moves.carry_out(
+                        run.blocks, now.losses, epochs, held.released, flow, now.report
+                    )
+                at = run.next
+                await asyncio.sleep(0)
+        except (TablesFailed, Corrupt) as error:
+            now.report.trouble = f"log {log}: {error}"
+
+    async def _complete(self, epochs: EpochNodesets, log: int, epoch: int) -> EpochNodesets:
+        """The nodesets up to an epoch: those that this node was told, or the epoch store's."""
+        if epoch <= epochs.known and epochs.history:
+            return epochs
+        return await asked_nodesets(self._read_record, log, self._members()) or epochs
+
+    async def _stir(self, log: int) -> None:
+        """Have a log's sequencer started, where there is none: it settles what is left."""
+        node, is_stand_in = self._me, False
+        for _ in range(3):
+            try:
+                await self._peers.call(node, AskTail(log, is_stand_in), timeout_s=TAIL_TIMEOUT_S)
+            except NoSequencer as error:
+                if not error.node or error.node == node:
+                    return
+                node = NodeId(error.node)
+            except UnknownLog:
+                # Nobody will ever settle the end of a log that was deleted, or read it.
+                self._deleted.add(log)
+                return
+            except CordwoodError as error:
+                logger.info("log %d: its end is not settled, and: %s", log, error)
+                return
+            else:
+                return
+
+    def work_left(self, rebuilding: RebuildingSet) -> tuple[int, ...]:
+        """Of which lost nodes this node has to give."""
+        return work_of(rebuilding, self._me)
+
+
+def is_settled(held: CachedLog, block: StoredBlock) -> bool:
+    """Whether a block is there for good: released, or of an epoch whose end is known here."""
+    last = block.header.last
+    return last <= held.readable or last >> 32 in held.ends or last >> 32 <= held.clean
+
+
+def _head(block: StoredBlock) -> Part:
+    return Part.HEAD

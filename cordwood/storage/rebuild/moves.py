@@ -1,0 +1,412 @@
+"""Carries out a donor's moves of some neighbouring blocks of a log, many blocks in one frame.
+
+For each block the nodes are asked first what they have. `rebuild_compare` says what their answers
+amount to, `rebuild_plan` where new copies go, and `rebuild_flow` which step is next. What is sent
+leaves as STORE frames, to this node itself as well, so all of it goes through the same WAL rules.
+
+Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from crc32c import crc32c
+
+from cordwood.block import Buffer, Envelope, EnvelopeFlag
+from cordwood.errors import CordwoodError, Unreachable
+from cordwood.layout.block_header import HEADER_BYTES, pack_envelope
+from cordwood.layout.frame import Kind, checksum
+from cordwood.layout.log_questions import AskCopies, CopiesReply
+from cordwood.layout.waves import (
+    Refusal,
+    StoredBlock,
+    StoreRefusal,
+    pack_pairs,
+    store_head,
+)
+from cordwood.lsn import format_lsn
+from cordwood.nodes import NodeId
+from cordwood.protocol.rebuild_compare import (
+    Finding,
+    Has,
+    Word,
+    compare,
+    is_overtaken,
+    precedence_of,
+    rank_of,
+    whole_without,
+)
+from cordwood.protocol.rebuild_flow import RebuildFlow, Step
+from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, Stuck, after_asking, plan_move
+from cordwood.quorum.copyset import Chance
+from cordwood.storage.rebuild.copies import told_rank
+from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets
+from cordwood.wire.peers import Peers
+from cordwood.wire.store_channel import StoreChannel
+
+ASK_TIMEOUT_S = 10.0
+STORE_TIMEOUT_S = 10.0
+FULL_PAUSE_S = 0.2
+FULL_TRIES = 25
+"""A node without free space has it again after a flush; new copies wait behind appends."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of moves.
+
+    Attributes:
+        blocks, bytes: new copies that are durable, and the bytes of their bodies.
+        again: blocks that have to be looked at once more.
+        stuck: blocks for which too few nodes are left.
+        waits: nodes that have data and do not answer.
+        trouble: what went wrong last; "" for nothing.
+    """
+
+    blocks: int = 0
+    bytes: int = 0
+    again: int = 0
+    stuck: int = 0
+    waits: set[int] = field(default_factory=set)
+    trouble: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all came to its end."""
+        return not (self.again or self.stuck or self.waits or self.trouble)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One move under way: `step` is None once it failed or ended."""
+
+    block: StoredBlock
+    move: Move
+    rank: int
+    step: Step | None = None
+
+    def envelope(self, step: Step, me: NodeId) -> Envelope:
+        """What is written in a step."""
+        noted = step is Step.NOTE
+        flags = EnvelopeFlag.MOVING if noted else 0
+        if step is Step.OWN and me not in self.move.copyset:
+            flags = EnvelopeFlag.DRAINED
+        return envelope_of(self.block, self.move.copyset, self.rank - noted, flags)
+
+
+def held_of(block: StoredBlock) -> Held:
+    """A block for the rules, with the rank of its envelope for a wave."""
+    header, envelope = block.header, block.envelope
+    return Held(
+        header.log, header.first, header.last, header.append_time_us, header.stored_bytes,
+        0, tuple(envelope.copyset), told_rank(envelope),
+    )  # fmt: skip
+
+
+def envelope_of(block: StoredBlock, copyset: Sequence[int], rank: int, flags: int = 0) -> Envelope:
+    """A donor's envelope for a block."""
+    by_recovery, seal_epoch, wave = precedence_of(rank)
+    flags |= EnvelopeFlag.REBUILT | (EnvelopeFlag.BY_RECOVERY if by_recovery else 0)
+    return Envelope(tuple(copyset), wave, seal_epoch, block.envelope.lng, flags)
+
+
+class Moves:
+    """See the module; `flow` bounds what is under way."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        peers: Peers,
+        channel: StoreChannel,
+        random: Chance,
+        available: Callable[[], Set[NodeId]],
+        frame_bytes: Callable[[], int],
+    ) -> None:
+        self._me = me
+        self._peers = peers
+        self._channel = channel
+        self._random = random
+        self._available = available
+        self._frame_bytes = frame_bytes
+
+    async def carry_out(
+        self,
+        blocks: Sequence[StoredBlock],
+        losses: Losses,
+        epochs: EpochNodesets,
+        released: int,
+        flow: RebuildFlow,
+        report: Report,
+    ) -> None:
+        """Move blocks of one log that are this node's to move, or were noted by it."""
+        log = blocks[0].header.log
+        plans: list[tuple[StoredBlock, Held, Move | None]] = []
+        for block in blocks:
+            held = held_of(block)
+            if crc32c(block.body) != block.header.stored_crc:
+                report.trouble = f"log {log}: the copy at {format_lsn(held.first)} has rotted here"
+                continue
+            found = self._plan(block, held, losses, epochs)
+            if isinstance(found, Stuck):
+                report.stuck += 1
+            elif found is _UNKNOWN:
+                report.trouble = f"log {log}: the nodeset of epoch {held.epoch} is not known"
+            elif isinstance(found, Move) or _is_noted(block):
+                plans.append((block, held, found if isinstance(found, Move) else None))
+        if not plans:
+            return
+        asked = {n for _, held, move in plans for n in (*held.copyset, *(move or _NONE).stores)}
+        words = await self._ask(log, [held for _, held, _ in plans], asked, losses)
+        works: list[_Work] = []
+        taken: list[tuple[StoredBlock, Known, int]] = []
+        left_over: list[tuple[StoredBlock, Held]] = []
+        for index, (block, held, move) in enumerate(plans):
+            told = {node: each[index] for node, each in words.items()}
+            if _is_noted(block) and not is_overtaken(held, told):
+                works.append(self._noted(block, held, move, told))
+                continue
+            result = compare(held, self._me, losses, told)
+            match result.finding:
+                case Finding.ASK_AGAIN:
+                    report.waits.update(result.silent)
+                case Finding.TAKE:
+                    assert result.known is not None, "an envelope to take"
+                    taken.append((block, result.known, 0))
+                    report.again += 1
+                case Finding.LEFT_OVER:
+                    left_over.append((block, held))
+                case Finding.MOVE if move is not None:
+                    works.append(_work(block, move, told))
+                case _:
+                    pass  # trimmed, or the note was of a move that is over
+        taken += await self._settle(log, left_over, report)
+        await self._put_own(taken, report)
+        await self._go_through(works, released, flow, report)
+
+    def _plan(
+        self, block: StoredBlock, held: Held, losses: Losses, epochs: EpochNodesets
+    ) -> Move | Stuck | str | None:
+        found = epochs.of(held.epoch)
+        if found is None:
+            return _UNKNOWN
+        nodeset, replication = found
+        return plan_move(
+            held, self._me, losses, nodeset, replication, self._available(), self._random,
+            noted=_is_noted(block),
+        )  # fmt: skip
+
+    def _noted(
+        self, block: StoredBlock, held: Held, move: Move | None, told: Mapping[int, Word]
+    ) -> _Work:
+        """Go on with a move that was noted; begin anew where a node of it was lost since."""
+        if move is not None:
+            return _work(block, move, told)
+        others = tuple(NodeId(node) for node in held.copyset if node != self._me)
+        known = Move(held, tuple(map(NodeId, held.copyset)), (), others, changes=True)
+        return _Work(block, known, held.wave, Step.AMEND)
+
+    async def _ask(
+        self, log: int, blocks: Sequence[Held], nodes: Iterable[int], losses: Losses
+    ) -> dict[int, Sequence[Word]]:
+        """What nodes say of blocks; those that do not answer are left out."""
+        gone = losses.gone | {self._me}
+        asked = [NodeId(n) for n in sorted(set(nodes) - gone) if n in self._available()]
+        question = AskCopies(log, tuple((held.first, held.last) for held in blocks))
+        answers = await asyncio.gather(*(self._ask_one(node, question) for node in asked))
+        return {n: words for n, words in zip(asked, answers, strict=True) if words is not None}
+
+    async def _ask_one(self, node: NodeId, question: AskCopies) -> list[Word] | None:
+        try:
+            reply = await self._peers.call(node, question, timeout_s=ASK_TIMEOUT_S)
+        except CordwoodError:
+            return None  # the report names it, and it is asked again
+        if not isinstance(reply, CopiesReply) or len(reply.words) != len(question.blocks):
+            return None
+        return [
+            Word(Has(w.has), rank_of(w.by_recovery, w.seal_epoch, w.wave), tuple(w.copyset))
+            for w in reply.words
+        ]
+
+    async def _settle(
+        self, log: int, blocks: Sequence[tuple[StoredBlock, Held]], report: Report
+    ) -> list[tuple[StoredBlock, Known, int]]:
+        """Of copies that are left over: the envelopes under which they are set aside, where a
+        copyset without this node is whole."""
+        if not blocks:
+            return []
+        everybody = self._available() - {self._me}
+        question = AskCopies(log, tuple((held.first, held.last) for _, held in blocks))
+        nodes = sorted(everybody)
+        answers = await asyncio.gather(*(self._ask_one(node, question) for node in nodes))
+        found = []
+        for index, (block, held) in enumerate(blocks):
+            told = {n: a[index] for n, a in zip(nodes, answers, strict=True) if a is not None}
+            whole = whole_without(self._me, told)
+            if whole is None:
+                report.again += 1
+            else:
+                # Above its own envelope, whatever that is, so that it takes that one's place.
+                rank = max(whole.wave, held.wave + 1)
+                found.append((block, Known(rank, whole.copyset), int(EnvelopeFlag.DRAINED)))
+        return found
+
+    async def _put_own(
+        self, taken: Sequence[tuple[StoredBlock, Known, int]], report: Report
+    ) -> None:
+        """Write envelopes of this node's own copies."""
+        wires = [
+            (block, envelope_of(block, known.copyset, known.wave, flags))
+            for block, known, flags in taken
+        ]
+        if wires:
+            trouble = await self._send(self._me, wires, amends=True)
+            report.trouble = trouble or report.trouble
+
+    async def _go_through(
+        self, works: Sequence[_Work], released: int, flow: RebuildFlow, report: Report
+    ) -> None:
+        """All steps of the moves: each begins when the step before is durable everywhere."""
+        if not works:
+            return
+        loop = asyncio.get_running_loop()
+        # Trap: moves end only when all moves of their run have begun, so a run waits for a place
+        # before its first move, and not between two.
+        while (wait_s := flow.wait_s(loop.time())) is None or wait_s > 0:  # noqa: ASYNC110
+            await asyncio.sleep(FULL_PAUSE_S if wait_s is None else wait_s)
+        for work in works:
+            work.step = flow.begin(work.move, loop.time(), noted=work.step is Step.AMEND)
+        for step in (Step.STORE, Step.NOTE, Step.AMEND, Step.OWN):
+            now = [work for work in works if work.step is step]
+            if not now:
+                continue
+            to: dict[NodeId, list[_Work]] = {}
+            for work in now:
+                is_own = step in (Step.NOTE, Step.OWN)
+                nodes = (self._me,) if is_own else flow.nodes_of(work.move.block)
+                for node in nodes:
+                    to.setdefault(node, []).append(work)
+            if step is Step.STORE:
+                self._release(to, now[0].block.header.log, released)
+            answers = await asyncio.gather(
+                *(
+                    self._send(
+                        node,
+                        [(work.block, work.envelope(step, self._me)) for work in some],
+                        amends=step is not Step.STORE,
+                    )
+                    for node, some in to.items()
+                )
+            )
+            for (node, some), trouble in zip(to.items(), answers, strict=True):
+                report.trouble = trouble or report.trouble
+                for work in some:
+                    if work.step is step:
+                        _step_on(work, node, bool(trouble), flow)
+        for work in works:
+            if work.step is Step.DONE:
+                report.blocks += 1
+                report.bytes += work.move.block.stored_bytes * len(work.move.stores)
+
+    def _release(self, nodes: Iterable[NodeId], log: int, released: int) -> None:
+        """A node may hold nothing of a log so far: it is told what readers may see of it, ahead of
+        its first block on the same connection."""
+        for node in nodes:
+            connection = self._peers.get(node)
+            if connection is not None and released:
+                connection.send(Kind.RELEASE, 0, (pack_pairs((log, released)),))
+
+    async def _send(
+        self, node: NodeId, wires: Sequence[tuple[StoredBlock, Envelope]], *, amends: bool
+    ) -> str:
+        """Store blocks on a node; what went wrong, "" for nothing."""
+        at = 0
+        while at < len(wires):
+            some, size = [wires[at]], len(wires[at][0].body)
+            for each in wires[at + 1 :]:
+                size += len(each[0].body) + HEADER_BYTES
+                if size > self._frame_bytes():
+                    break
+                some.append(each)
+            at += len(some)
+            try:
+                trouble = await self._send_frame(node, some, amends=amends)
+            except Unreachable as error:
+                trouble = str(error)
+            if trouble:
+                return trouble
+        return ""
+
+    async def _send_frame(
+        self, node: NodeId, wires: Sequence[tuple[StoredBlock, Envelope]], *, amends: bool
+    ) -> str:
+        for _ in range(FULL_TRIES):
+            reasons = await self._store(node, wires, amends=amends)
+            if not reasons:
+                return ""
+            if reasons == {Refusal.NOT_HELD}:
+                amends = False
+            elif reasons <= {Refusal.FULL, Refusal.NO_SPACE}:
+                await asyncio.sleep(FULL_PAUSE_S)
+            else:
+                return f"node {node} refuses: {min(reasons).name.lower()}"
+        return f"node {node} has no free space"
+
+    async def _store(
+        self, node: NodeId, wires: Sequence[tuple[StoredBlock, Envelope]], *, amends: bool
+    ) -> set[Refusal]:
+        """One STORE frame; why it was refused.
+
+        Raises:
+            Unreachable: the node went away, or did not answer in time.
+        """
+        parts: list[Buffer] = [store_head(len(wires), amends=amends)]
+        for block, envelope in wires:
+            parts.append(bytes(block.wire[:HEADER_BYTES]) + pack_envelope(envelope))
+            if not amends:
+                parts.append(block.body)
+        answer: asyncio.Future[Sequence[StoreRefusal] | None] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+        def settled(_: NodeId, refusals: Sequence[StoreRefusal] | None) -> None:
+            if not answer.done():
+                answer.set_result(refusals)
+
+        if not self._channel.send(node, parts, checksum(parts), settled):
+            raise Unreachable(f"node {node} is away")
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                refusals = await answer
+        except TimeoutError:
+            refusals = None
+        if refusals is None:
+            raise Unreachable(f"node {node} went away, or stored nothing for {STORE_TIMEOUT_S:g} s")
+        return {refusal.reason for refusal in refusals}
+
+
+_UNKNOWN = "unknown"
+_NONE = Move(Held(1, 1, 1, 0, 0, 0, ()), (), (), (), changes=False)
+
+
+def _is_noted(block: StoredBlock) -> bool:
+    return bool(block.envelope.flags & EnvelopeFlag.MOVING)
+
+
+def _work(block: StoredBlock, move: Move, told: Mapping[int, Word]) -> _Work:
+    """A move from its beginning; its note has a rank of its own, below the last."""
+    known = {node: Known(word.rank, word.copyset) for node, word in told.items() if word.copyset}
+    move, rank = after_asking(move, known)
+    return _Work(block, move, rank + 1 if move.changes else rank)
+
+
+def _step_on(work: _Work, node: NodeId, failed: bool, flow: RebuildFlow) -> None:
+    if failed:
+        flow.on_failed(work.move.block)
+        work.step = None
+    elif work.step in (Step.NOTE, Step.OWN):
+        work.step = flow.on_own(work.move.block)
+    else:
+        work.step = flow.on_durable(work.move.block, node) or work.step

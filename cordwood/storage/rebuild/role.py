@@ -1,0 +1,323 @@
+"""Rebuilding on one node: it follows the event log, gives as a donor, and says what it sees.
+
+The event log stands in the metadata store for now (`metadata.event_log`), and is read together with
+the member list. The status of a node's data is derived from it here, over what an operator said by
+hand. While the metadata store does not answer, the last set that was read counts.
+
+- *Watch*: a node that has been dead for `rebuild_after_s` is lost.
+- *Donor*: while the set has work for this node, it makes one pass after another.
+- *Self*: a node that finds itself in the set and has its data says so. If its data was rebuilt on
+  other nodes meanwhile, it must not go on with the old copies, and ends.
+
+Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cordwood.errors import BadSetting, CordwoodError, NotOurCluster, Rejected
+from cordwood.layout.log_questions import AskCopies, CopiesReply
+from cordwood.layout.message_rebuilding import (
+    AskRebuilding,
+    RebuildingReply,
+    RebuildOrder,
+    SayRebuild,
+)
+from cordwood.layout.rebuild_events import pack_set
+from cordwood.nodes import Member, NodeId
+from cordwood.protocol.event_log import Verdict, authority_of, refuses
+from cordwood.protocol.rebuild_flow import FlowLimits
+from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
+from cordwood.quorum.authority import rebuilt_nodes
+from cordwood.rebuilding import (
+    Aborted,
+    DonorProgress,
+    IsRebuilt,
+    NeedsRebuild,
+    RebuildEvent,
+    RebuildingSet,
+    Undrained,
+    Unrecoverable,
+)
+from cordwood.settings import NodeSettings
+from cordwood.storage.rebuild.copies import words_of
+from cordwood.storage.rebuild.donor import Donor, Pass
+from cordwood.storage.rebuild.moves import Moves
+from cordwood.wire.peers import Peers, wait_at_most
+from cordwood.wire.store_channel import StoreChannel
+
+if TYPE_CHECKING:
+    from cordwood.host.seams import Host
+    from cordwood.metadata.event_log import EventLog
+    from cordwood.storage.engine import StorageEngine
+    from cordwood.storage.rebuild.epoch_nodesets import ReadRecord
+
+logger = logging.getLogger(__name__)
+
+RebuildCall = AskCopies | SayRebuild | AskRebuilding
+
+AGAIN_S = 1.0
+"""Pause between two passes of a donor that could not do all."""
+
+LOOK_S = 1.0
+"""Between two looks at who is dead."""
+
+PROGRESS_S = 5.0
+"""Between two events of progress: each is a write of the whole set."""
+
+
+class RebuildRole:
+    """See the module.
+
+    Attributes:
+        set: the rebuilding set as last read.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        host: Host,
+        engine: StorageEngine,
+        events: EventLog,
+        read_record: ReadRecord,
+        members: Callable[[], Mapping[NodeId, Member]],
+        seal: Callable[[], Awaitable[None]],
+    ) -> None:
+        """
+        Args:
+            seal: seals every log up to its newest epoch: some may have been recovered without
+                this node.
+        """
+        self.set = RebuildingSet()
+        self._settings = settings
+        self._host = host
+        self._me = settings.node
+        self._engine = engine
+        self._events = events
+        self._read_record = read_record
+        self._members = members
+        self._seal = seal
+        self._watch = LossWatch(self._me, settings.rebuild_after_s)
+        self._changed = asyncio.Event()
+        self._told: str = ""
+        self._donor: Donor
+        self._dead: Callable[[], Set[NodeId]] = frozenset
+
+    def connect(
+        self,
+        peers: Peers,
+        channel: StoreChannel,
+        dead: Callable[[], Set[NodeId]],
+        silent: Callable[[], Set[NodeId]],
+        run_bytes: Callable[[], int],
+    ) -> None:
+        """The node's view of the others, which it has later than its store."""
+
+        def available() -> frozenset[NodeId]:
+            return frozenset(peers.up) - silent()
+
+        moves = Moves(self._me, peers, channel, self._host.random, available, run_bytes)
+        limits = FlowLimits(bytes_s=float(self._settings.storage.rebuild_bytes_s))
+        self._dead = dead
+        self._donor = Donor(
+            self._me, self._engine, self._members, self._read_record, peers, moves, limits,
+            run_bytes,
+        )  # fmt: skip
+
+    # The set, and what follows from it.
+
+    async def refresh(self) -> None:
+        """Read the set.
+
+        Raises:
+            CordwoodError: the metadata store did not answer.
+        """
+        self._take(await self._events.read())
+
+    def _take(self, found: RebuildingSet) -> None:
+        if found.through > self.set.through:
+            self.set = found
+            self._changed.set()
+
+    def overlaid(self, members: Iterable[Member]) -> tuple[Member, ...]:
+        """Members with the status that the set gives them. New epochs leave out a node that is
+        drained. They keep one that is lost: nodesets that shrink with each loss would soon have
+        no place for new copies."""
+        return tuple(self._overlaid(member) for member in members)
+
+    def _overlaid(self, member: Member) -> Member:
+        entry = self.set.entry(member.node)
+        if entry is None or entry.ranges:
+            return member
+        status = authority_of(self.set, member.node)
+        weight = 0.0 if entry.drain or entry.relocates else member.weight
+        return replace(member, authority=status, weight=weight)
+
+    def refused(self, members: Iterable[Member]) -> frozenset[NodeId]:
+        """Nodes that no copyset of a new block may name."""
+        return rebuilt_nodes(members) | frozenset(map(NodeId, refuses(self.set)))
+
+    # Working.
+
+    async def run(self) -> None:
+        """Give as a donor, until cancelled."""
+        while True:
+            self._changed.clear()
+            rebuilding = self.set
+            if not self._donor.work_left(rebuilding):
+                self._donor.rest()
+                await self._changed.wait()
+                continue
+            made = await self._work(rebuilding)
+            if made.is_done and await self._say_done(made):
+                continue
+            if made.blocked and made.blocked != self._told:
+                logger.warning("rebuilding waits: %s", made.blocked)
+            self._told = made.blocked
+            await wait_at_most(self._changed, AGAIN_S)
+
+    async def _work(self, rebuilding: RebuildingSet) -> Pass:
+        async with asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(self._tell_progress(rebuilding))
+            made = await self._donor.work(
+                rebuilding, lambda: self.set.version != rebuilding.version
+            )
+            telling.cancel()
+        return made
+
+    async def _tell_progress(self, rebuilding: RebuildingSet) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            state = self._donor.state()
+            event = DonorProgress(
+                self._me, rebuilding.version, 0, state.bytes_done, state.bytes_left
+            )
+            try:
+                await self._say(event)
+            except CordwoodError as error:
+                logger.info("how far rebuilding has come could not be said: %s", error)
+
+    async def _say_done(self, made: Pass) -> bool:
+        """Say that this donor is done; False where that could not be said."""
+        try:
+            for lost in self._donor.work_left(made.rebuilding):
+                event = IsRebuilt(lost, self._me, made.rebuilding.version, not made.is_uncertain)
+                verdict = await self._say(event)
+                logger.info("node %d: what this node had to give is given: %s", lost, verdict.value)
+        except CordwoodError as error:
+            logger.warning("that rebuilding is done could not be said: %s", error)
+            return False
+        return True
+
+    async def _say(self, event: RebuildEvent) -> Verdict:
+        after, verdict = await self._events.say(event)
+        self._take(after)
+        return verdict
+
+    async def watch(self) -> None:
+        """Look who is dead, and at what is said of this node itself, until cancelled.
+
+        Raises:
+            NotOurCluster: the data of this node lies on other nodes by now.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look_at_self()
+                due = self._watch.due(loop.time(), self._members(), self._dead(), self.set)
+                for event in due:
+                    verdict = await self._say(event)
+                    logger.warning("node %d is lost: %s", event.node, verdict.value)
+            except NotOurCluster:
+                raise
+            except CordwoodError as error:
+                logger.warning("what is lost could not be said: %s", error)
+
+    async def look_at_self(self) -> None:
+        """Say that this node is here with its data, where the set says otherwise.
+
+        Raises:
+            NotOurCluster: its data lies on other nodes by now.
+            CordwoodError: the metadata store did not answer.
+        """
+        entry = self.set.entry(self._me)
+        start = on_start(entry, is_known=True, is_blank=False)
+        if start is Start.STALE:
+            raise NotOurCluster(stale_words(self._settings))
+        if start is Start.BACK:
+            assert entry is not None, "something is said of it"
+            await self._seal()
+            verdict = await self._say(Aborted(self._me))
+            logger.warning("this node was called lost, and is here: %s", verdict.value)
+            if verdict is Verdict.DONE_ALREADY:
+                raise NotOurCluster(stale_words(self._settings))
+
+    # Calls.
+
+    async def answer(self, call: RebuildCall) -> CopiesReply | RebuildingReply:
+        """Answer a donor or a person.
+
+        Raises:
+            Rejected, BadSetting: an order that makes no sense.
+            CordwoodError: the metadata store, or LogsDB, cannot be read.
+        """
+        if isinstance(call, AskCopies):
+            return await words_of(self._engine, call)
+        if isinstance(call, SayRebuild):
+            await self._obey(call)
+        else:
+            await self.refresh()
+        return RebuildingReply(pack_set(self.set), self._donor.state())
+
+    async def _obey(self, call: SayRebuild) -> None:
+        members = self._members()
+        node = call.node
+        if NodeId(node) not in members:
+            known = ", ".join(map(str, sorted(members)))
+            raise BadSetting(f"there is no node {node}; there are {known}")
+        is_up = NodeId(node) not in self._dead()
+        if is_up and call.order in (RebuildOrder.START, RebuildOrder.GONE):
+            raise Rejected(
+                f"node {node} is up, so its data is not lost: stop it, and wait some seconds until "
+                "the others take it for dead. To take a node out that is up, drain it"
+            )
+        verdict = await self._say(self._event_of(call, tuple(sorted(members))))
+        if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED):
+            raise Rejected(_words_of_refusal(node, verdict))
+
+    def _event_of(self, call: SayRebuild, nodes: tuple[int, ...]) -> RebuildEvent:
+        node = call.node
+        match call.order:
+            case RebuildOrder.START:
+                return NeedsRebuild(node, nodes, forced=call.forced)
+            case RebuildOrder.DRAIN:
+                return NeedsRebuild(node, nodes, drain=True, forced=call.forced)
+            case RebuildOrder.GONE:
+                return Unrecoverable(node)
+            case RebuildOrder.UNDRAIN:
+                return Undrained(node)
+            case RebuildOrder.ABORT:
+                return Aborted(node)
+
+
+def stale_words(settings: NodeSettings) -> str:
+    """What a node says that must not serve its old copies."""
+    return (
+        f"node {settings.node} was away, and its data was made anew on other nodes meanwhile: "
+        f"remove {settings.directory} (or move it away), and start the node again. It joins empty"
+    )
+
+
+def _words_of_refusal(node: int, verdict: Verdict) -> str:
+    hints = {
+        Verdict.TOO_MANY: "; bring nodes back first, or insist with --force",
+        Verdict.UNKNOWN_NODE: "; see `cordwood rebuild`",
+        Verdict.DONE_ALREADY: "; start it with an empty directory",
+    }
+    return f"node {node}: {verdict.value}{hints.get(verdict, '')}"

@@ -1,0 +1,1 @@
+"""Nodes upload what is old of a log, and let go of what main storage holds."""

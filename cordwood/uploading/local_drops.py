@@ -1,0 +1,126 @@
+"""Lets go of what main storage holds: moves this node's tier points, and nothing else.
+
+A node believes no other node that something is uploaded: before it lets go of anything, it reads
+the head of the log's manifest itself, and the mark that says whose log that is. What the head names
+is durable in the store, because objects and pages are put before it. So no crash and no zombie
+leads to a drop without an object.
+
+The tier point is not the trim point. The log keeps its extent, and readers are sent to objects.
+Each node decides alone, by its own clock and by whole parts of partitions, as with retention.
+
+Source: docs/protocol/main-storage.md; docs/sources/s3stream.md (b), trap 10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cordwood.errors import BadSetting, CordwoodError
+from cordwood.host.seams import Host
+from cordwood.layout.logs_db import DirectoryEntry
+from cordwood.metadata.log_info import LogInfo
+from cordwood.protocol.retention import Part
+from cordwood.protocol.tier_plan import Pressure, TierPolicy, droppable, pressure
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.said_once import SaidOnce
+from cordwood.tier.origin import check_origin
+from cordwood.uploading.objects_at_hand import ObjectsAtHand
+from cordwood.uploading.tiered_logs import TieredLogs, policy_of
+
+logger = logging.getLogger(__name__)
+
+
+class LocalDrops:
+    """See the module; `run` does the work.
+
+    Args:
+        directory: on the disk whose free space counts.
+        every_s: the time between two passes.
+    Attributes:
+        pressure: how full the disk is, as of the last pass.
+    """
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        logs: TieredLogs,
+        objects: ObjectsAtHand,
+        host: Host,
+        directory: str,
+        every_s: float,
+    ) -> None:
+        self.pressure = Pressure.NONE
+        self._engine = engine
+        self._logs = logs
+        self._objects = objects
+        self._host = host
+        self._directory = directory
+        self._every_s = every_s
+        # By log: where its manifest ended when it was read last. It only rises.
+        self._ends: dict[int, int] = {}
+        self._said = SaidOnce(logger)
+
+    async def run(self) -> None:
+        """Make a pass at intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            if self._engine.failed:
+                return
+            try:
+                await self.look()
+                self._said.over("main storage answers again")
+            except CordwoodError as error:
+                self._said.warning(f"nothing is dropped that main storage holds: {error}")
+
+    async def look(self) -> None:
+        """One pass.
+
+        Raises:
+            CordwoodError: the metadata store, main storage or LogsDB does not answer.
+        """
+        await self._measure()
+        await self._logs.refresh()
+        held = self._engine.cache.logs
+        for log, info in sorted(self._logs.tiered.items()):
+            if log in held:
+                await self._let_go(log, info)
+
+    async def _measure(self) -> None:
+        try:
+            self.pressure = pressure(*await self._host.disk.space(self._directory))
+        except OSError as error:
+            # A disk that is gone is noticed by the next write to it.
+            self._said.warning(f"the space on the disk is not known: {error}")
+
+    async def _let_go(self, log: int, info: LogInfo) -> None:
+        engine = self._engine
+        gone = engine.gone_of(log)
+        parts = [_part(entry) for _, entry in await engine.logs.directory(log) if entry.last > gone]
+        policy = policy_of(info.attributes)
+        if parts and self._would_drop(log, parts, policy, 1 << 63):
+            through = self._would_drop(log, parts, policy, await self._end_of(log, info, parts))
+            readable = engine.cache.log(log).readable
+            if gone < through <= readable:
+                logger.info("log %d: this node lets go of what is up to %d", log, through)
+                await engine.tier(log, through, readable)
+
+    def _would_drop(self, log: int, parts: list[Part], policy: TierPolicy, end: int) -> int:
+        return droppable(parts, end, policy, self._host.clock.now_us(), self.pressure)
+
+    async def _end_of(self, log: int, info: LogInfo, parts: list[Part]) -> int:
+        """Where the log's manifest ends; read where what is known reaches too short a way."""
+        known = self._ends.get(log, 0)
+        if parts[0].last < known:
+            return known
+        head = await (await self._objects.manifest(log)).load()
+        if head is None or head.end <= known:
+            return known
+        if not await check_origin(await self._objects.store(), log, info.created_us):
+            raise BadSetting(f"main storage does not say of which log {log} its history is")
+        self._ends[log] = head.end
+        return head.end
+
+
+def _part(entry: DirectoryEntry) -> Part:
+    return Part(entry.last, entry.bytes, entry.last_us)

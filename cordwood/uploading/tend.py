@@ -1,0 +1,166 @@
+"""Lets main storage go of what a log no longer keeps, and of logs that are gone.
+
+A trim of the log is followed: the manifest's start moves up to the trim point. Retention by time
+and by size reaches into main storage as a trim of the whole log, nodes first, so that one trim
+point holds for both. A log that was deleted is retired after `deleted_keep_s`: no upload of it is
+committed any more, and all of it is trimmed. Objects that no manifest names go after their grace.
+
+Each node tends the logs that are its own to upload; one node tends the logs that are gone, and the
+objects that several logs share.
+
+Trap: a log that the tree does not list may have been made after the list was read. So a log is
+retired only if it was missing for all of `deleted_keep_s`, and the tree does not know its number
+when it is asked once more. A store belongs to one cluster (`tier.origin`): the logs of another
+would be missing here.
+
+Source: docs/objects.md, "Deletion"; docs/protocol/main-storage.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from cordwood.client.store import Store
+from cordwood.errors import CordwoodError
+from cordwood.lsn import format_lsn
+from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.log_tree import LogTree
+from cordwood.protocol.manifest import in_order
+from cordwood.storage.said_once import SaidOnce
+from cordwood.tier.collect import Collected, collect_log, collect_shared, retire_log
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.repair import find_logs
+from cordwood.tiered import Head
+from cordwood.uploading.objects_at_hand import ObjectsAtHand
+from cordwood.uploading.tiered_logs import TieredLogs
+
+logger = logging.getLogger(__name__)
+
+
+class Tend:
+    """See the module.
+
+    Args:
+        grace_s: how long objects stay that nothing names.
+        deleted_keep_s: how long a deleted log stays.
+    """
+
+    def __init__(
+        self,
+        tree: LogTree,
+        logs: TieredLogs,
+        objects: ObjectsAtHand,
+        *,
+        grace_s: float,
+        deleted_keep_s: float,
+    ) -> None:
+        self._tree = tree
+        self._logs = logs
+        self._objects = objects
+        self._grace_s = grace_s
+        self._deleted_keep_s = deleted_keep_s
+        # By log that is in the store and missing in the tree: since when, on the loop's clock.
+        self._missing: dict[int, float] = {}
+        self._said = SaidOnce(logger)
+
+    async def look(self, client: Store, mine: Mapping[int, LogInfo]) -> None:
+        """One pass over the logs of this node."""
+        for log, info in mine.items():
+            try:
+                await self._follow(client, info)
+            except CordwoodError as error:
+                self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
+
+    async def look_at_the_rest(self) -> None:
+        """One pass over what belongs to no node: logs that are gone, and shared objects."""
+        try:
+            await self._retire_deleted()
+            await self._collect_shared()
+        except CordwoodError as error:
+            self._said.warning(f"main storage keeps what belongs to no log: {error}")
+
+    async def _follow(self, client: Store, info: LogInfo) -> None:
+        log = int(info.log_id)
+        manifest = await self._objects.manifest(log)
+        head = await manifest.load()
+        if head is None:
+            return
+        trim = int((await client.extent(log)).trim)
+        for why, wanted in (
+            ("time", await self._too_old(manifest, head, info.attributes.backlog_s or 0.0)),
+            ("space", self._too_much(head, info.attributes.backlog_bytes or 0)),
+        ):
+            if wanted > trim:
+                trim = await self._trim(client, info, wanted, why)
+        if trim >= head.start:
+            await manifest.trim(trim + 1)
+        await self._collect_log(manifest, log)
+
+    async def _trim(self, client: Store, info: LogInfo, lsn: int, why: str) -> int:
+        """Trim the whole log for its retention; the LSN up to which it is trimmed.
+
+        Args:
+            why: `time` or `space`.
+        """
+        logger.info("%s is trimmed up to %s for want of %s", info.name, format_lsn(lsn), why)
+        return int((await client.trim(int(info.log_id), lsn)).lsn)
+
+    async def _too_old(self, manifest: LogManifest, head: Head, backlog_s: float) -> int:
+        """The last LSN of the objects that are past a log's retention by time; 0 for none."""
+        if not backlog_s:
+            return 0
+        kept = await manifest.find_append_time(self._now_us() - round(backlog_s * 1e6))
+        return (kept.first if kept is not None else head.end) - 1
+
+    def _too_much(self, head: Head, backlog_bytes: int) -> int:
+        """The last LSN above which objects keep `backlog_bytes` of bodies; 0 for none.
+
+        Whole objects go, or whole pages of them.
+        """
+        left = 0
+        for item in reversed(in_order(head)) if backlog_bytes else ():
+            if left >= backlog_bytes:
+                return item.last
+            left += item.bytes
+        return 0
+
+    async def _retire_deleted(self) -> None:
+        now = asyncio.get_running_loop().time()
+        await self._logs.refresh()
+        store = await self._objects.store()
+        missing = [log for log in await find_logs(store) if log not in self._logs.all]
+        self._missing = {log: self._missing.get(log, now) for log in missing}
+        for log, since_s in self._missing.items():
+            manifest = await self._objects.manifest(log)
+            if now < since_s + self._deleted_keep_s or await self._tree.by_id(log) is not None:
+                continue
+            head = await manifest.load()
+            if head is not None and head.start < head.end:
+                logger.info("log %d was deleted: its objects go", log)
+                await retire_log(manifest)
+            await self._collect_log(manifest, log)
+
+    async def _collect_log(self, manifest: LogManifest, log: int) -> None:
+        store = await self._objects.store()
+        done = await collect_log(store, manifest, log, self._now_us(), self._grace_s)
+        _tell(f"log {log}", done)
+
+    async def _collect_shared(self) -> None:
+        store = await self._objects.store()
+        host, name = self._objects.host, self._objects.name
+
+        def manifest_of(log: int) -> LogManifest:
+            return LogManifest(store, log, host, name)
+
+        done = await collect_shared(store, manifest_of, self._now_us(), self._grace_s)
+        _tell("several logs", done)
+
+    def _now_us(self) -> int:
+        return self._objects.host.clock.now_us()
+
+
+def _tell(whose: str, done: Collected) -> None:
+    if done.deleted:
+        logger.info("%s: %d objects deleted, %d bytes", whose, done.deleted, done.deleted_bytes)

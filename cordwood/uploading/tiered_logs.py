@@ -1,0 +1,56 @@
+"""The logs that ask for main storage, as the log tree has them now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+
+from cordwood.log_attributes import LogAttributes
+from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.log_tree import LogTree
+from cordwood.protocol.tier_plan import TierPolicy
+
+
+class TieredLogs:
+    """Read anew where the tree has changed: one round trip if it has not.
+
+    Trap: a log that is made is no change of the tree. It is met here once this node holds some of
+    it, or sequences it.
+
+    Args:
+        met: the logs that this node holds or sequences.
+    Attributes:
+        all: every log by number, whatever it asks for.
+        tiered: those with `tier=on`.
+    """
+
+    def __init__(self, tree: LogTree, met: Callable[[], Set[int]]) -> None:
+        self.all: Mapping[int, LogInfo] = {}
+        self.tiered: Mapping[int, LogInfo] = {}
+        self._tree = tree
+        self._met = met
+        self._looked_for: Set[int] = set()
+        self._changes = -1
+
+    async def refresh(self) -> None:
+        """Read the tree if it has changed, or if this node met a log that was not there.
+
+        Raises:
+            Retryable: the metadata store does not answer.
+        """
+        changes = await self._tree.changes()
+        met = self._met() - self.all.keys()
+        if changes == self._changes and met <= self._looked_for:
+            return
+        self.all = {int(info.log_id): info for info in await self._tree.list()}
+        self.tiered = {log: info for log, info in self.all.items() if info.attributes.tier}
+        self._changes = changes
+        self._looked_for = met  # those that are still not there were deleted
+
+
+def policy_of(attributes: LogAttributes) -> TierPolicy:
+    """What a log asks for."""
+    return TierPolicy(
+        attributes.tier_after_bytes or 1,
+        attributes.tier_after_s or 0.0,
+        attributes.local_retention or 0.0,
+    )

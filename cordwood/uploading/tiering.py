@@ -1,0 +1,71 @@
+"""What a node does for main storage: it uploads, lets go, and tends what is uploaded.
+
+Without an address of a store it does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Set
+
+from cordwood.host.seams import Host
+from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import Member, NodeId
+from cordwood.settings import NodeSettings
+from cordwood.storage.engine import StorageEngine
+from cordwood.uploading.local_drops import LocalDrops
+from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
+from cordwood.uploading.tend import Tend
+from cordwood.uploading.tiered_logs import TieredLogs
+from cordwood.uploading.upload_role import UploadRole
+
+
+class Tiering:
+    """See the module.
+
+    Args:
+        members, dead, address: see `UploadRole`.
+        sequencing: the logs that this node sequences.
+    Attributes:
+        drops, uploads: the two roles.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        host: Host,
+        metadata: MetadataStore,
+        tree: LogTree,
+        engine: StorageEngine,
+        open_objects: OpenObjects,
+        *,
+        members: Callable[[], Mapping[NodeId, Member]],
+        dead: Callable[[], Set[NodeId]],
+        address: Callable[[], str],
+        sequencing: Callable[[], Set[int]],
+    ) -> None:
+        tier, name = settings.tier, f"node {settings.node}"
+        self._logs = TieredLogs(tree, lambda: engine.cache.logs.keys() | sequencing())
+        self._objects = ObjectsAtHand(host, tier.store, open_objects, name)
+        self.drops = LocalDrops(
+            engine, self._logs, self._objects, host, settings.directory,
+            settings.storage.retention_every_s,
+        )  # fmt: skip
+        tend = Tend(
+            tree, self._logs, self._objects,
+            grace_s=tier.grace_s, deleted_keep_s=settings.storage.deleted_keep_s,
+        )  # fmt: skip
+        self.uploads = UploadRole(
+            settings.node, host, tier, metadata, self._logs, self._objects, tend, open_objects,
+            members=members, dead=dead, address=address, presses=lambda: self.drops.pressure,
+        )  # fmt: skip
+
+    def works(self) -> tuple[Coroutine[None, None, None], ...]:
+        """What runs for as long as the node does."""
+        if not self._objects.address:
+            return ()
+        return (self.drops.run(), self.uploads.run())
+
+    async def close(self) -> None:
+        """Let the store go."""
+        await self._objects.close()

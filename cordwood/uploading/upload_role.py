@@ -1,0 +1,404 @@
+"""Uploads what waits of the logs that ask for main storage; each node does so for its own logs.
+
+The logs are dealt out by the hash that also chooses sequencers, over the members that live. A lease
+in the metadata store keeps two nodes that disagree about the members from doing the same work. It
+is a hint: what is safe rests on the manifest, where a turn's fence ends every earlier turn, and a
+commit is a compare-and-set (`tier.log_manifest`). So a node that was paused in the middle, or whose
+lease ran out, commits nothing.
+
+A node reads a log as any client does: each block from one copy, up to what is released. It knows
+what waits by the headers of blocks, which it reads once, without their bodies. Nothing is uploaded
+past records that are lost, or that no node gives: such a log is told, and others go on.
+
+Source: docs/protocol/main-storage.md; docs/sources/s3stream.md (b), "Upload".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Set
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from cordwood.block import BlockKind, Gap, GapKind
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError, Fenced
+from cordwood.host.seams import Host
+from cordwood.lsn import Lsn, format_lsn
+from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import Member, NodeId
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.protocol.tier_plan import (
+    PlannedObject,
+    PlannedShare,
+    Pressure,
+    Waiting,
+    plan_uploads,
+    upload_rate,
+)
+from cordwood.quorum.sequencer_placement import sequencer_order
+from cordwood.settings import MIB, ClientSettings, TierSettings
+from cordwood.storage.said_once import SaidOnce
+from cordwood.tier.shared_upload import LogItems, gather, upload_shared
+from cordwood.tier.uploader import Item, LogUploader, Uploaded
+from cordwood.uploading.log_source import LogSource
+from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
+from cordwood.uploading.tend import Tend
+from cordwood.uploading.tiered_logs import TieredLogs, policy_of
+
+logger = logging.getLogger(__name__)
+
+CLIENT = ClientSettings(read_memory_bytes=64 * MIB, timeout_s=10.0)
+"""Of the client that an uploader reads with: as much ahead as one object has."""
+
+LEASE_S = 60.0
+LEASE_RENEW_S = 20.0
+
+HEADS_S = 30.0
+"""How long the headers of what waits may take. What nodes do not give by then is not known."""
+
+PAUSE_MAX_S = 300.0
+"""The longest rest of a log whose uploads fail; the pauses double from a look's time on."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a log that waits.
+
+    Attributes:
+        next: where its manifest ended; -1 if that is not known.
+        upto: headers are read up to here, this LSN not included; 0 for none.
+        bytes, oldest_us: of what waits: bodies, and the append time of the first block.
+        barrier: the first LSN that is lost or not known; None if there is none.
+        failures, rest_until: tries that failed in a row, and until when the log is left alone.
+    """
+
+    next: int = -1
+    upto: int = 0
+    bytes: int = 0
+    oldest_us: int = 0
+    barrier: int | None = None
+    failures: int = 0
+    rest_until: float = 0.0
+
+    def begin(self, end: int) -> None:
+        """The manifest ends here."""
+        self.next = self.upto = end
+        self.bytes = self.oldest_us = 0
+        self.barrier = None
+
+
+class UploadRole:
+    """See the module; `run` does the work.
+
+    Args:
+        me: this node.
+        members, dead: as this node knows them.
+        address: where this node listens; its uploader connects there, as any client.
+        presses: how full the disk is.
+    Attributes:
+        uploaded: objects that this node committed.
+        blocked: logs of which something waits behind records that are lost or not known, with the
+            LSN of these.
+    """
+
+    def __init__(
+        self,
+        me: NodeId,
+        host: Host,
+        settings: TierSettings,
+        metadata: MetadataStore,
+        logs: TieredLogs,
+        objects: ObjectsAtHand,
+        tend: Tend,
+        open_objects: OpenObjects,
+        *,
+        members: Callable[[], Mapping[NodeId, Member]],
+        dead: Callable[[], Set[NodeId]],
+        address: Callable[[], str],
+        presses: Callable[[], Pressure],
+    ) -> None:
+        self.uploaded = 0
+        self.blocked: dict[int, int] = {}
+        self._me = me
+        self._host = host
+        self._settings = settings
+        self._metadata = metadata
+        self._logs = logs
+        self._objects = objects
+        self._tend = tend
+        self._tended_at: dict[str, float] = {}
+        self._has_seen_logs = False
+        self._open_objects = open_objects
+        self._members = members
+        self._dead = dead
+        self._address = address
+        self._presses = presses
+        self._seen: dict[int, _Seen] = {}
+        self._said = SaidOnce(logger)
+        self._said_blocked: dict[int, SaidOnce] = {}
+
+    async def run(self) -> None:
+        """Look for what to upload at intervals, until cancelled."""
+        while True:
+            await self._rest()
+            try:
+                await self._tend_the_rest()
+                if await self.mine():
+                    opener = self._open_objects
+                    async with connected((self._address(),), self._host, CLIENT, opener) as client:
+                        await self._upload_with(client)
+            except CordwoodError as error:
+                self._said.warning(f"uploads have to wait: {error}")
+
+    async def _rest(self) -> None:
+        # Drawn, so that the nodes of a cluster do not ask at once.
+        await asyncio.sleep(self._settings.look_s * (0.5 + self._host.random.random()))
+
+    async def _upload_with(self, client: Store) -> None:
+        while await self.mine():
+            await self.look(client)
+            if self._is_due("logs"):
+                await self._tend.look(client, await self.mine())
+            await self._tend_the_rest()
+            self._said.over("uploads go on")
+            await self._rest()
+
+    async def _tend_the_rest(self) -> None:
+        """The first node that lives looks after what is no log's any more.
+
+        Only once it saw a log that asks for main storage: else the store may not be there.
+        """
+        self._has_seen_logs = self._has_seen_logs or bool(self._logs.tiered)
+        first = min(self._members().keys() - self._dead(), default=self._me)
+        if self._has_seen_logs and first == self._me and self._is_due("rest"):
+            await self._tend.look_at_the_rest()
+
+    def _is_due(self, what: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._tended_at.get(what, now - self._settings.tend_s) + self._settings.tend_s:
+            return False
+        self._tended_at[what] = now
+        return True
+
+    async def mine(self) -> dict[int, LogInfo]:
+        """The logs that are this node's to upload."""
+        await self._logs.refresh()
+        members, dead = self._members().values(), self._dead()
+        return {
+            log: info
+            for log, info in sorted(self._logs.tiered.items())
+            if next(iter(sequencer_order(log, members, dead)), None) == self._me
+        }
+
+    async def look(self, client: Store) -> None:
+        """Find out what waits of this node's logs, and upload what is due.
+
+        Raises:
+            CordwoodError: nodes, the metadata store or main storage do not answer.
+        """
+        mine = await self.mine()
+        self._seen = {log: self._seen.get(log) or _Seen() for log in mine}
+        now = asyncio.get_running_loop().time()
+        able = [log for log in mine if self._seen[log].rest_until <= now]
+        tails = await client.released_by_number(able)
+        waiting: list[Waiting] = []
+        for log in able:
+            try:
+                waits = await self._waiting(client, mine[log], tails[log])
+            except CordwoodError as error:
+                self._on_failed(log, error)
+                continue
+            if waits is not None:
+                waiting.append(waits)
+        plan = plan_uploads(waiting, self._host.clock.now_us(), self._presses())
+        self._tell_blocked(dict(plan.blocked), able)
+        rate = upload_rate(sum(each.bytes for each in waiting), self._presses())
+        for planned in plan.objects:
+            await self._upload(client, planned, mine, rate)
+
+    def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:
+        self.blocked = {
+            **{log: at for log, at in self.blocked.items() if log not in looked_at}, **blocked
+        }  # fmt: skip
+        for log in looked_at:
+            said = self._said_blocked.setdefault(log, SaidOnce(logger))
+            if log in blocked:
+                said.warning(
+                    f"log {log}: records at {format_lsn(blocked[log])} are lost, or no node gives "
+                    "them; nothing is uploaded past them until they come back or an operator "
+                    "accepts the loss (`cordwood nodes accept-loss`)"
+                )
+            else:
+                said.over(f"log {log}: uploads go on")
+
+    # What waits.
+
+    async def _waiting(self, client: Store, info: LogInfo, tail: int) -> Waiting | None:
+        """What of a log may go; None if nothing waits."""
+        log = int(info.log_id)
+        seen = self._seen[log]
+        if seen.next < 0:
+            head = await (await self._objects.manifest(log)).load()
+            seen.begin(head.end if head is not None else 0)
+        if tail < seen.next:
+            return None
+        if seen.upto <= tail or seen.barrier is not None:
+            await self._read_heads(client, log, seen, tail)
+        return Waiting(
+            log, policy_of(info.attributes), seen.next, tail + 1, seen.barrier, seen.bytes,
+            seen.oldest_us,
+        )  # fmt: skip
+
+    async def _read_heads(self, client: Store, log: int, seen: _Seen, tail: int) -> None:
+        """Count what came since the last look. A barrier is looked at again."""
+        seen.barrier = None
+        start: Lsn | str = Lsn(seen.upto) if seen.upto else "oldest"
+        stream = await client.read(log, start, Lsn(tail), payloads=False)
+        async with stream:
+            try:
+                async with asyncio.timeout(HEADS_S):
+                    while (taken := await stream.next()) is not None:
+                        if isinstance(taken, Gap):
+                            if taken.kind is GapKind.DATA_LOSS:
+                                seen.barrier = int(taken.first)
+                                return
+                            if taken.kind in (GapKind.ACCESS, GapKind.NOT_IN_CONFIG):
+                                return
+                        else:
+                            _count(seen, taken)
+                        seen.upto = int(taken.last) + 1
+            except TimeoutError:
+                seen.barrier = stream.taken_lsn
+
+    # Uploading.
+
+    async def _upload(
+        self, client: Store, planned: PlannedObject, infos: Mapping[int, LogInfo], rate: float
+    ) -> None:
+        """One planned object, as far as its logs are this node's by their leases."""
+        async with AsyncExitStack() as stack:
+            shares = [
+                share
+                for share in planned.shares
+                if await stack.enter_async_context(self._leased(share.log))
+            ]
+            if len(shares) == 1:
+                await self._upload_one(client, shares[0], infos, rate)
+            elif shares:
+                await self._upload_several(client, shares, infos, rate)
+
+    @asynccontextmanager
+    async def _leased(self, log: int) -> AsyncIterator[bool]:
+        """Hold a log's lease, if nobody else does."""
+        key, value = f"tier/{log}", f"node {self._me}".encode()
+        if not await self._metadata.take_lease(key, value, LEASE_S):
+            yield False
+            return
+        renewing = asyncio.get_running_loop().create_task(self._renew(key, value))
+        try:
+            yield True
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            with contextlib.suppress(CordwoodError):
+                await self._metadata.drop_lease(key)
+
+    async def _renew(self, key: str, value: bytes) -> None:
+        while True:
+            await asyncio.sleep(LEASE_RENEW_S)
+            with contextlib.suppress(CordwoodError):  # it is a hint, and the fence decides
+                await self._metadata.take_lease(key, value, LEASE_S)
+
+    async def _upload_one(
+        self, client: Store, share: PlannedShare, infos: Mapping[int, LogInfo], rate: float
+    ) -> None:
+        log, info = share.log, infos[share.log]
+        try:
+            uploader = LogUploader(
+                await self._objects.store(), await self._objects.manifest(log), self._host, log,
+                info.name, created_us=info.created_us,
+            )  # fmt: skip
+            async with LogSource(client, log, await uploader.next_lsn()) as source:
+                items = _paced(source.items(), rate)
+                self._on_uploaded(log, await uploader.run(items, source.first))
+        except CordwoodError as error:
+            self._on_failed(log, error)
+
+    async def _upload_several(
+        self,
+        client: Store,
+        planned: list[PlannedShare],
+        infos: Mapping[int, LogInfo],
+        rate: float,
+    ) -> None:
+        shares: list[LogItems] = []
+        store = await self._objects.store()
+        for each in sorted(planned, key=lambda share: share.log):
+            info = infos[each.log]
+            try:
+                manifest = await self._objects.manifest(each.log)
+                uploader = LogUploader(
+                    store, manifest, self._host, each.log, info.name, created_us=info.created_us
+                )
+                async with LogSource(client, each.log, await uploader.next_lsn()) as source:
+                    items, lost = await gather(_paced(source.items(), rate), each.bytes_max)
+                    first = source.first
+            except CordwoodError as error:
+                self._on_failed(each.log, error)
+                continue
+            if items:
+                shares.append(
+                    LogItems(each.log, info.name, info.created_us, manifest, first, items,
+                          Uploaded(first, blocked=lost))
+                )  # fmt: skip
+        if not shares:
+            return
+        try:
+            await upload_shared(store, self._host, shares)
+        except CordwoodError as error:
+            for share in shares:
+                self._on_failed(share.log, error)
+            return
+        self.uploaded += 1
+        for share in shares:
+            self._on_uploaded(share.log, replace(share.done, objects=0))
+
+    def _on_uploaded(self, log: int, done: Uploaded) -> None:
+        self.uploaded += done.objects
+        self._seen[log] = seen = _Seen()
+        if done.end:
+            seen.begin(done.end)
+
+    def _on_failed(self, log: int, error: CordwoodError) -> None:
+        """Leave a log alone for a while, longer each time."""
+        seen = self._seen[log]
+        seen.next = -1  # another node may have gone on, or this one's commit be answered late
+        seen.failures += 1
+        rest_s = min(PAUSE_MAX_S, self._settings.look_s * 2.0 ** min(seen.failures, 16))
+        rest_s *= 0.5 + self._host.random.random() / 2
+        seen.rest_until = asyncio.get_running_loop().time() + rest_s
+        level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
+        logger.log(level, "log %d: its upload waits for %.1f s: %s", log, rest_s, error)
+
+
+def _count(seen: _Seen, taken: Delivery) -> None:  # type: ignore[type-arg]
+    header = taken.block.header
+    if header.kind == BlockKind.DATA:
+        seen.bytes += header.raw_bytes
+        seen.oldest_us = seen.oldest_us or header.append_time_us
+
+
+async def _paced(items: AsyncIterator[Item], rate: float) -> AsyncIterator[Item]:
+    """Items no faster than so many bytes of bodies a second."""
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    async for item in items:
+        if not isinstance(item, Gap):
+            due = max(due, loop.time() - 1.0) + item[0].raw_bytes / rate
+            if due > loop.time():
+                await asyncio.sleep(due - loop.time())
+        yield item

@@ -1,0 +1,100 @@
+"""What scenes of rebuilding share: a cluster, a disk that is lost, and a look at all copies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from cluster_at_hand import ClusterAtHand, until
+
+from cordwood.block import EnvelopeFlag
+from cordwood.errors import CordwoodError, Rejected
+from cordwood.host.seams import Host
+from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
+from cordwood.sim.holdings import held_blocks
+from cordwood.sim.stored_tree import StoredTree
+
+
+async def put_records(cluster: ClusterAtHand, logs: int = 3, records: int = 20) -> None:
+    async with cluster.client(timeout_s=30) as store:
+        for number in range(records):
+            for log in range(1, logs + 1):
+                await store.append(f"log-{log}", b"%d/%d" % (log, number))
+
+
+def lose_disk(cluster: ClusterAtHand, node: int) -> None:
+    """A node stops, and its disk is gone."""
+    if node in cluster.running:
+        cluster.kill(node)
+    cluster.machine(node).disk.tree = StoredTree()
+
+
+async def order(cluster: ClusterAtHand, node: int, said: RebuildOrder) -> None:
+    """An operator's order, through any node; again until the node is taken for dead."""
+    via = next(number for number in sorted(cluster.running) if number != node)
+    for _ in range(40):
+        try:
+            await cluster.running[via]._rebuild.answer(SayRebuild(node, said))
+        except Rejected:
+            await asyncio.sleep(0.5)
+        else:
+            return
+    raise TimeoutError(f"node {node} is never taken for dead")
+
+
+async def call_lost(cluster: ClusterAtHand, node: int) -> None:
+    await order(cluster, node, RebuildOrder.START)
+
+
+def keep_starting(cluster: ClusterAtHand, node: int) -> None:
+    """Start a node, and again whenever it ends with an error, as an init system does."""
+    main = cluster._main(node)
+
+    async def tries(host: Host) -> None:
+        while True:
+            try:
+                await main(host)
+            except CordwoodError:
+                cluster.running.pop(node, None)
+            await asyncio.sleep(1)
+
+    cluster.machine(node).start(tries)
+
+
+async def copies(cluster: ClusterAtHand) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:
+    """By log and first LSN: the nodes that have a copy that counts, with their envelopes'
+    copysets. Of a block that was stored in several waves the latest counts."""
+    found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
+    for number, node in sorted(cluster.running.items()):
+        for log in sorted(node.engine.cache.logs):
+            for block in await held_blocks(node.engine, log):
+                if not block.envelope.flags & EnvelopeFlag.DRAINED:
+                    place = (log, block.header.first)
+                    found.setdefault(place, {})[number] = block.envelope.copyset
+    return found
+
+
+async def missing(cluster: ClusterAtHand, wanted: int = 3) -> Counter[str]:
+    """What is wrong with the copies, by kind."""
+    wrong: Counter[str] = Counter()
+    for nodes in (await copies(cluster)).values():
+        if len(nodes) < wanted:
+            wrong["too few copies"] += 1
+        if any(not set(copyset) <= nodes.keys() for copyset in nodes.values()):
+            wrong["an envelope names a node that lacks the block"] += 1
+    return wrong
+
+
+def lost(cluster: ClusterAtHand) -> set[int]:
+    """The nodes of the rebuilding set, as the running nodes know it."""
+    return {entry.node for node in cluster.running.values() for entry in node._rebuild.set.lost}
+
+
+async def healed(cluster: ClusterAtHand, *, timeout_s: float = 300) -> None:
+    """All nodes run, and nothing is said of any."""
+
+    def is_healed() -> bool:
+        return len(cluster.running) == len(cluster.numbers) and not lost(cluster)
+
+    await asyncio.sleep(2)
+    await until(is_healed, timeout_s=timeout_s)

@@ -1,0 +1,162 @@
+"""Main storage on a whole cluster: nodes upload and let go, and readers notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, values
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.admin.positions import Point
+from cordwood.client.store import Store
+from cordwood.log_attributes import LogAttributes
+from cordwood.settings import StorageSettings, TierSettings
+
+STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
+TIER = TierSettings(BUCKET, look_s=1.0)
+TENDED = TierSettings(BUCKET, look_s=1.0, tend_s=3.0, grace_s=5.0)
+TIERED = LogAttributes(tier=True, local_retention=5, tier_after_s=1)
+
+
+async def write(store: Store, log: str, count: int, pause_s: float = 0.2) -> list[bytes]:
+    written = [b"%s %d " % (log.encode(), n) + bytes(400) for n in range(count)]
+    for value in written:
+        await store.append(log, value)
+        await asyncio.sleep(pause_s)
+    return written
+
+
+def gone(cluster: ClusterAtHand, log: int = 1) -> list[int]:
+    return [node.engine.gone_of(log) for node in cluster.running.values()]
+
+
+class TestTheWholeWay:
+    def test_nodes_let_go_of_what_is_uploaded_and_all_is_read(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                written = await write(store, "log", 100)
+                await asyncio.sleep(20)
+                for node in cluster.running.values():
+                    assert node.engine.trim_of(1) == 0
+                    assert node.engine.logs.stored_bytes == 0
+                assert min(gone(cluster)) == await store.tail("log")
+                assert await values(store, "log") == written
+                more = await write(store, "log", 10)
+                assert await values(store, "log") == written + more
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+    def test_a_log_that_is_made_later_is_met(self):
+        """A log that is made counts as no change of the tree, which nodes look for."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await asyncio.sleep(10)
+                await store.create_log("log", attributes=TIERED)
+                written = await write(store, "log", 20)
+                await asyncio.sleep(20)
+                assert min(gone(cluster)) == await store.tail("log")
+                assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+
+class TestPositions:
+    def test_times_extents_and_sizes_are_the_same_over_both_tiers(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await store.create_log("here")
+                for n in range(60):
+                    await asyncio.gather(*(store.append(log, b"%d" % n) for log in ("log", "here")))
+                    await asyncio.sleep(0.5)
+                lsns = [r.lsn for r in await read_all(store, "log") if isinstance(r, Record)]
+                times = [
+                    r.append_time_us for r in await read_all(store, "log") if isinstance(r, Record)
+                ]
+                assert 0 < min(gone(cluster)) < lsns[-1], "it lies on both"
+                for lsn, time_us in zip(lsns, times, strict=True):
+                    assert (await store.find_time("log", time_us)).lsn == lsn
+                    early = (await store.find_time("log", time_us, approximate=True)).lsn
+                    assert early <= lsn
+                assert (await store.find_time("log", times[-1] + 1)).lsn == lsns[-1] + 1
+                extent = await store.extent("log")
+                first = await store.head_attributes("log")
+                assert (extent.trim, extent.first) == (0, Point(lsns[0], times[0]))
+                assert extent.last == Point(lsns[-1], times[-1])
+                assert first[1] == Point(lsns[0], times[0])
+                await asyncio.sleep(20)
+                extent = await store.extent("log")
+                assert min(gone(cluster)) == lsns[-1], "all of it lies in main storage"
+                assert extent.first == Point(lsns[0], times[0])
+                assert extent.last == Point(lsns[-1], times[-1])
+                assert not await store.is_empty("log")
+                size, other = await store.data_size("log"), await store.data_size("here")
+                assert 0 < size.bytes <= other.bytes  # bodies alone, without headers
+                assert await values(store, "log", start=lsns[30]) == [
+                    b"%d" % n for n in range(30, 60)
+                ]
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+
+class TestDeletion:
+    def test_a_trim_reaches_into_main_storage_and_objects_go_after_their_grace(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await write(store, "log", 60)
+                await asyncio.sleep(20)
+                lsns = [r.lsn for r in await read_all(store, "log") if isinstance(r, Record)]
+                before = len(objects(cluster))
+                await store.trim("log", lsns[49])
+                await asyncio.sleep(30)
+                assert 0 < len(objects(cluster)) < before
+                items = await read_all(store, "log")
+                assert isinstance(items[0], Gap)
+                assert items[0].kind is GapKind.TRIM
+                assert [r.lsn for r in items if isinstance(r, Record)] == lsns[50:]
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
+
+    def test_retention_by_time_and_by_size_reaches_into_main_storage(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                short = TIERED.over(LogAttributes(backlog_s=15))
+                small = TIERED.over(LogAttributes(backlog_bytes=6000))
+                await store.create_log("short", attributes=short)
+                await store.create_log("small", attributes=small)
+                for log in ("short", "small"):
+                    await write(store, log, 50)
+                await asyncio.sleep(12)
+                assert 14 <= len(await values(store, "small")) < 35
+                await asyncio.sleep(40)
+                assert await values(store, "short") == []
+                assert 14 <= len(await values(store, "small")) < 35
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
+
+    def test_the_objects_of_a_deleted_log_go(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await store.create_log("other", attributes=TIERED)
+                for log in ("log", "other"):
+                    await write(store, log, 20)
+                await asyncio.sleep(20)
+                kept = await values(store, "other")
+                assert [name for name in objects(cluster) if "000000001/" in name]
+                await store.log_tree.delete("log")
+                await asyncio.sleep(60)
+                assert not [name for name in objects(cluster) if "000000001/" in name]
+                assert await values(store, "other") == kept
+                assert len(kept) == 20
+
+        storage = replace(STORAGE, deleted_keep_s=5)
+        simulate(scenario, nodes=3, storage=storage, tier=TENDED)
+
+
+def objects(cluster: ClusterAtHand) -> list[str]:
+    return [name for name in cluster.bucket.names() if name.endswith(".parquet")]
