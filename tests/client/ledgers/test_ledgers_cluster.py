@@ -20,6 +20,7 @@ from cordwood.errors import (
     TooFewNodes,
     Undecided,
     UnknownLedger,
+    Unreachable,
 )
 from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
 
@@ -323,6 +324,31 @@ class TestFailedNodes:
 
 
 class TestDeletion:
+    def test_nodes_let_go_of_what_was_deleted_and_of_nothing_else(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                kept, gone = [await store.ledgers.create(**E3) for _ in range(2)]
+                for made in (kept, gone):
+                    await made.append_many(payloads(20))
+                    await made.close()
+                node = cluster.running[1]
+                await node.flush()
+                await store.ledgers.delete(gone.ledger_id)
+                assert await node._ledgers.sweep() == 1
+                assert await node._ledgers.sweep() == 0
+                table = node.engine.logs.ledgers
+                assert await table.entries(gone.ledger_id, range(20)) == [None] * 20
+                assert None not in await table.entries(kept.ledger_id, range(20))
+                # While the metadata store is away nothing goes.
+                cluster.metadata.is_out = True
+                with pytest.raises(Unreachable):
+                    await node._ledgers.sweep()
+                cluster.metadata.is_out = False
+                opened = await store.ledgers.open(kept.ledger_id)
+                assert len(await opened.read(0, 19)) == 20
+
+        simulate(scenario)
+
     def test_a_writer_of_a_deleted_ledger_is_told(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
