@@ -1,4 +1,4 @@
-"""Runs that lose disks for good, to their end; `sim.planted.rebuilding` has bugs that these catch."""
+"""Runs that lose disks for good, to their end; `planted.rebuilding` has bugs that they catch."""
 
 from __future__ import annotations
 
