@@ -284,6 +284,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._directory.run(lambda: self._engine.reached),
+            self._ledgers.run(),
             *self._tiering.works(),
         )
         for work in works:

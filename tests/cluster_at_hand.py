@@ -96,9 +96,9 @@ class ClusterAtHand:
         self._replication = Replication(copies, racks)
         self._sequencer = sequencer or SequencerSettings()
         self._create_logs = create_logs
-        self._rebuild_after_s = rebuild_after_s
         self._names = itertools.count(1)
         self._make_tables = make_tables
+        self._rebuild_after_s = rebuild_after_s
         self._tier = tier or TierSettings()
         self._storage = replace(storage or StorageSettings(), wal_bytes=wal_bytes)
 

@@ -1,4 +1,4 @@
-"""Runs that lose disks for good, to their end; bugs of `sim.planted.rebuilding` are caught there."""
+"""Runs that lose disks for good, to their end; `planted.rebuilding` has bugs that they catch."""
 
 from __future__ import annotations
 
