@@ -36,6 +36,7 @@ from cordwood.sim.history import (
     RecordDelivered,
     Released,
     TailAnswered,
+    TierDumped,
 )
 from cordwood.sim.ledger_events import LedgerMade
 from cordwood.sim.name_events import NamedRead, NameLeads
@@ -88,6 +89,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "answers of find_time and find_key": Evidence((TimeFound, KeyFound), ("S20",)),
     "scrubs of the nodes": Evidence((NodeScrubbed,), ("S16",)),
     "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
+    "what main storage holds": Evidence((TierDumped,), ("S19",)),
     "scans of the nodes' copies": Evidence((NodeScanned,), ("O2",)),
     "losses that were accepted": Evidence((LossAccepted,), ("O3",)),
     "nodes that were given up": Evidence((RebuildingKnown,), ("O4",)),
@@ -96,7 +98,7 @@ EVIDENCE: Mapping[str, Evidence] = {
 }
 """By name."""
 
-_LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail", "trim"})
+_LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail", "trim", "tier"})
 
 
 @dataclass(frozen=True, slots=True)

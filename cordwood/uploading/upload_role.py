@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.client.store import Store, connected
-from cordwood.errors import CordwoodError, Fenced
+from cordwood.errors import AccessDenied, CordwoodError, Fenced
 from cordwood.host.seams import Host
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.metadata.log_info import LogInfo
@@ -266,7 +266,12 @@ class UploadRole:
                             if taken.kind is GapKind.DATA_LOSS:
                                 seen.barrier = int(taken.first)
                                 return
-                            if taken.kind in (GapKind.ACCESS, GapKind.NOT_IN_CONFIG):
+                            if taken.kind is GapKind.ACCESS:
+                                raise AccessDenied(
+                                    f"log {log} asks for a read token, which nodes do not have: "
+                                    "it is not uploaded"
+                                )
+                            if taken.kind is GapKind.NOT_IN_CONFIG:
                                 return
                         else:
                             _count(seen, taken)

@@ -22,6 +22,7 @@ from cordwood.sim.planted import (
     rebuilding,
     recovery,
     storage_node,
+    tier,
     wal,
     write_path,
 )
@@ -42,6 +43,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
+    *tier.BUGS,
     *ledgers.BUGS,
 )
 """Every bug that can be planted."""
