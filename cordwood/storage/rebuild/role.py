@@ -142,6 +142,9 @@ class RebuildRole:
     def _take(self, found: RebuildingSet) -> None:
         if found.through > self.set.through:
             self.set = found
+            # Before the donor looks: a store that came between its look and the next reading of
+            # the member list would name a lost node, and would be nobody's to move.
+            self._engine.rebuilding |= frozenset(map(NodeId, refuses(found)))
             self._changed.set()
 
     def overlaid(self, members: Iterable[Member]) -> tuple[Member, ...]:
