@@ -230,7 +230,9 @@ class Node:
         admission = Admission(settings, host, self._membership, events)
         await admission.ask()
         await self._open_engine(admission.is_anew)
-        known = (self._epochs.read, lambda: self._members, self._renew_seals)
+        known = (
+            self._epochs.read, lambda: self._members, self._renew_seals, self._membership
+        )  # fmt: skip
         self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)

@@ -70,3 +70,21 @@ def test_what_a_node_does_that_starts(entry, is_blank, anew, start) -> None:
 
 def test_a_new_node_may_be_empty() -> None:
     assert on_start(None, is_known=False, is_blank=True) is Start.SERVE
+
+
+def test_a_node_that_is_cut_off_says_nothing_of_the_others() -> None:
+    watch = LossWatch(1, 10.0)
+    watch.due(0.0, (1, 2, 3, 4, 5), {2, 3, 4, 5}, NOBODY)
+    assert watch.due(10.0, (1, 2, 3, 4, 5), {2, 3, 4, 5}, NOBODY) == []
+
+
+@pytest.mark.parametrize(("dead", "lost"), [({3, 4, 5}, [3]), ({2, 3, 4, 5}, [])])
+def test_nodes_that_were_rebuilt_are_no_part_of_the_majority(
+    dead: set[int], lost: list[int]
+) -> None:
+    gone = tuple(LostNode(node, 1, False, False, is_empty=True) for node in (4, 5))
+    rebuilding = RebuildingSet(lost=gone)
+    watch = LossWatch(1, 10.0)
+    watch.due(0.0, (1, 2, 3, 4, 5), dead, rebuilding)
+    said = watch.due(10.0, (1, 2, 3, 4, 5), dead, rebuilding)
+    assert [event.node for event in said] == lost
