@@ -67,7 +67,9 @@ def _seldom(options: RunOptions) -> RunOptions:
     """With uploaders that look each second: two of them are no busier than one."""
     made = _in_main_storage(options)
     cluster = made.cluster
-    return replace(made, cluster=replace(cluster, tier=replace(cluster.tier, look_s=1.0, tend_s=30.0)))
+    return replace(
+        made, cluster=replace(cluster, tier=replace(cluster.tier, look_s=1.0, tend_s=30.0))
+    )
 
 
 def _young(options: RunOptions) -> RunOptions:
