@@ -243,7 +243,7 @@ class Node:
         self._ledgers = LedgerCalls(
             LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
         )
-        if self._engine.has_lost:
+        if self._engine.has_lost or admission.is_anew:
             await self._renew_seals()
             await self._ledgers.note_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)

@@ -20,24 +20,28 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cordwood.block import Gap, Record
 from cordwood.client.store import Store, connected
 from cordwood.errors import Rejected
 from cordwood.host.seams import Host
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.node import Node, running_node
 from cordwood.nodes import Authority, NodeId, Replication
 from cordwood.settings import (
     MIB,
     ClientSettings,
+    NodeSettings,
     SequencerSettings,
     StorageSettings,
     TierSettings,
 )
-from cordwood.sim.cluster import ClusterOptions, SimCluster
-from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.host import SimClock, SimMachine, Simulation, sim_host
 from cordwood.sim.memory_logs import memory_tables
+from cordwood.sim.object_store import Bucket
+from cordwood.sim.streams import stream
 from cordwood.storage.logs_db.tables import MakeTables
 from cordwood.tier.patient_store import PatientStore
 
@@ -52,8 +56,7 @@ SCENARIO_S = 3600
 
 
 class ClusterAtHand:
-    """The simulator's cluster, for a test: nodes 1 to `nodes`, a rack each; `copies` over `racks`
-    of every record. A node that ends with an error fails the test.
+    """Nodes 1 to `nodes`, a rack each; `copies` over `racks` of every record.
 
     Attributes:
         simulation: faults of network and disks are asked for there.
@@ -83,51 +86,44 @@ class ClusterAtHand:
         tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
+        self.bucket = Bucket(stream(simulation.seed, "bucket"))
+        self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
+        self.running: dict[int, Node] = {}
         self.weights: dict[int, float] = {}
+        self.locations: dict[int, str] = dict(locations or {})
         self.wals: dict[int, int] = dict(wals or {})
-        options = ClusterOptions(
-            nodes=nodes,
-            racks=nodes,
-            replication=Replication(copies, racks),
-            wal_bytes=wal_bytes,
-            storage=storage or StorageSettings(),
-            refresh_s=0.5,
-            rebuild_after_s=rebuild_after_s,
-            sequencer=sequencer or SequencerSettings(),
-            weights=self.weights,
-            wals=self.wals,
-            create_logs=create_logs,
-            restarts=False,
-            tier=tier or TierSettings(),
-        )
-        recorder = HistoryRecorder(lambda: round(simulation.loop.time() * 1e6))
-        self._cluster = SimCluster(simulation, options, recorder, make_tables=make_tables)
-        self.metadata = self._cluster.metadata
-        self.running = self._cluster.running
-        self.locations = self._cluster.moved
-        self.locations.update(locations or {})
-        self.numbers = self._cluster.numbers
-        self.addresses = self._cluster.addresses
-        self.bucket = self._cluster.bucket
+        self.numbers = range(1, nodes + 1)
+        self._replication = Replication(copies, racks)
+        self._sequencer = sequencer or SequencerSettings()
+        self._create_logs = create_logs
         self._names = itertools.count(1)
+        self._make_tables = make_tables
+        self._rebuild_after_s = rebuild_after_s
+        self._tier = tier or TierSettings()
+        self._storage = replace(storage or StorageSettings(), wal_bytes=wal_bytes)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(f"node-{number}:{PORT}" for number in self.numbers)
 
     def machine(self, number: int) -> SimMachine:
-        return self._cluster.machine(NodeId(number))
+        return self.simulation.machine(f"node-{number}")
 
     async def start(self, *numbers: int) -> None:
         """Start nodes (all of them unless told) and wait until they listen."""
-        wanted = numbers or self.numbers
+        wanted = numbers or tuple(self.numbers)
         for number in wanted:
-            self._cluster.start(NodeId(number))
+            self.machine(number).start(self._main(number))
         await until(lambda: all(number in self.running for number in wanted))
 
     def kill(self, number: int) -> None:
         """SIGKILL."""
-        self._cluster.kill(NodeId(number))
+        self.running.pop(number)
+        self.machine(number).kill()
 
     async def stop(self, number: int) -> None:
         """A graceful end: settle the WAL, close connections."""
-        await self.running.pop(NodeId(number)).close()
+        await self.running.pop(number).close()
         self.machine(number).kill()
 
     @asynccontextmanager
@@ -171,6 +167,34 @@ class ClusterAtHand:
             for block in found
             if block is not None
         ]
+
+    def _main(self, number: int) -> Callable[[Host], Any]:
+        settings = NodeSettings(
+            node=NodeId(number),
+            directory="/node",
+            metadata="",
+            listen=f"node-{number}:{PORT}",
+            location=self.locations.get(number, f"rack{number}"),
+            weight=self.weights.get(number, 1.0),
+            default_replication=self._replication,
+            create_logs=self._create_logs,
+            refresh_s=0.5,
+            rebuild_after_s=self._rebuild_after_s,
+            sequencer=self._sequencer,
+            tier=self._tier,
+            storage=replace(
+                self._storage, wal_bytes=self.wals.get(number, self._storage.wal_bytes)
+            ),
+        )
+
+        async def main(host: Host) -> None:
+            async with running_node(
+                settings, host, self.metadata, self._make_tables, self.open_objects
+            ) as node:
+                self.running[number] = node
+                await asyncio.Event().wait()
+
+        return main
 
 
 def simulate(

@@ -180,7 +180,5 @@ def undrain(node: NodeArgument, cluster: ClusterOption = None) -> None:
 
 
 def _say(cluster: str | None, node: int, order: str, *, forced: bool = False) -> None:
-    from cordwood.layout.message_rebuilding import RebuildOrder
-
     with open_store(cluster) as store:
-        store.say_rebuild(node, RebuildOrder(order), forced=forced)
+        store.say_rebuild(node, order, forced=forced)

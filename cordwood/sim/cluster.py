@@ -45,7 +45,6 @@ from cordwood.sim.recorded_metadata import RecordedMetadata
 from cordwood.sim.stored_tree import StoredTree
 from cordwood.sim.streams import stream
 from cordwood.sim.tier_dump import dump_tier
-from cordwood.storage.logs_db.tables import MakeTables
 from cordwood.tier.patient_store import PatientStore
 
 logger = logging.getLogger(__name__)
@@ -84,10 +83,6 @@ class ClusterOptions:
         sequencer: settings of every node's sequencer.
         attributes: what all logs inherit.
         weights: of nodes that have another one than 1.
-        wals: bytes of the WAL of nodes that have another one than `wal_bytes`.
-        create_logs: whether an append to a name that is not there makes a log.
-        restarts: whether a node that ends with a word of its own runs again; without, its error
-            is one that nobody handled.
         rebuild_after_s: when a dead node counts as lost; 0 for never.
         tier: of every node; without a store nothing is tiered.
         bucket: how the object store misbehaves while faults strike.
@@ -106,9 +101,6 @@ class ClusterOptions:
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     attributes: LogAttributes = field(default_factory=LogAttributes)
     weights: Mapping[int, float] = field(default_factory=dict)
-    wals: Mapping[int, int] = field(default_factory=dict)
-    create_logs: bool = True
-    restarts: bool = True
     rebuild_after_s: float = 0.0
     tier: TierSettings = field(default_factory=TierSettings)
     bucket: BucketFaults = field(default_factory=BucketFaults)
@@ -136,9 +128,7 @@ class SimCluster:
         options: ClusterOptions,
         recorder: HistoryRecorder,
         buggify: Buggify | None = None,
-        make_tables: MakeTables = memory_tables,
     ) -> None:
-        self._make_tables = make_tables
         self.options = options
         self.numbers = tuple(NodeId(n) for n in range(1, options.nodes + 1))
         self.metadata = RecordedMetadata(stream(simulation.seed, "metadata"), recorder)
@@ -277,13 +267,11 @@ class SimCluster:
                 settings = self._settings(number)
                 self._recorder.node_starting(number, self.location(number))
                 async with running_node(
-                    settings, host, self.metadata, self._make_tables, self.open_objects
+                    settings, host, self.metadata, memory_tables, self.open_objects
                 ) as node:
                     self._on_running(number, node)
                     await asyncio.Event().wait()
             except (CordwoodError, OSError) as error:
-                if not self.options.restarts:
-                    raise
                 # As under an init system: what ended with a word of its own runs again.
                 self.exits += 1
                 self.running.pop(number, None)
@@ -306,16 +294,13 @@ class SimCluster:
             location=self.location(number),
             weight=self.options.weights.get(number, 1.0),
             default_replication=self.options.replication,
-            create_logs=self.options.create_logs,
+            create_logs=True,
             refresh_s=self.options.refresh_s,
             gossip_s=self.options.gossip_s,
             rebuild_after_s=self.options.rebuild_after_s,
             sequencer=self.options.sequencer,
-            storage=replace(
-                self.options.storage,
-                wal_bytes=self.options.wals.get(number, self.options.wal_bytes),
-            ),
             tier=self.options.tier,
+            storage=replace(self.options.storage, wal_bytes=self.options.wal_bytes),
         )
 
     async def open_objects(self, host: Host, address: str) -> PatientStore:

@@ -19,6 +19,7 @@ from rebuild_scene import (
 )
 
 from cordwood.errors import NotOurCluster
+from cordwood.layout.ledger_records import LedgerFlag
 from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.nodes import Authority
 from cordwood.sim.stored_tree import StoredTree
@@ -193,5 +194,25 @@ def test_a_drained_node_gives_all_its_copies_and_serves_until_then() -> None:
         cluster.kill(2)  # what it keeps nobody counts on
         assert not await missing(cluster)
         await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_node_that_begins_anew_says_of_ledgers_that_it_does_not_know() -> None:
+    """Entries and fences of ledgers are not made anew: an empty node that counted as sure would let
+    an old writer go on, or cut a ledger short."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        async with cluster.client() as store:
+            made = await store.ledgers.create(ensemble=5, write=3, ack=2)
+            await made.append_many([b"entry"] * 5)
+            lose_disk(cluster, 2)
+            await call_lost(cluster, 2)
+            keep_starting(cluster, 2)
+            await healed(cluster)
+            held = cluster.running[2]._ledgers._store.index.get(made.ledger_id)
+            assert held is not None
+            assert held.flags == LedgerFlag.FENCED | LedgerFlag.LIMBO
 
     simulate(scenario, nodes=5)

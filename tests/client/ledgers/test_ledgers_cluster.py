@@ -17,6 +17,7 @@ from cordwood.errors import (
     NoEntry,
     OutcomeUnknown,
     RecordTooLarge,
+    Rejected,
     TooFewNodes,
     Undecided,
     UnknownLedger,
@@ -321,6 +322,39 @@ class TestFailedNodes:
                 assert [each.payload for each in await opened.read(0, 309)] == payloads(310)
 
         simulate(scenario)
+
+
+class TestRepair:
+    @pytest.mark.parametrize("shape", [(3, 3, 2), (4, 2, 2)])
+    def test_what_a_lost_node_held_is_copied_and_its_keeper_named(self, shape) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                ensemble, write, ack = shape
+                made = await store.ledgers.create(ensemble=ensemble, write=write, ack=ack)
+                await made.append_many(payloads(600))
+                first = made.metadata.newest.nodes
+                with pytest.raises(Rejected, match="recover it first"):
+                    await store.ledgers.repair(made.ledger_id, nodes=[first[0]])
+                await made.close()
+                assert await store.ledgers.repair(made.ledger_id) == {}
+                lost = first[1]
+                cluster.kill(lost)
+                moved = await store.ledgers.repair(made.ledger_id, nodes=[lost])
+                assert moved.keys() == {lost}
+                new = moved[lost]
+                assert new not in first
+                found = await store.ledgers.metadata(made.ledger_id)
+                assert found.newest.nodes == tuple(new if n == lost else n for n in first)
+                held = cluster.running[new].engine.ledgers.held[made.ledger_id]
+                wanted = {e for e in range(600) if (1 - e) % ensemble < write}
+                assert held.entries.keys() == wanted
+                assert await store.ledgers.repair(made.ledger_id, nodes=[lost]) == {}
+                # As many nodes may go once more as at first.
+                cluster.kill(first[2])
+                opened = await store.ledgers.open(made.ledger_id)
+                assert [each.payload for each in await opened.read(0, 599)] == payloads(600)
+
+        simulate(scenario, nodes=6)
 
 
 class TestDeletion:
