@@ -230,7 +230,9 @@ class Node:
         admission = Admission(settings, host, self._membership, events)
         await admission.ask()
         await self._open_engine(admission.is_anew)
-        known = (self._epochs.read, lambda: self._members, self._renew_seals)
+        known = (
+            self._epochs.read, lambda: self._members, self._renew_seals, self._membership
+        )  # fmt: skip
         self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
@@ -243,7 +245,7 @@ class Node:
         self._ledgers = LedgerCalls(
             LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
         )
-        if self._engine.has_lost:
+        if self._engine.has_lost or admission.is_anew:
             await self._renew_seals()
             await self._ledgers.note_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
@@ -284,6 +286,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._directory.run(lambda: self._engine.reached),
+            self._ledgers.run(),
             *self._tiering.works(),
         )
         for work in works:
