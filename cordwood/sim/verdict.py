@@ -17,7 +17,7 @@ import msgspec
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers import CHECKERS, Validity, Violation, check_all, run_is_valid
-from cordwood.sim.end_events import PaceBegan
+from cordwood.sim.end_events import DisksReplaced, PaceBegan
 from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
@@ -83,6 +83,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "disks given to nodes": Evidence((DiskGiven,), ("S17",)),
     "stores of the nodes": Evidence((BlockStored,), ("S14",)),
     "nodesets that nodes know": Evidence((NodesetsKnown,), ("S27",)),
+    "disks that were lost for good": Evidence((DisksReplaced,), ("L4",)),
     "limits of the nodes": Evidence((Gauged,), ("L6",)),
     "appends beside a hampered node": Evidence((PaceBegan,), ("L7",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),

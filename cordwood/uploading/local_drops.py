@@ -61,6 +61,7 @@ class LocalDrops:
         # By log: where its manifest ended when it was read last. It only rises.
         self._ends: dict[int, int] = {}
         self._said = SaidOnce(logger)
+        self._said_of: dict[int, SaidOnce] = {}
 
     async def run(self) -> None:
         """Make a pass at intervals, until cancelled."""
@@ -78,14 +79,20 @@ class LocalDrops:
         """One pass.
 
         Raises:
-            CordwoodError: the metadata store, main storage or LogsDB does not answer.
+            Retryable: the metadata store does not answer.
         """
         await self._measure()
         await self._logs.refresh()
         held = self._engine.cache.logs
         for log, info in sorted(self._logs.tiered.items()):
-            if log in held:
+            if log not in held:
+                continue
+            try:
                 await self._let_go(log, info)
+            except CordwoodError as error:
+                # One log's manifest, or its mark, is not as it should be: the others go on.
+                said = self._said_of.setdefault(log, SaidOnce(logger))
+                said.warning(f"log {log}: this node keeps what it might let go of: {error}")
 
     async def learn(self) -> None:
         """Take the tier point of every log from main storage: this node's disk is begun anew.
@@ -135,8 +142,8 @@ class LocalDrops:
         if parts[0].last < known:
             return known
         head = await (await self._objects.manifest(log)).load()
-        if head is None or head.end <= known:
-            return known
+        if head is None or head.end <= max(known, head.start):
+            return known  # a turn has begun, and nothing is committed
         if not await check_origin(await self._objects.store(), log, info.created_us):
             raise BadSetting(f"main storage does not say of which log {log} its history is")
         self._ends[log] = head.end

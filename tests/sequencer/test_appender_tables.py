@@ -44,6 +44,10 @@ LOG, EPOCH = 7, 2
 NODES = (1, 2, 3, 4)
 
 
+async def nothing_settled() -> dict[int, int]:
+    return {}
+
+
 class Nodes:
     """Storage nodes as an appender sees them: connections, free space, and stores on the way."""
 
@@ -116,6 +120,7 @@ class Bench:
             SequencerSettings(),
             lambda: self.now,
             random.Random(1),
+            nothing_settled,
         )
         nodeset = Nodeset.recorded([NodeId(n) for n in NODES], [f"rack{n}" for n in NODES], {})
         self.appender = LogAppender(LOG, EPOCH, nodeset, Replication(3), 0, self.asked, tools)

@@ -41,7 +41,9 @@ def test_a_long_run_is_whole_in_the_end(copies: str, seed: int) -> None:
     assert outcome.violations == ()
 
 
-@pytest.mark.parametrize("bug", [b for b in BUGS if b.name == "donor-skips-epoch"], ids=str)
+@pytest.mark.parametrize(
+    "bug", [b for b in BUGS if b.name == "donor-skips-epoch"], ids=lambda bug: bug.name
+)
 def test_a_bug_is_caught(bug: PlantedBug) -> None:
     with planted(bug):
         outcome = run("three", 1, 12.0)

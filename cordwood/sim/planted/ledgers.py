@@ -17,6 +17,7 @@ from cordwood.protocol.ledger_recovery import LedgerRecovery
 from cordwood.protocol.ledger_writer import LedgerWriter, Phase, Refusal, SendEntry, WriteMetadata
 from cordwood.quorum.ensemble import Answer
 from cordwood.settings import StorageSettings
+from cordwood.sim import ledger_clients
 from cordwood.sim.fault_plan import Damage
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
@@ -45,6 +46,14 @@ LEDGERS = scenario(
     every_s=1.0, length_s=25.0, shape=both(cluster_of(5, 3), _of_ledgers),
 )  # fmt: skip
 """Nodes and writers go while ledgers are written and recovered."""
+
+TWO_COPIES: tuple[tuple[int, int, int], ...] = ((5, 2, 2), (4, 2, 2))
+
+CHANGES = scenario(
+    "crash", "metadata_slow", "pause",
+    every_s=0.6, length_s=30.0, shape=both(cluster_of(6, 3), _of_ledgers),
+)  # fmt: skip
+"""Ensembles change all the time, and slowly."""
 
 IMPATIENT = scenario(
     "crash", "slow_links", "link_cut",
@@ -179,7 +188,10 @@ BUGS = (
     _bug("acks-in-any-order", "an entry is acknowledged before those below it",
          at(LedgerWriter._complete).around(_acks_in_any_order)),
     _bug("acks-in-change", "entries are acknowledged while an ensemble changes",
-         at(LedgerWriter._may_ack).instead(lambda self: self.phase is not Phase.ENDED)),
+         together(at(LedgerWriter._may_ack).instead(lambda self: self.phase is not Phase.ENDED),
+                  # Two copies of each entry, and recoveries while a node with one is away.
+                  value(lambda: ledger_clients.SHAPES, TWO_COPIES),
+                  value(lambda: ledger_clients.SALVAGE_S, 0.7)), CHANGES),
     _bug("change-above", "a new fragment begins behind what was added, not behind the LAC",
          at(LedgerWriter._propose).instead(_begins_behind_what_was_added)),
     _bug("lac-ahead", "an entry tells as confirmed what was added before it",

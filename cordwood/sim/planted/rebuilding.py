@@ -17,10 +17,9 @@ from cordwood.protocol import event_log
 from cordwood.protocol.event_log import Verdict
 from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, after_asking
 from cordwood.protocol.rebuild_watch import Start, on_start
-from cordwood.rebuilding import Acked, IsRebuilt, LostNode, RebuildingSet
+from cordwood.rebuilding import Acked, LostNode, RebuildingSet
 from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, TWO_COPIES_LOST
-from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.rebuild import admission, moves
 from cordwood.storage.rebuild.donor import Donor, Pass
 from cordwood.storage.rebuild.moves import Moves
@@ -52,16 +51,6 @@ def _one_donor_is_enough(right: Any, here: RebuildingSet, entry: LostNode) -> An
     return bool(right(here, entry)) or bool(entry.done)
 
 
-def _any_version(right: Any, here: RebuildingSet, event: IsRebuilt) -> Any:
-    return right(here, replace(event, version=here.version))
-
-
-def _late_all_the_same(right: Any, self: CachedLog, block: StoredBlock) -> bool:
-    epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
-    over = epoch <= self.clean or epoch in self._closed
-    return bool(right(self, block)) or (not seal and over and epoch not in self.ends)
-
-
 def _rank_kept(right: Any, move: Move, known: Mapping[int, Known]) -> Any:
     found, _ = right(move, known)
     return found, move.block.wave - 1
@@ -82,10 +71,6 @@ def _lost_may_give(right: Any, self: Losses, block: Held) -> Any:
     return block.copyset[0]
 
 
-def _unsettled_forgotten(right: Any, self: Pass) -> Any:
-    return self.report.is_clean
-
-
 BUGS = (
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
                at(Moves._send).around(_unawaited), scenario=DISKS_LOST),
@@ -96,15 +81,8 @@ BUGS = (
                scenario=DISKS_LOST),
     PlantedBug("donor-skips-epoch", "a donor leaves out the first epoch of each log",
                at(Donor._is_mine).around(_first_epoch_skipped), scenario=DISKS_LOST),
-    PlantedBug("donor-forgets-unsettled", "a donor does not wait for blocks that are not settled",
-               at(Pass.is_done).around(_unsettled_forgotten), scenario=DISKS_LOST),
     PlantedBug("empty-too-soon", "a node is called empty when one donor is done",
                at(event_log._is_over).around(_one_donor_is_enough), scenario=DISKS_LOST),
-    PlantedBug("rebuilt-of-any-version", "that a donor is done counts for whatever set there is",
-               at(event_log._is_rebuilt).around(_any_version), scenario=DISKS_LOST),
-    PlantedBug("rebuilt-dropped-late", "a node drops a rebuilt block of an epoch that has ended",
-               at(CachedLog._is_late).around(_late_all_the_same),
-               scenario=DISKS_LOST),
     PlantedBug("rebuilt-rank-kept", "a move writes envelopes that do not beat those that there are",
                at(after_asking, within=moves).around(_rank_kept), scenario=DISKS_LOST),
     PlantedBug("empty-disk-let-in", "a node with an empty disk joins before its data is elsewhere",
