@@ -254,22 +254,24 @@ class Node:
         self.note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
             await self._renew_seals()  # before the first store: epochs may have ended without it
-        await admission.complete(self._renew_seals)
         self._assemble_sequencer()
         self._exit.push_async_callback(self._peers.close)
         self._exit.push_async_callback(self._sequencer.close)
-        await self._refresh_members()  # before the first caller, who may say to be one of them
-        ours = self._hello(NodeId(0))
-        self.server = Server(host.network, ours, self, self._tasks, self.check_node)
-        self._exit.push_async_callback(self.server.close)
-        await self.server.listen(settings.listen)
-        await self._refresh_members()
         self._tiering = Tiering(
             settings, host, self._metadata, self._logs, self._engine, self._open_objects,
             members=lambda: self._members, dead=lambda: self._gossip.dead,
             address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
         )  # fmt: skip
         self._exit.push_async_callback(self._tiering.close)
+        if admission.is_anew:
+            await self._tiering.learn()
+        await admission.complete(self._renew_seals)
+        await self._refresh_members()  # before the first caller, who may say to be one of them
+        ours = self._hello(NodeId(0))
+        self.server = Server(host.network, ours, self, self._tasks, self.check_node)
+        self._exit.push_async_callback(self.server.close)
+        await self.server.listen(settings.listen)
+        await self._refresh_members()
         works = (
             self._refresh(),
             self._sequencer.run(),

@@ -25,6 +25,7 @@ from cordwood.protocol.tier_plan import Pressure, TierPolicy, droppable, pressur
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.origin import check_origin
+from cordwood.tier.repair import find_logs
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
 
@@ -92,6 +93,26 @@ class LocalDrops:
                 # One log's manifest, or its mark, is not as it should be: the others go on.
                 said = self._said_of.setdefault(log, SaidOnce(logger))
                 said.warning(f"log {log}: this node keeps what it might let go of: {error}")
+
+    async def learn(self) -> None:
+        """Take the tier point of every log from main storage: this node's disk is begun anew.
+
+        The blocks of such a node were made anew on others. What had left the node was not, and so
+        the node would say of it that nobody stored it. Once all nodes of a nodeset began anew,
+        readers would take all that lies in main storage for lost.
+
+        Raises:
+            CordwoodError: the metadata store or main storage does not answer.
+        """
+        await self._logs.refresh()
+        store = await self._objects.store()
+        for log in await find_logs(store):
+            info = self._logs.all.get(log)
+            head = await (await self._objects.manifest(log)).load()
+            if info is None or head is None or head.end < 2:
+                continue
+            if await check_origin(store, log, info.created_us):
+                await self._engine.tier(log, head.end - 1, head.end - 1)
 
     async def _measure(self) -> None:
         try:

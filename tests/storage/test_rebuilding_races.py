@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate, until, values
-from rebuild_scene import call_lost, copies, keep_starting, lose_disk, put_records
+from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until, values
+from rebuild_scene import call_lost, copies, healed, keep_starting, lose_disk, put_records
 
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
+from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.event_log import StoredEventLog
 from cordwood.nodes import Authority
 from cordwood.protocol.event_log import Outcome, authority_of
 from cordwood.rebuilding import Acked, RebuildEvent
-from cordwood.settings import ClientSettings
+from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 
 
 def is_called_empty(cluster: ClusterAtHand, node: int) -> bool:
@@ -120,3 +121,30 @@ def test_an_epoch_that_ends_between_the_seals_and_the_ack_of_a_node_stays_ended(
 
     monkeypatch.setattr(StoredEventLog, "say", say)
     simulate(scenario, nodes=5, copies=2)
+
+
+def test_nodes_that_begin_anew_know_what_lies_in_main_storage() -> None:
+    """Every disk is lost once, each after the last one was made anew."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        tiered = LogAttributes(tier=True, local_retention=5, tier_after_s=1)
+        written = [b"%d " % number + bytes(400) for number in range(30)]
+        async with cluster.client(timeout_s=30) as store:
+            await store.create_log("log", attributes=tiered)
+            for value in written:
+                await store.append("log", value)
+                await asyncio.sleep(0.2)
+        await until(lambda: all(not n.engine.logs.stored_bytes for n in cluster.running.values()))
+        for node in cluster.numbers:
+            lose_disk(cluster, node)
+            await call_lost(cluster, node)
+            keep_starting(cluster, node)
+            await healed(cluster)
+        async with cluster.client() as store:
+            assert await values(store, "log") == written
+            assert not await store.is_empty("log")
+
+    simulate(
+        scenario, nodes=4, copies=2, tier=TierSettings(BUCKET, look_s=1.0),
+        storage=StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1),
+    )  # fmt: skip

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
 from typing import TypeVar
 
 from cordwood.block import Buffer, Codec
@@ -15,7 +20,7 @@ from cordwood.client.append.appends import Appends
 from cordwood.client.append.blocks import Columns, check_group, cut_blocks
 from cordwood.client.append.line import Line
 from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.append.producer import Producer
+from cordwood.client.append.producer import Producer, ProducerPlace
 from cordwood.client.append.record_check import (
     Headers,
     Timestamp,
@@ -76,11 +81,15 @@ class AppendCalls:
         headers = None if headers is None else own_headers(headers)
         deadline = self._deadline()
         info = await self._find(log)
-        lane = self._appends.log(info.log_id, producer)
-        async with _in_turn(lane, deadline):
-            is_late = await self._wait_open_space(deadline)
-            future = lane.add(value, key, time_us, headers, size, expected_tail)
-        return await (self._by(deadline, future) if is_late else future)
+        with _calling(producer, info.log_id) as place:
+            lane = self._appends.log(info.log_id, producer)
+            async with _in_turn(lane, deadline):
+                is_late = await self._wait_open_space(deadline)
+                future = lane.add(value, key, time_us, headers, size, expected_tail)
+                end = lane.next_sequence
+            lsn = await (self._by(deadline, future) if is_late else future)
+            _note_answered(place, end)
+        return lsn
 
     async def append_many(
         self,
@@ -99,41 +108,44 @@ class AppendCalls:
         headers = own_header_lists(headers)
         deadline = self._deadline()
         info = await self._find(log)
-        appends = self._appends.log(info.log_id, producer)
-        step = self._settings.block_records
-        runs: list[tuple[asyncio.Future[Lsn], int]] = []
-        ended: list[CordwoodError] = []
-        is_late = False
-        async with _in_turn(appends, deadline, is_long=len(values) > step):
-            for at in range(0, len(values), step):
-                part = slice(at, at + step)
-                times = times_us
-                if times_us is not None and not isinstance(times_us, int):
-                    times = times_us[part]
-                try:
-                    is_late = await self._wait_open_space(deadline)
-                    runs += appends.add_many(
-                        values[part],
-                        keys[part] if keys is not None else None,
-                        times,
-                        headers[part] if headers is not None else None,
-                        sizes[part],
-                    )
-                except CordwoodError as error:
-                    # What was added before is in flight all the same, and decides with it.
-                    ended.append(error)
-                    break
-        answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
-        firsts = await (self._by(deadline, answers) if is_late else answers)
-        failures = [first for first in firsts if isinstance(first, BaseException)]
-        stored = len(firsts) - len(failures)
-        failures += ended
-        if failures and stored:
-            raise OutcomeUnknown(
-                f"{stored} blocks are stored, the others were not acknowledged: {failures[0]}"
-            ) from failures[0]
-        if failures:
-            raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
+        with _calling(producer, info.log_id) as place:
+            appends = self._appends.log(info.log_id, producer)
+            step = self._settings.block_records
+            runs: list[tuple[asyncio.Future[Lsn], int]] = []
+            ended: list[CordwoodError] = []
+            is_late = False
+            async with _in_turn(appends, deadline, is_long=len(values) > step):
+                for at in range(0, len(values), step):
+                    part = slice(at, at + step)
+                    times = times_us
+                    if times_us is not None and not isinstance(times_us, int):
+                        times = times_us[part]
+                    try:
+                        is_late = await self._wait_open_space(deadline)
+                        runs += appends.add_many(
+                            values[part],
+                            keys[part] if keys is not None else None,
+                            times,
+                            headers[part] if headers is not None else None,
+                            sizes[part],
+                        )
+                    except CordwoodError as error:
+                        # What was added before is in flight all the same, and decides with it.
+                        ended.append(error)
+                        break
+                end = appends.next_sequence
+            answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
+            firsts = await (self._by(deadline, answers) if is_late else answers)
+            failures = [first for first in firsts if isinstance(first, BaseException)]
+            stored = len(firsts) - len(failures)
+            failures += ended
+            if failures and stored:
+                raise OutcomeUnknown(
+                    f"{stored} blocks are stored, the others were not acknowledged: {failures[0]}"
+                ) from failures[0]
+            if failures:
+                raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
+            _note_answered(place, end)
         return [
             lsn
             for first, (_, records) in zip(firsts, runs, strict=True)
@@ -168,19 +180,22 @@ class AppendCalls:
         deadline = self._deadline()
         info = await self._find(log)
         settings = self._settings
-        lane = self._appends.log(info.log_id, producer)
-        async with _in_turn(lane, deadline):
-            is_late = await self._wait_open_space(deadline)
-            parts = cut_blocks(
-                columns,
-                Codec[settings.codec.upper()],
-                settings.block_bytes,
-                settings.block_records,
-                self._now_us,
-            )
-            check_group(parts)
-            future = lane.add_group(parts, sum(columns.sizes))
-        first = await (self._by(deadline, future) if is_late else future)
+        with _calling(producer, info.log_id) as place:
+            lane = self._appends.log(info.log_id, producer)
+            async with _in_turn(lane, deadline):
+                is_late = await self._wait_open_space(deadline)
+                parts = cut_blocks(
+                    columns,
+                    Codec[settings.codec.upper()],
+                    settings.block_bytes,
+                    settings.block_records,
+                    self._now_us,
+                )
+                check_group(parts)
+                future = lane.add_group(parts, sum(columns.sizes))
+                end = lane.next_sequence
+            first = await (self._by(deadline, future) if is_late else future)
+            _note_answered(place, end)
         return [Lsn(lsn) for lsn in range(first, first + len(columns.values))]
 
     def _sizes(
@@ -230,6 +245,16 @@ class AppendCalls:
                 f"{why}: read the log to see whether it is stored. What is not there yet may still "
                 "come; only a producer can send it again"
             ) from None
+
+
+def _calling(producer: Producer | None, log: int) -> AbstractContextManager[ProducerPlace | None]:
+    """Has a producer know that an append to a log has not ended; see `Producer.again`."""
+    return nullcontext() if producer is None else producer.call(log)
+
+
+def _note_answered(place: ProducerPlace | None, end: int) -> None:
+    if place is not None:
+        place.answered = max(place.answered, end)
 
 
 def _in_turn(

@@ -140,6 +140,14 @@ class LogAppends:
         """Whether a block is pending, queued or sent."""
         return bool(self._sent or self._queue or self._batch)
 
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next record that is added; 0 without a producer."""
+        if self._producer is None:
+            return 0
+        added = self._batch.count if self._batch is not None else 0
+        return self._producer.next_sequence(self.log) + added
+
     # Submitting.
 
     def add(

@@ -25,13 +25,32 @@ Source: docs/design.md §3 ("Producers").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from cordwood.errors import BadSetting
+from cordwood.errors import BadSetting, Misplaced, OutOfSequence
 from cordwood.protocol.producers import QUERY_PRODUCERS
 
 PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
+
+
+@dataclass(slots=True)
+class ProducerPlace:
+    """Where a producer stands in one log.
+
+    Attributes:
+        sequence: of the next record.
+        calls: appends that have not ended.
+        answered: the sequence behind the last append that ended well.
+        is_over: `Producer.again` made another producer for this log.
+    """
+
+    sequence: int = 0
+    calls: int = 0
+    answered: int = 0
+    is_over: bool = False
 
 
 class Producer:
@@ -66,32 +85,78 @@ class Producer:
             raise BadSetting(f"producer epoch {epoch}: it goes from 0 to {EPOCH_MAX}")
         self.producer = producer
         self.epoch = epoch
-        self._next = dict(sequences or {})
+        # By log number. The producers that `again` makes have the same places in other logs: an
+        # append that is on its way there takes its sequence later, and no other one may take it.
+        self._shared = {log: ProducerPlace(at) for log, at in (sequences or {}).items()}
+        self._own: dict[int, ProducerPlace] = {}
 
     def again(self, log: int, sequence: int) -> Producer:
         """This producer, to send records again whose append ended with an error.
 
         Send the same records in the same calls, one call after another, and nothing else before.
+        In this log, this producer appends nothing more.
 
         Args:
             log: the log's number.
             sequence: of the first of these records: what `next_sequence` said before that append.
         Returns:
             A producer that goes on there in this log, and in the others where this one is.
+        Raises:
+            BadSetting: an append of this producer to the log has not ended, or another append got
+                that place and is stored. Other records sent there would be taken for a repeat.
         """
-        return type(self)(self.producer, self.epoch, {**self._next, log: sequence})
+        place = self._place(log)
+        was_over, place.is_over = place.is_over, True
+        # Race: another thread may begin a call now. It counts itself before it looks at `is_over`.
+        if place.calls or sequence < place.answered:
+            place.is_over = was_over
+            why = f"{place.calls} other appends of it have not ended"
+            if not place.calls:
+                why = f"other records have this place and are stored, up to {place.answered}"
+            raise BadSetting(
+                f"{self} cannot go on at sequence {sequence} of log {log}: {why}. Make one call "
+                "after another"
+            )
+        other = type(self)(self.producer, self.epoch)
+        other._shared = self._shared
+        other._own = {**self._own, log: ProducerPlace(sequence)}
+        return other
+
+    @contextmanager
+    def call(self, log: int) -> Iterator[ProducerPlace]:
+        """An append begins, and ends as the block does; how far it came is noted by the caller.
+
+        Raises:
+            OutOfSequence: `again` made another producer for this log.
+        """
+        place = self._place(log)
+        place.calls += 1
+        try:
+            if place.is_over:
+                raise OutOfSequence(
+                    f"{self} is over in log {log}: append with the producer that Producer.again "
+                    "gave",
+                    Misplaced.BEHIND,
+                )
+            yield place
+        finally:
+            place.calls -= 1
+
+    def _place(self, log: int) -> ProducerPlace:
+        return self._own.get(log) or self._shared.setdefault(log, ProducerPlace())
 
     def __repr__(self) -> str:
         return f"Producer({self.producer}, {self.epoch})"
 
     def next_sequence(self, log: int) -> int:
         """The sequence that the next record appended to a log gets."""
-        return self._next.get(log, 0)
+        return self._place(log).sequence
 
     def take(self, log: int, count: int) -> int:
         """Give sequences to `count` records; the first of them."""
-        first = self.next_sequence(log)
-        self._next[log] = first + count
+        place = self._place(log)
+        first = place.sequence
+        place.sequence = first + count
         return first
 
 

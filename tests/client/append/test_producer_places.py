@@ -1,0 +1,143 @@
+"""`Producer.again`: no two records get one place, whichever calls were in flight beside it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import simulate
+
+from cordwood.block import Gap
+from cordwood.client.append.producer import Producer
+from cordwood.errors import BadSetting, OutcomeUnknown, OutOfSequence, Retryable
+
+
+async def values(store, log) -> list[bytes]:
+    return [each.value async for each in await store.read(log) if not isinstance(each, Gap)]
+
+
+class Writer:
+    """The page's recipe: one producer for all logs, begun again after each error."""
+
+    def __init__(self, store) -> None:
+        self.store = store
+        self.producer = Producer(12)
+        self.numbers = {}
+
+    async def begin(self, log):
+        self.numbers[log] = (await self.store.create_log(log)).log_id
+        await self.once(log, b"0")
+
+    async def once(self, log, value):
+        number = self.numbers[log]
+        place = self.producer.next_sequence(number)
+        while True:
+            try:
+                return await self.store.append(log, value, producer=self.producer)
+            except (OutcomeUnknown, Retryable):
+                self.producer = self.producer.again(number, place)
+
+
+async def out_of_reach(cluster, seconds):
+    for number in (1, 2, 3):
+        cluster.kill(number)
+    await asyncio.sleep(seconds)
+    await cluster.start()
+
+
+def test_a_call_that_waits_for_room_in_another_log_keeps_its_place():
+    """Both calls to "b" were acknowledged at one LSN, and the second record was lost."""
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=3, window_records=1) as store:
+            writer = Writer(store)
+            for log in "ab":
+                await writer.begin(log)
+
+            async def to_b():
+                await asyncio.sleep(2)
+                return [await writer.once("b", b"%d" % n) for n in (1, 2, 3)]
+
+            _, lsns, _ = await asyncio.gather(
+                writer.once("a", b"1"), to_b(), out_of_reach(cluster, 3.2)
+            )
+            assert len(set(lsns)) == 3
+            assert await values(store, "a") == [b"0", b"1"]
+            assert await values(store, "b") == [b"0", b"1", b"2", b"3"]
+
+    simulate(scenario)
+
+
+def test_calls_that_failed_together_do_not_get_one_place():
+    """All three were acknowledged at one LSN, and two records were lost."""
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=3) as store:
+            writer = Writer(store)
+            await writer.begin("log")
+            sent = [asyncio.create_task(writer.once("log", b"%d" % n)) for n in range(3)]
+            await out_of_reach(cluster, 5)
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+            refused = [each for each in answers if isinstance(each, BadSetting)]
+            assert refused
+            assert "one call after another" in str(refused[0])
+            told = [b"%d" % n for n, each in enumerate(answers) if isinstance(each, int)]
+            assert set(told) <= set(await values(store, "log"))
+            assert len(told) + len(refused) == 3
+
+    simulate(scenario)
+
+
+def test_a_place_that_another_call_has_is_not_given_again():
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            for count, append in (
+                (1, store.append("log", b"0", producer=producer)),
+                (3, store.append_many("log", [b"1", b"2"], producer=producer)),
+                (4, store.append_many("log", [b"3"], producer=producer, atomic=True)),
+            ):
+                await append
+                with pytest.raises(BadSetting, match=f"up to {count}"):
+                    producer.again(log, count - 1)
+            later = producer.again(log, 4)
+            await store.append("log", b"4", producer=later)
+            assert await values(store, "log") == [b"%d" % n for n in range(5)]
+
+    simulate(scenario)
+
+
+def test_a_producer_that_was_begun_again_appends_nothing_more_to_that_log():
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            later = producer.again(log, 0)
+            with pytest.raises(OutOfSequence, match=r"Producer\.again"):
+                await store.append("log", b"late", producer=producer)
+            await store.append("log", b"one", producer=later)
+            await store.append("other", b"one", producer=producer)
+            await store.append("other", b"two", producer=later)
+            assert await values(store, "log") == [b"one"]
+            assert await values(store, "other") == [b"one", b"two"]
+
+    simulate(scenario)
+
+
+def test_a_call_that_was_cancelled_is_sent_again_at_its_place():
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            await store.append("log", b"zero", producer=producer)
+            call = asyncio.create_task(store.append("log", b"one", producer=producer))
+            await asyncio.sleep(0)
+            with pytest.raises(BadSetting, match="have not ended"):
+                producer.again(log, 1)
+            call.cancel()
+            await asyncio.wait([call])
+            await store.append("log", b"one", producer=producer.again(log, 1))
+            assert await values(store, "log") == [b"zero", b"one"]
+
+    simulate(scenario)
