@@ -22,6 +22,7 @@ from cordwood.layout.message import Yield
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import LogId
 from cordwood.metadata.epoch_store import Configuration, EpochRecord, Wanted
+from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable
@@ -137,6 +138,21 @@ class Activation:
         if info is not None:
             self._attributes[log] = info.attributes
         return wanted
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether an epoch was taken whose appender is not there yet."""
+        return bool(self._attributes)
+
+    def note_attributes(self, infos: Mapping[LogId, LogInfo]) -> None:
+        """Logs have these attributes by now.
+
+        Race: until its appender is there, nobody else tells an epoch of a change. It may wait long
+        for nodes that are away.
+        """
+        for log in self._attributes:
+            if (info := infos.get(LogId(log))) is not None:
+                self._attributes[log] = info.attributes
 
     def wanted(self, log: int, attributes: LogAttributes) -> Configuration | None:
         """The configuration that a new epoch should have. None if the present members cannot keep

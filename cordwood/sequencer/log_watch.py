@@ -74,7 +74,7 @@ class LogWatch:
         """Watch until cancelled."""
         mark: int | None = None
         count: int | None = None
-        looked_s = -WATCH_S
+        looked_s = checked_s = -WATCH_S
         loop = asyncio.get_running_loop()
         while True:
             patience_s = DRAIN_S if self._draining else min(MOVED_S, WATCH_S)
@@ -87,7 +87,9 @@ class LogWatch:
                 was, count = count, await self._logs.changes()
                 self.changes = count
                 self._end_late()
-                if count != was or mark == seen:
+                # Trap: the mark counts every write of the metadata store, so it seldom stays.
+                if count != was or mark == seen or looked_s - checked_s >= WATCH_S:
+                    checked_s = looked_s
                     self._on_change()
                     await self._look()
             except CordwoodError as error:
@@ -102,9 +104,10 @@ class LogWatch:
 
     async def _look(self) -> None:
         """Bring every log that is sequenced here up to its attributes."""
-        if not self._sequencer.sequencing():
+        if not self._sequencer.sequencing() and not self._activation.is_beginning:
             return
         infos = {info.log_id: info for info in await self._logs.list()}
+        self._activation.note_attributes(infos)
         for log, appender in self._sequencer.sequencing().items():
             info = infos.get(LogId(log)) or await self._logs.by_id(log)
             wants_another = info is not None and self._asks_for_another(info, appender)

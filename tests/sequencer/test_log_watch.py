@@ -7,10 +7,11 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 
-from cordwood.errors import OutcomeUnknown
-from cordwood.log_attributes import LogAttributes
+from cordwood.errors import AccessDenied, OutcomeUnknown
+from cordwood.log_attributes import LogAttributes, token_digest
+from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender
-from cordwood.sequencer.log_watch import DRAIN_S, LogWatch
+from cordwood.sequencer.log_watch import DRAIN_S, WATCH_S, LogWatch
 
 
 def test_an_epoch_that_ends_while_its_attributes_are_looked_at_is_not_drained_again(
@@ -68,3 +69,53 @@ def test_an_epoch_that_does_not_drain_is_ended() -> None:
             assert b"3" in await values(other, "log", until=last)
 
     simulate(scenario, nodes=6)
+
+
+async def a_token_is_set_while_an_epoch_begins(cluster: ClusterAtHand, heard_s: float) -> None:
+    """The epoch waits for a node that is stopped; then an outsider appends after `heard_s`."""
+    token = "a secret of the owner"
+    async with (
+        cluster.client(timeout_s=60) as outsider,
+        cluster.client(timeout_s=60, write_tokens=(token,)) as owner,
+    ):
+        made = await owner.create_log("/a", copies=2, attributes=LogAttributes(nodeset_size=3))
+        await owner.append("/a", b"1")
+        killed = cluster.sequencer_of(made.log_id)
+        stopped = made.history[-1].nodes[-2]
+        assert stopped != killed
+        cluster.machine(stopped).pause()
+        cluster.kill(killed)
+        await asyncio.sleep(0.1)  # the client has noticed that
+        append = asyncio.ensure_future(owner.append("/a", b"2"))
+        await asyncio.sleep(1.3)
+        owned = LogAttributes(write_token=token_digest(token))
+        await owner.log_tree.set_attributes("/a", owned)
+        await asyncio.sleep(1.3)
+        assert not append.done()
+        cluster.machine(stopped).resume()
+        last = await append
+        assert last.epoch == 2
+        for batch in range(round(heard_s)):
+            await owner.publish("busy", batch, [])  # a write to the metadata store
+            await asyncio.sleep(1)
+        with pytest.raises(AccessDenied, match="this client showed none"):
+            await outsider.append("/a", b"3")
+        assert await values(owner, "/a", until=last) == [b"1", b"2"]
+
+
+def test_an_epoch_begins_with_the_attributes_that_were_set_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It went on with those from before it waited for nodes, until the next change of any log."""
+    monkeypatch.setattr("cordwood.client.find.tail_calls.check_write_token", lambda *_: None)
+    simulate(lambda cluster: a_token_is_set_while_an_epoch_begins(cluster, 0), nodes=6)
+
+
+def test_all_logs_are_checked_once_a_minute_whatever_else_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every write to the metadata store put the check off, and there is always another one."""
+    monkeypatch.setattr("cordwood.client.find.tail_calls.check_write_token", lambda *_: None)
+    monkeypatch.setattr(Activation, "note_attributes", lambda *_: None)  # a change that is missed
+    heard_s = 2 * WATCH_S
+    simulate(lambda cluster: a_token_is_set_while_an_epoch_begins(cluster, heard_s), nodes=6)
