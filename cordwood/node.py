@@ -230,7 +230,9 @@ class Node:
         admission = Admission(settings, host, self._membership, events)
         await admission.ask()
         await self._open_engine(admission.is_anew)
-        known = (self._epochs.read, lambda: self._members, self._renew_seals)
+        known = (
+            self._epochs.read, lambda: self._members, self._renew_seals, self._membership
+        )  # fmt: skip
         self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
@@ -243,7 +245,7 @@ class Node:
         self._ledgers = LedgerCalls(
             LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
         )
-        if self._engine.has_lost:
+        if self._engine.has_lost or admission.is_anew:
             await self._renew_seals()
             await self._ledgers.note_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
@@ -252,22 +254,24 @@ class Node:
         self.note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
             await self._renew_seals()  # before the first store: epochs may have ended without it
-        await admission.complete(self._renew_seals)
         self._assemble_sequencer()
         self._exit.push_async_callback(self._peers.close)
         self._exit.push_async_callback(self._sequencer.close)
-        await self._refresh_members()  # before the first caller, who may say to be one of them
-        ours = self._hello(NodeId(0))
-        self.server = Server(host.network, ours, self, self._tasks, self.check_node)
-        self._exit.push_async_callback(self.server.close)
-        await self.server.listen(settings.listen)
-        await self._refresh_members()
         self._tiering = Tiering(
             settings, host, self._metadata, self._logs, self._engine, self._open_objects,
             members=lambda: self._members, dead=lambda: self._gossip.dead,
             address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
         )  # fmt: skip
         self._exit.push_async_callback(self._tiering.close)
+        if admission.is_anew:
+            await self._tiering.learn()
+        await admission.complete(self._renew_seals)
+        await self._refresh_members()  # before the first caller, who may say to be one of them
+        ours = self._hello(NodeId(0))
+        self.server = Server(host.network, ours, self, self._tasks, self.check_node)
+        self._exit.push_async_callback(self.server.close)
+        await self.server.listen(settings.listen)
+        await self._refresh_members()
         works = (
             self._refresh(),
             self._sequencer.run(),
@@ -284,6 +288,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._directory.run(lambda: self._engine.reached),
+            self._ledgers.run(),
             *self._tiering.works(),
         )
         for work in works:

@@ -82,6 +82,7 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        rebuild_after_s: float = 1200.0,
         tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
@@ -97,6 +98,7 @@ class ClusterAtHand:
         self._create_logs = create_logs
         self._names = itertools.count(1)
         self._make_tables = make_tables
+        self._rebuild_after_s = rebuild_after_s
         self._tier = tier or TierSettings()
         self._storage = replace(storage or StorageSettings(), wal_bytes=wal_bytes)
 
@@ -177,6 +179,7 @@ class ClusterAtHand:
             default_replication=self._replication,
             create_logs=self._create_logs,
             refresh_s=0.5,
+            rebuild_after_s=self._rebuild_after_s,
             sequencer=self._sequencer,
             tier=self._tier,
             storage=replace(

@@ -1,23 +1,33 @@
 """What a node answers about ledgers: of their entries by its storage, of their metadata by the
-metadata store.
+metadata store. It also lets go of ledgers that were deleted.
 
-Source: docs/protocol/ledgers.md.
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (c).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
+from cordwood.errors import CordwoodError
 from cordwood.layout.ledger_entry import ledger_key_of
 from cordwood.layout.ledger_records import LedgerChange, LedgerFlag
 from cordwood.layout.message import Reply
-from cordwood.layout.message_ledgers import LedgerCall, LedgerEntryCall
+from cordwood.layout.message_ledgers import LEDGERS_MAX, LedgerCall, LedgerEntryCall
 from cordwood.ledger import LedgerState
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.nodes import NodeId
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 
 logger = logging.getLogger(__name__)
+
+SWEEP_S = 600.0
+"""Between two looks for ledgers that were deleted; BookKeeper's."""
+
+FORGET_AT_ONCE = 100
+"""Ledgers that go at a time: taking rows out of a table stops its flushes meanwhile."""
+
+FORGET_PAUSE_S = 1.0
 
 
 class LedgerCalls:
@@ -33,6 +43,45 @@ class LedgerCalls:
         if isinstance(call, LedgerEntryCall):
             return await self._store.answer(call)
         return await self._metadata.answer(call)
+
+    async def run(self) -> None:
+        """Let go of deleted ledgers every so often, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.sweep()
+            except CordwoodError as error:
+                # A doubtful answer deletes nothing.
+                logger.info("deleted ledgers are looked for later: %s", error)
+
+    async def sweep(self) -> int:
+        """Let go of ledgers that the metadata store does not have; how many went.
+
+        What is here is listed first: a ledger that is made meanwhile is not among it. Each one is
+        asked for once more by itself before it goes.
+
+        Raises:
+            CordwoodError: the metadata store did not answer, or a tombstone is not durable.
+        """
+        index = self._store.index
+        here = [each for each, held in index.held.items() if not held.flags & LedgerFlag.GONE]
+        known: set[int] = set()
+        after = -1
+        while page := await self._metadata.page(after, LEDGERS_MAX):
+            known.update(page)
+            after = page[-1]
+        gone = [
+            each
+            for each in sorted(here)
+            if each not in known and await self._metadata.get(each) is None
+        ]
+        for at in range(0, len(gone), FORGET_AT_ONCE):
+            if at:
+                await asyncio.sleep(FORGET_PAUSE_S)
+            await self._store.forget(gone[at : at + FORGET_AT_ONCE])
+        if gone:
+            logger.info("%d ledgers were deleted, and their entries are gone here too", len(gone))
+        return len(gone)
 
     async def note_loss(self) -> None:
         """This node lost records: fence what it may have lost fences or entries of.

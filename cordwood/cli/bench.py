@@ -1,4 +1,4 @@
-"""`cordwood bench append | ledgers | read | node | logsdb | cold | idle | import | sim | spark`."""
+"""`cordwood bench`: append, ledgers, read, node, logsdb, cold, tier, idle, import, sim, spark."""
 
 from __future__ import annotations
 
@@ -268,6 +268,36 @@ def logsdb(
         ]
 
     show_figures(run_measurement(measure()), as_json)
+
+
+@app.command()
+def tier(
+    repeat: RepeatOption = 5,
+    directory: DirOption = ".",
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store",
+            metavar="STORE",
+            help="A directory, or s3://…, gs://…, az://….",
+            show_default="a directory that is removed",
+        ),
+    ] = "",
+    mib: Annotated[int, typer.Option("--mib", min=1, help="MiB of payloads.")] = 256,
+    as_json: JsonOption = False,
+) -> None:
+    """Upload a log to main storage and read it back, records of 256 B, one log, one reader.
+
+    The reference is plain puts and gets of the same bytes in the same store.
+    """
+    from cordwood.bench.tier import TierProfile, bench_tier
+    from cordwood.settings import MIB
+
+    work = bench_tier(
+        TierProfile(total_bytes=mib * MIB), store=store, directory=directory, repeats=repeat,
+        say=say,
+    )  # fmt: skip
+    show_figures(run_measurement(work), as_json)
 
 
 @app.command()

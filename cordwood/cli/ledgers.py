@@ -283,6 +283,39 @@ def recover(
 
 
 @app.command()
+def repair(
+    ledgers: Annotated[
+        list[int] | None, typer.Argument(metavar="[LEDGER]...", help="Without, all closed ones.")
+    ] = None,
+    nodes: Annotated[
+        list[int] | None, typer.Option("--node", min=1, help="A node that is lost for good.")
+    ] = None,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Make new copies of what lost nodes held of closed ledgers.
+
+    Lost are nodes that are no members, those whose data is said to be gone (`nodes status`), and
+    those that --node names.
+    """
+    told: list[dict[str, Any]] = []
+    with open_store(cluster) as store:
+        for ledger in ledgers or store.ledgers.list():
+            if not ledgers and store.ledgers.metadata(ledger).state != "closed":
+                continue
+            moved = store.ledgers.repair(ledger, _password(), nodes=nodes or ())
+            if moved:
+                told.append({"ledger": ledger, "moved": {str(a): b for a, b in moved.items()}})
+                if not as_json:
+                    words = ", ".join(f"node {b} for node {a}" for a, b in moved.items())
+                    typer.echo(f"ledger {ledger}: {words}")
+    if as_json:
+        typer.echo(json.dumps(told))
+    elif not told:
+        typer.echo("Nothing to repair: no ledger has a lost node.")
+
+
+@app.command()
 def fence(
     ledger: LedgerArgument, as_json: JsonOption = False, cluster: ClusterOption = None
 ) -> None:

@@ -174,13 +174,14 @@ def drain(node: NodeArgument, force: ForceOption = False, cluster: ClusterOption
 
 
 def undrain(node: NodeArgument, cluster: ClusterOption = None) -> None:
-    """Let a node that was drained, or is being drained, take records again."""
+    """Let a node that was drained, or is being drained, take records again.
+
+    A node that is empty by then ends: remove its directory, and start it again.
+    """
     _say(cluster, node, "undrain")
     typer.echo(f"Node {node} is not drained any more.")
 
 
 def _say(cluster: str | None, node: int, order: str, *, forced: bool = False) -> None:
-    from cordwood.layout.message_rebuilding import RebuildOrder
-
     with open_store(cluster) as store:
-        store.say_rebuild(node, RebuildOrder(order), forced=forced)
+        store.say_rebuild(node, order, forced=forced)

@@ -32,6 +32,7 @@ from cordwood.client.append.buffered_writer import (
 from cordwood.client.append.open_log import Appending
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, Timestamp
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
@@ -47,7 +48,6 @@ from cordwood.client.read.consumer_logs import ConsumerLogs
 from cordwood.client.read.cursors import Cursors
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import OnLogHealth, Reader
-from cordwood.client.read.senders import HeldBlock
 from cordwood.client.read.shared_tail import SharedTails
 from cordwood.client.tier_store import OpenObjects, TierStore
 from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog

@@ -235,6 +235,27 @@ class Membership:
         assert stored is not None, "the entry was there"
         return parse_member(node_id, stored)
 
+    async def owe_seals(self, node_id: NodeId) -> None:
+        """A node of which the rebuilding set has an entry is about to end that entry.
+
+        It is to be waited for from then on, and has to seal all logs first: this says so durably,
+        and `come_back` ends it.
+
+        Raises:
+            BadSetting: the node never registered.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is None:
+                raise BadSetting(f"there is no node {node_id}")
+            entry = _decode(node_id, found)
+            if entry.authority is Authority.UNAVAILABLE:
+                return None
+            owes = msgspec.structs.replace(entry, authority=Authority.UNAVAILABLE)
+            return msgspec.json.encode(owes)
+
+        await change_repeatably(self._store, _key(node_id), decide)
+
     async def set_authority(
         self, node_id: NodeId, authority: Authority, expected: Authority | None = None
     ) -> Member:

@@ -206,6 +206,8 @@ class LedgerWriter:
         self._limits = limits
         self._striping = held.metadata.striping
         self._head_length = self._pushed_length = 0
+        # The ensemble as it was looked up last, and the place of each node in it.
+        self._placed: tuple[tuple[int, ...], dict[int, int]] = ((), {})
         self._adds: dict[int, _Add] = {}
         self._slow: dict[int, _Add] = {}
         self._bytes = 0
@@ -261,19 +263,19 @@ class LedgerWriter:
         self._late.clear()
         return effects + self._go_on()
 
-    def on_stored(self, entry: int, node: int) -> list[Effect]:
-        """A node confirmed an entry. A node that is no member any more counts for nothing."""
+    def on_stored(self, node: int, *entries: int) -> list[Effect]:
+        """A node confirmed entries. A node that is no member any more counts for nothing."""
         place = self._place(node)
         if place is None or self.phase is Phase.ENDED:
             return []
-        add = self._adds.get(entry)
-        if add is None:
-            self._answered_late(entry, place)
-            return []
-        if place in write_set(entry, self._striping):
-            add.waits.discard(place)
-            add.failed.discard(place)
-            add.stored.add(place)
+        for entry in entries:
+            add = self._adds.get(entry)
+            if add is None:
+                self._answered_late(entry, place)
+            elif place in write_set(entry, self._striping):
+                add.waits.discard(place)
+                add.failed.discard(place)
+                add.stored.add(place)
         return self._complete()
 
     def on_failed(self, entry: int, node: int, refusal: Refusal) -> list[Effect]:
@@ -324,7 +326,10 @@ class LedgerWriter:
         return effects
 
     def _place(self, node: int) -> int | None:
-        return self.ensemble.index(node) if node in self.ensemble else None
+        nodes = self.ensemble
+        if nodes is not self._placed[0]:
+            self._placed = nodes, {each: place for place, each in enumerate(nodes)}
+        return self._placed[1].get(node)
 
     def _answered_late(self, entry: int, place: int) -> bool:
         """A member answered for an entry that is acknowledged; whether it was waited for."""

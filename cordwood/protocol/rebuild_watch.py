@@ -2,7 +2,7 @@
 
 Each node counts for itself how long others have been dead. Of all nodes that live, the one with the
 lowest number says it, so that an event is not written once by every node. If two say it, the second
-is found said already.
+is found said already. A node that sees no majority says nothing: it may be cut off itself.
 
 A node that starts looks at its own entry before it serves anybody. Data that was called gone may be
 there after all, and an empty disk may stand where the data should be.
@@ -38,6 +38,11 @@ class LossWatch:
         self._dead_since = {node: self._dead_since.get(node, now) for node in nodes if node in dead}
         alive = [node for node in nodes if node not in dead]
         if not self._after_s or not alive or alive[0] != self._me:
+            return []
+        # A node that is cut off sees all others dead, and is the first of those that it sees. Nodes
+        # whose data lies on others already are not missed.
+        empty = {entry.node for entry in rebuilding.lost if entry.is_empty}
+        if 2 * len(set(alive) - empty) <= len(set(nodes) - empty):
             return []
         return [
             NeedsRebuild(node, nodes, if_version=rebuilding.version)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Set
+from functools import lru_cache
 
 from cordwood.ledger import ENTRY_MAX, Striping
 
@@ -71,7 +72,7 @@ def negatives_needed(striping: Striping) -> int:
 
 def is_acknowledged(stored: Set[int], entry: int, striping: Striping) -> bool:
     """Whether enough members of the entry's write set have it."""
-    return len(stored & {*write_set(entry, striping)}) >= striping.ack
+    return len(stored & _members(entry % striping.ensemble, striping)) >= striping.ack
 
 
 def proves_absence(negative: Set[int], entry: int, striping: Striping) -> bool:
@@ -86,5 +87,11 @@ def covers(answered: Set[int], striping: Striping) -> bool:
     return all(len(answered & {*window}) >= needed for window in windows)
 
 
+@lru_cache(4096)
+def _members(first: int, striping: Striping) -> frozenset[int]:
+    return frozenset(_window(first, striping))
+
+
+@lru_cache(4096)
 def _window(first: int, striping: Striping) -> tuple[int, ...]:
     return tuple((first + k) % striping.ensemble for k in range(striping.write))

@@ -53,8 +53,6 @@ class DiskLosses:
         self._chance = chance
         self._until_s = until_s
         self._away: set[NodeId] = set()
-        # By node, the version of the entry for which its disk was emptied.
-        self._emptied: dict[NodeId, int] = {}
 
     @property
     def rebuilding(self) -> RebuildingSet:
@@ -70,7 +68,6 @@ class DiskLosses:
             await asyncio.sleep(LOOK_S)
             self._let_go()
             for node in self._refused():
-                self._emptied[node] = self._version(node)
                 self._empty(node)
             room = self._cluster.options.replication.copies - 1 - len(self._missing())
             if due_s <= loop.time() < self._until_s and room > 0:
@@ -96,13 +93,10 @@ class DiskLosses:
             node = NodeId(each.node)
             if not each.is_empty or node in self._cluster.running:
                 continue
-            has_data = self._cluster.machine(node).disk.tree.content("/node/identity") is not None
-            if has_data and self._emptied.get(node) != each.version and node not in self._away:
+            tree = self._cluster.machine(node).disk.tree
+            is_anew = tree.content("/node/anew") == str(each.version).encode()
+            if tree.content("/node/identity") is not None and not is_anew:
                 yield node
-
-    def _version(self, node: NodeId) -> int:
-        entry = self.rebuilding.entry(node)
-        return entry.version if entry is not None else 0
 
     def _empty(self, node: NodeId) -> None:
         is_up = self._cluster.machine(node).is_up

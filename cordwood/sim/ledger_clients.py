@@ -32,7 +32,15 @@ from cordwood.sim.ledger_events import (
 from cordwood.sim.payload import make_payload
 from cordwood.sim.workload import PAYLOAD_BYTES_MIN, RECONNECT_S, Clients
 
-SHAPES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 3), (2, 2, 1), (1, 1, 1))
+SHAPES: tuple[tuple[int, int, int], ...] = (
+    (3, 3, 2),
+    (3, 3, 2),
+    (3, 2, 2),
+    (4, 3, 2),
+    (5, 3, 3),
+    (2, 2, 1),
+    (1, 1, 1),
+)
 """E, Qw, Qa."""
 
 WRITE_S = 4.0

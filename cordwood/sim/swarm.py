@@ -108,6 +108,10 @@ WEIGHTS_SHARE = 0.3
 GIVEN_UP_SHARE = 0.25
 """Share of the seeds, of those that can, with an operator who gives up nodes that are down."""
 
+SCRIBES_SHARE = 0.1
+"""Share of the seeds, of those that can, in which ledgers are written: such a run takes a third
+longer. Where disks lose what they had, or appends are timed, there are none."""
+
 AUDITED_SHARE = 0.3
 """Share of the seeds in which nodes are scanned for their copies when all is over."""
 
@@ -189,6 +193,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             crowds=stream(seed, "crowds").choice((0, 0, 0, 0, 1)),
             read_only=read_only,
             given_up=_some(stream(seed, "given-up"), (*absent, *spared), GIVEN_UP_SHARE),
+            scribes=_scribes(stream(seed, "scribes"), damage, fills or paced),
             sorters=stream(seed, "sorters").choice((0, 0, 0, 0, 0, 0, 1)),
         ),
         faults=faults,
@@ -235,7 +240,8 @@ def _alone(options: RunOptions) -> RunOptions:
             sequencer=SequencerSettings(), wal_bytes=32 * MIB, weights={},
         ),
         workload=replace(
-            work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0, read_only=(), given_up=()
+            work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0, scribes=0,
+            read_only=(), given_up=(),
         ),
         faults=FaultOptions(kinds=(), alone="left_behind"),
         link=None,
@@ -265,6 +271,13 @@ def _loses(chance: random.Random, damage: Damage, absent: tuple[NodeId, ...], fi
     if damage is not Damage.NONE or absent or fills or chance.random() >= LOSES_SHARE:
         return ""
     return chance.choice((FEW, COPIES, COPIES))
+
+
+def _scribes(chance: random.Random, damage: Damage, is_other: bool) -> int:
+    """Clients that write ledgers."""
+    if damage is not Damage.NONE or is_other or chance.random() >= SCRIBES_SHARE:
+        return 0
+    return chance.choice((1, 1, 2))
 
 
 def _publishers(chance: random.Random, cluster: ClusterOptions) -> int:

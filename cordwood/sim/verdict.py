@@ -17,7 +17,7 @@ import msgspec
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers import CHECKERS, Validity, Violation, check_all, run_is_valid
-from cordwood.sim.end_events import PaceBegan
+from cordwood.sim.end_events import DisksReplaced, PaceBegan
 from cordwood.sim.history import (
     AppendInvoked,
     AppendOk,
@@ -36,6 +36,7 @@ from cordwood.sim.history import (
     RecordDelivered,
     Released,
     TailAnswered,
+    TierDumped,
 )
 from cordwood.sim.ledger_events import LedgerMade
 from cordwood.sim.name_events import NamedRead, NameLeads
@@ -82,12 +83,14 @@ EVIDENCE: Mapping[str, Evidence] = {
     "disks given to nodes": Evidence((DiskGiven,), ("S17",)),
     "stores of the nodes": Evidence((BlockStored,), ("S14",)),
     "nodesets that nodes know": Evidence((NodesetsKnown,), ("S27",)),
+    "disks that were lost for good": Evidence((DisksReplaced,), ("L4",)),
     "limits of the nodes": Evidence((Gauged,), ("L6",)),
     "appends beside a hampered node": Evidence((PaceBegan,), ("L7",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),
     "answers of find_time and find_key": Evidence((TimeFound, KeyFound), ("S20",)),
     "scrubs of the nodes": Evidence((NodeScrubbed,), ("S16",)),
     "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
+    "what main storage holds": Evidence((TierDumped,), ("S19",)),
     "scans of the nodes' copies": Evidence((NodeScanned,), ("O2",)),
     "losses that were accepted": Evidence((LossAccepted,), ("O3",)),
     "nodes that were given up": Evidence((RebuildingKnown,), ("O4",)),
@@ -96,7 +99,7 @@ EVIDENCE: Mapping[str, Evidence] = {
 }
 """By name."""
 
-_LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail", "trim"})
+_LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail", "trim", "tier"})
 
 
 @dataclass(frozen=True, slots=True)

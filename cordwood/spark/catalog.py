@@ -17,11 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
+from cordwood.block import Gap
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
 from cordwood.lsn import OLDEST, Lsn
-from cordwood.protocol.gap_detection import Delivery
 from cordwood.spark.find_time import Seen, find_time
 from cordwood.spark.group import cursors_of
 from cordwood.spark.offsets import data_loss
@@ -287,7 +287,7 @@ class Catalog:
                     bytes_max=1, timeout_s=self._options.request_timeout_s
                 ):
                     for taken in run:
-                        if isinstance(taken, Delivery):
+                        if not isinstance(taken, Gap):
                             header = taken.block.header
                             return Seen(header.first, header.last, header.append_time_us)
                         lsn = taken.last + 1
@@ -357,7 +357,7 @@ class Catalog:
         try:
             with self.store.read(read.log_id, lsn, lsn) as reader:
                 for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
-                    if isinstance(taken, Delivery):
+                    if not isinstance(taken, Gap):
                         header = taken.block.header
                         return header.raw_bytes / header.count
         except UnknownLog:

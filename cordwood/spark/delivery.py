@@ -24,8 +24,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from cordwood.client.blocking.blocking_store import BlockingStore
-from cordwood.client.publish.publishing import Published
-from cordwood.client.publish.staging import StagedRef
+from cordwood.client.values import Published, StagedRef
 from cordwood.errors import (
     CordwoodError,
     OutcomeUnknown,

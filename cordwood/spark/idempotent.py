@@ -24,12 +24,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.values import PLACES_MAX, PRODUCER_MAX, USERS, Producer
 from cordwood.errors import BadSetting, Misplaced, OutcomeUnknown, OutOfSequence, Rejected
 from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
-from cordwood.protocol.producers import PLACES_MAX, USERS
 from cordwood.spark.sink_rows import RowBlock
 
 logger = logging.getLogger(__name__)

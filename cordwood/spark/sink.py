@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cordwood.client.blocking.blocking_store import BlockingStore
-    from cordwood.client.publish.publishing import Published
-    from cordwood.client.publish.staging import StagedRef
+    from cordwood.client.values import Published, StagedRef
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from cordwood.block import Gap, GapKind
 from cordwood.client.blocking.blocking_readers import BlockingReader
 from cordwood.client.blocking.blocking_store import BlockingStore
-from cordwood.client.read.arrow_batches import BatchGatherer
-from cordwood.client.read.senders import HeldBlock
+from cordwood.client.blocks import DeliveredBlock
+from cordwood.client.values import BatchGatherer
 from cordwood.errors import UnknownLog, Unreachable
 from cordwood.lsn import format_lsn
-from cordwood.protocol.gap_detection import Delivery
 from cordwood.spark.gap_probe import HARMLESS, unreadable
 from cordwood.spark.gap_rows import gap_row, with_gap_columns
 from cordwood.spark.offsets import data_loss
@@ -33,7 +32,7 @@ STALL_TIMEOUT_S = 120.0
 """How long a task waits for the next block: Spark's own patience (`spark.network.timeout`),
 and longer than a node's restart. Then it fails, and Spark may try it elsewhere."""
 
-Taken = Delivery[HeldBlock] | Gap
+Taken = DeliveredBlock | Gap
 
 
 def read_slices(
@@ -80,7 +79,7 @@ def _read(
             runs = _runs(reader, each)
             failing = fail_on_data_loss and not with_gaps
             for taken in tiled(each, runs, fail_on_data_loss=failing):
-                if isinstance(taken, Delivery):
+                if not isinstance(taken, Gap):
                     yield from gatherer.add(each.name, taken)
                 elif with_gaps:
                     yield from gatherer.finish()

@@ -1,7 +1,8 @@
 """Uploads a log's history: blocks and gaps come in, objects are put and committed, in order.
 
 Each block is read once and put once. The order is always: write the object and read it back, put
-it, commit it. A crash before the commit leaves an orphan, which `collect` finds; a commit whose
+it, commit it; the next object may be written and put meanwhile, and is committed behind it. A crash
+before the commit leaves an orphan or two, which `collect` finds; a commit whose
 answer is lost is made again and is made once. Nothing goes past DATA_LOSS: the upload ends before
 it and says so. An uploader that is overtaken is told so by `Fenced` at its next commit.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -29,6 +31,7 @@ from cordwood.protocol.tier_plan import OBJECT_BYTES
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.origin import check_origin, keep_origin
+from cordwood.tiered import Head
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,10 @@ PUT_S = 600.0
 
 MAKE_S = 120.0
 """Writing an object, and reading it back: 64 MiB at half a megabyte a second."""
+
+MAKING_MAX = 2
+"""Objects that are made or put at once: the second is written while the first is on its way. Each
+holds its bodies and its bytes."""
 
 COMMIT_TRIES_MAX = 10
 COMMIT_PAUSE_S = 1.0
@@ -95,7 +102,7 @@ class LogUploader:
         self._created_us = created_us
         self._object_bytes = object_bytes
         self._done = Uploaded(0)
-        self._writer: ObjectWriter | None = None
+        self._made: deque[asyncio.Task[tuple[FinishedObject, str]]] = deque()
 
     async def next_lsn(self) -> int:
         """Where the manifest ends; 0 if the log has none yet.
@@ -127,39 +134,67 @@ class LogUploader:
         self._done = Uploaded(head.end)
         if head.end != first:
             return self._done  # another one went on meanwhile: what comes in is not what is next
+        try:
+            await self._upload(items, head)
+        finally:
+            made, self._made = self._made, deque()
+            for work in made:
+                work.cancel()
+            await asyncio.gather(*made, return_exceptions=True)
+        return self._done
+
+    async def _upload(self, items: AsyncIterator[Item], head: Head) -> None:
+        taken: list[Item] = []
+        first, size = head.end, 0
         async for item in items:
-            if isinstance(item, Gap) and item.kind is GapKind.DATA_LOSS:
-                self._done.blocked = item.first
-                logger.warning(
-                    "log %d: records from %s to %s are lost; nothing is uploaded past them until "
-                    "the loss is accepted", self._log, item.first, item.last,
-                )  # fmt: skip
-                break
-            writer = self._writer
-            if writer is None:
-                writer = self._writer = ObjectWriter()
-                writer.begin_log(self._log, self._name, self._done.end, head.fence)
+            if isinstance(item, Gap):
+                if item.kind is GapKind.DATA_LOSS:
+                    self._done.blocked = item.first
+                    logger.warning(
+                        "log %d: records from %s to %s are lost; nothing is uploaded past them "
+                        "until the loss is accepted", self._log, item.first, item.last,
+                    )  # fmt: skip
+                    break
+                taken.append(item)
+                continue
+            taken.append(item)
+            size += item[0].raw_bytes
+            if size >= self._object_bytes:
+                await self._close_object(taken, first, head.fence)
+                taken, first, size = [], int(item[0].last) + 1, 0
+        if size:
+            # Gaps alone wait for the records behind them: an epoch that ended is no object.
+            await self._close_object(taken, first, head.fence)
+        while self._made:
+            await self._commit(*await self._made[0])
+            self._made.popleft()
+
+    async def _close_object(self, items: list[Item], first: int, fence: int) -> None:
+        """Begin to make and put an object; commit the one that is first in line, if it has to."""
+        work = self._make_and_put(items, first, fence)
+        self._made.append(asyncio.get_running_loop().create_task(work))
+        if len(self._made) >= MAKING_MAX:
+            await self._commit(*await self._made[0])
+            self._made.popleft()
+
+    async def _make_and_put(
+        self, items: list[Item], first: int, fence: int
+    ) -> tuple[FinishedObject, str]:
+        """Write an object and read it back, put it; it and its name."""
+        done = await self._in_thread(lambda: self._make(items, first, fence))
+        name = done.name("", 0)
+        await self._store.put(name, [done.content], timeout_s=PUT_S)
+        return done, name
+
+    def _make(self, items: list[Item], first: int, fence: int) -> FinishedObject:
+        writer = ObjectWriter()
+        writer.begin_log(self._log, self._name, first, fence)
+        for item in items:
             if isinstance(item, Gap):
                 writer.add_gap(item)
             else:
-                await self._in_thread(lambda w=writer, block=item: w.add_block(*block))  # type: ignore[misc]
-            if writer.raw_bytes >= self._object_bytes:
-                await self._close_object()
-        await self._close_object()
-        return self._done
-
-    async def _close_object(self) -> None:
-        """Finish the object that is open, put it and commit it.
-
-        Gaps at the end wait for the records behind them: an epoch that ended is no object.
-        """
-        writer, self._writer = self._writer, None
-        if writer is None or not writer.raw_bytes:
-            return
-        done = await self._in_thread(writer.finish)
-        name = done.name("", 0)
-        await self._store.put(name, [done.content], timeout_s=PUT_S)
-        await self._commit(done, name)
+                writer.add_block(*item)
+        return writer.finish()
 
     async def _commit(self, done: FinishedObject, name: str) -> None:
         (run,) = done.footer.index.runs

@@ -25,6 +25,7 @@ from cordwood.protocol.tier_plan import Pressure, TierPolicy, droppable, pressur
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.origin import check_origin
+from cordwood.tier.repair import find_logs
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
 
@@ -60,6 +61,7 @@ class LocalDrops:
         # By log: where its manifest ended when it was read last. It only rises.
         self._ends: dict[int, int] = {}
         self._said = SaidOnce(logger)
+        self._said_of: dict[int, SaidOnce] = {}
 
     async def run(self) -> None:
         """Make a pass at intervals, until cancelled."""
@@ -77,14 +79,40 @@ class LocalDrops:
         """One pass.
 
         Raises:
-            CordwoodError: the metadata store, main storage or LogsDB does not answer.
+            Retryable: the metadata store does not answer.
         """
         await self._measure()
         await self._logs.refresh()
         held = self._engine.cache.logs
         for log, info in sorted(self._logs.tiered.items()):
-            if log in held:
+            if log not in held:
+                continue
+            try:
                 await self._let_go(log, info)
+            except CordwoodError as error:
+                # One log's manifest, or its mark, is not as it should be: the others go on.
+                said = self._said_of.setdefault(log, SaidOnce(logger))
+                said.warning(f"log {log}: this node keeps what it might let go of: {error}")
+
+    async def learn(self) -> None:
+        """Take the tier point of every log from main storage: this node's disk is begun anew.
+
+        The blocks of such a node were made anew on others. What had left the node was not, and so
+        the node would say of it that nobody stored it. Once all nodes of a nodeset began anew,
+        readers would take all that lies in main storage for lost.
+
+        Raises:
+            CordwoodError: the metadata store or main storage does not answer.
+        """
+        await self._logs.refresh()
+        store = await self._objects.store()
+        for log in await find_logs(store):
+            info = self._logs.all.get(log)
+            head = await (await self._objects.manifest(log)).load()
+            if info is None or head is None or head.end < 2:
+                continue
+            if await check_origin(store, log, info.created_us):
+                await self._engine.tier(log, head.end - 1, head.end - 1)
 
     async def _measure(self) -> None:
         try:
@@ -114,8 +142,8 @@ class LocalDrops:
         if parts[0].last < known:
             return known
         head = await (await self._objects.manifest(log)).load()
-        if head is None or head.end <= known:
-            return known
+        if head is None or head.end <= max(known, head.start):
+            return known  # a turn has begun, and nothing is committed
         if not await check_origin(await self._objects.store(), log, info.created_us):
             raise BadSetting(f"main storage does not say of which log {log} its history is")
         self._ends[log] = head.end

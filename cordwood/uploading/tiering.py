@@ -66,6 +66,11 @@ class Tiering:
             return ()
         return (self.drops.run(), self.uploads.run())
 
+    async def learn(self) -> None:
+        """See `LocalDrops.learn`. Call it before a node listens whose disk is begun anew."""
+        if self._objects.address:
+            await self.drops.learn()
+
     async def close(self) -> None:
         """Let the store go."""
         await self._objects.close()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.client.store import Store, connected
-from cordwood.errors import CordwoodError, Fenced
+from cordwood.errors import AccessDenied, CordwoodError, Fenced
 from cordwood.host.seams import Host
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.metadata.log_info import LogInfo
@@ -204,9 +204,9 @@ class UploadRole:
         self._seen = {log: self._seen.get(log) or _Seen() for log in mine}
         now = asyncio.get_running_loop().time()
         able = [log for log in mine if self._seen[log].rest_until <= now]
-        tails = await client.released_by_number(able)
+        tails = await self._tails(client, able)
         waiting: list[Waiting] = []
-        for log in able:
+        for log in tails:
             try:
                 waits = await self._waiting(client, mine[log], tails[log])
             except CordwoodError as error:
@@ -219,6 +219,20 @@ class UploadRole:
         rate = upload_rate(sum(each.bytes for each in waiting), self._presses())
         for planned in plan.objects:
             await self._upload(client, planned, mine, rate)
+
+    async def _tails(self, client: Store, logs: list[int]) -> dict[int, Lsn]:
+        """Up to where logs are released; those that do not say are left alone for a while."""
+        try:
+            return await client.released_by_number(logs)
+        except CordwoodError as error:
+            logger.debug("not all logs say up to where they are released: %s", error)
+        tails: dict[int, Lsn] = {}
+        for log in logs:
+            try:
+                tails.update(await client.released_by_number([log]))
+            except CordwoodError as error:
+                self._on_failed(log, error)
+        return tails
 
     def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:
         self.blocked = {
@@ -266,7 +280,12 @@ class UploadRole:
                             if taken.kind is GapKind.DATA_LOSS:
                                 seen.barrier = int(taken.first)
                                 return
-                            if taken.kind in (GapKind.ACCESS, GapKind.NOT_IN_CONFIG):
+                            if taken.kind is GapKind.ACCESS:
+                                raise AccessDenied(
+                                    f"log {log} asks for a read token, which nodes do not have: "
+                                    "it is not uploaded"
+                                )
+                            if taken.kind is GapKind.NOT_IN_CONFIG:
                                 return
                         else:
                             _count(seen, taken)

@@ -70,6 +70,13 @@ def test_ledgers_are_listed_and_deleted(run):
     assert "there is no ledger 500" in run("show", "500", exit_code=1)
 
 
+def test_without_lost_nodes_there_is_nothing_to_repair(run):
+    run("append", "x", *ONE, "--id", "700", "-q")
+    assert json.loads(run("repair", "700", "--json")) == []
+    assert "no ledger has a lost node" in run("repair")
+    assert "can take a ledger's entries" in run("repair", "700", "--node", "1", exit_code=1)
+
+
 def test_what_cannot_be_is_said_in_a_line(run):
     assert "wanted is" in run("append", "x", "-E", "1", "-w", "2", "-a", "2", exit_code=1)
     assert "3 are wanted" in run("append", "x", exit_code=1)

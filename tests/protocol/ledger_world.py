@@ -365,7 +365,7 @@ class World:
         if isinstance(what, writing.SendEntry):
             if isinstance(answer, Refusal):
                 return writer.on_failed(what.entry, ask.node, answer)
-            return writer.on_stored(what.entry, ask.node)
+            return writer.on_stored(ask.node, what.entry)
         return []
 
     def tell_recovery(

@@ -44,7 +44,7 @@ def acks(effects):
 
 
 def store(made: LedgerWriter, entry: int, *nodes: int):
-    return [effect for node in nodes for effect in made.on_stored(entry, node)]
+    return [effect for node in nodes for effect in made.on_stored(node, entry)]
 
 
 def changed(made: LedgerWriter, nodes: dict[int, int], version: int = 2):

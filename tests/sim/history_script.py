@@ -37,7 +37,8 @@ One event a line; each line comes one millisecond after the one before::
     r1 end until|tail|stopped|error     (or `error Corrupt`)
     n1@rack1 e1n1=a e1n2=hole/2 e1n3-e1n4=c,d e1n5=!e   a dump; /2: seal epoch; !: not intact
     n1@rack1 e1n1=a@1,2,3           … with the nodes that the envelope names
-    n1@rack1 trim=e1n2 e1n3=a       … of a node that has trimmed
+    n1@rack1 trim=e1n2 tier=e1n1 e1n3=a   … of a node that has trimmed, and let go
+    tier e1n1 to e1n4 e1n1=a e1n2-e1n4=hole   what main storage holds of it, both included
     n1 stores e1n1-e1n4 e1n5        what a node says is durable
     group g gen=2 a:m1/1=e1n3 b:m2/2   the store has consumer g in generation 2: log a is m1's
                                     since generation 1, and stands at e1n3
@@ -126,6 +127,7 @@ from cordwood.sim.history import (
     RunStarted,
     SlotKind,
     TailAnswered,
+    TierDumped,
 )
 from cordwood.sim.ledger_events import (
     EntryAcked,
@@ -276,13 +278,23 @@ class _Stage:
         elif re.match(r"n\d", words[0]):
             node, rack = words[0][1:].split("@")
             trim = parse_lsn(words.pop(1)[5:]) if words[1:] and words[1][:5] == "trim=" else 0
+            tier = parse_lsn(words.pop(1)[5:]) if words[1:] and words[1][:5] == "tier=" else 0
             slots = tuple(_slots(word) for word in words[1:])
-            self.add(NodeDumped(self.time_us, int(node), rack, self.log, slots, trim))
+            self.add(NodeDumped(self.time_us, int(node), rack, self.log, slots, trim, tier))
         else:
             raise AssertionError(f"no such line: {' '.join(words)}")
 
     def add(self, event: Event) -> None:
         self.events.append(event)
+
+    def do_tier(self, *words: str) -> None:
+        """`tier e1n1 to e1n4 …`, or `tier unreadable` in words."""
+        if words[0] == "unreadable":
+            self.add(TierDumped(self.time_us, self.log, 1, 2, (), "a checksum"))
+            return
+        slots = tuple(_slots(word) for word in words[3:])
+        span = parse_lsn(words[0]), parse_lsn(words[2]) + 1
+        self.add(TierDumped(self.time_us, self.log, *span, slots))
 
     def do_run(self, *words: str) -> None:
         numbers = dict(word.split("=") for word in words if "=" in word)

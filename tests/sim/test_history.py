@@ -21,6 +21,7 @@ from cordwood.errors import (
 from cordwood.lsn import LSN_MAX, make_lsn
 from cordwood.sim import (
     end_events,
+    events,
     history,
     ledger_events,
     name_events,
@@ -144,7 +145,9 @@ def record_one_of_each() -> HistoryRecorder:
     bridge = DumpedSlots(
         make_lsn(1, 3), make_lsn(1, 3), SlotKind.BRIDGE, seal_epoch=2, intact=False
     )
-    recorder.node_dumped(3, "rack1", 1, [data, bridge])
+    recorder.node_dumped(3, "rack1", 1, [data, bridge], tier=make_lsn(1, 1))
+    span = make_lsn(1, 1), make_lsn(1, 2)
+    recorder.add(events.TierDumped(recorder.now_us, 1, *span, (data,)))
     return recorder
 
 

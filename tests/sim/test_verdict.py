@@ -91,7 +91,9 @@ class TestWords:
         record = next(e for e in history if isinstance(e, RecordDelivered))
         assert event_words(record).endswith("s  record reader=r1 lsn=e1n1 payload=w/a append_us=0")
         dump = next(e for e in history if isinstance(e, NodeDumped))
-        assert event_words(dump).endswith("node=1 rack=rack1 log=1 slots=1 blocks trim=e0n0")
+        assert event_words(dump).endswith(
+            "node=1 rack=rack1 log=1 slots=1 blocks trim=e0n0 tier=e0n0"
+        )
 
     def test_a_promise_is_said_in_one_line(self):
         for invariant in CHECKERS:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_blocks import at, block
 
-from cordwood.block import BlockKind
+from cordwood.block import BlockKind, EnvelopeFlag
 from cordwood.layout.waves import StoredBlock
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.log_cache import CachedLog, EpochEnd, LogCache
@@ -173,6 +173,22 @@ class TestEndedEpochs:
         log.close_epoch(1, EpochEnd(3, at(3), attempt=2))
         assert held(log) == [(1, 5, 3), (1, 6, 3)]
         assert not log.insert(block(at(7), seal=3, wave=1)), "it was on its way all the time"
+
+    def test_what_a_donor_sends_into_an_epoch_that_is_over_stays(self) -> None:
+        log = CachedLog()
+        log.close_epoch(1, None)
+        late, rebuilt = block(at(4)), block(at(5), wave=3)
+        rebuilt.envelope.flags = EnvelopeFlag.REBUILT
+        assert not log.insert(late)
+        assert log.insert(rebuilt)
+        assert held(log) == [(1, 5, 0)]
+
+    def test_what_became_a_hole_is_dropped_though_a_donor_sends_it(self) -> None:
+        log = CachedLog()
+        log.close_epoch(1, EpochEnd(3, at(3)))
+        rebuilt = block(at(5), wave=3)
+        rebuilt.envelope.flags = EnvelopeFlag.REBUILT
+        assert not log.insert(rebuilt)
 
     def test_an_end_that_is_told_late_changes_nothing(self) -> None:
         log = CachedLog()

@@ -1,11 +1,42 @@
-"""Whole clusters that lose a disk, and make its copies anew."""
+"""Whole clusters that lose a disk, or drain a node, and make its copies anew."""
 
 from __future__ import annotations
 
 import asyncio
 
-from cluster_at_hand import ClusterAtHand, simulate, values
-from rebuild_scene import call_lost, copies, healed, keep_starting, lose_disk, missing, put_records
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, until, values
+from rebuild_scene import (
+    call_lost,
+    copies,
+    healed,
+    keep_starting,
+    lose_disk,
+    lost,
+    missing,
+    order,
+    put_records,
+)
+
+from cordwood.errors import NotOurCluster
+from cordwood.layout.ledger_records import LedgerFlag
+from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.nodes import Authority
+from cordwood.sim.stored_tree import StoredTree
+from cordwood.storage.rebuild.moves import Moves
+
+
+async def all_there(cluster: ClusterAtHand, logs: int = 3, records: int = 20) -> None:
+    async with cluster.client() as store:
+        for log in range(1, logs + 1):
+            wanted = [b"%d/%d" % (log, number) for number in range(records)]
+            assert await values(store, f"log-{log}") == wanted
+
+
+def known_empty(cluster: ClusterAtHand, node: int) -> bool:
+    """Whether all nodes that run call a node empty."""
+    found = [other._members[node].authority for other in cluster.running.values()]
+    return set(found) == {Authority.AUTHORITATIVE_EMPTY}
 
 
 def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empty() -> None:
@@ -14,8 +45,7 @@ def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empty() ->
         await asyncio.sleep(1)
         assert not await missing(cluster)
         before = await copies(cluster)
-        held = sum(2 in nodes for nodes in before.values())
-        assert held > 10
+        assert sum(2 in nodes for nodes in before.values()) > 10
         lose_disk(cluster, 2)
         await call_lost(cluster, 2)
         keep_starting(cluster, 2)
@@ -24,8 +54,165 @@ def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empty() ->
         after = await copies(cluster)
         assert after.keys() >= before.keys()
         assert not any(2 in nodes for place, nodes in after.items() if place in before)
+        await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_node_that_is_dead_for_long_is_lost_without_a_word_of_an_operator() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        lose_disk(cluster, 3)
+        await asyncio.sleep(8)
+        assert not lost(cluster)
+        await until(lambda: known_empty(cluster, 3), timeout_s=30)
+        assert not await missing(cluster)
+
+    simulate(scenario, nodes=5, rebuild_after_s=10.0)
+
+
+def test_no_disk_after_the_other_takes_a_record() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        for node in (1, 2, 3):
+            lose_disk(cluster, node)
+            await call_lost(cluster, node)
+            keep_starting(cluster, node)
+            await healed(cluster)
+            assert not await missing(cluster)
+        await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_node_that_is_back_with_its_data_stays_as_it_was() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        await asyncio.sleep(1)
+        before = await copies(cluster)
+        donor_waits_for = next(max({*n} - {2}) for n in before.values() if 2 in n)
+        cluster.kill(2)
+        cluster.kill(donor_waits_for)
+        await call_lost(cluster, 2)
+        await asyncio.sleep(3)
+        assert lost(cluster) == {2}
+        await cluster.start(2, donor_waits_for)
+        await healed(cluster)
+        after = await copies(cluster)
+        assert all(2 in after[place] for place, nodes in before.items() if 2 in nodes)
+        await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_node_whose_data_lies_elsewhere_does_not_start_with_its_old_disk() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        cluster.kill(2)
+        await call_lost(cluster, 2)
+        await until(lambda: known_empty(cluster, 2))
+        with pytest.raises(NotOurCluster, match="remove /node"):
+            await cluster.machine(2).start(cluster._main(2))
+        cluster.machine(2).kill()
+        cluster.machine(2).disk.tree = StoredTree()
+        keep_starting(cluster, 2)
+        await healed(cluster)
+        assert not await missing(cluster)
+        await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_an_empty_disk_is_not_let_in_before_the_data_lies_elsewhere() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        lose_disk(cluster, 2)
+        with pytest.raises(NotOurCluster, match="rebuild start 2"):
+            await cluster.machine(2).start(cluster._main(2))
+        cluster.machine(2).kill()
+        assert not lost(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_donor_that_dies_half_way_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies when the new copies are there and the others are not told yet."""
+    right = Moves._send
+    dead: list[int] = []
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async def send(self, node, wires, *, amends):
+            if amends and node != self._me and not dead:
+                dead.append(self._me)
+                cluster.kill(self._me)
+                await asyncio.sleep(60)
+            return await right(self, node, wires, amends=amends)
+
+        await put_records(cluster)
+        lose_disk(cluster, 2)
+        monkeypatch.setattr(Moves, "_send", send)
+        await call_lost(cluster, 2)
+        await until(lambda: bool(dead))
+        await asyncio.sleep(2)
+        await cluster.start(*dead)
+        keep_starting(cluster, 2)
+        await healed(cluster)
+        assert not await missing(cluster)
+        await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_deleted_log_whose_end_is_open_holds_nobody_up() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
         async with cluster.client() as store:
-            for log in (1, 2, 3):
-                assert await values(store, f"log-{log}") == [b"%d/%d" % (log, n) for n in range(20)]
+            lanes = [f"gone-{number}" for number in range(6)]
+            for log in lanes:
+                await store.append(log, b"last words")
+            await asyncio.sleep(12)  # until releases are not said again
+            for node in cluster.running.values():  # as if nobody had heard of their ends
+                for log, held in node.engine.cache.logs.items():
+                    if log > 3:
+                        held.released, held.lngs = 0, {}
+            for log in lanes:
+                await store.log_tree.delete(log)
+        lose_disk(cluster, 2)
+        await call_lost(cluster, 2)
+        await until(lambda: known_empty(cluster, 2), timeout_s=60)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_drained_node_gives_all_its_copies_and_serves_until_then() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        await asyncio.sleep(1)
+        await order(cluster, 2, RebuildOrder.DRAIN)
+        await until(lambda: known_empty(cluster, 2))
+        await all_there(cluster)
+        cluster.kill(2)  # what it keeps nobody counts on
+        assert not await missing(cluster)
+        await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_a_node_that_begins_anew_says_of_ledgers_that_it_does_not_know() -> None:
+    """Entries and fences of ledgers are not made anew: an empty node that counted as sure would let
+    an old writer go on, or cut a ledger short."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        async with cluster.client() as store:
+            made = await store.ledgers.create(ensemble=5, write=3, ack=2)
+            await made.append_many([b"entry"] * 5)
+            lose_disk(cluster, 2)
+            await call_lost(cluster, 2)
+            keep_starting(cluster, 2)
+            await healed(cluster)
+            held = cluster.running[2]._ledgers._store.index.get(made.ledger_id)
+            assert held is not None
+            assert held.flags == LedgerFlag.FENCED | LedgerFlag.LIMBO
 
     simulate(scenario, nodes=5)

@@ -266,7 +266,8 @@ class TestProxies:
          "open", "arrow", "gatherer", "buffered_writer", "consumer", "streams", "reader",
          "released", "released_by_number", "serve", "serve_with", "log_tree", "trouble",
          "items_of", "on_gaps", "on_statuses", "is_connected", "stage", "unstage", "publish",
-         "published", "fence", "use_fencing_token", "senders", "on_news"}
+         "published", "fence", "use_fencing_token", "senders", "on_news", "may_conclude",
+         "is_grace_over"}
     )  # fmt: skip
 
     @pytest.mark.parametrize(

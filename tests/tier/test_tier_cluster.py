@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, values
+from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point
 from cordwood.client.store import Store
+from cordwood.layout.object_names import origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import StorageSettings, TierSettings
 
@@ -59,6 +60,23 @@ class TestTheWholeWay:
                 await asyncio.sleep(20)
                 assert min(gone(cluster)) == await store.tail("log")
                 assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+    def test_a_log_whose_store_says_nothing_of_it_is_kept_and_others_go(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for log in ("a", "b"):
+                    await store.create_log(log, attributes=TIERED)
+                    await store.append(log, b"first")
+                await until(lambda: len(cluster.bucket.names()) >= 4, timeout_s=20)
+                for node in cluster.running.values():
+                    assert node.engine.gone_of(1) == node.engine.gone_of(2) == 0
+                cluster.bucket.delete(origin_name(1))
+                await asyncio.sleep(30)
+                for node in cluster.running.values():
+                    assert node.engine.gone_of(1) == 0, "whose history it is, nobody knows"
+                    assert node.engine.gone_of(2) == await store.tail("b")
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 

@@ -33,7 +33,7 @@ from cordwood.log_attributes import LogAttributes, check_attributes, token_diges
 from cordwood.settings import ClientSettings
 
 
-def check_write_token(info: LogInfo, tokens: Sequence[str]) -> None:
+def check_write_token(info: LogInfo | LogReply, tokens: Sequence[str]) -> None:
     """Refuse to append to a log whose write token this client does not have.
 
     As in LogDevice the client looks by itself: a guard against mistakes, and no lock.

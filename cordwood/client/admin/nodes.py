@@ -190,18 +190,23 @@ class Nodes:
         }
         return Rebuilding(newest.lost, donors)
 
-    async def say_rebuild(self, node: int, order: RebuildOrder, *, forced: bool = False) -> None:
+    async def say_rebuild(self, node: int, order: str, *, forced: bool = False) -> None:
         """Have the data of a node made anew, or not.
 
         Args:
+            order: `start`, for a node that is down; `abort`, `gone` (its data never comes back),
+                `drain` and `undrain`.
             forced: however many nodes are being rebuilt.
         Raises:
             Rejected: the order makes no sense now, and the text says why.
-            BadSetting: there is no such node.
+            BadSetting: there is no such node, or no such order.
             Unreachable: the cluster did not answer; the order may be in effect, and may be given
                 again.
         """
-        call = SayRebuild(node, order, forced)
+        orders = {each.value: each for each in RebuildOrder}
+        if order not in orders:
+            raise BadSetting(f"there is no order {order[:32]!r}; there are {', '.join(orders)}")
+        call = SayRebuild(node, orders[order], forced)
         await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
 
     async def read_only(self) -> dict[NodeId, bool]:

@@ -94,6 +94,7 @@ class BlockingReadableLedger(Facade[ReadableLedger]):
     read_unconfirmed = blocking(ReadableLedger.read_unconfirmed, timed=False)
     read_batch = blocking(ReadableLedger.read_batch, timed=False)
     last_entry = blocking(ReadableLedger.last_entry, timed=False)
+    copies = blocking(ReadableLedger.copies, timed=False)
     read_last_add_confirmed = blocking(ReadableLedger.read_last_add_confirmed)
     try_read_last_add_confirmed = blocking(ReadableLedger.try_read_last_add_confirmed)
     wait_confirmed = blocking(ReadableLedger.wait_confirmed, timed=False)
@@ -159,6 +160,7 @@ class BlockingLedgers(Facade[Ledgers]):
 
     recover = blocking(Ledgers.recover, changes=True)
     fence = blocking(Ledgers.fence, changes=True)
+    repair = blocking(Ledgers.repair, changes=True, timed=False)
     metadata = blocking(Ledgers.metadata)
     delete = blocking(Ledgers.delete, changes=True)
     page = blocking(Ledgers.page)

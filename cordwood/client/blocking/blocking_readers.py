@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader, ReaderBatches
-from cordwood.client.read.senders import HeldBlock, SenderView
+from cordwood.client.read.senders import SenderView
 from cordwood.client.read.stream_items import ARROW_BYTES
 from cordwood.errors import Rejected
 from cordwood.host.loop_thread import LoopThread

@@ -29,7 +29,10 @@ from cordwood.nodes import Authority, Member, NodeId
 from cordwood.quorum.ensemble_choice import choose_ensemble
 
 SETTLE_PAUSE_S = 0.1
-"""Pause before a compare-and-set without an answer is looked after."""
+"""Pause before a compare-and-set without an answer is looked after, and between two choices."""
+
+NODES_S = 2.0
+"""How long a choice waits for nodes that start."""
 
 
 class LedgerMetadataCalls:
@@ -118,6 +121,21 @@ class LedgerMetadataCalls:
                 "wanted: start nodes, or ask for a smaller ensemble"
             )
         return chosen
+
+    async def choose_soon(
+        self, count: int, taken: Collection[int] = (), beside: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """As `choose`; nodes that have just started, or are taken for dead, are waited for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(NODES_S, self._timeout_s)
+        while True:
+            try:
+                return await self.choose(count, taken, beside)
+            except TooFewNodes:
+                if loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(SETTLE_PAUSE_S)
+            await self._cluster.refresh_members(timeout_s=self._timeout_s)
 
     async def _ask(self, call: Call) -> Reply:
         return await self._cluster.call_any(call, timeout_s=self._timeout_s)

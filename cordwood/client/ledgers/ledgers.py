@@ -10,12 +10,13 @@ Source: docs/ledgers.md; docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.ledger_recovering import recover
+from cordwood.client.ledgers.ledger_repair import LedgerRepair
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.errors import (
@@ -40,14 +41,13 @@ from cordwood.ledger import (
     LedgerState,
     Striping,
 )
+from cordwood.nodes import NodeId
 from cordwood.protocol.ledger_writer import WriterLimits
+from cordwood.quorum.authority import REBUILT
 from cordwood.settings import ClientSettings
 
 CREATE_AGAIN_S = 0.1
 """Pause before a ledger is made again that may not be made."""
-
-NODES_S = 2.0
-"""How long a new ledger waits for nodes that start."""
 
 
 class Ledgers:
@@ -129,20 +129,19 @@ class Ledgers:
         return made
 
     async def _choose(self, count: int, least: int) -> tuple[int, ...]:
-        """Nodes for a new ledger; a node that has just started is waited for."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(NODES_S, self._settings.timeout_s)
+        """Nodes for a new ledger: `count` of them, or as many as there are, but `least`."""
+        try:
+            return await self._calls.choose_soon(count)
+        except TooFewNodes:
+            if count <= least:
+                raise
         while True:
+            count -= 1
             try:
                 return await self._calls.choose(count)
             except TooFewNodes:
-                if loop.time() >= deadline:
-                    count -= 1
-                if count < least:
+                if count <= least:
                     raise
-            if loop.time() < deadline:
-                await asyncio.sleep(CREATE_AGAIN_S)
-                await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
 
     async def open(
         self, ledger: int, password: bytes = b"", *, recovery: bool = False
@@ -210,6 +209,34 @@ class Ledgers:
         except CordwoodError:
             return False
         return isinstance(reply, LacReply) and reply.is_fenced
+
+    async def repair(
+        self, ledger: int, password: bytes = b"", *, nodes: Collection[int] = ()
+    ) -> dict[int, int]:
+        """Make new copies of what lost nodes held of a closed ledger, on other nodes.
+
+        Args:
+            nodes: lost for good, beside those that are no members of the cluster and those whose
+                data is said to be gone or to lie elsewhere (`cordwood nodes status`).
+        Returns:
+            By lost node of this ledger, the node that keeps its entries now.
+        Raises:
+            UnknownLedger, AccessDenied: see `open`.
+            Rejected: the ledger is not closed, or somebody else changed it meanwhile.
+            TooFewNodes: no other node takes entries.
+            Unreachable: an entry has no copy that can be read.
+        """
+        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+        members = self._cluster.members
+
+        def is_lost(node: int) -> bool:
+            member = members.get(NodeId(node))
+            return node in nodes or member is None or member.authority in REBUILT
+
+        opened = await self.open(ledger, password)
+        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost)
+        await repair.run()
+        return repair.moved
 
     async def metadata(self, ledger: int) -> LedgerMetadata:
         """What is known of a ledger: striping, fragments, state, end, custom values.

@@ -31,6 +31,7 @@ from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
     AskLac,
     EntriesReply,
+    EntryItem,
     Found,
     LacReply,
     ReadEntries,
@@ -110,6 +111,11 @@ class ReadableLedger:
     def metadata(self) -> LedgerMetadata:
         """As it was read last; `refresh` reads it anew."""
         return self._held.metadata
+
+    @property
+    def held(self) -> Versioned:
+        """The metadata with its version, for a compare-and-set."""
+        return self._held
 
     @property
     def is_closed(self) -> bool:
@@ -242,6 +248,16 @@ class ReadableLedger:
         self._cluster.check_open()
         if not 0 <= first <= last:
             raise BadSetting(f"entries {first} to {last} are no range of a ledger")
+
+    async def copies(self, entries: Sequence[int]) -> list[EntryItem]:
+        """Entries as nodes keep them, each checked, to be written elsewhere.
+
+        Raises:
+            Unreachable: an entry's nodes did not answer in time.
+        """
+        reading = _Reading(self, entries)
+        await reading.run()
+        return [reading.items[entry] for entry in entries]
 
     async def _read_range(self, first: int, last: int) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
@@ -382,9 +398,10 @@ def _is_known(reply: LacReply | None) -> bool:
 class _Reading:
     """Reads some entries, each from one node after another until one has it."""
 
-    def __init__(self, ledger: ReadableLedger, entries: range) -> None:
+    def __init__(self, ledger: ReadableLedger, entries: Sequence[int]) -> None:
         self._ledger = ledger
         self._left = {entry: ledger._order(entry) for entry in entries}
+        self.items: dict[int, EntryItem] = {}
         self._found: dict[int, LedgerEntry] = {}
         # Entries that some node could not be asked for, or had damaged: they may be there.
         self._doubtful: set[int] = set()
@@ -421,6 +438,7 @@ class _Reading:
                     logger.warning("node %d: %s", node, error)
                     self._doubtful.add(each.entry)
                 else:
+                    self.items[each.entry] = EntryItem(each.entry, each.lac, each.length, each.body)
                     del self._left[each.entry]
                     continue
             elif each.found in (Found.UNKNOWN, Found.DAMAGED):

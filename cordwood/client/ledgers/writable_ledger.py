@@ -450,10 +450,10 @@ class WritableLedger:
             # What waits for this node would find the same.
             items = items + self._outbox.pop(node, [])
         effects: list[rule.Effect] = []
-        for item in items:
-            if refusal is None:
-                effects += self._writer.on_stored(item.entry, node)
-            else:
+        if refusal is None:
+            effects += self._writer.on_stored(node, *(item.entry for item in items))
+        else:
+            for item in items:
                 effects += self._writer.on_failed(item.entry, node, refusal)
         self._act(effects)
         self._flush()

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
+from cordwood.client.admin.log_tree import check_write_token
 from cordwood.client.append.appends import Appends
 from cordwood.client.append.blocks import check_group
 from cordwood.client.append.producer import QueryProducer
@@ -34,6 +35,7 @@ from cordwood.client.publish.staging import StagedRef, Stager
 from cordwood.errors import (
     BadSetting,
     ChecksumMismatch,
+    Closed,
     CordwoodError,
     Fenced,
     Misplaced,
@@ -41,6 +43,7 @@ from cordwood.errors import (
     OutOfSequence,
     ProducerFenced,
     RecordTooLarge,
+    Rejected,
     Retryable,
     StageExpired,
     UnknownLog,
@@ -195,7 +198,7 @@ class Publisher:
         is_repeat: bool,
     ) -> Published:
         """A batch is committed, it or a later one: see that it is in its logs."""
-        with _unknown_from_here(query, batch):
+        with _unknown_from_here(query, batch, is_committed=True):
             known = await self.roll_forward(query, known, own)
         if batch < known.batch:
             return Published(query, batch, is_repeat=True)
@@ -219,6 +222,8 @@ class Publisher:
             names: spans are told by name.
         Raises:
             UnknownLog: a log is gone; nothing is published.
+            AccessDenied: a log wants a write token that this client does not have. After the commit
+                it would refuse its share, and the query would stop there.
         """
         timeout_s, gone = self._settings.timeout_s, list(shares)
         names: dict[int, str] = {}
@@ -229,6 +234,7 @@ class Publisher:
                     info = await self._cluster.find_log(
                         share.log, create=False, timeout_s=timeout_s, fresh=True
                     )
+                    check_write_token(info, self._settings.write_tokens)
                     names[share.log] = info.name
                 except UnknownLog:
                     gone.append(share)
@@ -236,9 +242,12 @@ class Publisher:
             return _told_apart(shares, names)
         reply = await self._cluster.call_any(ListLogs("/"), timeout_s=timeout_s)
         assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        there = {each.log: each for each in reply.logs}
         names |= {each.log: each.name for each in reply.logs}
         for share in gone:
-            if share.log not in names:
+            if share.log in there:
+                check_write_token(there[share.log], self._settings.write_tokens)
+            else:
                 self._cluster.forget_log(share.name)
                 raise UnknownLog(
                     f"{share.name} was deleted since these records were staged for it (it was log "
@@ -441,13 +450,20 @@ _STUCK = (
 
 
 @contextmanager
-def _unknown_from_here(query: str, batch: int) -> Iterator[None]:
-    """What fails once a commit may have been made leaves its caller not knowing."""
+def _unknown_from_here(query: str, batch: int, *, is_committed: bool = False) -> Iterator[None]:
+    """What fails once a commit may have been made leaves its caller not knowing.
+
+    Args:
+        is_committed: the commit was made. Then a log that refuses its share changes nothing of
+            that: whoever publishes next for the query, and is not refused, brings it in.
+    """
+    unsure = (Retryable, Rejected) if is_committed else (Retryable, Closed)
     try:
         yield
-    except Retryable as error:
+    except unsure as error:
+        may_be = "is" if is_committed else "may be"
         raise OutcomeUnknown(
-            f"batch {batch} of {query!r} may be committed, and is not known to be in its logs "
+            f"batch {batch} of {query!r} {may_be} committed, and is not known to be in its logs "
             f"({error}): publish it again"
         ) from error
 

@@ -123,6 +123,8 @@ class Stages:
             RecordTooLarge: a log's share is over what one group holds, or there are too many
                 blocks; nothing is published.
             UnknownLog: a log was deleted since its records were staged; nothing is published.
+            AccessDenied: a log wants a write token that this client does not have; nothing is
+                published.
             Fenced: another publisher of this query has overtaken this one.
             Retryable, OutcomeUnknown: it is not known to be done; call again.
         """

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING
 
 from cordwood.block import Codec, Record
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.read.delivered import body_of
-from cordwood.client.read.senders import HeldBlock
 from cordwood.layout.arrow import body_to_batch, records_to_batch
 from cordwood.protocol.gap_detection import Delivery
 

@@ -7,7 +7,7 @@ from collections.abc import Set
 import msgspec
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.read.senders import HeldBlock
+from cordwood.client.blocks import HeldBlock
 from cordwood.layout.body import Body, empty_body, open_body
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery

@@ -22,7 +22,7 @@ from operator import length_hint
 from typing import TYPE_CHECKING, TypeVar
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.read.senders import HeldBlock
+from cordwood.client.blocks import HeldBlock
 from cordwood.errors import Corrupt
 from cordwood.protocol.gap_detection import Delivery
 

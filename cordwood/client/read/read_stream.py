@@ -21,11 +21,12 @@ from functools import partial
 from typing import Protocol
 
 from cordwood.block import Gap, GapKind
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.read.read_access import ReadAccess, call_weakly
 from cordwood.client.read.read_grace import Grace
 from cordwood.client.read.read_health import HEALTH_S, ReadHealth
-from cordwood.client.read.senders import HeldBlock, Senders
+from cordwood.client.read.senders import Senders
 from cordwood.client.read.shared_tail import SharedTails, SubscriberQueue
 from cordwood.client.read.stream_items import StreamItems
 from cordwood.client.read.tier_read import ReadTier, TierRead

@@ -14,10 +14,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
 from cordwood.block import BlockKind
 from cordwood.client.admin.log_tree import read_token
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.decisions import OldOrderDropped, OrderSwitched, Rewound, tell
 from cordwood.layout.frame import Kind
@@ -32,7 +31,6 @@ from cordwood.layout.reading import (
     pack_stop,
     pack_window,
 )
-from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import ReadBuffer
@@ -81,30 +79,6 @@ class Source:
         self.switches = False
         self.is_refused = False
         self.credit = Credit(granted)
-
-
-class HeldBlock:
-    """A block and the node that sent it; streams that got it together share one object.
-
-    Attributes:
-        size: bytes of the block in its frame.
-    """
-
-    __slots__ = ("_is_intact", "header", "node", "size", "stored")
-
-    def __init__(self, node: NodeId, stored: StoredBlock) -> None:
-        self.node = node
-        self.stored = stored
-        self.header = stored.header
-        self.size = stored.wire_bytes
-        self._is_intact: bool | None = None
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether the body matches its header's checksum; computed once for all streams."""
-        if self._is_intact is None:
-            self._is_intact = crc32c(self.stored.body) == self.header.stored_crc
-        return self._is_intact
 
 
 SLOW_LOOK_S = 0.05

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from cordwood.block import Gap
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import LogInfo
-from cordwood.client.read.senders import HeldBlock
 from cordwood.errors import CordwoodError
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.read_budget import ReadBudget

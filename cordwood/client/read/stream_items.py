@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from cordwood.block import Gap, Record
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.delivered import records_of, with_keys, without_keys
 from cordwood.client.read.hand import Batches, Hand, Taken, is_no_bridge
-from cordwood.client.read.senders import HeldBlock
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from cordwood.block import Codec, Envelope, Gap
-from cordwood.client.read.senders import HeldBlock
+from cordwood.client.blocks import HeldBlock
 from cordwood.errors import CordwoodError, Malformed, OutcomeUnknown, Retryable
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import Lsn, format_lsn
@@ -122,19 +122,10 @@ class TierRead:
             first = max(lsn, int(item.first))
             if isinstance(item, Gap):
                 return Gap(Lsn(first), item.last, item.kind)
-            return Delivery(self._held(item), first, item.last)
+            return Delivery(held_block(item, payloads=self._payloads), first, item.last)
         if self.error is not None:
             raise self.error
         return None
-
-    def _held(self, block: HistoryBlock) -> HeldBlock:
-        """The block as if a node had sent it: its body uncompressed, with the CRC of its append."""
-        header = block.header
-        header = replace(
-            header, codec=Codec.NONE, stored_bytes=header.raw_bytes, stored_crc=header.raw_crc
-        )
-        body = block.raw if self._payloads else b""
-        return HeldBlock(FROM_MAIN_STORAGE, StoredBlock(header, _NO_ENVELOPE, b"", body))
 
     async def _run(self) -> None:
         pause_s = PAUSE_FIRST_S
@@ -181,3 +172,13 @@ class TierRead:
 
 def _size(item: HistoryItem) -> int:
     return 0 if isinstance(item, Gap) else item.header.raw_bytes
+
+
+def held_block(block: HistoryBlock, *, payloads: bool = True) -> HeldBlock:
+    """A block as if a node had sent it: its body uncompressed, with the CRC of its append."""
+    header = block.header
+    header = replace(
+        header, codec=Codec.NONE, stored_bytes=header.raw_bytes, stored_crc=header.raw_crc
+    )
+    body = block.raw if payloads else b""
+    return HeldBlock(FROM_MAIN_STORAGE, StoredBlock(header, _NO_ENVELOPE, b"", body))

@@ -50,8 +50,7 @@ class _Node:
 
 
 def check_storing_nodes(evidence: Evidence) -> list[Violation]:
-    """O1: a node that is read-only, and heard of it, or that has no weight, stores no block, but
-    for what ends an epoch."""
+    """O1: a node that knows to be read-only, or has no weight, stores only what ends an epoch."""
     starts = [event for _, event in evidence.of(NodeStarted)]
     has_light = any(isinstance(event, NodeStarted) and not event.weight for event in starts)
     if not (has_light or evidence.of(StorageAsked, StorageTold, StorageKnown, BlockKept)):

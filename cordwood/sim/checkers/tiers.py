@@ -16,7 +16,7 @@ from cordwood.sim.history import NodeDumped, SlotKind, TierDumped
 
 
 def check_tiers(evidence: Evidence) -> list[Violation]:
-    """S19: see the module."""
+    """S19: both tiers tell the same of a log; no node let go of what no manifest names."""
     found: list[Violation] = []
     ends: dict[int, int] = {}
     for at, event in evidence.of(TierDumped):

@@ -2,8 +2,7 @@
 
 A checker that has never caught anything proves nothing. Every bug here is one that
 some real log store had, or that a small slip in our own code would make. To add one,
-write what makes the wrong function from the right one, and give it a row in its
-module's `BUGS`; `cordwood sim bugs` then demands that a seed catches it.
+write the wrong function, and give it a row in its module's `BUGS` that refers to the right one; `cordwood sim bugs` then demands that a seed catches it.
 
 Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6 (mutant list).
 """
@@ -23,12 +22,13 @@ from cordwood.sim.planted import (
     rebuilding,
     recovery,
     storage_node,
+    tier,
     wal,
     write_path,
 )
-from cordwood.sim.planted.bug import PlantedBug, find_place, planted
+from cordwood.sim.planted.bug import PlantedBug, planted
 
-__all__ = ["PLANTED_BUGS", "PlantedBug", "find_bug", "find_place", "planted"]
+__all__ = ["PLANTED_BUGS", "PlantedBug", "find_bug", "planted"]
 
 PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *write_path.BUGS,
@@ -43,6 +43,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,
+    *tier.BUGS,
     *ledgers.BUGS,
 )
 """Every bug that can be planted."""

@@ -10,10 +10,9 @@ Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -26,9 +25,6 @@ from cordwood.sim.planted.scenarios import as_drawn
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-Make = Callable[[Any], Any]
-"""From the right function to the wrong one."""
 
 Plant = Callable[[], Sequence[tuple[Any, str, Any]]]
 """Gives (class or module, attribute, the bug's function) for each replacement."""
@@ -149,16 +145,6 @@ def notes_of(thing: object) -> dict[str, Any]:
     return _NOTES.setdefault(thing, {})
 
 
-def changed(changes: Mapping[str, Make]) -> Plant:
-    """Replacements by place: `module:function` or `module:Class.method`, below `cordwood`."""
-
-    def plant() -> list[tuple[Any, str, Any]]:
-        found = [(*find_place(place), make) for place, make in changes.items()]
-        return [(owner, name, make(owner.__dict__[name])) for owner, name, make in found]
-
-    return plant
-
-
 @contextmanager
 def planted(bug: PlantedBug) -> Iterator[None]:
     """The bug is in the code for the length of the block."""
@@ -171,19 +157,3 @@ def planted(bug: PlantedBug) -> Iterator[None]:
     finally:
         for owner, name, original in reversed(before):
             setattr(owner, name, original)
-
-
-def find_place(place: str) -> tuple[Any, str]:
-    """The module or class that `place` names, and the function's name in it."""
-    module_name, _, path = place.partition(":")
-    owner: Any = importlib.import_module(f"cordwood.{module_name}")
-    *classes, name = path.split(".")
-    for each in classes:
-        owner = getattr(owner, each)
-    assert name in owner.__dict__, f"there is no {place} any more"
-    return owner, name
-
-
-def instead(wrong: Any) -> Make:
-    """A change that does not need the right function."""
-    return lambda right: wrong

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from cordwood.client.ledgers import ledger_nodes
 from cordwood.layout.ledger_records import KeptEntry, LedgerEntries, LedgerFlag
-from cordwood.layout.message_ledgers import AddReply
-from cordwood.ledger import LedgerState
+from cordwood.layout.message_ledgers import AddEntries, AddReply, SetLedger
+from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata import ledgers as ledger_metadata
-from cordwood.protocol.ledger_writer import Phase, Refusal, SendEntry, WriteMetadata
+from cordwood.metadata.ledgers import LedgerMetadataStore
+from cordwood.protocol.ledger_recovery import LedgerRecovery
+from cordwood.protocol.ledger_writer import LedgerWriter, Phase, Refusal, SendEntry, WriteMetadata
 from cordwood.quorum.ensemble import Answer
 from cordwood.settings import StorageSettings
+from cordwood.sim import ledger_clients
 from cordwood.sim.fault_plan import Damage
 from cordwood.sim.options import RunOptions
-from cordwood.sim.planted.bug import Plant, PlantedBug, changed, instead
+from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
 from cordwood.sim.planted.scenarios import Scenario, both, cluster_of, scenario
-
-_WRITER = "protocol.ledger_writer:LedgerWriter"
-_RECOVERY = "protocol.ledger_recovery:LedgerRecovery"
-_STORE = "storage.ledgers.ledger_store:LedgerStore"
-_INDEX = "storage.ledgers.ledger_index:LedgerIndex"
-_METADATA = "metadata.ledgers:LedgerMetadataStore"
+from cordwood.storage.ledgers.ledger_index import LedgerIndex
+from cordwood.storage.ledgers.ledger_store import LedgerStore
+from cordwood.storage.logs_db.tables import Row
 
 
 def _of_ledgers(options: RunOptions) -> RunOptions:
@@ -45,6 +47,14 @@ LEDGERS = scenario(
 )  # fmt: skip
 """Nodes and writers go while ledgers are written and recovered."""
 
+TWO_COPIES: tuple[tuple[int, int, int], ...] = ((5, 2, 2), (4, 2, 2))
+
+CHANGES = scenario(
+    "crash", "metadata_slow", "pause",
+    every_s=0.6, length_s=30.0, shape=both(cluster_of(6, 3), _of_ledgers),
+)  # fmt: skip
+"""Ensembles change all the time, and slowly."""
+
 IMPATIENT = scenario(
     "crash", "slow_links", "link_cut",
     every_s=0.7, length_s=30.0, shape=both(cluster_of(5, 3), _of_ledgers),
@@ -52,7 +62,7 @@ IMPATIENT = scenario(
 """Nodes are away, and the others answer late."""
 
 
-async def _acks_from_memory(self: Any, call: Any) -> AddReply:
+async def _acks_from_memory(self: LedgerStore, call: AddEntries) -> AddReply:
     refusal = self._refusal(call)
     if not refusal:
         kept = tuple(KeptEntry(e.entry, e.lac, e.length, e.body) for e in call.entries)
@@ -61,101 +71,92 @@ async def _acks_from_memory(self: Any, call: Any) -> AddReply:
     return AddReply(refusal)
 
 
-def _tells_what_it_added(right: Any) -> Any:
-    def on_add(self: Any, size: int, now: float) -> Any:
-        effects = right(self, size, now)
-        self._told_lac = self.pushed
-        return [
-            each._replace(lac=each.entry - 1) if isinstance(each, SendEntry) else each
-            for each in effects
-        ]
-
-    return on_add
+def _tells_what_it_added(right: Any, self: LedgerWriter, size: int, now: float) -> Any:
+    effects = right(self, size, now)
+    self._told_lac = self.pushed
+    return [
+        each._replace(lac=each.entry - 1) if isinstance(each, SendEntry) else each
+        for each in effects
+    ]
 
 
-def _begins_behind_what_was_added(self: Any, held: Any, ensemble: Any) -> Any:
+def _begins_behind_what_was_added(
+    self: LedgerWriter, held: Versioned, ensemble: tuple[int, ...]
+) -> Any:
     self.phase = Phase.CHANGING
     self._proposed = held.metadata.with_ensemble(self.pushed + 1, ensemble)
     return [WriteMetadata(held.version, self._proposed)]
 
 
-def _acks_in_any_order(right: Any) -> Any:
-    def complete(self: Any) -> Any:
-        ready = {entry: add for entry, add in self._adds.items() if self._is_stored(entry, add)}
-        self._adds = {**ready, **self._adds}
-        return right(self)
-
-    return complete
+def _acks_in_any_order(right: Any, self: LedgerWriter) -> Any:
+    ready = {entry: add for entry, add in self._adds.items() if self._is_stored(entry, add)}
+    self._adds = {**ready, **self._adds}
+    return right(self)
 
 
-def _goes_on_when_fenced(right: Any) -> Any:
-    def on_failed(self: Any, entry: int, node: int, refusal: Any) -> Any:
-        if refusal is Refusal.FENCED:
-            return []  # Another node may still take it.
-        return right(self, entry, node, refusal)
+def _goes_on_when_fenced(
+    right: Any, self: LedgerWriter, entry: int, node: int, refusal: Refusal
+) -> Any:
+    if refusal is Refusal.FENCED:
+        return []  # Another node may still take it.
+    return right(self, entry, node, refusal)
 
-    return on_failed
 
-
-def _ends_behind_what_was_added(self: Any, held: Any) -> Any:
+def _ends_behind_what_was_added(self: LedgerWriter, held: Versioned) -> Any:
     self.phase = Phase.CLOSING
     self.lac, self.length = self.pushed, self._pushed_length
     self._proposed = held.metadata.closed(self.lac, self.length)
     return [WriteMetadata(held.version, self._proposed)]
 
 
-def _closes_over_a_close(right: Any) -> Any:
-    async def set_(self: Any, call: Any) -> Any:
-        found = await self.get(call.ledger)
-        if found is not None and found.metadata.state is LedgerState.CLOSED:
-            await self._store.compare_and_set(_key_of(call.ledger), call.value, found.version)
-        return await right(self, call)
-
-    return set_
+async def _closes_over_a_close(right: Any, self: LedgerMetadataStore, call: SetLedger) -> Any:
+    found = await self.get(call.ledger)
+    if found is not None and found.metadata.state is LedgerState.CLOSED:
+        await self._store.compare_and_set(_key_of(call.ledger), call.value, found.version)
+    return await right(self, call)
 
 
 def _key_of(ledger: int) -> str:
     return ledger_metadata._key(ledger)
 
 
-def _makes_over_another(right: Any) -> Any:
-    async def create(self: Any, metadata: Any) -> Any:
-        found = await self.get(metadata.ledger)
-        if found is not None:
-            key = _key_of(metadata.ledger)
-            await self._store.compare_and_set(key, None, found.version)
-        return await right(self, metadata)
+async def _makes_over_another(
+    right: Any, self: LedgerMetadataStore, metadata: LedgerMetadata
+) -> Any:
+    found = await self.get(metadata.ledger)
+    if found is not None:
+        key = _key_of(metadata.ledger)
+        await self._store.compare_and_set(key, None, found.version)
+    return await right(self, metadata)
 
-    return create
 
-
-def _stops_at_the_lac(self: Any) -> Any:
+def _stops_at_the_lac(self: LedgerRecovery) -> Any:
     return self._measure()
 
 
-def _counts_silence(self: Any) -> Any:
+def _counts_silence(self: LedgerRecovery) -> Any:
     silent = (Answer.SILENT, Answer.FAILED)
     return self._poll.negative | {p for p, each in self._poll.answers.items() if each in silent}
 
 
-def _takes_one_denial(self: Any) -> Any:
+def _takes_one_denial(self: LedgerRecovery) -> Any:
     return {*range(self._striping.ensemble)} if self._poll.negative else set()
 
 
-def _measures_one(right: Any) -> Any:
-    def on_read(
-        self: Any, entry: int, node: int, answer: Any, size: int = 0, length: int = 0
-    ) -> Any:
-        return right(self, entry, node, answer, size, size)
+def _measures_one(
+    right: Any,
+    self: LedgerRecovery,
+    entry: int,
+    node: int,
+    answer: Answer,
+    size: int = 0,
+    length: int = 0,
+) -> Any:
+    return right(self, entry, node, answer, size, size)
 
-    return on_read
 
-
-def _flushes_states_only(right: Any) -> Any:
-    def cut(self: Any) -> Any:
-        return [row for row in right(self) if row[0][:1] != b"e"]
-
-    return cut
+def _flushes_states_only(right: Any, self: LedgerIndex) -> Any:
+    return [row for row in right(self) if row[0][:1] != b"e"]
 
 
 def _forgets_fences(right: Any) -> Any:
@@ -171,13 +172,10 @@ def _forgets_fences(right: Any) -> Any:
     return cut
 
 
-def _evicts_all(right: Any) -> Any:
-    def evict(self: Any, rows: Any) -> None:
-        right(self, rows)
-        for held in self.held.values():
-            held.entries.clear()
-
-    return evict
+def _evicts_all(right: Any, self: LedgerIndex, rows: Iterable[Row]) -> None:
+    right(self, rows)
+    for held in self.held.values():
+        held.entries.clear()
 
 
 def _bug(name: str, story: str, plant: Plant, where: Scenario = LEDGERS) -> PlantedBug:
@@ -186,41 +184,40 @@ def _bug(name: str, story: str, plant: Plant, where: Scenario = LEDGERS) -> Plan
 
 BUGS = (
     _bug("acks-one", "an entry is acknowledged once a single node has it",
-         changed({f"{_WRITER}._is_stored": instead(lambda self, entry, add: bool(add.stored))})),
+         at(LedgerWriter._is_stored).instead(lambda self, entry, add: bool(add.stored))),
     _bug("acks-in-any-order", "an entry is acknowledged before those below it",
-         changed({f"{_WRITER}._complete": _acks_in_any_order})),
+         at(LedgerWriter._complete).around(_acks_in_any_order)),
     _bug("acks-in-change", "entries are acknowledged while an ensemble changes",
-         changed({f"{_WRITER}._may_ack": instead(lambda self: self.phase is not Phase.ENDED)})),
+         together(at(LedgerWriter._may_ack).instead(lambda self: self.phase is not Phase.ENDED),
+                  # Two copies of each entry, and recoveries while a node with one is away.
+                  value(lambda: ledger_clients.SHAPES, TWO_COPIES),
+                  value(lambda: ledger_clients.SALVAGE_S, 0.7)), CHANGES),
     _bug("change-above", "a new fragment begins behind what was added, not behind the LAC",
-         changed({f"{_WRITER}._propose": instead(_begins_behind_what_was_added)})),
+         at(LedgerWriter._propose).instead(_begins_behind_what_was_added)),
     _bug("lac-ahead", "an entry tells as confirmed what was added before it",
-         changed({f"{_WRITER}.on_add": _tells_what_it_added})),
+         at(LedgerWriter.on_add).around(_tells_what_it_added)),
     _bug("close-above", "a writer closes behind what was added, acknowledged or not",
-         changed({f"{_WRITER}._write_close": instead(_ends_behind_what_was_added)})),
+         at(LedgerWriter._write_close).instead(_ends_behind_what_was_added)),
     _bug("writes-on", "a node goes on to take a writer's entries after its fence",
-         changed({
-             f"{_STORE}._is_fenced": instead(lambda self, ledger, held: False),
-             f"{_WRITER}.on_failed": _goes_on_when_fenced,
-         })),
+         together(at(LedgerStore._is_fenced).instead(lambda self, ledger, held: False),
+                        at(LedgerWriter.on_failed).around(_goes_on_when_fenced))),
     _bug("acks-from-memory", "a node answers before an entry is on its disk",
-         changed({f"{_STORE}.add": instead(_acks_from_memory)})),
+         at(LedgerStore.add).instead(_acks_from_memory)),
     _bug("entries-not-flushed", "a flush takes states and no entries",
-         changed({f"{_INDEX}.cut": _flushes_states_only})),
+         at(LedgerIndex.cut).around(_flushes_states_only)),
     _bug("evicts-all", "a flush drops entries that came after it began",
-         changed({f"{_INDEX}.evict": _evicts_all})),
+         at(LedgerIndex.evict).around(_evicts_all)),
     _bug("stops-at-lac", "a recovery reads nothing behind the LAC",
-         changed({f"{_RECOVERY}._read": instead(_stops_at_the_lac)})),
+         at(LedgerRecovery._read).instead(_stops_at_the_lac)),
     _bug("silence-denies", "a recovery takes silence for a denial",
-         changed({
-             f"{_RECOVERY}._denials": instead(_counts_silence),
-             "client.ledgers.ledger_nodes:CONNECT_S": instead(0.001),
-         }), IMPATIENT),
+         together(at(LedgerRecovery._denials).instead(_counts_silence),
+                        value(lambda: ledger_nodes.CONNECT_S, 0.001)), IMPATIENT),
     _bug("one-denial", "a recovery stops at the first node that denies an entry",
-         changed({f"{_RECOVERY}._denials": instead(_takes_one_denial)})),
+         at(LedgerRecovery._denials).instead(_takes_one_denial)),
     _bug("length-of-one", "a recovery takes the size of an entry for the length of the ledger",
-         changed({f"{_RECOVERY}.on_read": _measures_one})),
+         at(LedgerRecovery.on_read).around(_measures_one)),
     _bug("closed-twice", "the metadata store replaces the end of a closed ledger",
-         changed({f"{_METADATA}._set": _closes_over_a_close})),
+         at(LedgerMetadataStore._set).around(_closes_over_a_close)),
     _bug("made-twice", "a ledger of a chosen id replaces another one",
-         changed({f"{_METADATA}._create": _makes_over_another})),
+         at(LedgerMetadataStore._create).around(_makes_over_another)),
 )  # fmt: skip

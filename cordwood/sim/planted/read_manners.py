@@ -17,6 +17,7 @@ import msgspec
 
 from cordwood.block import BlockKind, Gap, Record
 from cordwood.client.append import pending_block
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.read import read_stream, stream_items
 from cordwood.client.read.arrow_batches import BatchGatherer
 from cordwood.client.read.consumer import Consumer
@@ -24,7 +25,6 @@ from cordwood.client.read.delivered import with_keys
 from cordwood.client.read.hand import Hand, Made
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
-from cordwood.client.read.senders import HeldBlock
 from cordwood.client.read.shared_tail import SharedTail, SubscriberQueue, Taken
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.message import AskReleased, EpochNodes, ReleasedReply

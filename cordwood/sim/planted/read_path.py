@@ -10,12 +10,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from cordwood.block import BlockKind, Gap, GapKind
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster
 from cordwood.client.find.log_info import LogInfo as LogInfo
 from cordwood.client.read import read_stream
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.client.read.senders import HeldBlock, Senders
+from cordwood.client.read.senders import Senders
 from cordwood.layout.reading import BlocksHead, ReadRequest
 from cordwood.lsn import ESN_MAX, Lsn
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication

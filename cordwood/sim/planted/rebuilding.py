@@ -5,118 +5,90 @@ Source: docs/sources/logdevice.md 2.9; docs/sources/bookkeeper.md (d), (f); docs
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from cordwood.block import Envelope
+from cordwood.layout.waves import StoredBlock
+from cordwood.nodes import NodeId
+from cordwood.protocol import event_log
 from cordwood.protocol.event_log import Verdict
-from cordwood.protocol.rebuild_watch import Start
-from cordwood.sim.planted.bug import PlantedBug, changed, instead
+from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, after_asking
+from cordwood.protocol.rebuild_watch import Start, on_start
+from cordwood.rebuilding import Acked, LostNode, RebuildingSet
+from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, TWO_COPIES_LOST
-
-_DONOR = "storage.rebuild.donor"
-_MOVES = "storage.rebuild.moves:Moves"
-
-
-def _unawaited(right: Any) -> Any:
-    async def send(self: Any, node: Any, wires: Any, *, amends: bool) -> str:
-        if amends:
-            return str(await right(self, node, wires, amends=amends))
-        return ""  # as if it were stored, and it is not even sent
-
-    return send
+from cordwood.storage.rebuild import admission, moves
+from cordwood.storage.rebuild.donor import Donor, Pass
+from cordwood.storage.rebuild.moves import Moves
 
 
-def _trouble_swallowed(right: Any) -> Any:
-    async def send(self: Any, *args: Any, **kwargs: Any) -> str:
-        await right(self, *args, **kwargs)
-        return ""
-
-    return send
-
-
-def _first_epoch_skipped(right: Any) -> Any:
-    def is_mine(self: Any, block: Any, losses: Any) -> bool:
-        return bool(right(self, block, losses)) and block.header.first >> 32 > 1
-
-    return is_mine
+async def _unawaited(
+    right: Any,
+    self: Moves,
+    node: NodeId,
+    wires: Sequence[tuple[StoredBlock, Envelope]],
+    *,
+    amends: bool,
+) -> str:
+    if amends:
+        return str(await right(self, node, wires, amends=amends))
+    return ""
 
 
-def _one_donor_is_enough(right: Any) -> Any:
-    return lambda here, entry: bool(right(here, entry)) or bool(entry.done)
+async def _trouble_swallowed(right: Any, self: Moves, *args: Any, **kwargs: Any) -> str:
+    await right(self, *args, **kwargs)
+    return ""
 
 
-def _any_version(right: Any) -> Any:
-    return lambda here, event: right(here, replace(event, version=here.version))
+def _first_epoch_skipped(right: Any, self: Donor, block: StoredBlock, losses: Losses) -> bool:
+    return bool(right(self, block, losses)) and block.header.first >> 32 > 1
 
 
-def _late_all_the_same(right: Any) -> Any:
-    def is_late(self: Any, block: Any) -> bool:
-        epoch, seal = block.header.first >> 32, block.envelope.seal_epoch
-        over = epoch <= self.clean or epoch in self._closed
-        return bool(right(self, block)) or (not seal and over and epoch not in self.ends)
-
-    return is_late
+def _one_donor_is_enough(right: Any, here: RebuildingSet, entry: LostNode) -> Any:
+    return bool(right(here, entry)) or bool(entry.done)
 
 
-def _rank_kept(right: Any) -> Any:
-    def after_asking(move: Any, known: Any) -> Any:
-        found, _ = right(move, known)
-        return found, move.block.wave - 1
-
-    return after_asking
+def _rank_kept(right: Any, move: Move, known: Mapping[int, Known]) -> Any:
+    found, _ = right(move, known)
+    return found, move.block.wave - 1
 
 
-def _let_in_at_once(right: Any) -> Any:
-    def on_start(entry: Any, **how: Any) -> Any:
-        found = right(entry, **how)
-        return Start.ANEW if found is Start.WAITS and entry is not None else found
-
-    return on_start
+def _let_in_at_once(right: Any, entry: LostNode | None, **how: Any) -> Any:
+    found = right(entry, **how)
+    return Start.ANEW if found is Start.WAITS and entry is not None else found
 
 
-def _acked_at_once(right: Any) -> Any:
-    def acked(here: Any, event: Any) -> Any:
-        found = right(here, event)
-        rest = tuple(each for each in here.lost if each.node != event.node)
-        return replace(here, lost=rest) if found is Verdict.NOT_DONE else found
-
-    return acked
+def _acked_at_once(right: Any, here: RebuildingSet, event: Acked) -> Any:
+    found = right(here, event)
+    rest = tuple(each for each in here.lost if each.node != event.node)
+    return replace(here, lost=rest) if found is Verdict.NOT_DONE else found
 
 
-def _lost_may_give(right: Any) -> Any:
-    return lambda self, block: block.copyset[0]
-
-
-def _unsettled_forgotten(right: Any) -> Any:
-    return property(lambda self: self.report.is_clean)
+def _lost_may_give(right: Any, self: Losses, block: Held) -> Any:
+    return block.copyset[0]
 
 
 BUGS = (
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
-               changed({f"{_MOVES}._send": _unawaited}), scenario=DISKS_LOST),
+               at(Moves._send).around(_unawaited), scenario=DISKS_LOST),
     PlantedBug("rebuild-refusal-ignored", "a donor goes on where a node refused or went away",
-               changed({f"{_MOVES}._send": _trouble_swallowed}), scenario=DISKS_LOST),
+               at(Moves._send).around(_trouble_swallowed), scenario=DISKS_LOST),
     PlantedBug("donor-done-early", "a donor says that it is done after its first pass",
-               changed({f"{_DONOR}:Pass.is_done": instead(property(lambda self: True))}),
+               at(Pass.is_done).instead(lambda self: True),
                scenario=DISKS_LOST),
     PlantedBug("donor-skips-epoch", "a donor leaves out the first epoch of each log",
-               changed({f"{_DONOR}:Donor._is_mine": _first_epoch_skipped}), scenario=DISKS_LOST),
-    PlantedBug("donor-forgets-unsettled", "a donor does not wait for blocks that are not settled",
-               changed({f"{_DONOR}:Pass.is_done": _unsettled_forgotten}), scenario=DISKS_LOST),
+               at(Donor._is_mine).around(_first_epoch_skipped), scenario=DISKS_LOST),
     PlantedBug("empty-too-soon", "a node is called empty when one donor is done",
-               changed({"protocol.event_log:_is_over": _one_donor_is_enough}), scenario=DISKS_LOST),
-    PlantedBug("rebuilt-of-any-version", "that a donor is done counts for whatever set there is",
-               changed({"protocol.event_log:_is_rebuilt": _any_version}), scenario=DISKS_LOST),
-    PlantedBug("rebuilt-dropped-late", "a node drops a rebuilt block of an epoch that has ended",
-               changed({"storage.log_cache:CachedLog._is_late": _late_all_the_same}),
-               scenario=DISKS_LOST),
+               at(event_log._is_over).around(_one_donor_is_enough), scenario=DISKS_LOST),
     PlantedBug("rebuilt-rank-kept", "a move writes envelopes that do not beat those that there are",
-               changed({"storage.rebuild.moves:after_asking": _rank_kept}), scenario=DISKS_LOST),
+               at(after_asking, within=moves).around(_rank_kept), scenario=DISKS_LOST),
     PlantedBug("empty-disk-let-in", "a node with an empty disk joins before its data is elsewhere",
-               changed({"storage.rebuild.admission:on_start": _let_in_at_once,
-                        "protocol.event_log:_acked": _acked_at_once}), scenario=DISKS_LOST),
+               together(at(on_start, within=admission).around(_let_in_at_once),
+                        at(event_log._acked).around(_acked_at_once)), scenario=DISKS_LOST),
     PlantedBug("lost-node-gives", "the first node of a copyset is its donor, lost or not",
-               changed({"protocol.rebuild_plan:Losses.donor": _lost_may_give}),
+               at(Losses.donor).around(_lost_may_give),
                scenario=TWO_COPIES_LOST),
 )  # fmt: skip

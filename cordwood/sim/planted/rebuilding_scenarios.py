@@ -12,10 +12,18 @@ from cordwood.sim.planted.scenarios import both, cluster_of, scenario
 AFTER_S = 4.0
 """When a dead node counts as lost here: longer than the shortest crashes, and shorter than most."""
 
+REFRESH_S = 1.0
+"""As in production. Until all nodes have heard that a node is back, some refuse what names it, and
+appends are owed within seconds of that."""
+
 
 def _losing(options: RunOptions) -> RunOptions:
     cluster = replace(
-        options.cluster, rebuild_after_s=AFTER_S, attributes=LogAttributes(), weights={}
+        options.cluster,
+        rebuild_after_s=AFTER_S,
+        refresh_s=REFRESH_S,
+        attributes=LogAttributes(),
+        weights={},
     )
     faults = replace(options.faults, damage=Damage.NONE)
     return replace(options, cluster=cluster, faults=faults, loses_disks=True, accepts=False,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordwood.client.blocking.blocking_store import BlockingStore
-from cordwood.client.read.replica_scan import Copy
+from cordwood.client.values import Copy
 from cordwood.durable import sync_directory, sync_tree, write_whole
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.lsn import OLDEST

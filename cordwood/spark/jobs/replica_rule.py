@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cordwood.client.read.replica_scan import Copy
+from cordwood.client.values import Copy
 
 FINDINGS = ("missing", "corrupt", "differs", "copyset", "extra", "unasked", "gone")
 """Worst first but for the last three: an extra copy harms nobody, an unasked node may hold all, and

@@ -108,16 +108,23 @@ class Admission:
             CordwoodError: the metadata store does not answer.
         """
         node = self._settings.node
+        # Race: a recovery that does without this node may take its epoch after the first seals, and
+        # end the epoch before the entry is gone. Once the entry is gone, recoveries wait for this
+        # node, and all epochs that were taken before are sealed by the second seals. A crash in
+        # between is met by the next start: the member list says that seals are owed.
         if self._start is Start.BACK:
             await seal()
+            await self._membership.owe_seals(node)
             _, verdict = await self._events.say(Aborted(node))
             if verdict is Verdict.DONE_ALREADY:
                 raise NotOurCluster(stale_words(self._settings))
+            await seal()
             logger.warning("this node was called lost, and is here with its data: it says so")
         elif self._start is Start.ANEW:
-            # Before the ack: no older sequencer may find a node without its seals.
             await seal()
+            await self._membership.owe_seals(node)
             after, verdict = await self._events.say(Acked(node, self._version))
             if after.entry(node) is not None and verdict is not Verdict.DRAINED:
                 raise Retryable(f"node {node} could not be let in: {verdict.value}")
+            await seal()
             logger.warning("this node begins anew: its data lies on other nodes")

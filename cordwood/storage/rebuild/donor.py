@@ -7,7 +7,7 @@ to its end, the node says that it is done; otherwise the next pass looks again.
 Only settled blocks are moved: those that readers may see, and those of epochs whose end is known.
 Other blocks that name a lost node are in flight, or their sequencer was lost. They are settled
 soon, or become holes, and the donor is not done before. Where a log has no sequencer, it asks for
-the tail, which starts one.
+the tail, which starts one. The end of a deleted log is never settled, and needs no copies.
 
 Before a pass every store that this node took before it knew of the set is durable, so the pass
 meets it. Later ones that name a lost node are refused (`storage.refusals`).
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cordwood.block import EnvelopeFlag
-from cordwood.errors import CordwoodError, Corrupt, NoSequencer
+from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog
 from cordwood.layout.message import AskTail
 from cordwood.layout.message_rebuilding import DonorState
 from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
@@ -136,6 +136,7 @@ class Donor:
         self._limits = limits
         self._run_bytes = run_bytes
         self._pass: Pass | None = None
+        self._deleted: set[int] = set()
 
     def state(self) -> DonorState:
         """How far it is."""
@@ -223,7 +224,7 @@ class Donor:
             at = run.next
             # What is in the cache is read without a pause: others have their turn here.
             await asyncio.sleep(0)
-        if is_unsettled:
+        if is_unsettled and log not in self._deleted:
             now.unsettled.append(log)
         if found.blocks:
             now.todo.append(found)
@@ -298,6 +299,10 @@ class Donor:
                 if not error.node or error.node == node:
                     return
                 node = NodeId(error.node)
+            except UnknownLog:
+                # Nobody will ever settle the end of a log that was deleted, or read it.
+                self._deleted.add(log)
+                return
             except CordwoodError as error:
                 logger.info("log %d: its end is not settled, and: %s", log, error)
                 return

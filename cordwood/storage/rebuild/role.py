@@ -54,6 +54,7 @@ from cordwood.wire.store_channel import StoreChannel
 if TYPE_CHECKING:
     from cordwood.host.seams import Host
     from cordwood.metadata.event_log import EventLog
+    from cordwood.metadata.membership import Membership
     from cordwood.storage.engine import StorageEngine
     from cordwood.storage.rebuild.epoch_nodesets import ReadRecord
 
@@ -87,6 +88,7 @@ class RebuildRole:
         read_record: ReadRecord,
         members: Callable[[], Mapping[NodeId, Member]],
         seal: Callable[[], Awaitable[None]],
+        membership: Membership,
     ) -> None:
         """
         Args:
@@ -102,6 +104,8 @@ class RebuildRole:
         self._read_record = read_record
         self._members = members
         self._seal = seal
+        self._membership = membership
+        self._owes_seals = False
         self._watch = LossWatch(self._me, settings.rebuild_after_s)
         self._changed = asyncio.Event()
         self._told: str = ""
@@ -142,6 +146,9 @@ class RebuildRole:
     def _take(self, found: RebuildingSet) -> None:
         if found.through > self.set.through:
             self.set = found
+            # Before the donor looks: a store that came between its look and the next reading of
+            # the member list would name a lost node, and would be nobody's to move.
+            self._engine.rebuilding |= frozenset(map(NodeId, refuses(found)))
             self._changed.set()
 
     def overlaid(self, members: Iterable[Member]) -> tuple[Member, ...]:
@@ -160,7 +167,8 @@ class RebuildRole:
 
     def refused(self, members: Iterable[Member]) -> frozenset[NodeId]:
         """Nodes that no copyset of a new block may name."""
-        return rebuilt_nodes(members) | frozenset(map(NodeId, refuses(self.set)))
+        mine = frozenset({self._me} if self._owes_seals else ())
+        return rebuilt_nodes(members) | frozenset(map(NodeId, refuses(self.set))) | mine
 
     # Working.
 
@@ -253,10 +261,16 @@ class RebuildRole:
         if start is Start.BACK:
             assert entry is not None, "something is said of it"
             await self._seal()
+            # See `Admission.complete`. Until the second seals this node takes no new block.
+            self._owes_seals = True
+            await self._membership.owe_seals(self._me)
             verdict = await self._say(Aborted(self._me))
             logger.warning("this node was called lost, and is here: %s", verdict.value)
             if verdict is Verdict.DONE_ALREADY:
                 raise NotOurCluster(stale_words(self._settings))
+        if self._owes_seals and self.set.entry(self._me) is None:
+            await self._seal()
+            self._owes_seals = False
 
     # Calls.
 
@@ -287,6 +301,9 @@ class RebuildRole:
                 f"node {node} is up, so its data is not lost: stop it, and wait some seconds until "
                 "the others take it for dead. To take a node out that is up, drain it"
             )
+        entry = self.set.entry(node)
+        if call.order is RebuildOrder.ABORT and entry is not None and not entry.is_empty:
+            await self._membership.owe_seals(NodeId(node))
         verdict = await self._say(self._event_of(call, tuple(sorted(members))))
         if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED):
             raise Rejected(_words_of_refusal(node, verdict))

@@ -17,9 +17,11 @@ from cordwood.errors import (
     NoEntry,
     OutcomeUnknown,
     RecordTooLarge,
+    Rejected,
     TooFewNodes,
     Undecided,
     UnknownLedger,
+    Unreachable,
 )
 from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
 
@@ -322,7 +324,65 @@ class TestFailedNodes:
         simulate(scenario)
 
 
+class TestRepair:
+    @pytest.mark.parametrize("shape", [(3, 3, 2), (4, 2, 2)])
+    def test_what_a_lost_node_held_is_copied_and_its_keeper_named(self, shape) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                ensemble, write, ack = shape
+                made = await store.ledgers.create(ensemble=ensemble, write=write, ack=ack)
+                await made.append_many(payloads(600))
+                first = made.metadata.newest.nodes
+                with pytest.raises(Rejected, match="recover it first"):
+                    await store.ledgers.repair(made.ledger_id, nodes=[first[0]])
+                await made.close()
+                assert await store.ledgers.repair(made.ledger_id) == {}
+                lost = first[1]
+                cluster.kill(lost)
+                moved = await store.ledgers.repair(made.ledger_id, nodes=[lost])
+                assert moved.keys() == {lost}
+                new = moved[lost]
+                assert new not in first
+                found = await store.ledgers.metadata(made.ledger_id)
+                assert found.newest.nodes == tuple(new if n == lost else n for n in first)
+                held = cluster.running[new].engine.ledgers.held[made.ledger_id]
+                wanted = {e for e in range(600) if (1 - e) % ensemble < write}
+                assert held.entries.keys() == wanted
+                assert await store.ledgers.repair(made.ledger_id, nodes=[lost]) == {}
+                # As many nodes may go once more as at first.
+                cluster.kill(first[2])
+                opened = await store.ledgers.open(made.ledger_id)
+                assert [each.payload for each in await opened.read(0, 599)] == payloads(600)
+
+        simulate(scenario, nodes=6)
+
+
 class TestDeletion:
+    def test_nodes_let_go_of_what_was_deleted_and_of_nothing_else(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                kept, gone = [await store.ledgers.create(**E3) for _ in range(2)]
+                for made in (kept, gone):
+                    await made.append_many(payloads(20))
+                    await made.close()
+                node = cluster.running[1]
+                await node.flush()
+                await store.ledgers.delete(gone.ledger_id)
+                assert await node._ledgers.sweep() == 1
+                assert await node._ledgers.sweep() == 0
+                table = node.engine.logs.ledgers
+                assert await table.entries(gone.ledger_id, range(20)) == [None] * 20
+                assert None not in await table.entries(kept.ledger_id, range(20))
+                # While the metadata store is away nothing goes.
+                cluster.metadata.is_out = True
+                with pytest.raises(Unreachable):
+                    await node._ledgers.sweep()
+                cluster.metadata.is_out = False
+                opened = await store.ledgers.open(kept.ledger_id)
+                assert len(await opened.read(0, 19)) == 20
+
+        simulate(scenario)
+
     def test_a_writer_of_a_deleted_ledger_is_told(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

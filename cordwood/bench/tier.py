@@ -1,0 +1,183 @@
+"""How fast a log goes to main storage, and comes back from it, beside plain puts and gets.
+
+Upload: an uploader takes blocks as a node sends them, writes objects and reads them back, puts and
+commits them. Beside it, objects of the same size are put as plain bytes, into the same store in the
+same run. Catch-up: one reader takes all of it into Arrow, beside plain gets of the same bytes.
+
+Bytes are those of objects, as stored, on both sides: what records compress to is no speed.
+
+Source: docs/objects.md, "Uploading" and "Reading".
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import perf_counter
+
+from cordwood.bench.append import Say
+from cordwood.bench.figure import Figure, Sample, make_figure
+from cordwood.bench.logsdb import drop_from_cache
+from cordwood.bench.place import PREFIX
+from cordwood.block import BlockHeader, Codec, Gap
+from cordwood.client.read.arrow_batches import BatchGatherer
+from cordwood.client.read.tier_read import held_block
+from cordwood.host.real import real_host
+from cordwood.host.seams import Host
+from cordwood.layout.arrow import COLUMNS
+from cordwood.layout.body import encode_body, seal_body
+from cordwood.lsn import make_lsn
+from cordwood.protocol.gap_detection import Delivery
+from cordwood.settings import MIB
+from cordwood.tier.addresses import open_object_store
+from cordwood.tier.collect import list_all
+from cordwood.tier.history import GET_S, HistoryReader
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.uploader import PUT_S, Item, LogUploader
+
+LOG = 1
+RANDOM_SHARE = 0.5
+"""Of a record's bytes: the rest are zeros, so that an object is half of its bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierProfile:
+    """What is uploaded.
+
+    Attributes:
+        record_bytes, block_records: of a record, and records in a block.
+        total_bytes: of all payloads.
+    """
+
+    record_bytes: int = 256
+    block_records: int = 2048
+    total_bytes: int = 256 * MIB
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return max(1, self.total_bytes // (self.record_bytes * self.block_records))
+
+
+async def bench_tier(
+    profile: TierProfile, *, store: str, directory: str, repeats: int, say: Say
+) -> list[Figure]:
+    """Upload and read back, `repeats` times, each beside plain puts and gets.
+
+    Args:
+        store: of the object store; "" for a directory that is made and removed.
+        directory: where that may lie.
+    Raises:
+        CordwoodError: the store failed.
+    """
+    below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
+    blocks = list(_blocks(profile))
+    uploads: list[Sample] = []
+    reads: list[Sample] = []
+    records: list[Sample] = []
+    objects_puts = 0
+    try:
+        async with real_host() as host:
+            for repeat in range(repeats):
+                at = f"{store}/bench-{repeat}" if store else os.path.join(below, str(repeat))
+                objects = await open_object_store(host, at)
+                try:
+                    seconds = await _upload(objects, host, blocks)
+                    names = [
+                        (info.name, info.size) async for info in list_all(objects, "logs/")
+                        if info.name.endswith(".parquet")
+                    ]  # fmt: skip
+                    size = sum(each for _, each in names)
+                    objects_puts = len(names)
+                    put_s = await _plain_puts(objects, names)
+                    uploads.append(Sample(size / seconds / 1e6, size / put_s / 1e6))
+                    drop_from_cache(at)
+                    read_s, rows = await _read(objects, host)
+                    drop_from_cache(at)
+                    get_s = await _plain_gets(objects, names)
+                    reads.append(Sample(size / read_s / 1e6, size / get_s / 1e6))
+                    records.append(Sample(rows / read_s, None))
+                finally:
+                    await objects.close()
+                say(f"tier: {repeat + 1} of {repeats}")
+    finally:
+        shutil.rmtree(below, ignore_errors=True)
+    parameters: dict[str, int | float | str] = {
+        "record_bytes": profile.record_bytes, "block_records": profile.block_records,
+        "body_bytes": sum(header.raw_bytes for header, _ in blocks), "objects": objects_puts,
+        "cores": os.cpu_count() or 0, "store": store or "a directory",
+    }  # fmt: skip
+    return [
+        make_figure("tier_upload", "MB/s", uploads, reference_is="puts of the same bytes",
+                    parameters=parameters),
+        make_figure("tier_read", "MB/s", reads, reference_is="gets of the same bytes",
+                    parameters=parameters),
+        make_figure("tier_read_records", "records/s", records, reference_is="none",
+                    parameters=parameters),
+    ]  # fmt: skip
+
+
+def _blocks(profile: TierProfile) -> list[tuple[BlockHeader, bytes]]:
+    chance = random.Random(1)
+    drawn = round(profile.record_bytes * RANDOM_SHARE)
+    rest = bytes(profile.record_bytes - drawn)
+    made: list[tuple[BlockHeader, bytes]] = []
+    for number in range(profile.blocks):
+        noise = chance.randbytes(drawn * profile.block_records)
+        values = [noise[at : at + drawn] + rest for at in range(0, len(noise), drawn)]
+        raw = encode_body(values, timestamps_us=1_000_000 * number)
+        stored, stored_crc, raw_crc = seal_body(raw, Codec.NONE)
+        header = BlockHeader(
+            LOG, make_lsn(1, 1 + number * profile.block_records), profile.block_records, number,
+            stored_bytes=len(stored), raw_bytes=len(raw), stored_crc=stored_crc, raw_crc=raw_crc,
+        )  # fmt: skip
+        made.append((header, stored))
+    return made
+
+
+async def _upload(store: ObjectStore, host: Host, blocks: list[tuple[BlockHeader, bytes]]) -> float:
+    async def items() -> AsyncIterator[Item]:
+        for block in blocks:
+            yield block
+
+    manifest = LogManifest(store, LOG, host, "bench")
+    began = perf_counter()
+    uploader = LogUploader(store, manifest, host, LOG, "/bench")
+    await uploader.run(items(), make_lsn(1, 1))
+    return perf_counter() - began
+
+
+async def _plain_puts(store: ObjectStore, names: list[tuple[str, int]]) -> float:
+    contents = [os.urandom(size) for _, size in names]
+    began = perf_counter()
+    for number, content in enumerate(contents):
+        await store.put(f"plain/{number}", [content], timeout_s=PUT_S)
+    return perf_counter() - began
+
+
+async def _plain_gets(store: ObjectStore, names: list[tuple[str, int]]) -> float:
+    began = perf_counter()
+    for name, size in names:
+        await store.get(name, 0, size, timeout_s=GET_S)
+    return perf_counter() - began
+
+
+async def _read(store: ObjectStore, host: Host) -> tuple[float, int]:
+    """Seconds until all of it is in Arrow, and the rows."""
+    manifest = LogManifest(store, LOG, host, "bench")
+    rows = 0
+    gatherer = BatchGatherer(COLUMNS, None)
+    began = perf_counter()
+    async with HistoryReader(store, manifest, host, LOG, make_lsn(1, 1)) as history:
+        async for item in history:
+            if isinstance(item, Gap):
+                continue
+            delivery = Delivery(held_block(item), item.first, item.last)
+            rows += sum(batch.num_rows for batch in gatherer.add("/bench", delivery))
+        rows += sum(batch.num_rows for batch in gatherer.finish())
+    return perf_counter() - began, rows

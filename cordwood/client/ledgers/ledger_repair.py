@@ -1,0 +1,127 @@
+"""Makes new copies of what lost nodes held of a closed ledger, and names their keepers.
+
+The entries that a lost node should have are read from the others, each copy checked, and written to
+a node in its place. Only then does the metadata name that node, by compare-and-set: a reader that
+goes there finds them. A repair that was cut short is begun anew, and writes them once more.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
+from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.errors import Overloaded, Rejected
+from cordwood.layout.ledger_entry import ledger_key_of
+from cordwood.layout.message_ledgers import AddEntries, AddRefusal, AddReply, EntryItem
+from cordwood.ledger import LedgerState
+from cordwood.quorum.ensemble import is_written_to
+
+READ_AT_ONCE = 256
+
+ADD_BYTES = 1 << 20
+"""Bodies of one call; a larger entry goes alone."""
+
+ADD_S = 10.0
+
+
+class LedgerRepair:
+    """See the module; of one ledger.
+
+    Attributes:
+        copied: entries that were written to other nodes.
+        moved: by lost node, the node in its place, over all fragments.
+    """
+
+    def __init__(
+        self,
+        opened: ReadableLedger,
+        calls: LedgerMetadataCalls,
+        cluster: Cluster,
+        is_lost: Callable[[int], bool],
+    ) -> None:
+        self.copied = 0
+        self.moved: dict[int, int] = {}
+        self._opened = opened
+        self._calls = calls
+        self._cluster = cluster
+        self._is_lost = is_lost
+        self._key = ledger_key_of(opened.metadata.password)
+
+    async def run(self) -> None:
+        """Repair every fragment.
+
+        Raises:
+            Rejected: the ledger is not closed, or somebody else changed it meanwhile.
+            TooFewNodes: no other node takes entries.
+            Unreachable: an entry has no copy that can be read, or a node does not answer.
+        """
+        if self._opened.metadata.state is not LedgerState.CLOSED:
+            raise Rejected(
+                f"ledger {self._opened.ledger_id} is not closed: recover it first, which shuts its "
+                "writer out"
+            )
+        for number in range(len(self._opened.metadata.fragments)):
+            for place in range(self._opened.metadata.striping.ensemble):
+                if self._is_lost(self._opened.metadata.fragments[number].nodes[place]):
+                    await self._repair(number, place)
+
+    async def _repair(self, number: int, place: int) -> None:
+        """Put a node in the place of a lost one."""
+        held = self._opened.held
+        metadata = held.metadata
+        fragment = metadata.fragments[number]
+        lost = fragment.nodes[place]
+        stay = [node for node in fragment.nodes if node != lost]
+        known = self.moved.get(lost)
+        if known is not None and known not in fragment.nodes:
+            node = known
+        else:
+            (node,) = await self._calls.choose_soon(1, fragment.nodes, stay)
+        later = metadata.fragments[number + 1 :]
+        end = later[0].first - 1 if later else metadata.last
+        entries = [
+            entry
+            for entry in range(fragment.first, end + 1)
+            if is_written_to(place, entry, metadata.striping)
+        ]
+        for at in range(0, len(entries), READ_AT_ONCE):
+            copies = await self._opened.copies(entries[at : at + READ_AT_ONCE])
+            await self._write(node, copies)
+        nodes = tuple(node if each == lost else each for each in fragment.nodes)
+        fragments = [*metadata.fragments]
+        fragments[number] = replace(fragment, nodes=nodes)
+        _, is_written = await self._calls.set(
+            held.version, replace(metadata, fragments=tuple(fragments))
+        )
+        await self._opened.refresh()
+        if not is_written and self._opened.metadata.fragments[number].nodes != nodes:
+            raise Rejected(
+                f"somebody else changed ledger {metadata.ledger} meanwhile: repair it once more"
+            )
+        self.moved[lost] = node
+
+    async def _write(self, node: int, copies: Sequence[EntryItem]) -> None:
+        some: list[EntryItem] = []
+        size = 0
+        for copy in copies:
+            if some and size + len(copy.body) > ADD_BYTES:
+                await self._add(node, some)
+                some, size = [], 0
+            some.append(copy)
+            size += len(copy.body)
+        await self._add(node, some)
+
+    async def _add(self, node: int, items: list[EntryItem]) -> None:
+        call = AddEntries(self._opened.ledger_id, self._key, items, recovery=True)
+        reply = await ask_node(self._cluster, node, call, timeout_s=ADD_S)
+        assert isinstance(reply, AddReply), "AddEntries is answered so"
+        if reply.refusal is not AddRefusal.NONE:
+            raise Overloaded(f"node {node} does not take entries: {reply.refusal}")
+        self.copied += len(items)

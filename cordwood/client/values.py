@@ -1,0 +1,21 @@
+"""Values that calls of a client take or give, for those who name them in their own signatures."""
+
+from __future__ import annotations
+
+from cordwood.client.append.producer import PRODUCER_MAX, Producer
+from cordwood.client.publish.publishing import Published
+from cordwood.client.publish.staging import StagedRef
+from cordwood.client.read.arrow_batches import BatchGatherer
+from cordwood.client.read.replica_scan import Copy
+from cordwood.protocol.producers import PLACES_MAX, USERS
+
+__all__ = [
+    "PLACES_MAX",
+    "PRODUCER_MAX",
+    "USERS",
+    "BatchGatherer",
+    "Copy",
+    "Producer",
+    "Published",
+    "StagedRef",
+]

@@ -1,0 +1,261 @@
+"""Planted bugs of main storage: what is uploaded, let go of, deleted, and read again.
+
+Source: docs/sources/s3stream.md (b), traps 10 and 11, and (f), complaints 1 and 4.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from cordwood.block import Buffer, Gap
+from cordwood.client.admin.tier_positions import TierPositions
+from cordwood.errors import NoObject
+from cordwood.layout.logs_db import LogState
+from cordwood.layout.object_writer import FinishedObject
+from cordwood.log_attributes import LogAttributes
+from cordwood.metadata.log_info import LogInfo
+from cordwood.protocol import manifest
+from cordwood.protocol.gap_detection import ReadBuffer
+from cordwood.protocol.retention import Part
+from cordwood.protocol.tier_plan import TierPolicy
+from cordwood.quorum.sequencer_placement import sequencer_order
+from cordwood.sim.options import RunOptions
+from cordwood.sim.planted.bug import PlantedBug, at, together
+from cordwood.sim.planted.scenarios import scenario
+from cordwood.sim.tier_options import tiered
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.tier import history
+from cordwood.tier.history import HistoryItem
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_store import Etag
+from cordwood.tier.patient_store import PatientStore
+from cordwood.tier.uploader import LogUploader
+from cordwood.tiered import Entry, Head
+from cordwood.uploading.local_drops import LocalDrops
+from cordwood.uploading.tend import Tend
+from cordwood.uploading.upload_role import UploadRole
+
+
+def _in_main_storage(options: RunOptions, **asks: Any) -> RunOptions:
+    """Logs that are tiered within a second or so."""
+    made = tiered(options, random.Random(round(options.workload.pause_s * 1e6)))
+    cluster = made.cluster
+    quick = LogAttributes(
+        tier=True, local_retention=0.5, tier_after_s=0.0, tier_after_bytes=1,
+        backlog_s=0.0, backlog_bytes=0,
+    )  # fmt: skip
+    attributes = replace_attributes(quick, asks).over(cluster.attributes)
+    storage = replace(cluster.storage, partition_age_s=1.0, retention_every_s=0.3, flush_age_s=0.3)
+    tier = replace(cluster.tier, look_s=0.3, tend_s=1.0, grace_s=2.0)
+    return replace(
+        made, cluster=replace(cluster, attributes=attributes, storage=storage, tier=tier)
+    )
+
+
+def replace_attributes(asks: LogAttributes, others: dict[str, Any]) -> LogAttributes:
+    """What a log asks for, with some attributes set otherwise."""
+    return LogAttributes(**others).over(asks)
+
+
+def _seldom(options: RunOptions) -> RunOptions:
+    """With uploaders that look each second: two of them are no busier than one."""
+    made = _in_main_storage(options)
+    cluster = made.cluster
+    return replace(
+        made, cluster=replace(cluster, tier=replace(cluster.tier, look_s=1.0, tend_s=30.0))
+    )
+
+
+def _young(options: RunOptions) -> RunOptions:
+    """And logs that keep their records for so long as no run lasts."""
+    return _in_main_storage(options, backlog_s=300.0)
+
+
+_TIERED = scenario("client_crash", every_s=3.0, shape=_in_main_storage, restart_s=2.0, readers=3)
+_CRASHED = scenario(
+    "crash", "power_cut", every_s=1.0, shape=_in_main_storage, restart_s=2.0, readers=3
+)
+_TWO = scenario("client_crash", every_s=3.0, shape=_seldom, restart_s=2.0, readers=3)
+_KEPT = scenario("client_crash", every_s=3.0, shape=_young, restart_s=2.0, readers=3)
+
+
+async def _takes_uploads_for_granted(
+    self: LocalDrops, log: int, info: LogInfo, parts: list[Part]
+) -> int:
+    return self._engine.cache.log(log).readable + 1
+
+
+async def _trims_what_is_tiered(self: StorageEngine, log: int, lsn: int, released: int) -> int:
+    return await self.trim(log, lsn, released)
+
+
+def _passes_one_more(
+    right: Callable[[ReadBuffer[Any], int], None], self: ReadBuffer[Any], upto: int
+) -> None:
+    right(self, upto + 1 if upto == self._tier + 1 else upto)
+
+
+def _takes_tier_for_trim(self: ReadBuffer[Any], last: int) -> None:
+    self.on_trim(last)
+
+
+def _forgets_its_tier_point(
+    right: Callable[[CachedLog, int], LogState], self: CachedLog, seal: int
+) -> LogState:
+    return right(self, seal)._replace(tier=0)
+
+
+async def _commits_before_it_puts(
+    right: Callable[[LogUploader, FinishedObject, str], Awaitable[None]],
+    self: LogUploader,
+    done: FinishedObject,
+    name: str,
+) -> None:
+    await right(self, done, name)
+    store = self._store
+    assert isinstance(store, PatientStore)
+    await store._store.put(name, [done.content], timeout_s=600.0)
+
+
+async def _puts_no_object(
+    right: Callable[..., Awaitable[None]],
+    self: PatientStore,
+    name: str,
+    content: Sequence[Buffer],
+    *,
+    timeout_s: float,
+) -> None:
+    if not name.startswith("logs/") or "/objects/" not in name:
+        await right(self, name, content, timeout_s=timeout_s)
+
+
+def _eats_what_is_committed(
+    head: Head, found: Entry | None, name: str, last: int, fence: int
+) -> bool:
+    return fence < head.fence or last < head.end
+
+
+def _leaves_out_the_last(
+    right: Callable[[list[HistoryItem], int, int], list[HistoryItem]],
+    items: list[HistoryItem],
+    start: int,
+    until: int,
+) -> list[HistoryItem]:
+    kept = right(items, start, until)
+    return kept[:-1] if len(kept) > 1 and not isinstance(kept[-1], Gap) else kept
+
+
+async def _swaps_without_condition(
+    right: Callable[..., Awaitable[Etag]],
+    self: PatientStore,
+    name: str,
+    content: bytes,
+    expected: Etag | None,
+    *,
+    timeout_s: float,
+) -> Etag:
+    try:
+        _, found = await self.read(name, timeout_s=timeout_s)
+    except NoObject:
+        return await right(self, name, content, None, timeout_s=timeout_s)
+    return await right(self, name, content, found, timeout_s=timeout_s)
+
+
+async def _uploads_for_its_neighbour(self: UploadRole) -> dict[int, LogInfo]:
+    """Two nodes take each log for theirs, as where members are seen differently."""
+    await self._logs.refresh()
+    members, dead = self._members().values(), self._dead()
+    return {
+        log: info
+        for log, info in self._logs.tiered.items()
+        if self._me in sequencer_order(log, members, dead)[:2]
+    }
+
+
+@asynccontextmanager
+async def _holds_every_lease(self: UploadRole, log: int) -> AsyncIterator[bool]:
+    yield True
+
+
+def _takes_a_fence_for_advice(head: Head, entry: Entry, fence: int, seal: manifest.Seal) -> Head:
+    # What is committed begins where the zombie thinks that the last one ended.
+    entry = entry._replace(first=head.end, last=max(entry.last, head.end))
+    return manifest._added(head, entry, seal)
+
+
+def _lets_go_of_one_more(
+    right: Callable[[LocalDrops, int, list[Part], TierPolicy, int], int],
+    self: LocalDrops,
+    log: int,
+    parts: list[Part],
+    policy: TierPolicy,
+    end: int,
+) -> int:
+    through = right(self, log, parts, policy, end)
+    lasts = [part.last for part in parts if part.last > through]
+    return lasts[0] if through and lasts else through
+
+
+async def _retains_nothing(self: Tend, manifest: LogManifest, head: Head, backlog_s: float) -> int:
+    return head.end - 1 if backlog_s else 0
+
+
+async def _finds_too_late(
+    right: Callable[..., Awaitable[int | None]],
+    self: TierPositions,
+    time_us: int,
+    trim: int,
+    *,
+    is_exact: bool,
+) -> int | None:
+    found = await right(self, time_us, trim, is_exact=is_exact)
+    return None if found is None else found + 3
+
+
+_TWO_UPLOADERS = together(
+    at(UploadRole.mine).instead(_uploads_for_its_neighbour),
+    at(UploadRole._leased).instead(_holds_every_lease),
+)
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug("tier-drops-unread", "a node lets go of what no manifest names yet",
+               at(LocalDrops._end_of).instead(_takes_uploads_for_granted), scenario=_TIERED),
+    PlantedBug("tier-drops-one-more", "a node lets go of one partition more than is committed",
+               at(LocalDrops._would_drop).around(_lets_go_of_one_more), scenario=_TIERED),
+    PlantedBug("tier-point-is-trim", "a node trims what it should let go of",
+               at(StorageEngine.tier).instead(_trims_what_is_tiered), scenario=_TIERED),
+    PlantedBug("tier-taken-for-trim", "a reader takes TIERED for TRIM",
+               at(ReadBuffer.on_tiered).instead(_takes_tier_for_trim), scenario=_TIERED),
+    PlantedBug("tier-not-told", "a node passes over what it let go of without a word",
+               at(ReadStreams._tell_tiered).instead(lambda self, stream: None),
+               scenario=_TIERED),
+    PlantedBug("tier-point-forgotten", "a node starts without its tier point",
+               at(CachedLog.state).around(_forgets_its_tier_point), scenario=_CRASHED),
+    PlantedBug("tier-hand-over-one-off", "a reader leaves objects one LSN too late",
+               at(ReadBuffer.pass_to).around(_passes_one_more), scenario=_TIERED),
+    PlantedBug("tier-last-left-out", "a reader leaves out the last block of a row group",
+               at(history.clipped).around(_leaves_out_the_last), scenario=_TIERED),
+    PlantedBug("tier-commits-first", "an uploader commits an object before it is put",
+               together(at(LogUploader._commit).around(_commits_before_it_puts),
+                        at(PatientStore.put).around(_puts_no_object)), scenario=_CRASHED),
+    PlantedBug("tier-collects-committed", "the collection deletes objects that a manifest names",
+               at(manifest.is_dead_object).instead(_eats_what_is_committed), scenario=_TIERED),
+    PlantedBug("tier-head-unconditional", "two uploaders, and a head is replaced whatever it is",
+               together(_TWO_UPLOADERS, at(PatientStore.put_if).around(_swaps_without_condition)),
+               scenario=_TWO),
+    PlantedBug("tier-zombie-commits", "two uploaders, and a turn that is over commits",
+               together(_TWO_UPLOADERS,
+                        at(manifest.check_turn).instead(lambda head, fence: None),
+                        at(manifest.append).instead(_takes_a_fence_for_advice)), scenario=_TWO),
+    PlantedBug("tier-retains-nothing", "retention takes all of main storage",
+               at(Tend._too_old).instead(_retains_nothing), scenario=_KEPT),
+    PlantedBug("tier-finds-too-late", "a time is found behind where it is in main storage",
+               at(TierPositions.find_time).around(_finds_too_late), scenario=_TIERED),
+)  # fmt: skip
+"""Every bug of main storage."""

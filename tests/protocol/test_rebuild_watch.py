@@ -1,0 +1,90 @@
+"""What is said of lost nodes, and what a node does that starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordwood.protocol.event_log import apply
+from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
+from cordwood.rebuilding import LostNode, NeedsRebuild, RebuildingSet, TimeRange
+
+NOBODY = RebuildingSet()
+
+
+def test_a_node_is_lost_when_it_has_been_dead_for_so_long() -> None:
+    watch = LossWatch(1, 10.0)
+    assert watch.due(0.0, (1, 2, 3), {3}, NOBODY) == []
+    assert watch.due(9.9, (1, 2, 3), {3}, NOBODY) == []
+    assert watch.due(10.0, (1, 2, 3), {3}, NOBODY) == [NeedsRebuild(3, (1, 2, 3), if_version=0)]
+
+
+def test_a_node_that_was_seen_meanwhile_is_counted_anew() -> None:
+    watch = LossWatch(1, 10.0)
+    watch.due(0.0, (1, 2, 3), {3}, NOBODY)
+    watch.due(5.0, (1, 2, 3), (), NOBODY)
+    watch.due(6.0, (1, 2, 3), {3}, NOBODY)
+    assert watch.due(15.9, (1, 2, 3), {3}, NOBODY) == []
+    assert len(watch.due(16.0, (1, 2, 3), {3}, NOBODY)) == 1
+
+
+@pytest.mark.parametrize(
+    ("me", "after_s", "dead"), [(2, 10.0, {3}), (1, 0.0, {3}), (1, 10.0, {1, 2, 3})]
+)
+def test_only_the_first_node_that_lives_says_it_and_only_if_it_may(me, after_s, dead) -> None:
+    watch = LossWatch(me, after_s)
+    watch.due(0.0, (1, 2, 3), dead, NOBODY)
+    assert watch.due(100.0, (1, 2, 3), dead, NOBODY) == []
+
+
+def test_what_is_said_already_is_not_said_again() -> None:
+    watch = LossWatch(1, 10.0)
+    watch.due(0.0, (1, 2, 3), {3}, NOBODY)
+    (event,) = watch.due(10.0, (1, 2, 3), {3}, NOBODY)
+    after = apply(NOBODY, 1, event).after
+    assert watch.due(20.0, (1, 2, 3), {3}, after) == []
+
+
+LOST = LostNode(2, 7, donors=(1, 3))
+EMPTY = LostNode(2, 7, is_empty=True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_blank", "anew", "start"),
+    [
+        (None, False, None, Start.SERVE),
+        (None, True, None, Start.WAITS),
+        (LOST, False, None, Start.BACK),
+        (LOST, True, None, Start.WAITS),
+        (EMPTY, True, None, Start.ANEW),
+        (EMPTY, False, None, Start.STALE),
+        (EMPTY, False, 6, Start.STALE),  # begun anew for an earlier loss, and used since
+        (EMPTY, False, 7, Start.ANEW),  # a start that was cut short
+        (LostNode(2, 7, relocates=True, drain=True, donors=(1, 2)), False, None, Start.SERVE),
+        (LostNode(2, 7, drain=True, is_empty=True), False, None, Start.SERVE),
+        (LostNode(2, 7, ranges=(TimeRange(1, 2),)), False, None, Start.SERVE),
+    ],
+)
+def test_what_a_node_does_that_starts(entry, is_blank, anew, start) -> None:
+    assert on_start(entry, is_known=True, is_blank=is_blank, anew=anew) is start
+
+
+def test_a_new_node_may_be_empty() -> None:
+    assert on_start(None, is_known=False, is_blank=True) is Start.SERVE
+
+
+def test_a_node_that_is_cut_off_says_nothing_of_the_others() -> None:
+    watch = LossWatch(1, 10.0)
+    watch.due(0.0, (1, 2, 3, 4, 5), {2, 3, 4, 5}, NOBODY)
+    assert watch.due(10.0, (1, 2, 3, 4, 5), {2, 3, 4, 5}, NOBODY) == []
+
+
+@pytest.mark.parametrize(("dead", "lost"), [({3, 4, 5}, [3]), ({2, 3, 4, 5}, [])])
+def test_nodes_that_were_rebuilt_are_no_part_of_the_majority(
+    dead: set[int], lost: list[int]
+) -> None:
+    gone = tuple(LostNode(node, 1, False, False, is_empty=True) for node in (4, 5))
+    rebuilding = RebuildingSet(lost=gone)
+    watch = LossWatch(1, 10.0)
+    watch.due(0.0, (1, 2, 3, 4, 5), dead, rebuilding)
+    said = watch.due(10.0, (1, 2, 3, 4, 5), dead, rebuilding)
+    assert [event.node for event in said] == lost

@@ -1,0 +1,150 @@
+"""Rebuilding beside appends and recoveries: what falls between two steps of one of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until, values
+from rebuild_scene import call_lost, copies, healed, keep_starting, lose_disk, put_records
+
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError
+from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
+from cordwood.log_attributes import LogAttributes
+from cordwood.metadata.event_log import StoredEventLog
+from cordwood.nodes import Authority
+from cordwood.protocol.event_log import Outcome, authority_of
+from cordwood.rebuilding import Acked, RebuildEvent
+from cordwood.settings import ClientSettings, StorageSettings, TierSettings
+
+
+def is_called_empty(cluster: ClusterAtHand, node: int) -> bool:
+    """Whether every other node that runs has read that a node is empty."""
+    empty = Authority.AUTHORITATIVE_EMPTY
+    others = [other for number, other in cluster.running.items() if number != node]
+    return all(authority_of(other._rebuild.set, node) is empty for other in others)
+
+
+def test_a_donor_refuses_what_names_a_drained_node_before_it_looks() -> None:
+    """The order goes to every donor, so each knows of it before it reads the member list again."""
+    leaves = 5
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        is_over = False
+
+        async def load(store: Store, log: str) -> None:
+            while not is_over:
+                await store.append(log, b"value")
+                await asyncio.sleep(0.02)
+
+        await put_records(cluster, records=5)
+        async with cluster.client(timeout_s=30) as store, asyncio.TaskGroup() as tasks:
+            for log in ("log-1", "log-2", "log-3"):
+                tasks.create_task(load(store, log))
+            await asyncio.sleep(1)
+            for number in (1, 2, 3, 4):
+                call = SayRebuild(leaves, RebuildOrder.DRAIN)
+                tasks.create_task(cluster.running[number]._rebuild.answer(call))
+            await asyncio.sleep(3)
+            is_over = True
+        await until(lambda: is_called_empty(cluster, leaves))
+        found = await copies(cluster)
+        assert len(found) > 100
+        assert [place for place, nodes in found.items() if len(nodes.keys() - {leaves}) < 3] == []
+
+    simulate(scenario, nodes=5)
+
+
+def test_an_epoch_that_ends_between_the_seals_and_the_ack_of_a_node_stays_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sequencer of the epoch is cut off together with the node that is let in empty. The
+    others end the epoch without both, while the ack is on its way."""
+    log = 1
+    acks, goes_on = asyncio.Event(), asyncio.Event()
+    right = StoredEventLog.say
+
+    async def say(self: StoredEventLog, event: RebuildEvent) -> Outcome:
+        if isinstance(event, Acked):
+            acks.set()
+            await goes_on.wait()
+        return await right(self, event)
+
+    async def retried(store: Store, value: bytes) -> None:
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await store.append("log-1", value)
+                except CordwoodError:
+                    await asyncio.sleep(1)
+                else:
+                    return
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1, records=5)
+        old = cluster.sequencer_of(log)
+        comes = next(node for node in (5, 4) if node != old)
+        others = [node for node in cluster.numbers if node not in (old, comes)]
+        lose_disk(cluster, comes)
+        await call_lost(cluster, comes)
+        await until(lambda: is_called_empty(cluster, comes))
+        keep_starting(cluster, comes)
+        await acks.wait()
+        address = dict(zip(cluster.numbers, cluster.addresses, strict=True))
+        near, far = cluster.client_host(), cluster.client_host()  # client-2 and client-3
+        settings, opener = ClientSettings(timeout_s=30), cluster.open_objects
+        async with (
+            connected((address[old],), near, settings, opener) as beside_old,
+            connected([address[node] for node in others], far, settings, opener) as beside_others,
+        ):
+            await beside_old.append("log-1", b"before")
+            cluster.simulation.network.partition(
+                [f"node-{old}", f"node-{comes}", "client-2"],
+                [*(f"node-{node}" for node in others), "client-3"],
+            )
+            await retried(beside_others, b"new")
+            assert cluster.sequencer_of(log) in others
+            await until(lambda: any(
+                cluster.running[node].engine.cache.log(log).readable >> 32 > 1 for node in others
+            ))  # fmt: skip
+            goes_on.set()
+            appended = asyncio.create_task(beside_old.append("log-1", b"late"))
+            await asyncio.wait([appended], timeout=20)
+            cluster.simulation.network.mend_all()
+            is_acked = (await asyncio.gather(appended, return_exceptions=True))[0]
+        async with cluster.client() as store:
+            found = await values(store, "log-1")
+        assert not isinstance(is_acked, int) or b"late" in found
+        assert found.index(b"before") < found.index(b"new")
+        assert b"late" not in found[: found.index(b"new")]
+
+    monkeypatch.setattr(StoredEventLog, "say", say)
+    simulate(scenario, nodes=5, copies=2)
+
+
+def test_nodes_that_begin_anew_know_what_lies_in_main_storage() -> None:
+    """Every disk is lost once, each after the last one was made anew."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        tiered = LogAttributes(tier=True, local_retention=5, tier_after_s=1)
+        written = [b"%d " % number + bytes(400) for number in range(30)]
+        async with cluster.client(timeout_s=30) as store:
+            await store.create_log("log", attributes=tiered)
+            for value in written:
+                await store.append("log", value)
+                await asyncio.sleep(0.2)
+        await until(lambda: all(not n.engine.logs.stored_bytes for n in cluster.running.values()))
+        for node in cluster.numbers:
+            lose_disk(cluster, node)
+            await call_lost(cluster, node)
+            keep_starting(cluster, node)
+            await healed(cluster)
+        async with cluster.client() as store:
+            assert await values(store, "log") == written
+            assert not await store.is_empty("log")
+
+    simulate(
+        scenario, nodes=4, copies=2, tier=TierSettings(BUCKET, look_s=1.0),
+        storage=StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1),
+    )  # fmt: skip
