@@ -44,12 +44,14 @@ class ProducerPlace:
         sequence: of the next record.
         calls: appends that have not ended.
         answered: the sequence behind the last append that ended well.
+        is_crossed: two appends were under way at once.
         is_over: `Producer.again` made another producer for this log.
     """
 
     sequence: int = 0
     calls: int = 0
     answered: int = 0
+    is_crossed: bool = False
     is_over: bool = False
 
 
@@ -102,17 +104,19 @@ class Producer:
         Returns:
             A producer that goes on there in this log, and in the others where this one is.
         Raises:
-            BadSetting: an append of this producer to the log has not ended, or another append got
-                that place and is stored. Other records sent there would be taken for a repeat.
+            BadSetting: an append of this producer to the log has not ended; or several were under
+                way at once, and one that got that place ended well. Other records sent there would
+                be taken for a repeat.
         """
         place = self._place(log)
         was_over, place.is_over = place.is_over, True
         # Race: another thread may begin a call now. It counts itself before it looks at `is_over`.
-        if place.calls or sequence < place.answered:
+        # An append alone that ended well may be sent again: a signal may have taken its answer.
+        if place.calls or (place.is_crossed and sequence < place.answered):
             place.is_over = was_over
             why = f"{place.calls} other appends of it have not ended"
             if not place.calls:
-                why = f"other records have this place and are stored, up to {place.answered}"
+                why = f"an append that got this place ended well, up to {place.answered}"
             raise BadSetting(
                 f"{self} cannot go on at sequence {sequence} of log {log}: {why}. Make one call "
                 "after another"
@@ -131,6 +135,7 @@ class Producer:
         """
         place = self._place(log)
         place.calls += 1
+        place.is_crossed |= place.calls > 1
         try:
             if place.is_over:
                 raise OutOfSequence(

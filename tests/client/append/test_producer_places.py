@@ -89,21 +89,35 @@ def test_calls_that_failed_together_do_not_get_one_place():
 
 
 def test_a_place_that_another_call_has_is_not_given_again():
+    """The call that failed would have been told the LSN of the other one."""
+
     async def scenario(cluster):
         async with cluster.client() as store:
             producer = Producer(12)
             log = (await store.create_log("log")).log_id
-            for count, append in (
-                (1, store.append("log", b"0", producer=producer)),
-                (3, store.append_many("log", [b"1", b"2"], producer=producer)),
-                (4, store.append_many("log", [b"3"], producer=producer, atomic=True)),
-            ):
-                await append
-                with pytest.raises(BadSetting, match=f"up to {count}"):
-                    producer.again(log, count - 1)
-            later = producer.again(log, 4)
-            await store.append("log", b"4", producer=later)
+            await asyncio.gather(
+                store.append("log", b"0", producer=producer),
+                store.append_many("log", [b"1", b"2"], producer=producer),
+                store.append_many("log", [b"3"], producer=producer, atomic=True),
+            )
+            with pytest.raises(BadSetting, match="ended well, up to 4"):
+                producer.again(log, 3)
+            await store.append("log", b"4", producer=producer.again(log, 4))
             assert await values(store, "log") == [b"%d" % n for n in range(5)]
+
+    simulate(scenario)
+
+
+def test_a_call_alone_that_ended_well_is_sent_again_and_gets_its_lsn():
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            lsn = await store.append("log", b"0", producer=producer)
+            producer = producer.again(log, 0)
+            assert await store.append("log", b"0", producer=producer) == lsn
+            await store.append("log", b"1", producer=producer)
+            assert await values(store, "log") == [b"0", b"1"]
 
     simulate(scenario)
 
