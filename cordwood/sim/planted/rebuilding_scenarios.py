@@ -1,4 +1,7 @@
-"""Scenarios in which disks are lost for good, see `sim.disk_losses`."""
+"""Scenarios in which disks are lost for good, see `sim.disk_losses`.
+
+Nobody writes ledgers there: what a lost node held of ledgers is not made anew yet.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ def _losing(options: RunOptions) -> RunOptions:
 DISKS_LOST = scenario(
     "crash", "pause", "partition",
     shape=both(cluster_of(6, 3), _losing),
-    every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(),
+    every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
 )  # fmt: skip
 """Disks are lost while nodes crash and are cut off; six nodes, three copies."""
 
 TWO_COPIES_LOST = scenario(
     "crash", "pause",
     shape=both(cluster_of(5, 2), _losing),
-    every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(),
+    every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
 )  # fmt: skip
 """The same with two copies: what is lost again before it is whole is gone."""
