@@ -31,6 +31,7 @@ from cordwood.layout.block_header import (
 )
 from cordwood.layout.frame import Frame, Kind, checksum
 from cordwood.layout.hello import ANY_CLUSTER, Hello
+from cordwood.layout.message import Seal
 from cordwood.layout.waves import SPACE_UNIT_BYTES, read_stored, store_head, stored_space
 from cordwood.lsn import make_lsn
 from cordwood.settings import MIB
@@ -105,6 +106,9 @@ class _Sender:
         ours = Hello(asking.peer.node, asking.peer.cluster)
         self._connection = await dial(network, address, ours, self, timeout_s=TIMEOUT_S)
         self._asking = asking
+        # As a sequencer does: without a seal the node asks the epoch store of each log first.
+        for log in range(LOG, LOG + self._profile.blocks):
+            await self._connection.call(Seal(log, 1, 0), timeout_s=TIMEOUT_S)
 
     async def run(self, waves: int) -> list[float]:
         """Send so many; the seconds that each took."""

@@ -57,6 +57,8 @@ class World:
     @asynccontextmanager
     async def node(self, host: Host):
         async with running_node(SETTINGS, host, self.metadata, memory_tables) as node:
+            assert node.engine.unheard is not None
+            node.engine.unheard.tell(LOG, 9)  # no sequencer runs here
             yield node
 
     async def run(self, life: Callable[[Host], Awaitable[Any]]) -> Any:

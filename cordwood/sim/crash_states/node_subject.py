@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from cordwood.lsn import EPOCH_MAX
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
 from cordwood.node import running_node
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, NodeSettings, StorageSettings
 from cordwood.sim.crash_states.disk_log import DiskLog
-from cordwood.sim.crash_states.engine_promises import EnginePromises
+from cordwood.sim.crash_states.engine_promises import LOGS, EnginePromises
 from cordwood.sim.crash_states.engine_subject import EngineScript, compare
 from cordwood.sim.crash_states.explorer import Life
 from cordwood.sim.memory_logs import memory_tables
@@ -96,6 +97,9 @@ class NodeSubject:
         )
         await self._note_claims(life, metadata)
         async with running_node(SETTINGS, host, metadata, memory_tables) as node:
+            if node.engine.unheard is not None:
+                for log in LOGS:  # no sequencer runs here: the node has heard of all epochs
+                    node.engine.unheard.tell(log, EPOCH_MAX)
             held = await compare(life, node.engine, promised.engine)
             await EngineScript(life, node.engine, node.flush, held).run(life.steps)
 
