@@ -93,9 +93,9 @@ def outcome_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, set[tup
                 net.partition([f"node-{holder}"], rest)
             await asyncio.sleep(0.1)
 
-            def choose(job: Any, *rest: Any) -> Any:
+            def choose(job: Any, *rest: Any, **named: Any) -> Any:
                 first = tuple(map(NodeId, (*gone, other)))
-                return first if len(tries) == 1 else right_choose(job, *rest)
+                return first if len(tries) == 1 else right_choose(job, *rest, **named)
 
             async def mend(job: Any, *rest: Any) -> None:
                 tries.append(job.attempt)
