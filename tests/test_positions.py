@@ -124,7 +124,7 @@ class TestKeys:
                     await store.find_key("log", b"005")
                 assert asyncio.get_running_loop().time() - start < 12
 
-        simulate(scenario, nodes=5, copies=2, seed=4)
+        simulate(scenario, nodes=5, copies=2, seed=1)
 
     def test_a_log_that_is_deleted_meanwhile_is_none_without_the_key(self):
         """It said that no record has the key, nor one above it."""
@@ -143,7 +143,7 @@ class TestKeys:
                 with pytest.raises(UnknownLog):
                     await asking
 
-        simulate(scenario, nodes=5, copies=2, seed=4)
+        simulate(scenario, nodes=5, copies=2, seed=1)
 
     def test_lost_records_make_it_partial(self):
         async def scenario(cluster: ClusterAtHand) -> None:
