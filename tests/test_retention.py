@@ -191,9 +191,11 @@ class TestDeleted:
                 # Renames take such names back now, so the scene takes it away itself.
                 name = await names.get("logs/log")
                 assert await names.compare_and_set("logs/log", None, name.version)
+                await LogTree(names).note_change()
                 assert await LogTree(names).by_id(LOG) is None
                 await asyncio.sleep(40)
                 assert await names.compare_and_set("logs/log", name.value, 0)
+                await LogTree(names).note_change()
                 assert (await values(store, "log"))[0] == 3
 
         simulate(
