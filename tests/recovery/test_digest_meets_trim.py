@@ -71,21 +71,24 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
             await until(late_clean.is_set)
             await until(lambda: appender.is_recovered)
             await asyncio.sleep(0.5)
+            trimmed = make_lsn(1, 5)
+            lngs = {end.lng for n in cluster.running if (end := held(n).ends.get(1))}
+            assert max(lngs) < trimmed, "or nothing that is trimmed looks like a hole"
             for number in cluster.running:  # as retention does it
-                if held(number).readable >= make_lsn(1, 4):
+                if held(number).readable >= trimmed:
                     engine = cluster.running[number].engine
-                    await engine.trim(LOG, make_lsn(1, 4), held(number).readable)
+                    await engine.trim(LOG, trimmed, held(number).readable)
             late_read.set()
             await asyncio.sleep(5)
             monkeypatch.undo()
             net.mend_all()
             await cluster.start(old)
             await asking
-        left = ("e1n5", "e1n6", "bridge e1n7")
+        left = ("e1n6", "bridge e1n7")
         for _ in range(6):
             seen = await read(cluster)
-            at = seen.index("e1n5")
-            assert seen[at : at + 3] == left
+            at = seen.index("e1n6")
+            assert seen[at : at + 2] == left
 
     simulate(scenario, nodes=5, seed=8)
 
