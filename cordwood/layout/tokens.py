@@ -42,6 +42,6 @@ def read_tokens(payload: memoryview) -> frozenset[str]:
     """
     try:
         tokens = _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(f"a TOKENS frame that this version does not know: {error}") from error
     return frozenset(map(token_digest, tokens))
