@@ -24,10 +24,7 @@ from cordwood.layout.ledger_records import (
     read_state_row,
     read_state_row_key,
 )
-from cordwood.storage.logs_db.tables import Row, Tables, scan_all
-
-WRITE_BYTES = 1 << 20
-"""Bytes of one write, as of blocks: about a millisecond that the loop waits for the GIL."""
+from cordwood.storage.logs_db.tables import WRITE_BYTES, Row, Tables, scan_all, write_durably
 
 
 class LedgerTable:
@@ -50,16 +47,7 @@ class LedgerTable:
         if not self.is_made:
             await self._tables.create(LEDGERS_TABLE)
             self.is_made = True
-        some: list[Row] = []
-        size = 0
-        for row in rows:
-            some.append(row)
-            size += len(row[1] or b"")
-            if size >= WRITE_BYTES:
-                await self._tables.write(LEDGERS_TABLE, some)
-                some, size = [], 0
-        await self._tables.write(LEDGERS_TABLE, some)
-        await self._tables.flush(LEDGERS_TABLE)
+        await write_durably(self._tables, LEDGERS_TABLE, rows)
 
     async def states(self) -> dict[int, LedgerRow]:
         """The state of every ledger.

@@ -153,5 +153,27 @@ async def scan_all(
         start = rows[-1][0] + b"\0"
 
 
+WRITE_BYTES = 1 << 20
+"""Bytes of one write, as of blocks: about a millisecond that the loop waits for the GIL."""
+
+
+async def write_durably(tables: Tables, table: str, rows: Sequence[Row]) -> None:
+    """Write rows, a call for each WRITE_BYTES; returns once they are durable.
+
+    Raises:
+        TablesFailed, TablesNoSpace: the same may be written again.
+    """
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += len(row[1] or b"")
+        if size >= WRITE_BYTES:
+            await tables.write(table, some)
+            some, size = [], 0
+    await tables.write(table, some)
+    await tables.flush(table)
+
+
 MakeTables = Callable[[str, StorageSettings, Host], Tables]
 """Given a directory, of this alone: the tables in it, to be opened."""

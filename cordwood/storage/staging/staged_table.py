@@ -11,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cordwood.layout.staged import HEADS, STAGED_TABLE, StagedHead, body_key, read_row
-from cordwood.storage.logs_db.tables import Row, Tables
-
-WRITE_BYTES = 1 << 20
-"""Bytes of one write, as of blocks: about a millisecond that the loop waits for the GIL."""
-
-SCAN_ROWS = 4096
+from cordwood.storage.logs_db.tables import WRITE_BYTES, Row, Tables, scan_all, write_durably
 
 
 class StagedTable:
@@ -39,16 +34,7 @@ class StagedTable:
         if not self.is_made:
             await self._tables.create(STAGED_TABLE)
             self.is_made = True
-        some: list[Row] = []
-        size = 0
-        for row in rows:
-            some.append(row)
-            size += len(row[1] or b"")
-            if size >= WRITE_BYTES:
-                await self._tables.write(STAGED_TABLE, some)
-                some, size = [], 0
-        await self._tables.write(STAGED_TABLE, some)
-        await self._tables.flush(STAGED_TABLE)
+        await write_durably(self._tables, STAGED_TABLE, rows)
 
     async def heads(self) -> list[tuple[StagedHead, str, int]]:
         """Every staged block, and the query and attempt that pinned it ("" and 0 for none).
@@ -56,15 +42,10 @@ class StagedTable:
         Raises:
             TablesFailed, Corrupt: it cannot be read.
         """
-        found: list[tuple[StagedHead, str, int]] = []
-        start, is_end = HEADS[0], not self.is_made
-        while not is_end:
-            rows, is_end = await self._tables.scan(
-                STAGED_TABLE, start, HEADS[1], rows_max=SCAN_ROWS, bytes_max=WRITE_BYTES
-            )
-            found += [read_row(value) for _, value in rows]
-            start = rows[-1][0] + b"\0" if rows else start
-        return found
+        if not self.is_made:
+            return []
+        rows = await scan_all(self._tables, STAGED_TABLE, *HEADS, bytes_max=WRITE_BYTES)
+        return [read_row(value) for _, value in rows]
 
     async def body(self, stage: bytes) -> bytes | None:
         """A staged block's body, None if it is not here.
