@@ -184,14 +184,14 @@ class _Attempt:
             self._done.set_exception(error)
 
     async def _fence(self, node: int) -> None:
-        answer, lac = Answer.SILENT, -1
+        answer, lac = Answer.FAILED, -1
         try:
             call = AskLac(self._ledger, self._key, fence=True)
             reply = await ask_node(self._cluster, node, call, timeout_s=ASK_S)
         except AccessDenied:
             answer = Answer.REFUSED
         except Unreachable:
-            pass
+            answer = Answer.SILENT
         except CordwoodError as error:
             logger.info("node %d did not fence ledger %d: %s", node, self._ledger, error)
             answer = Answer.FAILED
@@ -346,12 +346,12 @@ class _Attempt:
             del self._re_added[key]
 
     async def _pick(self, entry: int, place: int, taken: tuple[int, ...]) -> None:
-        node: int | None = None
+        node: int | None
         try:
             stay = [each for at, each in enumerate(taken) if at != place]
             (node,) = await self._calls.choose(1, taken, stay)
         except TooFewNodes:
-            pass
+            node = None
         self._act(self._rule.on_spare_picked(entry, place, node))
 
     async def _write(self, version: int, metadata: LedgerMetadata) -> None:
