@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
@@ -453,6 +454,51 @@ class TestDeletion:
                 cluster.metadata.is_out = False
                 opened = await store.ledgers.open(kept.ledger_id)
                 assert len(await opened.read(0, 19)) == 20
+
+        simulate(scenario)
+
+    def test_no_ledger_gets_the_id_of_one_that_was_deleted(self) -> None:
+        """Nodes keep what they have under the id: it would be read as the new one's."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for chosen in (7, 2**40):
+                    made = await store.ledgers.create(**E3, ledger=chosen)
+                    await made.append_many(payloads(5))
+                    await made.close()
+                    await store.ledgers.delete(chosen)
+                    await store.ledgers.delete(chosen)
+                    for _ in range(2):
+                        with pytest.raises(LedgerExists, match="was deleted"):
+                            await store.ledgers.create(**E3, ledger=chosen)
+                    with pytest.raises(UnknownLedger):
+                        await store.ledgers.open(chosen, recovery=True)
+                # One that was never made is not deleted; its neighbours are free.
+                await store.ledgers.delete(8)
+                for free in (6, 8, 7 + 1024, 2**40 + 1):
+                    assert (await store.ledgers.create(**E3, ledger=free)).ledger_id == free
+                allotted = [(await store.ledgers.create(**E3)).ledger_id for _ in range(9)]
+                assert allotted == [0, 1, 2, 3, 4, 5, 9, 10, 11]
+
+        simulate(scenario)
+
+    def test_of_a_deletion_and_a_creation_that_cross_no_second_ledger_comes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            chance = random.Random(1)
+            cluster.metadata.delay_s = (0.0, 0.01)
+            async with cluster.client() as store, cluster.client() as other:
+                for chosen in range(60):
+                    await (await store.ledgers.create(**E3, ledger=chosen)).append(b"one")
+
+                    async def make(chosen: int = chosen) -> None:
+                        await asyncio.sleep(chance.uniform(0, 0.05))
+                        await other.ledgers.create(**E3, ledger=chosen)
+
+                    making = [asyncio.ensure_future(make()) for _ in range(4)]
+                    await store.ledgers.delete(chosen)
+                    told = await asyncio.gather(*making, return_exceptions=True)
+                    assert {type(each) for each in told} == {LedgerExists}
+                    assert await store.ledgers.page() == []
 
         simulate(scenario)
 
