@@ -163,7 +163,9 @@ class TestWritingAndReading:
 
         simulate(scenario)
 
-    def test_entries_that_wait_for_ids_below_them_have_a_bound(self, monkeypatch) -> None:
+    def test_entries_that_wait_for_ids_below_them_have_a_bound(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 made = await store.ledgers.create(**E3)
@@ -195,6 +197,29 @@ class TestWritingAndReading:
                 assert asked <= 55
 
         simulate(scenario)
+
+    def test_batches_of_large_entries_have_a_bound_in_bytes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(ensemble=4, write=2, ack=2)
+                large = [bytes([n]) * (1 << 19) for n in range(64)]
+                assert await made.append_many([*payloads(600), *large]) == [*range(664)]
+                await made.close()
+                opened = await store.ledgers.open(made.ledger_id)
+                found: list[bytes] = []
+                sizes: list[int] = []
+                async for batch in opened.batches():
+                    sizes.append(sum(len(each.payload) for each in batch))
+                    found += [each.payload for each in batch]
+                assert found == [*payloads(600), *large]
+                # What is asked for at first, and one reply of each node.
+                assert max(sizes) < (4 << 20) + 4 * (3 << 20)
+                some = await opened.read_batch(600, bytes_max=1)
+                assert [each.payload for each in some] == large[:1]
+                some = await opened.read_batch(590, bytes_max=3 << 20)
+                assert [each.payload for each in some] == [*payloads(10, 590), *large[:5]]
+
+        simulate(scenario, nodes=4, wal_bytes=128 << 20)
 
     def test_an_empty_ledger_has_no_last_entry(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
