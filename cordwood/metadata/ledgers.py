@@ -15,7 +15,7 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from msgspec.structs import replace
 
@@ -192,6 +192,27 @@ class LedgerMetadataStore:
 
         await change_repeatably(self._store, _deleted_key(ledger), mark)
         await _delete(self._store, key)
+
+    async def delete_again(self, known: Collection[int]) -> list[int]:
+        """Of ledgers that are there, delete those that were deleted; their ids.
+
+        A deletion may have been cut short. Or the creator's first write, whose answer was lost,
+        came after the deletion.
+        """
+        after, again = "", []
+        while keys := await self._store.keys_after(_DELETED, after, LEDGERS_MAX):
+            for key in keys:
+                first = read_ledger_key(key.removeprefix(_DELETED)) * IDS_OF_A_PAGE
+                found = await self._store.get(key)
+                if found is not None:
+                    page = range(first, first + IDS_OF_A_PAGE)
+                    again += [
+                        e for e in page if e in known and found.value == _marked(found.value, e)
+                    ]
+            after = keys[-1]
+        for ledger in again:
+            await _delete(self._store, _key(ledger))
+        return again
 
     async def _was_deleted(self, ledger: int) -> bool:
         found = await self._store.get(_deleted_key(ledger))

@@ -27,6 +27,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
+from cordwood.metadata.memory import LateWrite
 from cordwood.protocol.ledger_writer import WriterLimits
 
 E3 = {"ensemble": 3, "write": 3, "ack": 2}
@@ -524,6 +525,26 @@ class TestDeletion:
                     told = await asyncio.gather(*making, return_exceptions=True)
                     assert {type(each) for each in told} == {LedgerExists}
                     assert await store.ledgers.page() == []
+
+        simulate(scenario)
+
+    def test_a_ledger_whose_first_write_comes_after_its_deletion_goes_again(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, ledger=7)
+                await made.append_many(payloads(5))
+                key = next(
+                    key for key in cluster.metadata.data.values if key.startswith("ledgers/")
+                )
+                value = cluster.metadata.data.values[key].value
+                await store.ledgers.delete(7)
+                late = LateWrite(asyncio.get_running_loop().time() + 1, key, value, 0)
+                cluster.metadata.data.put_off(late)
+                await asyncio.sleep(2)
+                assert (await store.ledgers.metadata(7)).state is LedgerState.OPEN
+                assert await cluster.running[1]._ledgers.sweep() == 1
+                with pytest.raises(UnknownLedger):
+                    await store.ledgers.metadata(7)
 
         simulate(scenario)
 
