@@ -15,7 +15,7 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
@@ -193,7 +193,7 @@ class LedgerMetadataStore:
         await change_repeatably(self._store, _deleted_key(ledger), mark)
         await _delete(self._store, key)
 
-    async def delete_again(self, known: Collection[int]) -> list[int]:
+    async def delete_again(self, known: set[int]) -> list[int]:
         """Of ledgers that are there, delete those that were deleted; their ids.
 
         A deletion may have been cut short. Or the creator's first write, whose answer was lost,
@@ -205,10 +205,8 @@ class LedgerMetadataStore:
                 first = read_ledger_key(key.removeprefix(_DELETED)) * IDS_OF_A_PAGE
                 found = await self._store.get(key)
                 if found is not None:
-                    page = range(first, first + IDS_OF_A_PAGE)
-                    again += [
-                        e for e in page if e in known and found.value == _marked(found.value, e)
-                    ]
+                    page = known.intersection(range(first, first + IDS_OF_A_PAGE))
+                    again += sorted(each for each in page if _is_marked(found.value, each))
             after = keys[-1]
         for ledger in again:
             await _delete(self._store, _key(ledger))
@@ -216,7 +214,7 @@ class LedgerMetadataStore:
 
     async def _was_deleted(self, ledger: int) -> bool:
         found = await self._store.get(_deleted_key(ledger))
-        return found is not None and found.value == _marked(found.value, ledger)
+        return found is not None and _is_marked(found.value, ledger)
 
     async def page(self, after: int, limit: int) -> list[int]:
         """Ids above `after`, at most `limit` of them."""
@@ -266,6 +264,11 @@ def _marked(value: bytes | None, ledger: int) -> bytes:
     at = ledger % IDS_OF_A_PAGE
     bits[at // 8] |= 1 << at % 8
     return bytes(bits)
+
+
+def _is_marked(value: bytes, ledger: int) -> bool:
+    at = ledger % IDS_OF_A_PAGE
+    return bool(value[at // 8] >> at % 8 & 1)
 
 
 def _key(ledger: int) -> str:

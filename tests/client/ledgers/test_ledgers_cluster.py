@@ -533,10 +533,9 @@ class TestDeletion:
             async with cluster.client() as store:
                 made = await store.ledgers.create(**E3, ledger=7)
                 await made.append_many(payloads(5))
-                key = next(
-                    key for key in cluster.metadata.data.values if key.startswith("ledgers/")
-                )
-                value = cluster.metadata.data.values[key].value
+                values = cluster.metadata.data.values
+                key = next(key for key in values if key.startswith("ledgers/"))
+                value = values[key].value
                 await store.ledgers.delete(7)
                 late = LateWrite(asyncio.get_running_loop().time() + 1, key, value, 0)
                 cluster.metadata.data.put_off(late)
