@@ -246,13 +246,14 @@ class Lander:
         self._landed.busy_s += time.monotonic() - began
 
     def _check_checkpoint(self) -> None:
-        """See `Checkpoint.check`; of a checkpoint that is not there yet nothing is asked."""
+        """See `Checkpoint.check` and `check_newest`; one that is not there yet is asked nothing."""
         has_metadata = (self._checkpoint.directory / "metadata").exists()
         if not has_metadata and self._checkpoint.is_new:
             return
         query = self._checkpoint.query()
         published = self._table.published(query)
         self._checkpoint.check(published, self._end_noted(query, published))
+        self._checkpoint.check_newest(published, self._table.last_offset())
 
     def _note_end(self, query: str, batch: int, end: dict[str, Any]) -> None:
         """Note which records a batch has, before it is published."""

@@ -8,7 +8,7 @@ import pytest
 
 from cordwood import durable
 from cordwood.errors import BadSetting
-from cordwood.spark.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint, begins_at
 
 
 def end(batch: int) -> dict:
@@ -51,6 +51,33 @@ def test_a_start_that_failed_before_its_first_batch_has_begun_nothing(tmp_path):
 def test_one_of_another_time_is_told(checkpoint, published, noted, told):
     with pytest.raises(BadSetting, match=rf"{told}.* Remove that directory and start again"):
         checkpoint.check(published, noted)
+
+
+@pytest.mark.parametrize("published", [1, 2])
+def test_one_whose_query_landed_last_passes(checkpoint, published):
+    checkpoint.check_newest(published, end(published))
+
+
+def test_one_that_was_put_back_after_another_query_landed_is_told(checkpoint):
+    """Its own batches are as it left them, and its next one would be in the table twice."""
+    for published in (1, 2):
+        with pytest.raises(BadSetting, match=r"another query landed records since.* Remove that"):
+            checkpoint.check_newest(published, end(5))
+
+
+def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint):
+    last = {"cluster": "c", "from": {}, "logs": {"1": "e1n7", "2": "e1n9", "3": "e1n4"}, "v": 1}
+    # Log 3 was deleted, log 4 found.
+    first = {"cluster": "c", "from": {"1": "e1n7", "2": "e1n9", "4": "e0n1"}, "v": 1,
+             "logs": {"1": "e1n8", "2": "e1n9", "4": "e1n3"}}  # fmt: skip
+    assert begins_at(first, last)
+    assert begins_at({"cluster": "c", "init": True, "logs": first["from"], "v": 1}, last)
+    assert not begins_at({**first, "from": {**first["from"], "2": "e1n8"}}, last)
+
+
+def test_one_that_runs_ahead_of_its_table_is_told(checkpoint):
+    with pytest.raises(BadSetting, match="batches up to 2, and the last one in the table is 0"):
+        checkpoint.check_newest(0, end(0))
 
 
 @pytest.mark.parametrize("name", ["offsets/2", "commits/1", "metadata"])
