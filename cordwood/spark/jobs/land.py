@@ -203,6 +203,13 @@ class Lander:
             given.pop("startingOffsets", None)
             given.update(self._landing.source)
         last = self._table.last_offset() if self._checkpoint.is_new else None
+        if last is None and self._checkpoint.is_new and not self._table.is_empty:
+            raise BadSetting(
+                f"the checkpoint of {self._path} is gone, and so is the commit of the table that "
+                "says where it ends (Delta's log is cleaned of what is 30 days old): landed from "
+                "the beginning, records would be there twice. Put the checkpoint "
+                f"{self._checkpoint.directory} back, or land in another directory"
+            )
         if last is not None:
             given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
             given["startingOffsets"] = json.dumps(self._still_there(given, last["logs"]))

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from cordwood import durable
 from cordwood.errors import BadSetting
 from cordwood.spark.checkpoint import Checkpoint, begins_at
+from cordwood.spark.jobs.delta_table import DeltaLake
+from cordwood.spark.jobs.land import Landed, Lander
+from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.jobs.table import StagedBatch, staged_files
+from cordwood.spark.options import SERVERS
 
 
 def end(batch: int) -> dict:
@@ -94,3 +102,28 @@ def test_what_names_a_batch_is_synced_before_it_is_published(checkpoint, monkeyp
     (checkpoint.directory / "offsets" / ".2.crc").write_bytes(b"crc")
     checkpoint.make_durable(2)
     assert synced == ["metadata", ".2.crc", "2", "offsets", checkpoint.directory.name]
+
+
+def test_a_delta_log_that_was_cleaned_does_not_say_where_the_landing_ends(tmp_path):
+    """A landing without its checkpoint began once more at the beginning of its logs."""
+    root = tmp_path / "table"
+    root.mkdir()
+    staging = root / "_cordwood" / "staging"
+    staging.mkdir(parents=True)
+    pq.write_table(pa.table({"lsn": [1, 2]}), staging / "part-0.parquet")
+    lake = DeltaLake(root, ())
+    assert lake.is_empty
+    schema = pa.schema([("lsn", pa.int64())])
+    lake.publish(StagedBatch("q", 0, end(0), staged_files(staging), schema))
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(root), "delta")
+    lander = Lander(root, lake, landing, Landed(), print)
+    assert lake.last_offset() == end(0)
+    later = 1 + DeltaTable(str(root)).version()
+    DeltaTable(str(root)).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(str(root)).create_checkpoint()
+    # What `cleanup_metadata` does, without the 30 days.
+    for version in range(later):
+        (root / "_delta_log" / f"{version:020}.json").unlink()
+    assert DeltaLake(root, ()).last_offset() is None
+    with pytest.raises(BadSetting, match=r"is gone, and so is the commit.* in another directory"):
+        lander.source_options()
