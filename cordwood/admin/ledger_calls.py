@@ -70,6 +70,7 @@ class LedgerCalls:
         while page := await self._metadata.page(after, LEDGERS_MAX):
             known.update(page)
             after = page[-1]
+        known.difference_update(await self._metadata.delete_again(known))
         gone = [
             each
             for each in sorted(here)

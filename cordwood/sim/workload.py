@@ -184,7 +184,8 @@ class Clients:
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
-        ledgers: numbers of the ledgers that were made.
+        ledgers: numbers of the ledgers that were made, and not deleted.
+        deleted_ledgers: numbers of those that were deleted, or may be.
         token: the highest fencing token that anybody was given.
         slowness: times that producers pause for longer than drawn.
         burst: most records in one call now.
@@ -216,6 +217,7 @@ class Clients:
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
         self.ledgers: list[int] = []
+        self.deleted_ledgers: list[int] = []
         self.token = 0
         self.slowness = 1.0
         self.burst = options.burst
