@@ -313,15 +313,21 @@ class ReadableLedger:
         """
         if self.last_add_confirmed > above or self.is_closed:
             return self.last_add_confirmed
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         nodes = self.metadata.newest.nodes
         polls = [asyncio.ensure_future(self._ask_lac(node, timeout_s, above)) for node in nodes]
         try:
-            async with asyncio.timeout(timeout_s + READ_S):
+            async with asyncio.timeout_at(began + timeout_s + READ_S) as patience:
                 for each in asyncio.as_completed(polls):
                     reply = await each
                     self._take([reply])
-                    if self.last_add_confirmed > above or (reply is not None and reply.is_fenced):
+                    if self.last_add_confirmed > above:
                         break
+                    if reply is not None and reply.is_fenced:
+                        # It is told no higher LAC; others may have been, and then the end comes.
+                        until = began + timeout_s + READ_S
+                        patience.reschedule(min(until, loop.time() + AGAIN_S))
         except TimeoutError:
             logger.debug("no node of ledger %d said whether it goes on", self.ledger_id)
         finally:
@@ -330,9 +336,10 @@ class ReadableLedger:
             await asyncio.gather(*polls, return_exceptions=True)
         if self.last_add_confirmed <= above:
             await self.refresh()
-            if self.metadata.state is LedgerState.IN_RECOVERY:
-                # Its nodes are fenced and answer at once; the close comes soon.
-                await asyncio.sleep(min(AGAIN_S, timeout_s))
+            left = began + min(AGAIN_S, timeout_s) - loop.time()
+            if not self.is_closed and left > 0:
+                # Nodes that are fenced, and those that are down, answer at once.
+                await asyncio.sleep(left)
         return self.last_add_confirmed
 
     async def _ask_lac(self, node: int, wait_s: float, above: int = NO_ENTRY) -> LacReply | None:

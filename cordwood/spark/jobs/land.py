@@ -203,6 +203,13 @@ class Lander:
             given.pop("startingOffsets", None)
             given.update(self._landing.source)
         last = self._table.last_offset() if self._checkpoint.is_new else None
+        if last is None and self._checkpoint.is_new and not self._table.is_empty:
+            raise BadSetting(
+                f"the checkpoint of {self._path} is gone, and so is the commit of the table that "
+                "says where it ends (Delta's log is cleaned of what is 30 days old): landed from "
+                "the beginning, records would be there twice. Put the checkpoint "
+                f"{self._checkpoint.directory} back, or land in another directory"
+            )
         if last is not None:
             given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
             given["startingOffsets"] = json.dumps(self._still_there(given, last["logs"]))
@@ -246,13 +253,14 @@ class Lander:
         self._landed.busy_s += time.monotonic() - began
 
     def _check_checkpoint(self) -> None:
-        """See `Checkpoint.check`; of a checkpoint that is not there yet nothing is asked."""
+        """See `Checkpoint.check` and `check_newest`; one that is not there yet is asked nothing."""
         has_metadata = (self._checkpoint.directory / "metadata").exists()
         if not has_metadata and self._checkpoint.is_new:
             return
         query = self._checkpoint.query()
         published = self._table.published(query)
         self._checkpoint.check(published, self._end_noted(query, published))
+        self._checkpoint.check_newest(published, self._table.last_offset())
 
     def _note_end(self, query: str, batch: int, end: dict[str, Any]) -> None:
         """Note which records a batch has, before it is published."""

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
+from cordwood.client.ledgers import writable_ledger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.errors import (
     AccessDenied,
@@ -16,6 +17,7 @@ from cordwood.errors import (
     LedgerFenced,
     NoEntry,
     OutcomeUnknown,
+    Overloaded,
     RecordTooLarge,
     Rejected,
     TooFewNodes,
@@ -24,6 +26,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
+from cordwood.protocol.ledger_writer import WriterLimits
 
 E3 = {"ensemble": 3, "write": 3, "ack": 2}
 
@@ -119,6 +122,76 @@ class TestWritingAndReading:
                 with pytest.raises(Closed):
                     await late
                 assert (await store.ledgers.metadata(made.ledger_id)).last == 3
+
+        simulate(scenario)
+
+    def test_a_call_of_a_chosen_id_is_told_of_its_own_entry_only(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                one = WriterLimits(entries_max=1)
+                made = await store.ledgers.create(ensemble=3, write=3, ack=3, limits=one)
+                calls = [asyncio.ensure_future(made.write(i, b"%d" % i)) for i in (1, 2, 0)]
+                # The third adds all three, one after the other, and the last node dies under it.
+                while made.last_add_confirmed < 0:  # noqa: ASYNC110 - in the turn of its ack
+                    await asyncio.sleep(0.0001)
+                cluster.kill(3)
+                told = await asyncio.gather(*calls, return_exceptions=True)
+                assert told[2] == 0
+                opened = await store.ledgers.open(made.ledger_id, recovery=True)
+                stored = [each.payload async for each in opened]
+                for number, outcome in zip((1, 2, 0), told, strict=True):
+                    is_told = outcome == number
+                    assert is_told == (b"%d" % number in stored), outcome
+
+        simulate(scenario)
+
+    def test_entries_with_ids_go_on_when_the_call_that_adds_them_is_cancelled(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=3) as store:
+                one = WriterLimits(entries_max=1)
+                made = await store.ledgers.create(**E3, limits=one)
+                for node in cluster.numbers:
+                    cluster.machine(node).pause()
+                calls = [asyncio.ensure_future(made.write(i, b"%d" % i)) for i in (0, 2, 3, 1)]
+                await asyncio.sleep(0.1)
+                calls[3].cancel()
+                for node in cluster.numbers:
+                    cluster.machine(node).resume()
+                assert await asyncio.gather(*calls[:3]) == [0, 2, 3]
+                assert made.last_add_confirmed == 3
+
+        simulate(scenario)
+
+    def test_entries_that_wait_for_ids_below_them_have_a_bound(self, monkeypatch) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                waits = [asyncio.ensure_future(made.write(i, bytes(1000))) for i in (1, 2)]
+                await asyncio.sleep(0.1)
+                with pytest.raises(Overloaded, match="wait for entry 0"):
+                    await made.write(3, bytes(1000))
+                assert await made.write(0, bytes(1000)) == 0
+                assert await asyncio.gather(*waits) == [1, 2]
+                assert await made.write(3, bytes(1000)) == 3
+
+        monkeypatch.setattr(writable_ledger, "AHEAD_BYTES", 2500)
+        simulate(scenario, wal_bytes=32 << 20)
+
+    def test_a_follower_asks_with_pauses_where_one_node_is_fenced_and_nobody_writes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as writer, cluster.client() as reader:
+                made = await writer.ledgers.create(**E3)
+                await made.append_many(payloads(3))
+                await asyncio.sleep(1)
+                # A node that lost records; nobody adds anything, so nobody hears of it.
+                await cluster.running[2]._ledgers.note_loss()
+                opened = await reader.ledgers.open(made.ledger_id)
+                began = asyncio.get_running_loop().time()
+                asked = 0
+                while asyncio.get_running_loop().time() < began + 10:
+                    assert await opened.wait_confirmed(2, timeout_s=1) == 2
+                    asked += 1
+                assert asked <= 55
 
         simulate(scenario)
 
