@@ -59,7 +59,7 @@ class ProducerPlace:
         has_failed: an append ended with an error.
         is_crossed: an append began while another one was under way, or after another one had
             ended with an error. Which of them has which sequence is not known outside.
-        heirs: claims of `Producer.again` to go on from here; the first one does, and this is over.
+        claims: of `Producer.again`, to go on from here. The first one does, and this is over.
     """
 
     sequence: int = 0
@@ -68,7 +68,7 @@ class ProducerPlace:
     last: int = 0
     has_failed: bool = False
     is_crossed: bool = False
-    heirs: list[ProducerPlace] = field(default_factory=list)
+    claims: list[object] = field(default_factory=list)
 
     def may_be(self, sequence: int) -> bool:
         """Whether the append that ended well last is the one that began at a sequence."""
@@ -94,12 +94,12 @@ class Lineage:
 
 
 class ProducerCall:
-    """An append that has not ended."""
+    """An append that has not ended, and the place that it counts at."""
 
-    __slots__ = ("_doubts", "_end", "_first", "_keys", "_place", "_values")
+    __slots__ = ("_doubts", "_end", "_first", "_keys", "_values", "place")
 
     def __init__(self, place: ProducerPlace, doubts: set[Doubt]) -> None:
-        self._place = place
+        self.place = place
         self._doubts = doubts
         self._first = self._end = 0
         self._values: Sequence[Buffer] = ()
@@ -127,7 +127,7 @@ class ProducerCall:
 
     def ended_well(self) -> None:
         """Its records are stored."""
-        place = self._place
+        place = self.place
         if self._end > place.answered:
             place.answered, place.last = self._end, self._first
         for each in [each for each in self._doubts if each.first < place.answered]:
@@ -135,7 +135,7 @@ class ProducerCall:
 
     def failed(self, error: BaseException) -> None:
         """It ended with an error."""
-        self._place.has_failed = True
+        self.place.has_failed = True
         is_told = isinstance(error, CordwoodError) and not isinstance(error, OutcomeUnknown)
         if self._values and not is_told:
             self._doubts.add(self._doubt())
@@ -202,12 +202,12 @@ class Producer:
         """
         own = self._place(log)
         place = self._lineage.live.get(log, own)
-        heir = ProducerPlace(sequence)
+        claim = object()
         # Race: another thread, or a signal's handler, may call this now, or begin an append, which
-        # counts itself before it looks for heirs. Appending to a list is one step.
-        place.heirs.append(heir)
+        # counts itself before it looks for claims. Appending to a list is one step.
+        place.claims.append(claim)
         why = ""
-        if place.heirs[0] is not heir:
+        if place.claims[0] is not claim:
             why = "it is begun again elsewhere"
         elif place.calls:
             why = f"{place.calls} other appends of it have not ended"
@@ -218,17 +218,18 @@ class Producer:
         ):
             why = f"an append that got this place ended well, up to {place.answered}"
         if why:
-            place.heirs.remove(heir)
+            place.claims.remove(claim)
             raise BadSetting(
                 f"{self} cannot go on at sequence {sequence} of log {log}: {why}. Make one call "
                 "after another"
             )
-        heir.answered = min(sequence, place.answered)
-        heir.is_crossed = place.is_crossed
-        self._lineage.live[log] = heir
+        successor = ProducerPlace(
+            sequence, answered=min(sequence, place.answered), is_crossed=place.is_crossed
+        )
+        self._lineage.live[log] = successor
         other = type(self)(self.producer, self.epoch)
         other._lineage = self._lineage
-        other._own = {**self._own, log: heir}
+        other._own = {**self._own, log: successor}
         return other
 
     @contextmanager
@@ -253,7 +254,7 @@ class Producer:
         place.is_crossed |= place.calls > 1 or place.has_failed
         call = ProducerCall(place, self._lineage.doubts.setdefault(log, set()))
         try:
-            if place.heirs:
+            if place.claims:
                 raise OutOfSequence(
                     f"{self} is over in log {log}: append with the producer that Producer.again "
                     "gave",
