@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
-from rebuild_scene import call_lost, keep_starting, lose_disk
+from rebuild_scene import call_lost, lose_disk
 
 from cordwood.client.store import Store
 from cordwood.errors import Malformed
@@ -94,7 +94,7 @@ class TestLostNode:
                 lost = closed.metadata.newest.nodes[0]
                 lose_disk(cluster, lost)
                 await call_lost(cluster, lost)
-                keep_starting(cluster, lost)
+                cluster.keep_starting(lost)
                 # It is back before anybody looked.
                 await until(lambda: lost in cluster.running, timeout_s=25)
                 numbers = [made.ledger_id for made in (closed, idle)]
