@@ -44,8 +44,10 @@ async def marked(cluster: ClusterAtHand) -> list[int]:
     return [ledger async for ledger in LedgerMarks(cluster.metadata).all()]
 
 
-async def until_whole(cluster: ClusterAtHand, store: Store, *ledgers: int) -> None:
-    async with asyncio.timeout(400):
+async def until_whole(
+    cluster: ClusterAtHand, store: Store, *ledgers: int, timeout_s: float = 400
+) -> None:
+    async with asyncio.timeout(timeout_s):
         for ledger in ledgers:
             while True:
                 found = await store.ledgers.metadata(ledger)
