@@ -38,6 +38,18 @@ class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
     waits: tuple[int, ...] = ()
 
 
+class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking"):
+    """At the end of a run in which disks were lost and ledgers written.
+
+    Attributes:
+        marked: whether ledgers are still known to lack copies.
+        ledgers: closed ones of which an entry has fewer than Qa copies where it should be.
+    """
+
+    marked: bool
+    ledgers: tuple[int, ...] = ()
+
+
 class PaceBegan(HistoryEvent, frozen=True, gc=False, tag="pace-began"):
     """From here on the appends of `client` are timed.
 
@@ -55,4 +67,6 @@ class PaceEnded(HistoryEvent, frozen=True, gc=False, tag="pace-ended"):
     client: str
 
 
-EndEvent: TypeAlias = NodesLost | NodesBack | DiskLost | DisksReplaced | PaceBegan | PaceEnded
+EndEvent: TypeAlias = (
+    NodesLost | NodesBack | DiskLost | DisksReplaced | LedgersLacking | PaceBegan | PaceEnded
+)

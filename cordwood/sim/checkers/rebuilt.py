@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.end_events import DisksReplaced
+from cordwood.sim.end_events import DisksReplaced, LedgersLacking
 from cordwood.sim.history import DumpedSlots, NodeDumped
 
 Order = tuple[bool, int, int]
@@ -19,7 +19,7 @@ Order = tuple[bool, int, int]
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
-    """L4: nothing is lost for ever, and each block is where its latest envelope says."""
+    """L4: nothing is lost for ever, and each block and entry is where it should be."""
     ends = [event for _, event in evidence.of(DisksReplaced)]
     if not ends:
         return []
@@ -29,7 +29,18 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
         if event.waits:
             text = f"nodes {list(event.waits)} are still lost, long after all is well"
             found.append(Violation("L4", text, 0, 0, (event,)))
-    return [*found, *_false_envelopes(evidence)]
+    return [*found, *_lacking_ledgers(evidence), *_false_envelopes(evidence)]
+
+
+def _lacking_ledgers(evidence: Evidence) -> Iterator[Violation]:
+    for _, event in evidence.of(LedgersLacking):
+        assert isinstance(event, LedgersLacking), "as asked for"
+        if event.ledgers:
+            text = f"ledgers {list(event.ledgers)} have entries with fewer copies than Qa"
+            yield Violation("L4", text, 0, 0, (event,))
+        if event.marked:
+            text = "ledgers are marked as lacking copies, long after all is well"
+            yield Violation("L4", text, 0, 0, (event,))
 
 
 def _false_envelopes(evidence: Evidence) -> Iterator[Violation]:

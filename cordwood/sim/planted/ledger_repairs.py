@@ -1,4 +1,4 @@
-"""Planted bugs of the auto-recovery of ledgers, which scenes with lost disks catch."""
+"""Planted bugs of the auto-recovery of ledgers: where disks are lost, or in scenes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cordwood.metadata.ledger_marks import LedgerMarks, _key
 from cordwood.protocol import ledger_autorecovery as rule
 from cordwood.protocol.ledger_autorecovery import Mark, Step
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together
+from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST
 
 SCENE = "tests/storage/test_ledger_autorecovery_bugs.py"
 
@@ -47,6 +48,10 @@ def _forgets_the_first(right: Any, before: Mark | None, found: Mark) -> Any:
 
 
 def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
+    return PlantedBug(f"ledger-repair-{name}", story, plant, scenario=LEDGERS_LOST)
+
+
+def _scene(name: str, story: str, plant: Plant) -> PlantedBug:
     return PlantedBug(f"ledger-repair-{name}", story, plant, scene=SCENE)
 
 
@@ -56,12 +61,12 @@ BUGS = (
                   at(rule.named, within=role).instead(_looks_at_the_last_fragment))),
     _bug("unmarked", "a node that begins anew does not mark what names it",
          at(LedgerAutorecovery.note_anew).instead(_marks_nothing)),
-    _bug("grown-mark", "a mark goes though it grew while its ledger was repaired",
+    _scene("grown-mark", "a mark goes though it grew while its ledger was repaired",
          at(LedgerMarks.finish).instead(_takes_any_version_away)),
-    _bug("shuts-out", "a ledger whose writer went on elsewhere is recovered",
+    _scene("shuts-out", "a ledger whose writer went on elsewhere is recovered",
          at(rule.step, within=role).around(_shuts_writers_out)),
     _bug("names-first", "a node is named that has no copies",
          at(LedgerRepair._write).instead(_copies_nothing)),
-    _bug("forgets", "a mark of another loss replaces the one that is there",
+    _scene("forgets", "a mark of another loss replaces the one that is there",
          at(rule.merged, within=ledger_marks).around(_forgets_the_first)),
 )  # fmt: skip
