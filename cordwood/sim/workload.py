@@ -109,6 +109,7 @@ class WorkloadOptions:
         scribes: clients that write ledgers; with them come one that recovers ledgers, one that
             follows them, and one that reads them all in the end.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
+        resenders: clients that send again, at the same place, what ended with an error.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
@@ -144,6 +145,7 @@ class WorkloadOptions:
     crowds: int = 0
     scribes: int = 0
     sorters: int = 0
+    resenders: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)

@@ -12,6 +12,7 @@ One event a line; each line comes one millisecond after the one before::
     w1 send c d                     an append that goes on …
     w1 ack c e1n3 e1n4              … and ends, named by its first payload
     w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
+    w1 again c | w1 again c Fenced  … or is made again, after a try that ended so
     w1 trims e1n4                   a client is about to trim
     w1 trimmed e1n4 n1 n2           … and is told that these nodes have
     n1 trims e1n4                   a node has, durably
@@ -95,6 +96,7 @@ from cordwood.sim.end_events import (
     PaceBegan,
     PaceEnded,
 )
+from cordwood.sim.events import AppendAgain
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -460,6 +462,9 @@ class _Stage:
         elif verb == "lose":
             error = words[1] if words[1:] else "OutcomeUnknown"
             self.add(AppendUnknown(self.time_us, self.ops[words[0]], error))
+        elif verb == "again":
+            error = words[1] if words[1:] else "OutcomeUnknown"
+            self.add(AppendAgain(self.time_us, self.ops[words[0]], error, self.time_us))
         elif verb == "finds":
             lsn, tail = parse_lsn(words[1]), parse_lsn(words[3])
             is_exact = "early" not in words

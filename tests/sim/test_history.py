@@ -75,6 +75,7 @@ def record_one_of_each() -> HistoryRecorder:
     third = recorder.append_invoked("w1", 1, [payload], token=5, keys=["k"])
     recorder.append_ok(first, [make_lsn(1, 1), make_lsn(1, 2)])
     recorder.append_raised(second, NoSequencer("nobody"))
+    recorder.add(events.AppendAgain(recorder.now_us, third, "Fenced", 3))
     recorder.append_raised(third, OutcomeUnknown("lost"))
     recorder.released(1, make_lsn(1, 2), by="e1@3")
     recorder.tail_answered("w1", 1, make_lsn(1, 2), invoked_us=5)

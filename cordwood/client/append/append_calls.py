@@ -20,7 +20,8 @@ from cordwood.client.append.appends import Appends
 from cordwood.client.append.blocks import Columns, check_group, cut_blocks
 from cordwood.client.append.line import Line
 from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.append.producer import Producer, ProducerPlace
+from cordwood.client.append.producer import Producer
+from cordwood.client.append.producer_place import ProducerCall
 from cordwood.client.append.record_check import (
     Headers,
     Timestamp,
@@ -81,14 +82,16 @@ class AppendCalls:
         headers = None if headers is None else own_headers(headers)
         deadline = self._deadline()
         info = await self._find(log)
-        with _calling(producer, info.log_id) as place:
+        with _calling(producer, info.log_id, (value,), None if key is None else (key,)) as call:
             lane = self._appends.log(info.log_id, producer)
             async with _in_turn(lane, deadline):
                 is_late = await self._wait_open_space(deadline)
+                _begin(call, lane)
                 future = lane.add(value, key, time_us, headers, size, expected_tail)
+                _note_added(call)
                 end = lane.next_sequence
             lsn = await (self._by(deadline, future) if is_late else future)
-            _note_answered(place, end)
+            _note_answered(call, end)
         return lsn
 
     async def append_many(
@@ -108,7 +111,7 @@ class AppendCalls:
         headers = own_header_lists(headers)
         deadline = self._deadline()
         info = await self._find(log)
-        with _calling(producer, info.log_id) as place:
+        with _calling(producer, info.log_id, values, keys) as call:
             appends = self._appends.log(info.log_id, producer)
             step = self._settings.block_records
             runs: list[tuple[asyncio.Future[Lsn], int]] = []
@@ -122,6 +125,8 @@ class AppendCalls:
                         times = times_us[part]
                     try:
                         is_late = await self._wait_open_space(deadline)
+                        if not at:
+                            _begin(call, appends)
                         runs += appends.add_many(
                             values[part],
                             keys[part] if keys is not None else None,
@@ -129,6 +134,7 @@ class AppendCalls:
                             headers[part] if headers is not None else None,
                             sizes[part],
                         )
+                        _note_added(call)
                     except CordwoodError as error:
                         # What was added before is in flight all the same, and decides with it.
                         ended.append(error)
@@ -145,7 +151,7 @@ class AppendCalls:
                 ) from failures[0]
             if failures:
                 raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
-            _note_answered(place, end)
+            _note_answered(call, end)
         return [
             lsn
             for first, (_, records) in zip(firsts, runs, strict=True)
@@ -180,7 +186,7 @@ class AppendCalls:
         deadline = self._deadline()
         info = await self._find(log)
         settings = self._settings
-        with _calling(producer, info.log_id) as place:
+        with _calling(producer, info.log_id, columns.values, columns.keys) as call:
             lane = self._appends.log(info.log_id, producer)
             async with _in_turn(lane, deadline):
                 is_late = await self._wait_open_space(deadline)
@@ -192,10 +198,12 @@ class AppendCalls:
                     self._now_us,
                 )
                 check_group(parts)
+                _begin(call, lane)
                 future = lane.add_group(parts, sum(columns.sizes))
+                _note_added(call)
                 end = lane.next_sequence
             first = await (self._by(deadline, future) if is_late else future)
-            _note_answered(place, end)
+            _note_answered(call, end)
         return [Lsn(lsn) for lsn in range(first, first + len(columns.values))]
 
     def _sizes(
@@ -247,14 +255,29 @@ class AppendCalls:
             ) from None
 
 
-def _calling(producer: Producer | None, log: int) -> AbstractContextManager[ProducerPlace | None]:
+def _calling(
+    producer: Producer | None,
+    log: int,
+    values: Sequence[Buffer],
+    keys: Sequence[bytes | None] | None,
+) -> AbstractContextManager[ProducerCall | None]:
     """Has a producer know that an append to a log has not ended; see `Producer.again`."""
-    return nullcontext() if producer is None else producer.call(log)
+    return nullcontext() if producer is None else producer.call(log, values, keys)
 
 
-def _note_answered(place: ProducerPlace | None, end: int) -> None:
-    if place is not None:
-        place.answered = max(place.answered, end)
+def _begin(call: ProducerCall | None, lane: LogAppends) -> None:
+    if call is not None:
+        call.begin(lane.next_sequence)
+
+
+def _note_added(call: ProducerCall | None) -> None:
+    if call is not None:
+        call.on_added()
+
+
+def _note_answered(call: ProducerCall | None, end: int) -> None:
+    if call is not None:
+        call.on_answered(end)
 
 
 def _in_turn(

@@ -25,34 +25,16 @@ Source: docs/design.md §3 ("Producers").
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
-from cordwood.errors import BadSetting, Misplaced, OutOfSequence
+from cordwood.block import Buffer
+from cordwood.client.append.producer_place import ProducerCall, ProducerPlace
+from cordwood.errors import BadSetting
 from cordwood.protocol.producers import QUERY_PRODUCERS
 
 PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
-
-
-@dataclass(slots=True)
-class ProducerPlace:
-    """Where a producer stands in one log.
-
-    Attributes:
-        sequence: of the next record.
-        calls: appends that have not ended.
-        answered: the sequence behind the last append that ended well.
-        is_crossed: two appends were under way at once.
-        is_over: `Producer.again` made another producer for this log.
-    """
-
-    sequence: int = 0
-    calls: int = 0
-    answered: int = 0
-    is_crossed: bool = False
-    is_over: bool = False
 
 
 class Producer:
@@ -95,8 +77,9 @@ class Producer:
     def again(self, log: int, sequence: int) -> Producer:
         """This producer, to send records again whose append ended with an error.
 
-        Send the same records in the same calls, one call after another, and nothing else before.
-        In this log, this producer appends nothing more.
+        Send the same records in the same calls, one call after another, and nothing else before:
+        other records at a place that may be stored are refused. In this log, this producer appends
+        nothing more.
 
         Args:
             log: the log's number.
@@ -104,48 +87,25 @@ class Producer:
         Returns:
             A producer that goes on there in this log, and in the others where this one is.
         Raises:
-            BadSetting: an append of this producer to the log has not ended; or several were under
-                way at once, and one that got that place ended well. Other records sent there would
-                be taken for a repeat.
+            BadSetting: an append of this producer to the log has not ended; or one that got that
+                place or a later one ended well, and it is not the last one, or several were under
+                way at once. Other records sent there would be taken for a repeat.
         """
-        place = self._place(log)
-        was_over, place.is_over = place.is_over, True
-        # Race: another thread may begin a call now. It counts itself before it looks at `is_over`.
-        # An append alone that ended well may be sent again: a signal may have taken its answer.
-        if place.calls or (place.is_crossed and sequence < place.answered):
-            place.is_over = was_over
-            why = f"{place.calls} other appends of it have not ended"
-            if not place.calls:
-                why = f"an append that got this place ended well, up to {place.answered}"
-            raise BadSetting(
-                f"{self} cannot go on at sequence {sequence} of log {log}: {why}. Make one call "
-                "after another"
-            )
+        place = self._place(log).again(sequence, f"{self} of log {log}")
         other = type(self)(self.producer, self.epoch)
         other._shared = self._shared
-        other._own = {**self._own, log: ProducerPlace(sequence)}
+        other._own = {**self._own, log: place}
         return other
 
-    @contextmanager
-    def call(self, log: int) -> Iterator[ProducerPlace]:
-        """An append begins, and ends as the block does; how far it came is noted by the caller.
+    def call(
+        self, log: int, values: Sequence[Buffer], keys: Sequence[bytes | None] | None
+    ) -> AbstractContextManager[ProducerCall]:
+        """An append of these records begins, and ends as the block does.
 
         Raises:
             OutOfSequence: `again` made another producer for this log.
         """
-        place = self._place(log)
-        place.calls += 1
-        place.is_crossed |= place.calls > 1
-        try:
-            if place.is_over:
-                raise OutOfSequence(
-                    f"{self} is over in log {log}: append with the producer that Producer.again "
-                    "gave",
-                    Misplaced.BEHIND,
-                )
-            yield place
-        finally:
-            place.calls -= 1
+        return self._place(log).call(f"{self} of log {log}", values, keys)
 
     def _place(self, log: int) -> ProducerPlace:
         return self._own.get(log) or self._shared.setdefault(log, ProducerPlace())

@@ -16,6 +16,8 @@ from cordwood.block import Gap
 from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.log_appends import LogAppends
+from cordwood.client.append.producer import Producer
+from cordwood.client.append.producer_place import ProducerPlace, Records
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
@@ -41,6 +43,24 @@ def _unknown_resent(right: Any, self: LogAppends, connection: Connection) -> Non
         self._owner.sent.pop(token, None)
         self._requeue(batch, token)
     right(self, connection)
+
+
+def _places_copied(right: Any, self: Producer, log: int, sequence: int) -> Any:
+    places = {**self._shared, **self._own}
+    known = {each: place.sequence for each, place in places.items()}
+    return type(self)(self.producer, self.epoch, {**known, log: sequence})
+
+
+def _never_refused(right: Any, self: ProducerPlace, sequence: int) -> str:
+    return ""
+
+
+def _alike(right: Any, self: Records, other: Records) -> bool:
+    return self.count == other.count
+
+
+def _epoch_above(right: Any, self: Producer, log: int, sequence: int) -> Any:
+    return type(self)(self.producer, self.epoch + 1)
 
 
 def _deadline_ignored(right: Any, self: LogAppends, now: float) -> None:
@@ -136,6 +156,16 @@ BUGS = (
                "what may be stored is called not stored, once it is refused later",
                at(LogAppends.on_fault).around(_doubt_forgotten),
                scenario=appending_scenarios.REFUSED_LATER),
+    PlantedBug("again-copies-places",
+               "a producer that is begun again forgets what others take in its other logs",
+               at(Producer.again).around(_places_copied), scenario=appending_scenarios.AGAIN),
+    PlantedBug("again-unasked", "Producer.again asks for no other calls of the producer",
+               at(ProducerPlace.refusal).around(_never_refused),
+               scenario=appending_scenarios.AGAIN),
+    PlantedBug("again-any-records", "other records go to a place that may be stored",
+               at(Records.is_same).around(_alike), scenario=appending_scenarios.AGAIN),
+    PlantedBug("again-begins-anew", "Producer.again begins a higher epoch",
+               at(Producer.again).around(_epoch_above), scenario=appending_scenarios.AGAIN),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
                at(positions.first_keyed).around(_found_beside), scenario=scenarios.KEYS_SOUGHT),
     PlantedBug("key-off-by-one", "find_key takes the key's own records for lower ones",

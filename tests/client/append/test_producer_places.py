@@ -155,3 +155,64 @@ def test_a_call_that_was_cancelled_is_sent_again_at_its_place():
             assert await values(store, "log") == [b"zero", b"one"]
 
     simulate(scenario)
+
+
+def test_other_records_do_not_get_a_place_that_may_be_stored():
+    """Two calls failed, one was sent again, and a new record got the other one's place: it was
+    acknowledged at the LSN of that one, and lost (simulator)."""
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=3) as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            await store.append("log", b"0", producer=producer)
+            calls = []
+            for value in (b"1", b"2"):
+                calls.append(asyncio.create_task(store.append("log", value, producer=producer)))
+                await asyncio.sleep(0.0001)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+            producer = producer.again(log, 1)
+            await store.append("log", b"1", producer=producer)
+            with pytest.raises(BadSetting, match="1 other records got sequence 2"):
+                await store.append("log", b"new", producer=producer)
+            await store.append("log", b"2", producer=producer.again(log, 2))
+            assert await values(store, "log") == [b"0", b"1", b"2"]
+
+    simulate(scenario)
+
+
+def test_a_call_that_never_got_its_place_is_not_told_the_lsn_of_another_one():
+    """A caller gave up while its log was looked up, and another call took the place that both had
+    read (simulator)."""
+
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            given_up = asyncio.create_task(store.append("log", b"first", producer=producer))
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            await store.append("log", b"other", producer=producer)
+            again = producer.again(log, 0)
+            with pytest.raises(BadSetting, match="1 other records got sequence 0"):
+                await store.append("log", b"first", producer=again)
+            assert await values(store, "log") == [b"other"]
+
+    simulate(scenario)
+
+
+def test_a_bulk_call_is_compared_by_a_digest():
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            bulk = [b"%d" % n * 2000 for n in range(20)]
+            lsns = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
+            with pytest.raises(BadSetting, match="20 other records"):
+                await store.append_many("log", bulk, producer=producer.again(log, 0))
+            again = producer.again(log, 0)
+            assert await store.append_many("log", bulk, keys=[b"k"] * 20, producer=again) == lsns
+
+    simulate(scenario)
