@@ -30,7 +30,7 @@ from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
-from cordwood.sim.position_clients import find_a_time, poll_released
+from cordwood.sim.position_clients import ask_extent, find_a_time, poll_released
 from cordwood.sim.streams import stream
 from cordwood.tier.addresses import open_object_store
 
@@ -563,6 +563,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
                         await find_a_time(name, store, log, clients, chance)
+                        await ask_extent(name, store, log, clients)
                         await poll_released(name, store, clients)
         except CordwoodError as error:
             clients.told(name, "tail", error)

@@ -94,6 +94,8 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(position_events.TimeFound(recorder.now_us, "w1", 1, *found))
     key_found = ("k", 0, make_lsn(1, 2), make_lsn(1, 3), True)
     recorder.add(position_events.KeyFound(recorder.now_us, "w1", 1, *key_found))
+    extent = (1, 2, 7, 3, 8, 4, True, False, 5)
+    recorder.add(position_events.ExtentTold(recorder.now_us, "w1", 1, *extent))
     recorder.add(position_events.NodeTrimmed(recorder.now_us, 3, 1, make_lsn(1, 1)))
     recorder.add(position_events.ReleasedTold(recorder.now_us, "w1", 1, make_lsn(1, 1)))
     entry = node_events.EpochsNodes(1, (1, 2, 3), 2)
