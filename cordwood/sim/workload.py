@@ -30,7 +30,7 @@ from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
-from cordwood.sim.position_clients import find_a_time, poll_released
+from cordwood.sim.position_clients import ask_extent, find_a_time, poll_released
 from cordwood.sim.sent_again import (
     AGAIN_PAUSE_S,
     are_one,
@@ -116,6 +116,7 @@ class WorkloadOptions:
         scribes: clients that write ledgers; with them come one that recovers ledgers, one that
             follows them, and one that reads them all in the end.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
+        resenders: clients that send again, at the same place, what ended with an error.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
@@ -151,6 +152,7 @@ class WorkloadOptions:
     crowds: int = 0
     scribes: int = 0
     sorters: int = 0
+    resenders: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)
@@ -582,6 +584,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
                         await find_a_time(name, store, log, clients, chance)
+                        await ask_extent(name, store, log, clients)
                         await poll_released(name, store, clients)
         except CordwoodError as error:
             clients.told(name, "tail", error)

@@ -357,7 +357,7 @@ class ReadableLedger:
         if self.last_add_confirmed <= above:
             await self.refresh()
             left = began + min(AGAIN_S, timeout_s) - loop.time()
-            if not self.is_closed and left > 0:
+            if left > 0 and not self.is_closed:
                 # Nodes that are fenced, and those that are down, answer at once.
                 await asyncio.sleep(left)
         return self.last_add_confirmed
