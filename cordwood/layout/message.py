@@ -49,6 +49,7 @@ from cordwood.layout.message_fields import (
 )
 from cordwood.layout.message_ledgers import (
     AddReply,
+    AutorecoveryReply,
     EntriesReply,
     LacReply,
     LedgerCall,
@@ -520,7 +521,7 @@ Reply = (
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
-    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
+    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
 )  # fmt: skip
 
 
