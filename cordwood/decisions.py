@@ -390,6 +390,18 @@ class DamageNoted(RunDecision):
 
 
 @dataclass(frozen=True, slots=True)
+class RotMended(RunDecision):
+    """All that a node should hold of a range that rotted is stored again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRepaired(RunDecision):
+    """A block that rotted is stored again, as another node holds it."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFailed(Decision):
     """A node stores nothing any more."""
 

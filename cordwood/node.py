@@ -95,6 +95,8 @@ from cordwood.storage.push.read_rights import ReadRights
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.rebuild.admission import Admission
 from cordwood.storage.rebuild.role import RebuildRole
+from cordwood.storage.repair.copy_fetch import CopyFetches
+from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
 from cordwood.storage.space.free_space import most_room
@@ -124,6 +126,7 @@ NOTE_AT_END_S = 1.0
 NEWCOMER_S = 0.2
 """Between two readings of the member list, however many callers say to be nodes."""
 
+_READ_KINDS = frozenset({Kind.READING, Kind.BLOCKS, Kind.HEADS, Kind.GAPS})
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
 
 
@@ -188,6 +191,8 @@ class Node:
         self._gossip: Gossip
         self._purges: Purges
         self._rebuild: RebuildRole
+        self._repairs: Repairs
+        self._fetches: CopyFetches
         self._digests: DigestReads
         self._tiering: Tiering
         self.server: Server
@@ -234,6 +239,10 @@ class Node:
             self._epochs.read, lambda: self._members, self._renew_seals, self._membership
         )  # fmt: skip
         self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
+        self._repairs = Repairs(
+            self._engine, settings.node, lambda: self._members, self._epochs.read,
+            settings.storage.rebuild_bytes_s,
+        )  # fmt: skip
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
@@ -287,6 +296,7 @@ class Node:
             self._engine.amends.run(),
             self._rebuild.run(),
             self._rebuild.watch(),
+            self._repairs.run(),
             self._directory.run(lambda: self._engine.reached),
             self._ledgers.run(),
             *self._tiering.works(),
@@ -354,6 +364,8 @@ class Node:
         self._peers = Peers(self.host, self._hello, self._tasks, self)
         self._channel = StoreChannel(self._peers)
         self._digests = DigestReads(self._peers)
+        self._fetches = CopyFetches(self._peers)
+        self._repairs.connect(self._fetches)
         self._states = NodeStates()
         self._gossip = Gossip(
             self.settings.node,
@@ -491,12 +503,15 @@ class Node:
     def on_peer_down(self, node: NodeId, connection: Connection) -> None:
         """See `wire.peers.PeerListener`."""
         self._digests.on_down(node, connection)
+        self._fetches.on_down(node, connection)
         self._channel.on_down(node, connection)
 
     def on_peer_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
         """See `wire.peers.PeerListener`."""
         if frame.kind == Kind.STORED:
             self._channel.on_stored(node, connection, frame)
+        elif frame.kind in _READ_KINDS and self._fetches.takes(frame):
+            self._fetches.on_frame(connection, frame)
         elif frame.kind in (Kind.READING, Kind.BLOCKS):
             self._digests.on_frame(node, connection, frame)
         else:
@@ -574,7 +589,7 @@ class Node:
                 return status_reply(
                     self.settings.node, self._cluster, self._started, self._engine,
                     self._sequencer, self._streams, self.server.connections, self._members,
-                    self._scrub.state(),
+                    self._repairs.state_of(self._scrub.state()),
                 )  # fmt: skip
             case AskStreams():
                 return StreamsReply(self._streams.describe())

@@ -25,7 +25,7 @@ The metadata table holds::
     "w" ► what was lost out of the WAL: u64 start, u64 stop of each range of its offsets
     "a" ► i64 offset of the WAL: what was lost below it was accepted as gone
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
-    "s", "x" ► of scrubbing, see `scrub_rows`
+    "s", "x", "y" ► of scrubbing, see `scrub_rows`
 
 Source: docs/design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
 partitions); docs/sources/logdevice.md 2.13.
