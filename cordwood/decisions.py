@@ -395,13 +395,6 @@ class RotMended(RunDecision):
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRepaired(RunDecision):
-    """A block that rotted is stored again, as another node holds it."""
-
-    source: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeFailed(Decision):
     """A node stores nothing any more."""
 

@@ -31,7 +31,6 @@ import msgspec
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, EnvelopeFlag
-from cordwood.decisions import CopyRepaired, tell
 from cordwood.errors import CordwoodError, Corrupt, Overloaded, Unreachable
 from cordwood.layout import logs_db
 from cordwood.layout.block_header import HEADER_BYTES, pack_envelope
@@ -282,12 +281,10 @@ class Repairs:
         """
         for take in takes:
             await self._keep_pace(take.copy.header.stored_bytes)
-            source, block = await self._good_copy(log, take)
+            block = await self._good_copy(log, take)
             await self._store(block_of(take, block))
-            header = take.copy.header
             self.blocks += 1
-            self.bytes += header.stored_bytes
-            tell(CopyRepaired(log, header.first, header.last, int(source)))
+            self.bytes += take.copy.header.stored_bytes
 
     async def _keep_pace(self, size: int) -> None:
         if self._bucket is None:
@@ -296,7 +293,7 @@ class Repairs:
         await asyncio.sleep(self._bucket.debt_s(loop.time()))
         self._bucket.spend(loop.time(), max(BLOCK_COST_BYTES, size))
 
-    async def _good_copy(self, log: int, take: Take) -> tuple[NodeId, StoredBlock]:
+    async def _good_copy(self, log: int, take: Take) -> StoredBlock:
         """The block, from the first holder that has it intact.
 
         Raises:
@@ -311,7 +308,7 @@ class Repairs:
                 continue
             for block in blocks:
                 if is_good(block, header):
-                    return node, block
+                    return block
         nodes = [int(node) for node in take.holders]
         raise Unreachable(
             f"none of nodes {nodes} sent a good copy of the block at {format_lsn(header.first)}"
