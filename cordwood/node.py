@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.impact_calls import answer_impact
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
@@ -52,6 +53,7 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
+from cordwood.layout.message_impact import AskImpact
 from cordwood.layout.message_ledgers import LedgerCall
 from cordwood.layout.message_nodes import (
     AskMembers,
@@ -591,6 +593,10 @@ class Node:
                     self._sequencer, self._streams, self.server.connections, self._members,
                     self._repairs.state_of(self._scrub.state()),
                 )  # fmt: skip
+            case AskImpact():
+                return await answer_impact(
+                    call, self._epochs, self._logs, self._members, self._gossip.dead
+                )
             case AskStreams():
                 return StreamsReply(self._streams.describe())
             case _:

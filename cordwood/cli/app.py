@@ -19,6 +19,7 @@ import cordwood
 from cordwood.cli import (
     bench,
     chaos,
+    check_impact,
     demo,
     epochs,
     ledgers,
@@ -81,6 +82,7 @@ app.command(name="epochs")(epochs.epochs)
 app.command(name="sequencer")(epochs.sequencer)
 app.command(name="fence")(epochs.fence)
 app.add_typer(nodes.app, name="nodes", cls=Group)
+app.command(name="check-impact")(check_impact.check_impact)
 app.add_typer(rebuild.app, name="rebuild", cls=Group)
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)

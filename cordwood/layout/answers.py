@@ -12,6 +12,7 @@ from typing import get_args
 from cordwood.errors import Malformed
 from cordwood.layout import log_questions as questions
 from cordwood.layout import message as m
+from cordwood.layout import message_impact as impact
 from cordwood.layout import message_ledgers as ledgers
 from cordwood.layout import message_nodes as nodes
 from cordwood.layout import message_rebuilding as rebuilding
@@ -54,6 +55,7 @@ ANSWERS: Mapping[type, type] = {
     ledgers.ReadEntries: ledgers.EntriesReply,
     ledgers.SetLedger: ledgers.LedgerReply,
     ledgers.TellLac: m.DoneReply,
+    impact.AskImpact: impact.ImpactReply,
     nodes.AskMembers: nodes.MembersReply,
     nodes.SetAuthority: m.DoneReply,
     nodes.SetStorage: m.DoneReply,

@@ -47,6 +47,7 @@ from cordwood.layout.message_fields import (
     Sentence,
     Sequence,
 )
+from cordwood.layout.message_impact import AskImpact, ImpactReply
 from cordwood.layout.message_ledgers import (
     AddReply,
     EntriesReply,
@@ -513,6 +514,7 @@ Call = (
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
     | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
+    | AskImpact
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
@@ -520,7 +522,7 @@ Reply = (
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
-    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
+    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | ImpactReply
 )  # fmt: skip
 
 

@@ -120,6 +120,7 @@ class BlockingStore(Facade[Store]):
     streams = blocking(Store.streams)
     authorities = blocking(Store.authorities)
     if_lost = blocking(Store.if_lost)
+    check_impact = blocking(Store.check_impact, timed=False)
     rebuilding = blocking(Store.rebuilding)
     say_rebuild = blocking(Store.say_rebuild)
     set_authority = blocking(Store.set_authority, changes=True)
