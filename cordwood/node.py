@@ -256,9 +256,13 @@ class Node:
         self._ledgers = LedgerCalls(
             LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
         )
-        if self._engine.has_lost or admission.is_anew:
+        if self._engine.has_lost or self._engine.logs.owes_note or admission.is_anew:
             await self._renew_seals()
             await self._ledgers.note_loss()
+            await self._engine.logs.keep_noted()
+        if self._directory.word == ACCEPTED:
+            # Not before: a start that was cut short above would find nothing lost.
+            await self._engine.accept_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
         member = await self._directory.claim(self._engine.reached, self._room)
         self._incarnation = member.incarnation
@@ -332,8 +336,6 @@ class Node:
             lambda: sorted(set(self._members) - {self.settings.node}), lambda: self._peers,
             self._tasks,
         )  # fmt: skip
-        if self._directory.word == ACCEPTED:
-            await self._engine.accept_loss()
         self._flusher = Flusher(self._engine, settings, self.host.clock, self._on_space, self._lock)
         kept = KeptBytes(self._engine, self.settings.node, lambda: self._peers)
         self._retention = Retention(

@@ -70,6 +70,7 @@ class LedgerCalls:
         while page := await self._metadata.page(after, LEDGERS_MAX):
             known.update(page)
             after = page[-1]
+        known.difference_update(await self._metadata.delete_again(known))
         gone = [
             each
             for each in sorted(here)
@@ -86,9 +87,10 @@ class LedgerCalls:
     async def note_loss(self) -> None:
         """This node lost records: fence what it may have lost fences or entries of.
 
-        A closed ledger is fenced too. Its writer may not know of its end, and would take this
-        node's word for an entry behind it (BookKeeper #4812). What lacks of a closed ledger is
-        not unknown: nothing is concluded from its absence.
+        Every closed ledger is fenced too. Its writer may not know of its end, and would take
+        this node's word for an entry behind it (BookKeeper #4812). Whether it writes to this node
+        the metadata does not say any more: a recovery or a repair may have named another in its
+        place. What lacks of a closed ledger is not unknown: nothing is concluded from its absence.
 
         Raises:
             Unreachable: the metadata store does not say which ledgers there are.
@@ -96,10 +98,10 @@ class LedgerCalls:
         changes: list[LedgerChange] = []
         async for held in self._metadata.all():
             metadata = held.metadata
-            if self._node not in metadata.newest.nodes:
-                continue
             flags = LedgerFlag.FENCED
             if metadata.state is not LedgerState.CLOSED:
+                if self._node not in metadata.newest.nodes:
+                    continue
                 flags |= LedgerFlag.LIMBO
             changes.append(LedgerChange(metadata.ledger, ledger_key_of(metadata.password), flags))
         await self._store.note_loss(changes)

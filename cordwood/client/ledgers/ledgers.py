@@ -90,7 +90,7 @@ class Ledgers:
             limits: of the writer; see `protocol.ledger_writer`.
         Raises:
             BadSetting: no such striping, digest or id.
-            LedgerExists: another ledger has the id.
+            LedgerExists: another ledger has the id, or had it and was deleted.
             TooFewNodes: fewer than E nodes take entries.
             Unreachable, Overloaded: it was not made within the client's timeout.
         """

@@ -16,6 +16,7 @@ from cordwood.block import Gap
 from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.log_appends import LogAppends
+from cordwood.client.append.producer import ProducerCall
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
@@ -54,6 +55,12 @@ def _doubt_forgotten(
     if found is not None and isinstance(error, Retryable):
         found[0].maybe = False
     right(self, token, error, node)
+
+
+def _place_given_twice(right: Any, self: ProducerCall) -> None:
+    # As if each place below one that ended well could be its call's own, to be sent again.
+    right(self)
+    self.place.answered = 0
 
 
 def _no_compare(
@@ -136,6 +143,13 @@ BUGS = (
                "what may be stored is called not stored, once it is refused later",
                at(LogAppends.on_fault).around(_doubt_forgotten),
                scenario=appending_scenarios.REFUSED_LATER),
+    PlantedBug("place-given-twice", "Producer.again gives a call the place of one that ended well",
+               at(ProducerCall.ended_well).around(_place_given_twice),
+               scenario=appending_scenarios.SENT_AGAIN),
+    PlantedBug("other-records-there",
+               "a call takes a place where another one's records may be stored",
+               at(ProducerCall.failed).instead(lambda *rest: None),
+               scenario=appending_scenarios.SENT_AGAIN),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
                at(positions.first_keyed).around(_found_beside), scenario=scenarios.KEYS_SOUGHT),
     PlantedBug("key-off-by-one", "find_key takes the key's own records for lower ones",

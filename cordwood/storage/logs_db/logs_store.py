@@ -103,6 +103,7 @@ class LogsStore:
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
         self.offset = -1
         self.lost: tuple[Range, ...] = ()
+        self._noted: tuple[Range, ...] = ()
         self._accepted = -1
         self.drops = 0
         self.partitions: list[Partition] = []
@@ -143,15 +144,16 @@ class LogsStore:
         await store._check_origin(node)
         await store._read_partitions(names)
         await store.damages.open()
-        offset, lost, accepted = await tables.get(
-            META, [logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.ACCEPTED_KEY]
-        )
+        keys = [logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.ACCEPTED_KEY, logs_db.NOTED_KEY]
+        offset, lost, accepted, noted = await tables.get(META, keys)
         if offset is not None:
             store.offset = logs_db.read_offset(offset)
         if accepted is not None:
             store._accepted = logs_db.read_offset(accepted)
         if lost is not None:
             store.lost = logs_db.read_lost(lost)
+        if noted is not None:
+            store._noted = logs_db.read_lost(noted)
         return store, await store._read_states()
 
     def note_lost(self, damage: Sequence[Range]) -> bool:
@@ -177,6 +179,22 @@ class LogsStore:
         async with self._writing:
             await self._tables.write(META, [(logs_db.LOST_KEY, logs_db.pack_lost(self.lost))])
             await self._tables.flush(META)
+
+    @property
+    def owes_note(self) -> bool:
+        """Whether something was lost for which logs are to be sealed and ledgers to be fenced."""
+        return bool(self.lost) and self.lost != self._noted
+
+    async def keep_noted(self) -> None:
+        """Logs were sealed and ledgers fenced, durably, for all that is lost.
+
+        Raises:
+            TablesFailed: it cannot be written; they are sealed and fenced once more then.
+        """
+        async with self._writing:
+            await self._tables.write(META, [(logs_db.NOTED_KEY, logs_db.pack_lost(self.lost))])
+            await self._tables.flush(META)
+            self._noted = self.lost
 
     async def accept_loss(self, upto: int) -> None:
         """What was lost below the WAL's offset `upto` is gone: this node knows what it holds.
