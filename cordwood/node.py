@@ -20,6 +20,7 @@ from cordwood.admin.impact_calls import answer_impact
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
+from cordwood.admin.maintenance_calls import MaintenanceCalls
 from cordwood.admin.node_status import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
@@ -55,6 +56,7 @@ from cordwood.layout.message import (
 )
 from cordwood.layout.message_impact import AskImpact
 from cordwood.layout.message_ledgers import LedgerCall
+from cordwood.layout.message_maintenance import MaintenanceCall
 from cordwood.layout.message_nodes import (
     AskMembers,
     MembersReply,
@@ -69,6 +71,7 @@ from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.event_log import StoredEventLog
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
 from cordwood.metadata.store import MetadataStore
@@ -194,6 +197,7 @@ class Node:
         self._purges: Purges
         self._rebuild: RebuildRole
         self._repairs: Repairs
+        self._maintenance: MaintenanceCalls
         self._fetches: CopyFetches
         self._digests: DigestReads
         self._tiering: Tiering
@@ -303,6 +307,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._repairs.run(),
+            self._maintenance.run(),
             self._directory.run(lambda: self._engine.reached),
             self._ledgers.run(),
             *self._tiering.works(),
@@ -381,6 +386,11 @@ class Node:
         )
         settings = self.settings.sequencer.fitted_to(self._room)
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
+        self._maintenance = MaintenanceCalls(
+            self.settings.node, MaintenanceStore(self._metadata), self._epochs,
+            lambda: self._members, lambda: self._gossip.dead, lambda: self._rebuild.set,
+            self._rebuild.answer, self.host.clock.now_us,
+        )  # fmt: skip
         self._rebuild.connect(
             self._peers, self._channel, lambda: self._gossip.dead, lambda: self._gossip.silent,
             lambda: self._tools.settings.run_bytes,
@@ -557,6 +567,8 @@ class Node:
             return await self._staging.answer(call)
         if isinstance(call, PublishCall):
             return await self._publications.answer(call)
+        if isinstance(call, MaintenanceCall):
+            return await self._maintenance.answer(call)
         if isinstance(call, LedgerCall):
             return await self._ledgers.answer(call)
         match call:

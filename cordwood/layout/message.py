@@ -56,6 +56,7 @@ from cordwood.layout.message_ledgers import (
     LedgerReply,
     LedgersReply,
 )
+from cordwood.layout.message_maintenance import MaintenanceCall, MaintenanceReply
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -514,7 +515,7 @@ Call = (
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
     | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
-    | AskImpact
+    | AskImpact | MaintenanceCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
@@ -523,6 +524,7 @@ Reply = (
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
     | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | ImpactReply
+    | MaintenanceReply
 )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_no_disk_after_the_other_takes_a_trim_point() -> None:
         for node in cluster.numbers:
             lose_disk(cluster, node)
             await call_lost(cluster, node)
-            keep_starting(cluster, node)
+            cluster.keep_starting(node)
             await healed(cluster)
         async with cluster.client() as store:
             first, *kept = await read_all(store, "log-1")
