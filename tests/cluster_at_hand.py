@@ -65,6 +65,7 @@ class ClusterAtHand:
         weights: of nodes that start from now on, where it is not 1.
         locations: likewise, where it is not a rack of their own.
         wals: likewise, bytes of the WAL where they are not `wal_bytes`.
+        storages: likewise, how it stores where that is not `storage`.
         bucket: main storage.
     """
 
@@ -82,6 +83,7 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        storages: Mapping[int, StorageSettings] | None = None,
         rebuild_after_s: float = 1200.0,
         tier: TierSettings | None = None,
     ) -> None:
@@ -92,6 +94,7 @@ class ClusterAtHand:
         self.weights: dict[int, float] = {}
         self.locations: dict[int, str] = dict(locations or {})
         self.wals: dict[int, int] = dict(wals or {})
+        self.storages: dict[int, StorageSettings] = dict(storages or {})
         self.numbers = range(1, nodes + 1)
         self._replication = Replication(copies, racks)
         self._sequencer = sequencer or SequencerSettings()
@@ -183,7 +186,8 @@ class ClusterAtHand:
             sequencer=self._sequencer,
             tier=self._tier,
             storage=replace(
-                self._storage, wal_bytes=self.wals.get(number, self._storage.wal_bytes)
+                self.storages.get(number, self._storage),
+                wal_bytes=self.wals.get(number, self._storage.wal_bytes),
             ),
         )
 
