@@ -346,13 +346,16 @@ class SimCluster:
                 left, trimmed = split_trimmed(rotten.get(log, ()), trim)
                 # A scan that fails does not say where in its part of the log the bad bytes are:
                 # all of it is unknown, and is still when the trim has come past what rotted.
-                damaged = [
-                    (each.first, each.last)
-                    for each in node.engine.logs.damages.of_log(log)
+                book = node.engine.logs.damages
+                found = [
+                    each
+                    for each in book.of_log(log)
                     if each.last > trim and (meets(each, left) or not meets(each, trimmed))
                 ]
+                damaged = [(each.first, each.last) for each in found]
+                mended = [(each.first, each.last) for each in found if book.is_mended(each)]
                 passes = node.scrub.whole_passes
-                self._recorder.node_scrubbed(number, log, passes, left, damaged)
+                self._recorder.node_scrubbed(number, log, passes, left, damaged, mended)
         if self.options.tier.store:
             # Behind the nodes: they let go of what the manifests have named by then.
             await dump_tier(self.bucket, self._recorder, self._own_host(), only)

@@ -127,6 +127,14 @@ class AppendUnknown(HistoryEvent, frozen=True, gc=False, tag="append-unknown"):
     error: str
 
 
+class AppendAgain(HistoryEvent, frozen=True, gc=False, tag="append-again"):
+    """A call's last try ended at `ended_us` with `error`; now it is made again at its place."""
+
+    op: int
+    error: str
+    ended_us: TimeUs
+
+
 class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     """A reader starts at `start`, to read up to and including `until` (None: for ever).
 
@@ -378,6 +386,7 @@ Event: TypeAlias = (
     | AppendOk
     | AppendFailed
     | AppendUnknown
+    | AppendAgain
     | ReadStarted
     | RecordDelivered
     | GapDelivered

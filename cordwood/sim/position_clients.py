@@ -10,7 +10,13 @@ from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import make_lsn
-from cordwood.sim.position_events import ReleasedTold, TimeFound, TrimAnswered, TrimAsked
+from cordwood.sim.position_events import (
+    ExtentTold,
+    ReleasedTold,
+    TimeFound,
+    TrimAnswered,
+    TrimAsked,
+)
 
 if TYPE_CHECKING:
     from cordwood.sim.workload import Clients
@@ -34,6 +40,20 @@ async def find_a_time(
     recorder = clients.recorder
     recorder.add(TimeFound(
         recorder.now_us, name, log_id, wanted_us, int(place.lsn), int(place.tail), is_exact
+    ))  # fmt: skip
+
+
+async def ask_extent(name: str, store: Store, log: str, clients: Clients) -> None:
+    """Ask where the records of a log begin and end."""
+    recorder = clients.recorder
+    invoked_us = recorder.now_us
+    told = await store.extent(log)
+    first, last = told.first, told.last
+    recorder.add(ExtentTold(
+        recorder.now_us, name, clients.log_ids[log], int(told.trim),
+        int(first.lsn) if first else 0, first.append_time_us if first else 0,
+        int(last.lsn) if last else 0, last.append_time_us if last else 0,
+        int(told.tail), told.is_first_known, told.is_last_known, invoked_us,
     ))  # fmt: skip
 
 

@@ -154,6 +154,13 @@ CLIENT_ROWS: tuple[Row, ...] = (
         replica_scan.scan_node,
         lambda s: s.result.is_damaged,
     ),
+    row("extent-told", "a client was told where a log's records begin and end", Positions.extent),
+    row(
+        "extent-unsure",
+        "too few nodes answered where a log's records begin and end",
+        Positions.extent,
+        lambda s: s.result.is_partial,
+    ),
     row("trim-asked", "a client trimmed a log", Positions.trim),
     row(
         "trim-partial",

@@ -18,6 +18,7 @@ from cordwood.sim.operators import give_up, keep_storage
 from cordwood.sim.position_clients import trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
+from cordwood.sim.resenders import resend
 from cordwood.sim.rights_clients import keep, pry
 from cordwood.sim.sorters import sort
 from cordwood.sim.token_clients import hold
@@ -78,12 +79,17 @@ def sorter_names(options: WorkloadOptions) -> tuple[str, ...]:
     return _numbered("sorter", options.sorters)
 
 
+def resender_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """Those who append again at the same place after an error."""
+    return _numbered("resender", options.resenders)
+
+
 def writer_names(options: WorkloadOptions) -> tuple[str, ...]:
     """All who append."""
     keepers = (KEEPER,) if options.outsiders else ()
     return (
         *producer_names(options), *publisher_names(options), *holder_names(options), *keepers,
-        *sorter_names(options),
+        *sorter_names(options), *resender_names(options),
     )  # fmt: skip
 
 
@@ -137,6 +143,8 @@ def start_clients(crew: Crew, clients: Clients) -> None:
     for name in member_names(options):
         takes_part = _PARTS[name.partition("-")[0]]
         crew.start(name, partial(takes_part, name, clients))
+    for name in resender_names(options):
+        crew.start(name, partial(resend, name, clients))
     for name in sorter_names(options):
         crew.start(name, partial(sort, name, clients))
     if options.outsiders:

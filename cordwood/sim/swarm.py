@@ -194,6 +194,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             read_only=read_only,
             given_up=_some(stream(seed, "given-up"), (*absent, *spared), GIVEN_UP_SHARE),
             scribes=_scribes(stream(seed, "scribes"), damage, fills or paced),
+            resenders=stream(seed, "resenders").choice((0, 0, 0, 1)),
             sorters=stream(seed, "sorters").choice((0, 0, 0, 0, 0, 0, 1)),
         ),
         faults=faults,

@@ -25,6 +25,7 @@ from typing import Self
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import Malformed, NoObject
 from cordwood.host.seams import Host
+from cordwood.layout.object_columns import BODY_COLUMNS
 from cordwood.layout.object_file import Footer, ObjectRun, piece_blocks, read_group
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.tier.log_manifest import LogManifest
@@ -286,7 +287,7 @@ class HistoryReader:
         content = await self._store.get(entry.name, group.start, group.stop, timeout_s=GET_S)
 
         def check() -> list[HistoryItem]:
-            rows = read_group(footer, step.group, content)
+            rows = read_group(footer, step.group, content, BODY_COLUMNS)
             items: list[HistoryItem] = []
             for index in step.pieces:
                 for header, raw in piece_blocks(run.pieces[index], rows, log=run.log):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate, until, values
+from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from rebuild_scene import (
     call_lost,
     copies,
@@ -18,6 +18,7 @@ from rebuild_scene import (
 )
 from swaps import swap
 
+from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import NotOurCluster
 from cordwood.layout.ledger_records import LedgerFlag
 from cordwood.layout.message_rebuilding import RebuildOrder
@@ -81,6 +82,30 @@ def test_no_disk_after_the_other_takes_a_record() -> None:
             await healed(cluster)
             assert not await missing(cluster)
         await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_no_disk_after_the_other_takes_a_trim_point() -> None:
+    """Donors tell it to a node that began anew, so that nobody takes what was trimmed for lost."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        async with cluster.client() as store:
+            records = [item async for item in await store.read("log-1")]
+            await store.trim("log-1", records[9].lsn)
+        for node in cluster.numbers:
+            lose_disk(cluster, node)
+            await call_lost(cluster, node)
+            cluster.keep_starting(node)
+            await healed(cluster)
+        async with cluster.client() as store:
+            first, *kept = await read_all(store, "log-1")
+        assert isinstance(first, Gap)
+        assert (first.kind, first.last) == (GapKind.TRIM, records[9].lsn)
+        assert [item.value for item in kept if isinstance(item, Record)] == [
+            b"1/%d" % number for number in range(10, 20)
+        ]
 
     simulate(scenario, nodes=5)
 
