@@ -237,12 +237,14 @@ class GroupChanged(HistoryEvent, frozen=True, gc=False, tag="group"):
         generation: of its members.
         owners: by log name, the member that reads it and the generation since when.
         positions: by log name, the first LSN not dealt with.
+        resets: by log name, how often its position was reset.
     """
 
     consumer: str
     generation: int
     owners: dict[str, tuple[str, int]]
     positions: dict[str, LsnValue]
+    resets: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class PositionsSaved(HistoryEvent, frozen=True, gc=False, tag="saved"):
@@ -254,6 +256,14 @@ class PositionsSaved(HistoryEvent, frozen=True, gc=False, tag="saved"):
 
     consumer: str
     member: str
+    positions: dict[str, LsnValue]
+    invoked_us: TimeUs
+
+
+class PositionsReset(HistoryEvent, frozen=True, gc=False, tag="reset"):
+    """Whoever asked at `invoked_us` was told that a consumer begins these logs again from there."""
+
+    consumer: str
     positions: dict[str, LsnValue]
     invoked_us: TimeUs
 
@@ -397,6 +407,7 @@ Event: TypeAlias = (
     | TailAnswered
     | GroupChanged
     | PositionsSaved
+    | PositionsReset
     | CallFailed
     | FaultStruck
     | FaultEased

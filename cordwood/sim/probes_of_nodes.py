@@ -99,6 +99,12 @@ def row(
 
 STORAGE_ROWS: tuple[Row, ...] = (
     row(
+        "trim-behind",
+        "a node was asked to trim what it had trimmed",
+        StorageEngine.trim,
+        lambda s: s.args[2] < s.result,
+    ),
+    row(
         "storage-said",
         "a node heard that it stores nothing, or stores again",
         Node.note_storage,

@@ -15,7 +15,7 @@ from cordwood.sim.ledger_clients import archive, salvage, scribe, tail
 from cordwood.sim.name_clients import call_names, change_names
 from cordwood.sim.name_crossing import cross_names
 from cordwood.sim.operators import give_up, keep_storage
-from cordwood.sim.position_clients import trim_logs
+from cordwood.sim.position_clients import reset_positions, trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
 from cordwood.sim.resenders import resend
@@ -40,6 +40,7 @@ KEEPER = "keeper"
 
 _PARTS = {
     "member": consume,
+    "resetter": reset_positions,
     "browser": browse,
     "crowd": crowd,
     "outsider": pry,
@@ -110,6 +111,7 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
     the writers do."""
     return (
         *_numbered("member", options.members),
+        *_numbered("resetter", bool(options.members and options.reset_s)),
         *_numbered("browser", options.browsers),
         *_numbered("crowd", options.crowds),
         *_numbered("outsider", options.outsiders),

@@ -178,6 +178,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             _workload(chance, client, length_s, fills, damage, idempotent),
             conditional=stream(seed, "conditional").choice((0.0, 0.0, 0.3)),
             members=stream(seed, "members").choice((0, 0, 0, 1, 2, 3)),
+            reset_s=stream(seed, "resets").choice((0.0, 1.5, 4.0)),
             grouped=stream(seed, "grouped").choice((0.0, 0.3, 0.6)),
             buffered=stream(seed, "buffered").choice((0.0, 0.0, 0.5, 1.0)),
             publishers=_publishers(stream(seed, "publishers"), cluster),

@@ -98,6 +98,7 @@ class WorkloadOptions:
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
         grouped: share of the calls with several records that append them as one atomic group.
         members: how many read together, as members of one consumer; 0 for no consumer.
+        reset_s: mean time between two resets of the consumer's positions; 0 resets nothing.
         conditional: share of the single appends of the others that name the tail they expect.
         buffered: share of the lanes without an identity that append by a buffered writer of
             their own, in one of its modes.
@@ -138,6 +139,7 @@ class WorkloadOptions:
     idempotent: float = 0.0
     conditional: float = 0.0
     members: int = 0
+    reset_s: float = 0.0
     grouped: float = 0.0
     buffered: float = 0.0
     publishers: int = 0

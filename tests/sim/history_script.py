@@ -45,6 +45,8 @@ One event a line; each line comes one millisecond after the one before::
     n1 stores e1n1-e1n4 e1n5        what a node says is durable
     group g gen=2 a:m1/1=e1n3 b:m2/2   the store has consumer g in generation 2: log a is m1's
                                     since generation 1, and stands at e1n3
+    group g gen=3 a:m1/3=e1n1*1     … a was reset once, to e1n1
+    reset g a e1n1                  whoever asked for it, a line ago, is told so
     m1 of g asks | m1 of g saved a=e1n3   a member's question to save, and that it is saved
     m1:a of g from e1n1             a member's read; what it is given as for r1
     w1 says n1 read-only|read-write     an operator is about to say so of a node (`said`: and has)
@@ -98,7 +100,7 @@ from cordwood.sim.end_events import (
     PaceBegan,
     PaceEnded,
 )
-from cordwood.sim.events import AppendAgain
+from cordwood.sim.events import AppendAgain, PositionsReset
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -360,16 +362,26 @@ class _Stage:
     def do_group(self, consumer: str, generation: str, *logs: str) -> None:
         owners: dict[str, tuple[str, int]] = {}
         positions: dict[str, int] = {}
+        resets: dict[str, int] = {}
         for word in logs:
             log, _, rest = word.partition(":")
             owner, _, position = rest.partition("=")
             if owner != "-":
                 member, _, since = owner.partition("/")
                 owners[log] = (member, int(since))
+            position, _, times = position.partition("*")
             if position:
                 positions[log] = parse_lsn(position)
+            if times:
+                resets[log] = int(times)
         number = int(generation.removeprefix("gen="))
-        self.add(GroupChanged(self.time_us, consumer, number, owners, positions))
+        self.add(GroupChanged(self.time_us, consumer, number, owners, positions, resets))
+
+    def do_reset(self, consumer: str, log: str, lsn: str) -> None:
+        """Reset, from the line before on."""
+        self.add(
+            PositionsReset(self.time_us, consumer, {log: parse_lsn(lsn)}, self.time_us - STEP_US)
+        )
 
     def do_ledger(self, what: str, *words: str) -> None:
         if what == "made":

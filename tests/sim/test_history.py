@@ -85,6 +85,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.node_scrubbed(1, 7, 2, [(5, 9)], [(5, 5)])
     recorder.group_changed("g", 2, {"/log": ("m1", 1)}, {"/log": make_lsn(1, 2)})
     recorder.positions_saved("g", "m1", {"/log": make_lsn(1, 2)}, invoked_us=0)
+    recorder.add(events.PositionsReset(recorder.now_us, "g", {"/log": make_lsn(1, 2)}, 3))
     recorder.add(position_events.TrimAsked(recorder.now_us, "w1", 1, make_lsn(1, 1)))
     recorder.add(position_events.TrimAnswered(recorder.now_us, "w1", 1, make_lsn(1, 1), (1, 3)))
     recorder.add(

@@ -28,8 +28,9 @@ from cordwood.metadata.change import Decide, Known
 from cordwood.metadata.memory import MemoryData
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import NodeId
+from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group, save
-from cordwood.sim.planted import appending_scenarios, scenarios
+from cordwood.sim.planted import appending_scenarios, reading_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, value
 from cordwood.wire import peers
 from cordwood.wire.connection import Connection
@@ -124,6 +125,21 @@ def _anybody_saves(
     )
 
 
+def _read_on(right: Any, group: Group, logs: Any) -> Any:
+    anew = right(group, logs)
+    return dataclasses.replace(anew, generation=group.generation, owners=group.owners)
+
+
+def _moved_only(
+    right: Any,
+    group: Group,
+    positions: Mapping[str, int],
+    expected: Mapping[str, int],
+    resets: Mapping[str, int],
+) -> set[str]:
+    return {log for log, lsn in positions.items() if lsn != group.positions.get(log, 0)}
+
+
 def _one_more(right: Any, self: Reader, log: str) -> Any:
     return right(self, log) + 1
 
@@ -183,6 +199,10 @@ BUGS = (
                value(lambda: peers.PING_EVERY_S, 0.005)),
     PlantedBug("anybody-saves", "positions are saved by whoever has been a member once",
                at(save, within=consumer_calls).around(_anybody_saves), scenario=scenarios.CONSUMERS),
+    PlantedBug("reset-reads-on", "members read on after a reset, and save over it",
+               at(consumer_group.read_anew).around(_read_on), scenario=reading_scenarios.RESETS),
+    PlantedBug("reset-by-position", "a reset to the position that was saved last does nothing",
+               at(consumer_group.newly_reset).around(_moved_only), scenario=reading_scenarios.RESETS),
     PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
                at(Reader.position).around(_one_more)),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",

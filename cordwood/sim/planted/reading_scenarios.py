@@ -28,6 +28,17 @@ COLD = scenario(
 )  # fmt: skip
 """Readers who start over, far behind, with windows so small that they wait for each."""
 
+RESETS = scenario(
+    "crash",
+    "pause",
+    every_s=3.0,
+    members=2,
+    reset_s=1.0,
+    logs=("/sim/a", "/sim/b"),
+    readers=2,
+)
+"""A consumer's positions are reset all the time."""
+
 CROWDED = scenario(
     "crash", "client_pause", every_s=3.0, crowds=1,
     turns=(
