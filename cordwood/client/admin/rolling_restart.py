@@ -1,8 +1,8 @@
 """Restarts nodes one after the other, each only when nothing stops without it.
 
 For each node a request for maintenance is made, and waited for until it is granted. Then the node
-is restarted, and waited for until it answers as a new process. Then the request is taken back. Nodes
-that are away count as absent, so the next request is granted when the last node is there again.
+is restarted, and waited for until it answers as a new process. Then the request is taken back.
+Nodes that are away count as absent, so the next request is granted when the last node is back.
 
 Source: docs/protocol/maintenance.md.
 """
