@@ -24,6 +24,11 @@ def _check(name: str, value: float, low: float, high: float) -> None:
         raise BadSetting(f"{name} is {value}; it goes from {low} to {high}")
 
 
+def block_bytes_max(record_bytes_max: int) -> int:
+    """The largest block where WAL records have this size, or groups are no larger than that."""
+    return max(1024, record_bytes_max * 5 // 8)
+
+
 @dataclass(frozen=True, slots=True)
 class SequencerSettings:
     """The write path.
@@ -76,7 +81,7 @@ class SequencerSettings:
         return replace(
             self,
             run_bytes=min(self.run_bytes, max(1024, record_bytes_max // 8)),
-            block_bytes_max=min(self.block_bytes_max, max(1024, record_bytes_max * 5 // 8)),
+            block_bytes_max=min(self.block_bytes_max, block_bytes_max(record_bytes_max)),
             group_bytes_max=min(self.group_bytes_max, max(1024, record_bytes_max)),
         )
 

@@ -30,7 +30,14 @@ from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
-from cordwood.sim.position_clients import find_a_time, poll_released
+from cordwood.sim.position_clients import ask_extent, find_a_time, poll_released
+from cordwood.sim.sent_again import (
+    AGAIN_PAUSE_S,
+    are_one,
+    draw_tries,
+    patience_s,
+    sent_again,
+)
 from cordwood.sim.streams import stream
 from cordwood.tier.addresses import open_object_store
 
@@ -91,6 +98,7 @@ class WorkloadOptions:
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
         grouped: share of the calls with several records that append them as one atomic group.
         members: how many read together, as members of one consumer; 0 for no consumer.
+        reset_s: mean time between two resets of the consumer's positions; 0 resets nothing.
         conditional: share of the single appends of the others that name the tail they expect.
         buffered: share of the lanes without an identity that append by a buffered writer of
             their own, in one of its modes.
@@ -109,6 +117,7 @@ class WorkloadOptions:
         scribes: clients that write ledgers; with them come one that recovers ledgers, one that
             follows them, and one that reads them all in the end.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
+        resenders: clients that send again, at the same place, what ended with an error.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
@@ -130,6 +139,7 @@ class WorkloadOptions:
     idempotent: float = 0.0
     conditional: float = 0.0
     members: int = 0
+    reset_s: float = 0.0
     grouped: float = 0.0
     buffered: float = 0.0
     publishers: int = 0
@@ -144,6 +154,7 @@ class WorkloadOptions:
     crowds: int = 0
     scribes: int = 0
     sorters: int = 0
+    resenders: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)
@@ -177,7 +188,8 @@ class Clients:
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
-        ledgers: numbers of the ledgers that were made.
+        ledgers: numbers of the ledgers that were made, and not deleted.
+        deleted_ledgers: numbers of those that were deleted, or may be.
         token: the highest fencing token that anybody was given.
         slowness: times that producers pause for longer than drawn.
         burst: most records in one call now.
@@ -209,6 +221,7 @@ class Clients:
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
         self.ledgers: list[int] = []
+        self.deleted_ledgers: list[int] = []
         self.token = 0
         self.slowness = 1.0
         self.burst = options.burst
@@ -271,6 +284,10 @@ class Clients:
     def lane_chance(self, client: str, session: int) -> random.Random:
         """The stream of chance for what a lane is, apart from what it does."""
         return stream(self._seed, "lane", client, str(session))
+
+    def again_chance(self, client: str, session: int) -> random.Random:
+        """The stream of chance for calls that are sent again, apart from all else."""
+        return stream(self._seed, "again", client, str(session))
 
     def manner_chance(self, client: str, life: int) -> random.Random:
         """The stream of chance for how a reader reads, apart from where and when."""
@@ -352,14 +369,15 @@ class _Lane:
         self._clients = clients
         self._chance = chance
         self._keys = clients.manner_chance(name, session)
-        self._producer: Producer | None = None
+        self._again = clients.again_chance(name, session)
+        self.producer: Producer | None = None
         self._last: dict[str, int] = {}
         self._writer: BufferedWriter | None = None
 
     def _begin_writer(self) -> None:
         """Some lanes without an identity gather their records."""
         chance = self._clients.lane_chance(self._name, self._session)
-        if self._producer is None and chance.random() < self._clients.options.buffered:
+        if self.producer is None and chance.random() < self._clients.options.buffered:
             mode = chance.choice(list(WriteMode))
             self._writer = self._store.buffered_writer(
                 WriterOptions(
@@ -375,11 +393,11 @@ class _Lane:
 
     def _begin_producer(self) -> None:
         """Take an identity: a new one with each session, a new epoch after an error."""
-        known = self._producer
+        known = self.producer
         if known is not None:
-            self._producer = Producer(known.producer, known.epoch + 1)
+            self.producer = Producer(known.producer, known.epoch + 1)
         elif self._chance.random() < self._clients.options.idempotent:
-            self._producer = Producer(self._chance.randrange(1, 1 << 62))
+            self.producer = Producer(self._chance.randrange(1, 1 << 62))
 
     async def run(self) -> None:
         clients, chance = self._clients, self._chance
@@ -399,7 +417,7 @@ class _Lane:
 
     def _calls_at_once(self) -> int:
         """A producer's calls keep their order though none waits for the one before."""
-        is_many = self._producer is not None and self._chance.random() < PIPELINED
+        is_many = self.producer is not None and self._chance.random() < PIPELINED
         return self._chance.randint(2, CALLS_AT_ONCE_MAX) if is_many else 1
 
     async def _append_some(self, log: str, calls: int) -> None:
@@ -414,24 +432,31 @@ class _Lane:
 
     async def _append(self, log: str, log_id: int) -> None:
         """One call and what became of it."""
-        clients, producer = self._clients, self._producer
+        clients, producer = self._clients, self.producer
         options, recorder = clients.options, clients.recorder
         payloads = self._payloads()
         manner = self._manner(log, len(payloads))
+        tries = draw_tries(producer, self._again)
         op = recorder.append_invoked(
             self._name, log_id, payloads, session=self._session,
-            timeout_s=options.append_timeout_s, atomic=manner.atomic,
+            timeout_s=patience_s(options.append_timeout_s, tries),
+            atomic=manner.atomic,
             producer=(producer.producer, producer.epoch) if producer is not None else (0, 0),
             expected_tail=manner.expected_tail,
             keys=manner.keys(payloads),
         )  # fmt: skip
         clients.calls.began(self._name, op)
         try:
-            lsns = await self._call(log, payloads, manner)
+            lsns = await sent_again(
+                self, log_id,
+                lambda chosen: self._call(log, payloads, replace(manner, producer=chosen)),
+                tries,
+                lambda: clients.pause(self._again.random() * AGAIN_PAUSE_S),
+            )  # fmt: skip
         except CordwoodError as error:
             recorder.append_raised(op, error)
             self._last.pop(log, None)
-            if producer is not None and producer is self._producer:
+            if producer is not None and are_one(producer, self.producer):
                 self._begin_producer()
         else:
             recorder.append_ok(op, lsns)
@@ -447,9 +472,9 @@ class _Lane:
             return _Manner(None, None, False, is_keyed)  # it cuts blocks of its own
         atomic = records > 1 and options.grouped > 0 and chance.random() < options.grouped
         expected = None
-        if self._producer is None and records == 1 and chance.random() < options.conditional:
+        if self.producer is None and records == 1 and chance.random() < options.conditional:
             expected = self._last.get(log)
-        return _Manner(self._producer, expected, atomic, is_keyed)
+        return _Manner(self.producer, expected, atomic, is_keyed)
 
     def _payloads(self) -> list[bytes]:
         options, chance = self._clients.options, self._chance
@@ -561,6 +586,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
                         await find_a_time(name, store, log, clients, chance)
+                        await ask_extent(name, store, log, clients)
                         await poll_released(name, store, clients)
         except CordwoodError as error:
             clients.told(name, "tail", error)

@@ -139,7 +139,7 @@ def test_every_probe_is_watched_for():
     assert probes_of(recorder.events) == Counter()
     told_by_history = {
         "append-unknown", "append-failed", "reader-failed", "tail-answered", "epochs-many",
-        "second-wave-held",
+        "second-wave-held", "again-was-stored", "again-was-not-stored",
     }  # fmt: skip
     assert found | told_by_history == set(PROBES)
 

@@ -16,6 +16,7 @@ from cordwood.layout.object_names import origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.settings import StorageSettings, TierSettings
+from cordwood.sim.holdings import held_blocks
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -33,6 +34,15 @@ async def write(store: Store, log: str, count: int, pause_s: float = 0.2) -> lis
 
 def gone(cluster: ClusterAtHand, log: int = 1) -> list[int]:
     return [node.engine.gone_of(log) for node in cluster.running.values()]
+
+
+async def node_without_the_last(cluster: ClusterAtHand, log: int = 1) -> int:
+    """A node that holds some of a log, and not its last block."""
+    ends = {}
+    for number, node in cluster.running.items():
+        held = await held_blocks(node.engine, log)
+        ends[number] = max((block.header.last for block in held), default=0)
+    return next(number for number, end in ends.items() if 0 < end < max(ends.values()))
 
 
 class TestTheWholeWay:
@@ -146,6 +156,33 @@ class TestDamage:
 
 
 class TestPositions:
+    def test_the_extent_is_right_while_one_node_has_not_let_go(self):
+        """It holds older records, and not the last one, for which main storage was not asked. The
+        first record behind a trim had the time of an earlier block."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            kept_long = LogAttributes(local_retention=6 * 3600, sticky_copysets=False).over(TIERED)
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=kept_long)
+                await write(store, "log", 20)
+                await asyncio.sleep(8)
+                records = [r for r in await read_all(store, "log") if isinstance(r, Record)]
+                late = await node_without_the_last(cluster)
+                for number in set(cluster.numbers) - {late}:
+                    cluster.machine(number).disk.free_bytes = 1
+                await asyncio.sleep(5)
+                assert cluster.running[late].engine.gone_of(1) == 0
+                assert max(gone(cluster)) == records[-1].lsn
+                await store.trim("log", records[4].lsn)
+                for _ in range(2):
+                    extent = await store.extent("log")
+                    assert extent.last == Point(records[-1].lsn, records[-1].append_time_us)
+                    assert extent.first == Point(records[5].lsn, records[5].append_time_us)
+                    cluster.machine(late).disk.free_bytes = 1  # then nobody holds any of it
+                    await asyncio.sleep(3)
+
+        simulate(scenario, nodes=4, storage=STORAGE, tier=TIER)
+
     def test_times_extents_and_sizes_are_the_same_over_both_tiers(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cordwood.log_attributes import LogAttributes
-from cordwood.settings import SequencerSettings, StorageSettings
+from cordwood.settings import ClientSettings, SequencerSettings, StorageSettings
 from cordwood.sim.fault_plan import SEQUENCER, Fault
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import RunOptions
-from cordwood.sim.planted.scenarios import both, cluster_of, planned, scenario
+from cordwood.sim.planted.scenarios import LATE_RELEASES, both, cluster_of, planned, scenario
 
 
 def _far_with_space(options: RunOptions) -> RunOptions:
@@ -38,6 +38,14 @@ REFUSED_LATER = scenario(
 """Sequencers die with producers' blocks in flight, and the next ones refuse them, as they start,
 until their deadline."""
 
+SENT_AGAIN = scenario(
+    "crash", "client_partition", "reset", every_s=1.0,
+    append_timeout_s=1.0, client=ClientSettings(block_records=1),
+    idempotent=1.0, lanes=3, burst=1, lull_s=0.0, pause_s=0.05, grouped=0.0, buffered=0.0,
+    logs=("/sim/a",), readers=1, length_s=15.0,
+)  # fmt: skip
+"""Producers whose calls fail several at once, and are sent again at their places."""
+
 QUERIES_MANY = scenario(
     "client_crash", "crash", every_s=2.0, publishers=3, publish_s=0.5,
     logs=("/sim/a", "/sim/b"), readers=2, length_s=45.0,
@@ -50,3 +58,9 @@ CROSSINGS = scenario(
     members=0, holders=0, outsiders=0, browsers=0, crowds=0, callers=0, length_s=40.0,
 )  # fmt: skip
 """Administrators change the same names at the same moments, and each step takes another time."""
+
+AGAIN = scenario(
+    "torn_sequencer", "crash", "reset", "client_partition", every_s=0.8, resenders=2, producers=1,
+    logs=("/sim/a", "/sim/b"), readers=2, publishers=0, scribes=0, turns=LATE_RELEASES,
+)  # fmt: skip
+"""Appends fail all the time, stored and not stored, and are sent again at their place."""

@@ -116,6 +116,7 @@ def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> La
         table = open_table(path, landing)
         remove_staging(path)
         lander = Lander(path, table, landing, landed, say)
+        lander.remove_unpublished()
         lander.run(_session(spark))
         if landing.compact:
             landed.compacted = table.compact(TARGET_FILE_BYTES)
@@ -243,11 +244,12 @@ class Lander:
         staging = self._path / OURS / "staging" / f"{query[:8]}-{batch}-{uuid4().hex[:8]}"
         good, apart = self._write(shaped, staging / "good")
         bad = apart.rows
-        self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         end = self._checkpoint.end_of(batch)
+        # Before records are set apart: `remove_unpublished` goes by these notes.
+        self._note_end(query, batch, end)
+        self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         staged = StagedBatch(query, batch, end, good, _arrow_schema(shaped))
         self._checkpoint.make_durable(batch)
-        self._note_end(query, batch, end)
         self._table.publish(staged)
         self._count(staged, bad)
         self._landed.busy_s += time.monotonic() - began
@@ -366,6 +368,21 @@ class Lander:
         shutil.rmtree(place, ignore_errors=True)
         os.replace(staging, place)
         sync_directory(place.parent)
+
+    def remove_unpublished(self) -> None:
+        """Remove what batches set apart that died before they were published.
+
+        The batch sets its records apart again. After a lost checkpoint that is another query's
+        batch, which has another directory, and they would be there twice.
+        """
+        queries = [path.name for path in self._ends.glob("*")]
+        for place in sorted(Path(f"{self._path}.quarantine").glob("*-*")):
+            short, _, number = place.name.rpartition("-")
+            theirs = [query for query in queries if query[:8] == short]
+            newest = max(map(self._table.published, theirs), default=None)
+            if newest is not None and number.isdigit() and int(number) > newest:
+                shutil.rmtree(place)
+                sync_directory(place.parent)
 
     def _learn_columns(self, frame: DataFrame) -> None:
         """Look for fields that are new in this batch; note them before they are used."""

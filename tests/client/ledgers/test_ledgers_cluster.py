@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
@@ -26,6 +27,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
+from cordwood.metadata.memory import LateWrite
 from cordwood.protocol.ledger_writer import WriterLimits
 
 E3 = {"ensemble": 3, "write": 3, "ack": 2}
@@ -162,7 +164,9 @@ class TestWritingAndReading:
 
         simulate(scenario)
 
-    def test_entries_that_wait_for_ids_below_them_have_a_bound(self, monkeypatch) -> None:
+    def test_entries_that_wait_for_ids_below_them_have_a_bound(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 made = await store.ledgers.create(**E3)
@@ -184,7 +188,7 @@ class TestWritingAndReading:
                 await made.append_many(payloads(3))
                 await asyncio.sleep(1)
                 # A node that lost records; nobody adds anything, so nobody hears of it.
-                await cluster.running[2]._ledgers.note_loss()
+                await cluster.running[2]._ledgers.note_loss(is_anew=False)
                 opened = await reader.ledgers.open(made.ledger_id)
                 began = asyncio.get_running_loop().time()
                 asked = 0
@@ -194,6 +198,29 @@ class TestWritingAndReading:
                 assert asked <= 55
 
         simulate(scenario)
+
+    def test_batches_of_large_entries_have_a_bound_in_bytes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(ensemble=4, write=2, ack=2)
+                large = [bytes([n]) * (1 << 19) for n in range(64)]
+                assert await made.append_many([*payloads(600), *large]) == [*range(664)]
+                await made.close()
+                opened = await store.ledgers.open(made.ledger_id)
+                found: list[bytes] = []
+                sizes: list[int] = []
+                async for batch in opened.batches():
+                    sizes.append(sum(len(each.payload) for each in batch))
+                    found += [each.payload for each in batch]
+                assert found == [*payloads(600), *large]
+                # What is asked for at first, and one reply of each node.
+                assert max(sizes) < (4 << 20) + 4 * (3 << 20)
+                some = await opened.read_batch(600, bytes_max=1)
+                assert [each.payload for each in some] == large[:1]
+                some = await opened.read_batch(590, bytes_max=3 << 20)
+                assert [each.payload for each in some] == [*payloads(10, 590), *large[:5]]
+
+        simulate(scenario, nodes=4, wal_bytes=128 << 20)
 
     def test_an_empty_ledger_has_no_last_entry(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -453,6 +480,70 @@ class TestDeletion:
                 cluster.metadata.is_out = False
                 opened = await store.ledgers.open(kept.ledger_id)
                 assert len(await opened.read(0, 19)) == 20
+
+        simulate(scenario)
+
+    def test_no_ledger_gets_the_id_of_one_that_was_deleted(self) -> None:
+        """Nodes keep what they have under the id: it would be read as the new one's."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for chosen in (7, 2**40):
+                    made = await store.ledgers.create(**E3, ledger=chosen)
+                    await made.append_many(payloads(5))
+                    await made.close()
+                    await store.ledgers.delete(chosen)
+                    await store.ledgers.delete(chosen)
+                    for _ in range(2):
+                        with pytest.raises(LedgerExists, match="was deleted"):
+                            await store.ledgers.create(**E3, ledger=chosen)
+                    with pytest.raises(UnknownLedger):
+                        await store.ledgers.open(chosen, recovery=True)
+                # One that was never made is not deleted; its neighbours are free.
+                await store.ledgers.delete(8)
+                for free in (6, 8, 7 + 1024, 2**40 + 1):
+                    assert (await store.ledgers.create(**E3, ledger=free)).ledger_id == free
+                allotted = [(await store.ledgers.create(**E3)).ledger_id for _ in range(9)]
+                assert allotted == [0, 1, 2, 3, 4, 5, 9, 10, 11]
+
+        simulate(scenario)
+
+    def test_of_a_deletion_and_a_creation_that_cross_no_second_ledger_comes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            chance = random.Random(1)
+            cluster.metadata.delay_s = (0.0, 0.01)
+            async with cluster.client() as store, cluster.client() as other:
+                for chosen in range(60):
+                    await (await store.ledgers.create(**E3, ledger=chosen)).append(b"one")
+
+                    async def make(chosen: int = chosen) -> None:
+                        await asyncio.sleep(chance.uniform(0, 0.05))
+                        await other.ledgers.create(**E3, ledger=chosen)
+
+                    making = [asyncio.ensure_future(make()) for _ in range(4)]
+                    await store.ledgers.delete(chosen)
+                    told = await asyncio.gather(*making, return_exceptions=True)
+                    assert {type(each) for each in told} == {LedgerExists}
+                    assert await store.ledgers.page() == []
+
+        simulate(scenario)
+
+    def test_a_ledger_whose_first_write_comes_after_its_deletion_goes_again(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, ledger=7)
+                await made.append_many(payloads(5))
+                values = cluster.metadata.data.values
+                key = next(key for key in values if key.startswith("ledgers/"))
+                value = values[key].value
+                await store.ledgers.delete(7)
+                late = LateWrite(asyncio.get_running_loop().time() + 1, key, value, 0)
+                cluster.metadata.data.put_off(late)
+                await asyncio.sleep(2)
+                assert (await store.ledgers.metadata(7)).state is LedgerState.OPEN
+                assert await cluster.running[1]._ledgers.sweep() == 1
+                with pytest.raises(UnknownLedger):
+                    await store.ledgers.metadata(7)
 
         simulate(scenario)
 

@@ -302,6 +302,7 @@ def test_a_stream_into_a_log_with_a_damaged_checkpoint(
         copy.check()
 
 
+@pytest.mark.slow
 def test_a_sink_log_that_is_renamed_and_made_again(spark, cluster, store, tmp_path):
     """A stream writes to a name: what is there at each batch gets it, whole."""
     copy = Copy(spark, cluster, store, tmp_path)

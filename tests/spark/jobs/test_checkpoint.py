@@ -15,6 +15,7 @@ from cordwood.spark.checkpoint import Checkpoint, begins_at
 from cordwood.spark.jobs.delta_table import DeltaLake
 from cordwood.spark.jobs.land import Landed, Lander
 from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.table import StagedBatch, staged_files
 from cordwood.spark.options import SERVERS
 
@@ -127,3 +128,21 @@ def test_a_delta_log_that_was_cleaned_does_not_say_where_the_landing_ends(tmp_pa
     assert DeltaLake(root, ()).last_offset() is None
     with pytest.raises(BadSetting, match=r"is gone, and so is the commit.* in another directory"):
         lander.source_options()
+
+
+def test_records_that_a_dead_batch_set_apart_go(tmp_path):
+    """They were there twice, once the checkpoint was lost and another query landed them."""
+    root, query = tmp_path / "table", "01234567-89ab"
+    root.mkdir()
+    lake = ParquetTable(root)
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(root))
+    lander = Lander(root, lake, landing, Landed(), print)
+    lake.publish(StagedBatch(query, 0, end(0), [], pa.schema([])))
+    for batch in range(2):
+        lander._note_end(query, batch, end(batch))
+    names = [f"01234567-{0:012}", f"01234567-{1:012}", f"76543210-{1:012}", "a-b"]
+    for name in names:
+        (tmp_path / "table.quarantine" / name).mkdir(parents=True)
+    lander.remove_unpublished()
+    left = sorted(path.name for path in (tmp_path / "table.quarantine").iterdir())
+    assert left == sorted(set(names) - {f"01234567-{1:012}"})
