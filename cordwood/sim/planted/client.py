@@ -130,7 +130,13 @@ def _read_on(right: Any, group: Group, logs: Any) -> Any:
     return dataclasses.replace(anew, generation=group.generation, owners=group.owners)
 
 
-def _moved_only(right: Any, group: Group, positions: Mapping[str, int], *rest: Any) -> Any:
+def _moved_only(
+    right: Any,
+    group: Group,
+    positions: Mapping[str, int],
+    expected: Mapping[str, int],
+    resets: Mapping[str, int],
+) -> set[str]:
     return {log for log, lsn in positions.items() if lsn != group.positions.get(log, 0)}
 
 
