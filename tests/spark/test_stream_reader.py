@@ -603,8 +603,11 @@ class TestDiscovery:
         # As an executor does it, which never heard of the log.
         with connect(cluster.url) as task_store:
             with pytest.raises(DataLoss, match=f"log={gone.log_id} .*type=LOG_GONE"):
-                list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=True))
-            assert list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=False)) == []
+                list(read_slices(lambda: task_store, [gone], COLUMNS, fail_on_data_loss=True))
+            assert (
+                list(read_slices(lambda: task_store, [gone], COLUMNS, fail_on_data_loss=False))
+                == []
+            )
 
 
 class TestNames:
@@ -622,7 +625,9 @@ class TestNames:
         store.append(log, b"a stranger's")
         slices = [each for partition in planned for each in partition.value]
         with connect(cluster.url) as task_store:
-            batches = read_slices(task_store, slices, COLUMNS, fail_on_data_loss=fails == "true")
+            batches = read_slices(
+                lambda: task_store, slices, COLUMNS, fail_on_data_loss=fails == "true"
+            )
             assert [v for batch in batches for v in batch["value"].to_pylist()] == [b"1"]
         store.append(f"{log}-new", b"2")
         end = stored(reader.latestOffset(middle, ALL))
