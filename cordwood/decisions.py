@@ -390,6 +390,11 @@ class DamageNoted(RunDecision):
 
 
 @dataclass(frozen=True, slots=True)
+class RotMended(RunDecision):
+    """All that a node should hold of a range that rotted is stored again."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFailed(Decision):
     """A node stores nothing any more."""
 
@@ -447,6 +452,14 @@ class GapConcluded(RunDecision):
     """A reader is told that a range has no records, and why."""
 
     kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsDoubted(Decision):
+    """Main storage gives no whole record at an LSN, so a reader asks all nodes for theirs."""
+
+    lsn: int
+    error: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cordwood.block import Buffer
 from cordwood.errors import Corrupt
 
 FILE_MODE = 0o600
@@ -179,7 +180,7 @@ def _sync_all(directories: Iterable[Path]) -> None:
 # ---- the steps ----
 
 
-def write_new(path: Place, content: bytes, mode: int = FILE_MODE) -> None:
+def write_new(path: Place, content: Buffer, mode: int = FILE_MODE) -> None:
     """Make a file that was not there, and write it; it is not durable yet."""
     fd = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(fd, "wb") as file:

@@ -20,34 +20,27 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from cordwood.block import Gap, Record
 from cordwood.client.store import Store, connected
 from cordwood.errors import Rejected
 from cordwood.host.seams import Host
-from cordwood.metadata.memory import MemoryMetadata
-from cordwood.node import Node, running_node
 from cordwood.nodes import Authority, NodeId, Replication
 from cordwood.settings import (
     MIB,
     ClientSettings,
-    NodeSettings,
     SequencerSettings,
     StorageSettings,
     TierSettings,
 )
+from cordwood.sim.cluster import ClusterOptions, SimCluster
+from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.host import SimClock, SimMachine, Simulation, sim_host
 from cordwood.sim.memory_logs import memory_tables
-from cordwood.sim.object_store import Bucket
-from cordwood.sim.streams import stream
 from cordwood.storage.logs_db.tables import MakeTables
-from cordwood.tier.patient_store import PatientStore
 
 Result = TypeVar("Result")
-
-PORT = 4440
 
 BUCKET = "sim://bucket"
 
@@ -56,7 +49,10 @@ SCENARIO_S = 3600
 
 
 class ClusterAtHand:
-    """Nodes 1 to `nodes`, a rack each; `copies` over `racks` of every record.
+    """The simulator's cluster, driven by hand: nodes 1 to `nodes`, a rack each; `copies` over
+    `racks` of every record.
+
+    No init system watches the nodes: one whose start is refused, or that ends, stays down.
 
     Attributes:
         simulation: faults of network and disks are asked for there.
@@ -65,6 +61,7 @@ class ClusterAtHand:
         weights: of nodes that start from now on, where it is not 1.
         locations: likewise, where it is not a rack of their own.
         wals: likewise, bytes of the WAL where they are not `wal_bytes`.
+        storages: likewise, how it stores where that is not `storage`.
         bucket: main storage.
     """
 
@@ -82,48 +79,80 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        storages: Mapping[int, StorageSettings] | None = None,
         rebuild_after_s: float = 1200.0,
         tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
-        self.bucket = Bucket(stream(simulation.seed, "bucket"))
-        self.metadata = MemoryMetadata(stream(simulation.seed, "metadata"))
-        self.running: dict[int, Node] = {}
         self.weights: dict[int, float] = {}
-        self.locations: dict[int, str] = dict(locations or {})
         self.wals: dict[int, int] = dict(wals or {})
-        self.numbers = range(1, nodes + 1)
-        self._replication = Replication(copies, racks)
-        self._sequencer = sequencer or SequencerSettings()
-        self._create_logs = create_logs
+        self.storages: dict[int, StorageSettings] = dict(storages or {})
+        options = ClusterOptions(
+            nodes=nodes,
+            racks=nodes,
+            replication=Replication(copies, racks),
+            wal_bytes=wal_bytes,
+            storage=storage or StorageSettings(),
+            refresh_s=0.5,
+            sequencer=sequencer or SequencerSettings(),
+            weights=self.weights,
+            wals=self.wals,
+            storages=self.storages,
+            create_logs=create_logs,
+            rebuild_after_s=rebuild_after_s,
+            tier=tier or TierSettings(),
+        )
+        recorder = HistoryRecorder(lambda: round(simulation.loop.time() * 1e6))
+        self._cluster = SimCluster(simulation, options, recorder, make_tables=make_tables)
+        self.bucket = self._cluster.bucket
+        self.metadata = self._cluster.metadata
+        self.running = self._cluster.running
+        self.locations = self._cluster.moved
+        self.locations.update({NodeId(n): place for n, place in (locations or {}).items()})
+        self.open_objects = self._cluster.open_objects
         self._names = itertools.count(1)
-        self._make_tables = make_tables
-        self._rebuild_after_s = rebuild_after_s
-        self._tier = tier or TierSettings()
-        self._storage = replace(storage or StorageSettings(), wal_bytes=wal_bytes)
+
+    @property
+    def numbers(self) -> tuple[NodeId, ...]:
+        return self._cluster.numbers
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(f"node-{number}:{PORT}" for number in self.numbers)
+        return self._cluster.addresses
+
+    def add_nodes(self, count: int) -> None:
+        """More nodes, to be started, a rack each; they have the next numbers."""
+        for number in range(len(self.numbers) + 1, len(self.numbers) + count + 1):
+            self.locations.setdefault(NodeId(number), f"rack{number}")
+            self._cluster.numbers += (NodeId(number),)
 
     def machine(self, number: int) -> SimMachine:
-        return self.simulation.machine(f"node-{number}")
+        return self._cluster.machine(NodeId(number))
 
     async def start(self, *numbers: int) -> None:
         """Start nodes (all of them unless told) and wait until they listen."""
-        wanted = numbers or tuple(self.numbers)
+        wanted = numbers or self.numbers
         for number in wanted:
-            self.machine(number).start(self._main(number))
+            self.start_once(number)
         await until(lambda: all(number in self.running for number in wanted))
+
+    def start_once(self, number: int) -> asyncio.Task[None]:
+        """Start a node; the task ends with the error that refuses the start or ends the node."""
+        node = NodeId(number)
+        return self.machine(number).start(lambda host: self._cluster.live(node, host))
+
+    def keep_starting(self, number: int) -> None:
+        """Start a node, and again whenever it ends with an error, as an init system does."""
+        self._cluster.start(NodeId(number))
 
     def kill(self, number: int) -> None:
         """SIGKILL."""
-        self.running.pop(number)
-        self.machine(number).kill()
+        assert number in self.running, f"node {number} does not run"
+        self._cluster.kill(NodeId(number))
 
     async def stop(self, number: int) -> None:
         """A graceful end: settle the WAL, close connections."""
-        await self.running.pop(number).close()
+        await self.running.pop(NodeId(number)).close()
         self.machine(number).kill()
 
     @asynccontextmanager
@@ -133,11 +162,6 @@ class ClusterAtHand:
         host, opener = self.client_host(), self.open_objects
         async with connected(self.addresses, host, chosen, opener) as store:
             yield store
-
-    async def open_objects(self, host: Host, address: str) -> PatientStore:
-        """The bucket, for nodes and clients."""
-        assert address == BUCKET
-        return PatientStore(self.bucket.store(), host.random)
 
     def client_host(self) -> Host:
         """A host whose process is the scenario itself."""
@@ -167,34 +191,6 @@ class ClusterAtHand:
             for block in found
             if block is not None
         ]
-
-    def _main(self, number: int) -> Callable[[Host], Any]:
-        settings = NodeSettings(
-            node=NodeId(number),
-            directory="/node",
-            metadata="",
-            listen=f"node-{number}:{PORT}",
-            location=self.locations.get(number, f"rack{number}"),
-            weight=self.weights.get(number, 1.0),
-            default_replication=self._replication,
-            create_logs=self._create_logs,
-            refresh_s=0.5,
-            rebuild_after_s=self._rebuild_after_s,
-            sequencer=self._sequencer,
-            tier=self._tier,
-            storage=replace(
-                self._storage, wal_bytes=self.wals.get(number, self._storage.wal_bytes)
-            ),
-        )
-
-        async def main(host: Host) -> None:
-            async with running_node(
-                settings, host, self.metadata, self._make_tables, self.open_objects
-            ) as node:
-                self.running[number] = node
-                await asyncio.Event().wait()
-
-        return main
 
 
 def simulate(

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
 from cordwood.block import Gap, GapKind, Record
-from cordwood.cli.app import app
 from cordwood.errors import NoSequencer, NotOurCluster
 from cordwood.settings import ClientSettings
 
@@ -49,7 +48,7 @@ def read(path: Path) -> list[Record | Gap]:
 
 
 def accept(path: Path, *more: str) -> object:
-    return CliRunner().invoke(app, ["nodes", "accept-loss", str(path), *more])
+    return run_verb(["nodes", "accept-loss", str(path), *more])
 
 
 def test_it_says_what_is_wrong_and_the_way_out_and_that_leads_out(rotten: Path) -> None:

@@ -296,8 +296,8 @@ class TestMending:
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with written(cluster) as store:
-                cluster.numbers = range(1, 7)
-                cluster.weights = dict.fromkeys(range(1, 5), 0.0)
+                cluster.add_nodes(2)
+                cluster.weights.update(dict.fromkeys(range(1, 5), 0.0))
                 await cluster.start(5, 6)
                 for number in range(1, 5):
                     cluster.kill(number)
@@ -410,7 +410,7 @@ class TestAbsentMembers:
             async with written(cluster):
                 cluster.kill(2)
                 cluster.machine(2).disk.tree = StoredTree(None)
-                starting = cluster.machine(2).start(cluster._main(2))
+                starting = cluster.start_once(2)
                 with pytest.raises(NotOurCluster, match="node 2 is in the cluster, but"):
                     await starting
 

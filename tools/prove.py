@@ -7,13 +7,13 @@ crash states of what is on disk, kill -9 of a real store under load, kill -9 and
 real cluster's nodes under load, everything at once that this machine can do to such a cluster,
 small random changes of the code that tests and simulator must notice (`mutate.py`), a reader
 beside a node that is a hundred times slower (`prove_reads.py`),
-fuzzed input for every decoder, and every world of the models that are too large for `make test`.
-`--parts` chooses among them. The models' worlds and Spark's parts (`prove_spark.py`) are so many
-tests and come on top of the minutes, Spark's half an hour only with a proof of 15 minutes or
-more. The first
-three are `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too many
-runs did not count, and, once the swarm's is a full one, a sweep that never reached one of the
-rare branches.
+fuzzed input for every decoder, every scene that `make test` leaves out as too slow
+(`prove_scenes.py`), and every world of the models that are too large for it. `--parts` chooses
+among them. The scenes, the models' worlds and Spark's parts (`prove_spark.py`) are so many tests
+and come on top of the minutes, Spark's half an hour only with a proof of 15 minutes or more. The
+first three are `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too
+many runs did not count, and, once the swarm's is a full one, a sweep that never reached one of
+the rare branches.
 
 The first seed follows from the commit and the number of seeds from the minutes and cores, so
 that one commit proves the same every time, a quick machine no more than a slow one, and the
@@ -41,6 +41,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from prove_reads import run_reads
+from prove_scenes import WORLDS as WORLD_TESTS
+from prove_scenes import run_scenes
 from prove_spark import run_spark, run_spark42
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,7 +110,7 @@ time there is."""
 LARGEST_WORLD = ("--blocks", "3", "--recoveries", "2", "--waves", "2")
 """Blocks that may go to a second copyset, while two recover at once. It tells of its progress."""
 
-READS = "reads"
+SCENES, READS = "scenes", "reads"
 
 MUTANTS = "mutants"
 
@@ -130,6 +132,7 @@ PARTS = {
         Part(CHAOS, 0.15),
         Part(MUTANTS, 0.1),
         # A number of tests, which take what they take.
+        Part(SCENES, 0.0),
         Part(WORLDS, 0.0),
         Part(READS, 0.0),
         Part(SPARK, 0.0),
@@ -292,8 +295,7 @@ def run_mutants(seed: int, minutes: float) -> bool:
 
 def run_worlds() -> bool:
     """Walk what is too large for `make test`: models of seal and recovery, power cuts of tables."""
-    tests = ["tests/protocol/test_small_scope.py", "tests/spark/jobs/test_table_crash_states.py"]
-    arguments = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", *tests]
+    arguments = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", *WORLD_TESTS]
     is_clean = run_program(WORLDS, arguments, WORLDS_TIMEOUT_MIN)
     walk = [sys.executable, "tests/protocol/folded_scope.py", *LARGEST_WORLD]
     return run_program(WORLDS, walk, WORLDS_TIMEOUT_MIN) and is_clean
@@ -376,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep for so many minutes; 1 if anything failed."""
     parser = argparse.ArgumentParser(description="Try to break what Cordwood promises.")
     parser.add_argument(
-        "--minutes", type=float, default=5, help="of real time, beside worlds and Spark"
+        "--minutes", type=float, default=5, help="of real time, beside scenes, worlds and Spark"
     )
     parser.add_argument("--first-seed", type=int, help="by default it follows from the commit")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -420,6 +422,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             is_clean = play_chaos(options.command, first, minutes)
         elif part.name == MUTANTS:
             is_clean = run_mutants(first, minutes)
+        elif part.name == SCENES:
+            is_clean = run_scenes(options.workers, say)
         elif part.name == WORLDS:
             is_clean = run_worlds()
         elif part.name == READS:

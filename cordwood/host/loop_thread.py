@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 import uvloop
 
 from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Rejected, Unreachable
-from cordwood.host.waits import FOREVER, ThreadFuture, take
+from cordwood.host.waits import FOREVER, FORKED, ThreadFuture, take
 
 Result = TypeVar("Result")
 
@@ -35,8 +35,6 @@ END_S = 5.0
 """How long calls in other threads may take to tell their outcome while the client closes, and as
 long again to be cancelled: what they wait for has failed by then, so a few turns are enough."""
 
-
-_FORKED = "this client is of the process that was forked: connect anew"
 
 _OWN_THREAD = (
     "a callback that the client runs in its own thread may not wait for the client: that thread "
@@ -204,7 +202,7 @@ class LoopThread:
     def _begin(self, call: _Call[Any]) -> None:
         if self.is_of_other_process:
             call.refuse()
-            raise Closed(_FORKED)
+            raise Closed(FORKED)
         if self.is_own_thread:
             call.refuse()
             raise Rejected(_OWN_THREAD)
@@ -247,7 +245,7 @@ class LoopThread:
         future: ThreadFuture[Result] = ThreadFuture()
         if self.is_of_other_process:
             work.close()
-            raise Closed(_FORKED)
+            raise Closed(FORKED)
         try:
             with self._lock:
                 if self._is_closing or not self._is_alive:
@@ -314,7 +312,7 @@ class LoopThread:
             Closed: this process has no loop.
         """
         if self.is_of_other_process:
-            raise Closed(_FORKED)
+            raise Closed(FORKED)
 
     def check_waits(self) -> None:
         """Refuse a caller that would wait for itself.

@@ -1,4 +1,4 @@
-"""The network seam on asyncio's (or uvloop's) TCP.
+"""The network seam on asyncio's (or uvloop's) TCP, and Unix sockets within one machine.
 
 Both loops set TCP_NODELAY on every stream, which the contract suite checks:
 shells cork their own writes, so Nagle's wait would only add latency.
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from cordwood.block import Buffer
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.address import join_address, split_address
+from cordwood.host.local_socket import bind_beside, reach_beside
 from cordwood.host.seams import DirectReceiver, StreamHandler
 
 ACCEPT_BACKLOG = 512
@@ -116,11 +117,11 @@ class _DirectIntroduction(asyncio.BufferedProtocol):
 
 
 class RealListener:
-    """A `Listener` over an asyncio server."""
+    """A `Listener` over asyncio servers: that of a port, and those beside it."""
 
-    def __init__(self, server: asyncio.Server, host: str) -> None:
-        self._server = server
-        self._address = join_address(host, server.sockets[0].getsockname()[1])
+    def __init__(self, servers: Sequence[asyncio.Server], address: str) -> None:
+        self._servers = servers
+        self._address = address
 
     @property
     def address(self) -> str:
@@ -128,13 +129,19 @@ class RealListener:
 
     async def close(self) -> None:
         # No wait_closed: from Python 3.12 on it waits for the connections as well.
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
 
 class RealNetwork:
-    """A `Network` of TCP streams on the running loop."""
+    """A `Network` of streams on the running loop: TCP, or Unix sockets within one machine.
 
-    def __init__(self) -> None:
+    Args:
+        has_unix_sockets: whether to listen at them, and to try them first; see `local_socket`.
+    """
+
+    def __init__(self, *, has_unix_sockets: bool = True) -> None:
+        self._has_unix_sockets = has_unix_sockets
         # One for all connections: between `get_buffer` and `buffer_updated` no other has
         # its turn.
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -146,13 +153,26 @@ class RealNetwork:
 
     async def listen(self, address: str, accept: Callable[[], StreamHandler]) -> RealListener:
         host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+
+        def introduced() -> asyncio.BaseProtocol:
+            return self._introduce(accept())
+
         try:
             async with asyncio.timeout(LISTEN_TIMEOUT_S):
-                server = await _bind(host, port, lambda: self._introduce(accept()))
+                servers = [await _bind(host, port, introduced)]
+                bound = join_address(host, servers[0].sockets[0].getsockname()[1])
+                beside = bind_beside(bound) if self._has_unix_sockets else None
+                if beside is not None:
+                    servers.append(
+                        await loop.create_unix_server(
+                            introduced, sock=beside, backlog=ACCEPT_BACKLOG
+                        )
+                    )
         except OSError as error:  # TimeoutError is one too
             reason = error.strerror or type(error).__name__
             raise BadSetting(f"cannot listen on {address}: {reason}") from error
-        return RealListener(server, host)
+        return RealListener(servers, bound)
 
     async def connect(
         self, address: str, make: Callable[[], StreamHandler], *, timeout_s: float
@@ -161,9 +181,15 @@ class RealNetwork:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                _, introduction = await loop.create_connection(
-                    lambda: self._introduce(make()), host, port
-                )
+                beside = reach_beside(address) if self._has_unix_sockets else None
+                if beside is not None:
+                    _, introduction = await loop.create_unix_connection(
+                        lambda: self._introduce(make()), sock=beside
+                    )
+                else:
+                    _, introduction = await loop.create_connection(
+                        lambda: self._introduce(make()), host, port
+                    )
         except TimeoutError as error:
             raise Unreachable(f"{address} did not answer within {timeout_s:g} s") from error
         except OSError as error:

@@ -10,16 +10,22 @@ they are taken, or their error is raised before they are.
 from __future__ import annotations
 
 import _thread
+import os
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from cordwood.errors import Closed
+
 Result = TypeVar("Result")
 
 FOREVER = -1.0
 """What a lock takes for "without a limit"."""
+
+FORKED = "this client is of the process that was forked: connect anew"
+"""What a forked child is told."""
 
 LOOK_S = 1.0
 """How long a thread waits before it looks whether a signal came. One that comes right before the
@@ -77,9 +83,35 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
 
 
 class ThreadFuture(Future[Result]):
-    """A future for a caller's thread, which the loop's thread can always resolve."""
+    """A future for a caller's thread, which the loop's thread can always resolve.
+
+    A forked child has no such thread: there it raises Closed, if it was not resolved by then.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         # The library's own methods use nothing of it but the lock, `wait` and `notify_all`.
         self._condition: Any = Condition()
+        self._pid = os.getpid()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """See `concurrent.futures.Future`."""
+        self._check_process()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `concurrent.futures.Future`."""
+        self._check_process()
+        return super().exception(timeout)
+
+    def _check_process(self) -> None:
+        """
+        Raises:
+            Closed: nobody will resolve it in this process.
+        """
+        if os.getpid() == self._pid:
+            return
+        # The loop's thread may have held the lock as the process was forked.
+        self._condition = Condition()
+        if not self.done():
+            raise Closed(FORKED)

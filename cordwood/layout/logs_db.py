@@ -24,8 +24,9 @@ The metadata table holds::
     "e" u64 partition, u64 log ► u64 last: the same from the partition's side, for its drop
     "w" ► what was lost out of the WAL: u64 start, u64 stop of each range of its offsets
     "a" ► i64 offset of the WAL: what was lost below it was accepted as gone
+    "n" ► ranges as under "w": those for which logs were sealed anew and ledgers fenced
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
-    "s", "x" ► of scrubbing, see `scrub_rows`
+    "s", "x", "y" ► of scrubbing, see `scrub_rows`
 
 Source: docs/design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
 partitions); docs/sources/logdevice.md 2.13.
@@ -51,6 +52,7 @@ ORIGIN_KEY = b"v"
 OFFSET_KEY = b"o"
 LOST_KEY = b"w"
 ACCEPTED_KEY = b"a"
+NOTED_KEY = b"n"
 
 _INDEX = struct.Struct(">cQQQBBII")
 _BODY = struct.Struct(">cQQQ")
@@ -194,12 +196,12 @@ def read_offset(value: bytes) -> int:
 
 
 def pack_lost(ranges: Sequence[tuple[int, int]]) -> bytes:
-    """The value under LOST_KEY."""
+    """The value under LOST_KEY or NOTED_KEY."""
     return b"".join(_LOST.pack(*each) for each in ranges)
 
 
 def read_lost(value: bytes) -> tuple[tuple[int, int], ...]:
-    """The value under LOST_KEY.
+    """The value under LOST_KEY or NOTED_KEY.
 
     Raises:
         Malformed: no number of whole ranges.

@@ -47,14 +47,17 @@ from cordwood.layout.message_fields import (
     Sentence,
     Sequence,
 )
+from cordwood.layout.message_impact import AskImpact, ImpactReply
 from cordwood.layout.message_ledgers import (
     AddReply,
+    AutorecoveryReply,
     EntriesReply,
     LacReply,
     LedgerCall,
     LedgerReply,
     LedgersReply,
 )
+from cordwood.layout.message_maintenance import MaintenanceCall, MaintenanceReply
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -513,6 +516,7 @@ Call = (
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
     | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
+    | AskImpact | MaintenanceCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
@@ -520,7 +524,8 @@ Reply = (
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
-    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply
+    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
+    | ImpactReply | MaintenanceReply
 )  # fmt: skip
 
 

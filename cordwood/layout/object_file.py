@@ -324,11 +324,20 @@ class _Window(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
+        return bytes(self._cut(size))
+
+    def read_buffer(self, size: int = -1) -> pa.Buffer:
+        """As `read`, without a copy: what pyarrow calls."""
+        import pyarrow as pa
+
+        return pa.py_buffer(self._cut(size))
+
+    def _cut(self, size: int) -> memoryview:
         start = self._at - self._start
         if start < 0:
-            return b""
+            return memoryview(b"")
         stop = len(self._content) if size < 0 else start + size
-        found = bytes(self._content[start:stop])
+        found = self._content[start:stop]
         self._at += len(found)
         return found
 

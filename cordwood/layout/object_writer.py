@@ -2,9 +2,10 @@
 
 Blocks and gaps are given log by log, by number, and in order. A row group is closed once it holds
 enough bytes; a log that is not small begins in a group of its own, so that a reader of one log
-fetches little of another's. What was written is read back before the object is handed out: each
-body is built anew from the finished bytes and compared by its CRC, because node disks let go of
-what this file is the only copy of.
+fetches little of another's. What was written is read back before the object counts: each body is
+built anew from the finished bytes and compared by its CRC, because node disks let go of what this
+file is the only copy of. `finish` does so; `write_out` leaves it to the caller, who may put the
+object meanwhile and commits it behind `read_back`.
 
 Source: docs/objects.md, "Objects"; `layout.object_file` has the format.
 """
@@ -19,9 +20,10 @@ import numpy as np
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, BlockKind, Buffer, Gap
-from cordwood.errors import BadSetting
+from cordwood.errors import BadSetting, Malformed
 from cordwood.layout.body import Body, open_body
 from cordwood.layout.object_columns import (
+    BODY_COLUMNS,
     SMALL_RECORDS,
     block_to_rows,
     object_schema,
@@ -57,6 +59,9 @@ SHARED_GROUP_BYTES = 256 << 10
 """A group that holds so much of one log is not shared with the next."""
 
 COMPRESSION = "zstd"
+
+_READ_BACK = (*BODY_COLUMNS, "log_id", "lsn")
+"""All else follows from these, and takes half as long again to decode."""
 
 _DICTIONARY = ["key", "log", "log_id", "epoch", "append_time", "producer", "producer_epoch"]
 _DELTA = dict.fromkeys(("lsn", "offset", "timestamp"), "DELTA_BINARY_PACKED")
@@ -177,6 +182,16 @@ class ObjectWriter:
             BadSetting: nothing was added.
             Corrupt: it does not read as it was written.
         """
+        done = self.write_out()
+        read_back(done)
+        return done
+
+    def write_out(self) -> FinishedObject:
+        """Close the object. It does not count before `read_back`.
+
+        Raises:
+            BadSetting: nothing was added.
+        """
         self._end_log()
         if not self._runs:
             raise BadSetting("an object of nothing")
@@ -187,9 +202,8 @@ class ObjectWriter:
         content = memoryview(b"".join(self._sink.parts))
         size = footer_bytes(content[-TRAILER_BYTES:])
         tail = content[len(content) - size :]
-        footer = read_footer(tail, crc32c(tail), len(content))
-        _read_back(footer, content)
-        return FinishedObject(content, size, crc32c(tail), footer)
+        crc = crc32c(tail)
+        return FinishedObject(content, size, crc, read_footer(tail, crc, len(content)))
 
     def _following(self, first: int, last: int) -> _OpenRun:
         log = self._log
@@ -327,18 +341,37 @@ def _times(body: Body) -> tuple[int, int]:
     return int(stamps.min()), int(stamps.max())
 
 
-def _read_back(footer: Footer, content: memoryview) -> None:
-    """Read every block of an object.
+def read_back(done: FinishedObject) -> None:
+    """Read every block of an object, and the columns by which other programs find records.
 
     Raises:
         Corrupt: one is not there as it was given.
     """
-    pieces = [(run.log, piece) for run in footer.index.runs for piece in run.pieces]
+    content, index = memoryview(done.content), done.footer.index
     at = -1
-    for log, piece in pieces:
-        if piece.group != at:
-            at = piece.group
-            group = footer.index.groups[at]
-            rows = read_group(footer, at, content[group.start : group.stop])
-        for _ in piece_blocks(piece, rows, log=log):
-            pass
+    for run in index.runs:
+        for piece in run.pieces:
+            if piece.group != at:
+                at = piece.group
+                group = index.groups[at]
+                found = content[group.start : group.stop]
+                rows = read_group(done.footer, at, found, _READ_BACK)
+            for _ in piece_blocks(piece, rows, log=run.log):
+                pass
+            _check_numbers(run.log, piece, rows)
+
+
+def _check_numbers(log: int, piece: Piece, rows: pa.Table) -> None:
+    """See that the rows of a piece say the log and the LSNs that their blocks have.
+
+    Raises:
+        Malformed: they do not.
+    """
+    lsns, logs = (
+        rows.column(name).slice(piece.row, piece.rows).to_numpy() for name in ("lsn", "log_id")
+    )
+    expected = np.arange(piece.first, piece.last + 1, dtype=np.int64)
+    if not (np.array_equal(lsns, expected) and bool((logs == log).all())):
+        raise Malformed(
+            f"rows of log {log} from {Lsn(piece.first)} on do not come back with their LSNs"
+        )

@@ -6,6 +6,10 @@ ids and large ones lie apart, so that a listing comes in the order of ids.
 A node takes ids by the hundred, so that most ledgers are made without a change of the counter. A
 chosen id may be one of these: the next one is tried then.
 
+An id is never used again. Nodes keep entries, fences and tombstones by it, so a ledger of the same
+id would have entries that nobody added to it. `deleted-ledgers/<key of a page>` has a bit for each
+id of the page that was deleted, which is set before the value goes.
+
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
 
@@ -48,10 +52,14 @@ from cordwood.metadata.store import MetadataStore
 
 _SHORT = "ledgers/"
 _LONG = "long-ledgers/"
+_DELETED = "deleted-ledgers/"
 _NEXT = "ledger-ids"
 
 IDS_AT_ONCE = 100
 """Ids that a node takes at a time; what it has left when it ends is never used."""
+
+IDS_OF_A_PAGE = 1024
+"""Ids whose deletions one value tells: it has 128 bytes."""
 
 TRIES_MAX = 64
 """Ids in a row that somebody chose before."""
@@ -97,7 +105,7 @@ class LedgerMetadataStore:
         """Make a ledger; with -1 the next free id is its own.
 
         Raises:
-            LedgerExists: another one has the id.
+            LedgerExists: another one has the id, or had it and was deleted.
             BadSetting: a new ledger is open, and has one fragment.
         """
         if metadata.state is not LedgerState.OPEN or len(metadata.fragments) != 1:
@@ -117,14 +125,19 @@ class LedgerMetadataStore:
             version = await self._store.compare_and_set(key, pack_ledger(metadata), 0)
         except OutcomeUnknown:
             version = None
-        if version:
-            return Versioned(metadata, version)
-        found = await self.get(metadata.ledger)
+        found = Versioned(metadata, version) if version else await self.get(metadata.ledger)
         if found is None:
             raise Unreachable(f"ledger {metadata.ledger} may be made a little later; ask again")
-        if metadata.creator and found.metadata.creator == metadata.creator:
-            return found  # An earlier try of the same call made it.
-        raise LedgerExists(f"there is a ledger {metadata.ledger} already")
+        is_ours = bool(metadata.creator) and found.metadata.creator == metadata.creator
+        if not version and not is_ours:  # else an earlier try of the same call made it
+            raise LedgerExists(f"there is a ledger {metadata.ledger} already")
+        # Race: asked after the write. A deletion that comes before it has told by now.
+        if await self._was_deleted(metadata.ledger):
+            await _delete(self._store, key)
+            raise LedgerExists(
+                f"there was a ledger {metadata.ledger}, which was deleted: no other one gets its id"
+            )
+        return found
 
     async def _next_id(self) -> int:
         found = next(self._ids, None)
@@ -169,7 +182,39 @@ class LedgerMetadataStore:
 
     async def delete(self, ledger: int) -> None:
         """Delete a ledger, whatever its state; nodes find out and drop its entries."""
-        await _delete(self._store, _key(ledger))
+        key = _key(ledger)
+        if await self._store.get(key) is None:
+            return
+
+        def mark(value: bytes | None) -> bytes | None:
+            marked = _marked(value, ledger)
+            return None if marked == value else marked
+
+        await change_repeatably(self._store, _deleted_key(ledger), mark)
+        await _delete(self._store, key)
+
+    async def delete_again(self, known: set[int]) -> list[int]:
+        """Of ledgers that are there, delete those that were deleted; their ids.
+
+        A deletion may have been cut short. Or the creator's first write, whose answer was lost,
+        came after the deletion.
+        """
+        after, again = "", []
+        while keys := await self._store.keys_after(_DELETED, after, LEDGERS_MAX):
+            for key in keys:
+                first = read_ledger_key(key.removeprefix(_DELETED)) * IDS_OF_A_PAGE
+                found = await self._store.get(key)
+                if found is not None:
+                    page = known.intersection(range(first, first + IDS_OF_A_PAGE))
+                    again += sorted(each for each in page if _is_marked(found.value, each))
+            after = keys[-1]
+        for ledger in again:
+            await _delete(self._store, _key(ledger))
+        return again
+
+    async def _was_deleted(self, ledger: int) -> bool:
+        found = await self._store.get(_deleted_key(ledger))
+        return found is not None and _is_marked(found.value, ledger)
 
     async def page(self, after: int, limit: int) -> list[int]:
         """Ids above `after`, at most `limit` of them."""
@@ -207,6 +252,23 @@ async def _delete(store: MetadataStore, key: str) -> None:
         except OutcomeUnknown:
             continue
     raise Overloaded(f"{key} changes all the time; ask again")
+
+
+def _deleted_key(ledger: int) -> str:
+    return _DELETED + ledger_key(ledger // IDS_OF_A_PAGE)
+
+
+def _marked(value: bytes | None, ledger: int) -> bytes:
+    """A page of deletions, with this one."""
+    bits = bytearray(value or bytes(IDS_OF_A_PAGE // 8))
+    at = ledger % IDS_OF_A_PAGE
+    bits[at // 8] |= 1 << at % 8
+    return bytes(bits)
+
+
+def _is_marked(value: bytes, ledger: int) -> bool:
+    at = ledger % IDS_OF_A_PAGE
+    return bool(value[at // 8] >> at % 8 & 1)
 
 
 def _key(ledger: int) -> str:

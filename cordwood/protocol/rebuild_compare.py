@@ -43,6 +43,7 @@ class Has(enum.IntEnum):
     UNSURE = 3
     """It lost something there."""
     TRIMMED = 4
+    """It let go of it: the block is trimmed, or main storage has it."""
 
 
 class Word(NamedTuple):
@@ -65,7 +66,7 @@ class Finding(enum.Enum):
     TAKE = "another node has a later envelope that names the donor"
     LEFT_OVER = "the donor's copy is of a move that came to no end, or was made anew meanwhile"
     ASK_AGAIN = "a node that has data does not say"
-    TRIMMED = "it is trimmed elsewhere, and will be here"
+    TRIMMED = "it is trimmed elsewhere or in main storage, and will go here too"
 
 
 class Compared(NamedTuple):

@@ -225,7 +225,7 @@ async def collect_digest(
     heard = {node: tail for node, tail in answers.items() if not isinstance(tail, CordwoodError)}
     released = [tail.released for tail in heard.values()]
     # If a trim point lies in a higher epoch, only this epoch's bridge is left to mend.
-    trims = [min(tail.trim, make_lsn(epoch, ESN_MAX - 1)) for tail in heard.values()]
+    trims = [min(tail.trim, int(make_lsn(epoch, ESN_MAX - 1))) for tail in heard.values()]
     lng = max([lng, *trims, *(each for each in released if each >> 32 == epoch)])
     digest: Digest[StoredBlock] = Digest(epoch, lng)
     for tail in heard.values():

@@ -45,6 +45,7 @@ from cordwood.sim.recorded_metadata import RecordedMetadata
 from cordwood.sim.stored_tree import StoredTree
 from cordwood.sim.streams import stream
 from cordwood.sim.tier_dump import dump_tier
+from cordwood.storage.logs_db.tables import MakeTables
 from cordwood.tier.patient_store import PatientStore
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,9 @@ class ClusterOptions:
         sequencer: settings of every node's sequencer.
         attributes: what all logs inherit.
         weights: of nodes that have another one than 1.
+        wals: bytes of the WAL of nodes that have another one than `wal_bytes`.
+        storages: of nodes that store otherwise than `storage` says.
+        create_logs: whether an append to a name that does not exist makes a log.
         rebuild_after_s: when a dead node counts as lost; 0 for never.
         tier: of every node; without a store nothing is tiered.
         bucket: how the object store misbehaves while faults strike.
@@ -101,6 +105,9 @@ class ClusterOptions:
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     attributes: LogAttributes = field(default_factory=LogAttributes)
     weights: Mapping[int, float] = field(default_factory=dict)
+    wals: Mapping[int, int] = field(default_factory=dict)
+    storages: Mapping[int, StorageSettings] = field(default_factory=dict)
+    create_logs: bool = True
     rebuild_after_s: float = 0.0
     tier: TierSettings = field(default_factory=TierSettings)
     bucket: BucketFaults = field(default_factory=BucketFaults)
@@ -128,6 +135,7 @@ class SimCluster:
         options: ClusterOptions,
         recorder: HistoryRecorder,
         buggify: Buggify | None = None,
+        make_tables: MakeTables = memory_tables,
     ) -> None:
         self.options = options
         self.numbers = tuple(NodeId(n) for n in range(1, options.nodes + 1))
@@ -143,6 +151,7 @@ class SimCluster:
         self._started = asyncio.Event()
         self._simulation = simulation
         self._recorder = recorder
+        self._make_tables = make_tables
         if options.attributes.as_set():
             self.set_attributes(options.attributes)
 
@@ -258,25 +267,33 @@ class SimCluster:
                 self.start(number)
 
     async def _run(self, number: NodeId, host: Host) -> None:
+        """Live again and again, as under an init system."""
         host = buggy_host(host, self._buggify)
         while True:
             if self._buggify("start-late"):
                 late_s = START_LATE_S * self._buggify.chance("start-late").random()
                 await asyncio.sleep(late_s)
             try:
-                settings = self._settings(number)
-                self._recorder.node_starting(number, self.location(number))
-                async with running_node(
-                    settings, host, self.metadata, memory_tables, self.open_objects
-                ) as node:
-                    self._on_running(number, node)
-                    await asyncio.Event().wait()
+                await self.live(number, host)
             except (CordwoodError, OSError) as error:
-                # As under an init system: what ended with a word of its own runs again.
                 self.exits += 1
                 self.running.pop(number, None)
                 logger.info("node %d ended: %s", number, error)
             await asyncio.sleep(RESTART_S)
+
+    async def live(self, number: NodeId, host: Host) -> None:
+        """Run a node once, from its start to its end.
+
+        Raises:
+            CordwoodError, OSError: whatever refuses the start or ends the node. `start` has the
+                node run again after either; a test that starts a node itself sees the error.
+        """
+        self._recorder.node_starting(number, self.location(number))
+        async with running_node(
+            self._settings(number), host, self.metadata, self._make_tables, self.open_objects
+        ) as node:
+            self._on_running(number, node)
+            await asyncio.Event().wait()
 
     def _on_running(self, number: NodeId, node: Node) -> None:
         self.running[number] = node
@@ -294,13 +311,16 @@ class SimCluster:
             location=self.location(number),
             weight=self.options.weights.get(number, 1.0),
             default_replication=self.options.replication,
-            create_logs=True,
+            create_logs=self.options.create_logs,
             refresh_s=self.options.refresh_s,
             gossip_s=self.options.gossip_s,
             rebuild_after_s=self.options.rebuild_after_s,
             sequencer=self.options.sequencer,
             tier=self.options.tier,
-            storage=replace(self.options.storage, wal_bytes=self.options.wal_bytes),
+            storage=replace(
+                self.options.storages.get(number, self.options.storage),
+                wal_bytes=self.options.wals.get(number, self.options.wal_bytes),
+            ),
         )
 
     async def open_objects(self, host: Host, address: str) -> PatientStore:
@@ -328,13 +348,16 @@ class SimCluster:
                 left, trimmed = split_trimmed(rotten.get(log, ()), trim)
                 # A scan that fails does not say where in its part of the log the bad bytes are:
                 # all of it is unknown, and is still when the trim has come past what rotted.
-                damaged = [
-                    (each.first, each.last)
-                    for each in node.engine.logs.damages.of_log(log)
+                book = node.engine.logs.damages
+                found = [
+                    each
+                    for each in book.of_log(log)
                     if each.last > trim and (meets(each, left) or not meets(each, trimmed))
                 ]
+                damaged = [(each.first, each.last) for each in found]
+                mended = [(each.first, each.last) for each in found if book.is_mended(each)]
                 passes = node.scrub.whole_passes
-                self._recorder.node_scrubbed(number, log, passes, left, damaged)
+                self._recorder.node_scrubbed(number, log, passes, left, damaged, mended)
         if self.options.tier.store:
             # Behind the nodes: they let go of what the manifests have named by then.
             await dump_tier(self.bucket, self._recorder, self._own_host(), only)

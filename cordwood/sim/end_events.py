@@ -38,6 +38,16 @@ class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
     waits: tuple[int, ...] = ()
 
 
+class CopiesMended(HistoryEvent, frozen=True, gc=False, tag="copies-mended"):
+    """At the end of a run in which copies rotted: each should be good again.
+
+    Attributes:
+        waits: nodes that still take copies for damaged.
+    """
+
+    waits: tuple[int, ...] = ()
+
+
 class PaceBegan(HistoryEvent, frozen=True, gc=False, tag="pace-began"):
     """From here on the appends of `client` are timed.
 
@@ -55,4 +65,6 @@ class PaceEnded(HistoryEvent, frozen=True, gc=False, tag="pace-ended"):
     client: str
 
 
-EndEvent: TypeAlias = NodesLost | NodesBack | DiskLost | DisksReplaced | PaceBegan | PaceEnded
+EndEvent: TypeAlias = (
+    NodesLost | NodesBack | DiskLost | DisksReplaced | CopiesMended | PaceBegan | PaceEnded
+)

@@ -382,9 +382,11 @@ class HistoryRecorder:
         passes: int,
         rotten: Iterable[tuple[int, int]],
         damaged: Iterable[tuple[int, int]],
+        mended: Iterable[tuple[int, int]] = (),
     ) -> None:
         """Note what has rotted of a log on a node, and what it knows of that."""
-        self.add(NodeScrubbed(self._now_us(), node, log, passes, tuple(rotten), tuple(damaged)))
+        ranges = (tuple(rotten), tuple(damaged), tuple(mended))
+        self.add(NodeScrubbed(self._now_us(), node, log, passes, *ranges))
 
     def node_dumped(
         self,

@@ -55,7 +55,10 @@ CLOSES = 0.6
 """Share of the ledgers that their scribe closes; it leaves the others."""
 
 TAKEN_SHARE = 0.15
-"""Of the ledgers that a scribe makes: it asks for an id that is taken."""
+"""Of the ledgers that a scribe makes: it asks for an id that is taken, or was."""
+
+DELETED_EVERY = 5
+"""Of the ledgers that their scribe closes, those of such numbers are deleted at once."""
 
 SALVAGE_S = 3.0
 """Mean pause between two recoveries of a salvager."""
@@ -119,8 +122,9 @@ class _Writing:
         nodes = len(clients.addresses)
         shapes = [shape for shape in SHAPES if shape[0] <= nodes]
         ensemble, write, ack = chance.choice(shapes)
-        is_taken = bool(clients.ledgers) and chance.random() < TAKEN_SHARE
-        chosen = chance.choice(clients.ledgers) if is_taken else None
+        taken = clients.ledgers + clients.deleted_ledgers
+        is_taken = bool(taken) and chance.random() < TAKEN_SHARE
+        chosen = chance.choice(taken) if is_taken else None
         try:
             made = await self._store.ledgers.create(
                 ensemble=ensemble, write=write, ack=ack, digest=chance.choice(list(DigestKind)),
@@ -168,6 +172,19 @@ class _Writing:
         else:
             if made.metadata.state is LedgerState.CLOSED:
                 _note_end(self._name, self._clients, made.metadata)
+                if made.ledger_id % DELETED_EVERY == 0:
+                    await self._delete(made.ledger_id)
+
+    async def _delete(self, ledger: int) -> None:
+        """Delete a ledger that is closed. It may be deleted whatever is told, so nobody asks
+        what it had from here on."""
+        clients = self._clients
+        clients.ledgers.remove(ledger)
+        clients.deleted_ledgers.append(ledger)
+        try:
+            await self._store.ledgers.delete(ledger)
+        except CordwoodError as error:
+            clients.told(self._name, "delete", error)
 
 
 async def salvage(name: str, clients: Clients, host: Host) -> None:

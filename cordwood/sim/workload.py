@@ -31,6 +31,13 @@ from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
 from cordwood.sim.position_clients import ask_extent, find_a_time, poll_released
+from cordwood.sim.sent_again import (
+    AGAIN_PAUSE_S,
+    are_one,
+    draw_tries,
+    patience_s,
+    sent_again,
+)
 from cordwood.sim.streams import stream
 from cordwood.tier.addresses import open_object_store
 
@@ -181,7 +188,8 @@ class Clients:
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they tried and that is not in its logs yet.
-        ledgers: numbers of the ledgers that were made.
+        ledgers: numbers of the ledgers that were made, and not deleted.
+        deleted_ledgers: numbers of those that were deleted, or may be.
         token: the highest fencing token that anybody was given.
         slowness: times that producers pause for longer than drawn.
         burst: most records in one call now.
@@ -213,6 +221,7 @@ class Clients:
         self.trials: dict[str, int] = {}
         self.open_batches: set[str] = set()
         self.ledgers: list[int] = []
+        self.deleted_ledgers: list[int] = []
         self.token = 0
         self.slowness = 1.0
         self.burst = options.burst
@@ -275,6 +284,10 @@ class Clients:
     def lane_chance(self, client: str, session: int) -> random.Random:
         """The stream of chance for what a lane is, apart from what it does."""
         return stream(self._seed, "lane", client, str(session))
+
+    def again_chance(self, client: str, session: int) -> random.Random:
+        """The stream of chance for calls that are sent again, apart from all else."""
+        return stream(self._seed, "again", client, str(session))
 
     def manner_chance(self, client: str, life: int) -> random.Random:
         """The stream of chance for how a reader reads, apart from where and when."""
@@ -356,14 +369,15 @@ class _Lane:
         self._clients = clients
         self._chance = chance
         self._keys = clients.manner_chance(name, session)
-        self._producer: Producer | None = None
+        self._again = clients.again_chance(name, session)
+        self.producer: Producer | None = None
         self._last: dict[str, int] = {}
         self._writer: BufferedWriter | None = None
 
     def _begin_writer(self) -> None:
         """Some lanes without an identity gather their records."""
         chance = self._clients.lane_chance(self._name, self._session)
-        if self._producer is None and chance.random() < self._clients.options.buffered:
+        if self.producer is None and chance.random() < self._clients.options.buffered:
             mode = chance.choice(list(WriteMode))
             self._writer = self._store.buffered_writer(
                 WriterOptions(
@@ -379,11 +393,11 @@ class _Lane:
 
     def _begin_producer(self) -> None:
         """Take an identity: a new one with each session, a new epoch after an error."""
-        known = self._producer
+        known = self.producer
         if known is not None:
-            self._producer = Producer(known.producer, known.epoch + 1)
+            self.producer = Producer(known.producer, known.epoch + 1)
         elif self._chance.random() < self._clients.options.idempotent:
-            self._producer = Producer(self._chance.randrange(1, 1 << 62))
+            self.producer = Producer(self._chance.randrange(1, 1 << 62))
 
     async def run(self) -> None:
         clients, chance = self._clients, self._chance
@@ -403,7 +417,7 @@ class _Lane:
 
     def _calls_at_once(self) -> int:
         """A producer's calls keep their order though none waits for the one before."""
-        is_many = self._producer is not None and self._chance.random() < PIPELINED
+        is_many = self.producer is not None and self._chance.random() < PIPELINED
         return self._chance.randint(2, CALLS_AT_ONCE_MAX) if is_many else 1
 
     async def _append_some(self, log: str, calls: int) -> None:
@@ -418,24 +432,31 @@ class _Lane:
 
     async def _append(self, log: str, log_id: int) -> None:
         """One call and what became of it."""
-        clients, producer = self._clients, self._producer
+        clients, producer = self._clients, self.producer
         options, recorder = clients.options, clients.recorder
         payloads = self._payloads()
         manner = self._manner(log, len(payloads))
+        tries = draw_tries(producer, self._again)
         op = recorder.append_invoked(
             self._name, log_id, payloads, session=self._session,
-            timeout_s=options.append_timeout_s, atomic=manner.atomic,
+            timeout_s=patience_s(options.append_timeout_s, tries),
+            atomic=manner.atomic,
             producer=(producer.producer, producer.epoch) if producer is not None else (0, 0),
             expected_tail=manner.expected_tail,
             keys=manner.keys(payloads),
         )  # fmt: skip
         clients.calls.began(self._name, op)
         try:
-            lsns = await self._call(log, payloads, manner)
+            lsns = await sent_again(
+                self, log_id,
+                lambda chosen: self._call(log, payloads, replace(manner, producer=chosen)),
+                tries,
+                lambda: clients.pause(self._again.random() * AGAIN_PAUSE_S),
+            )  # fmt: skip
         except CordwoodError as error:
             recorder.append_raised(op, error)
             self._last.pop(log, None)
-            if producer is not None and producer is self._producer:
+            if producer is not None and are_one(producer, self.producer):
                 self._begin_producer()
         else:
             recorder.append_ok(op, lsns)
@@ -451,9 +472,9 @@ class _Lane:
             return _Manner(None, None, False, is_keyed)  # it cuts blocks of its own
         atomic = records > 1 and options.grouped > 0 and chance.random() < options.grouped
         expected = None
-        if self._producer is None and records == 1 and chance.random() < options.conditional:
+        if self.producer is None and records == 1 and chance.random() < options.conditional:
             expected = self._last.get(log)
-        return _Manner(self._producer, expected, atomic, is_keyed)
+        return _Manner(self.producer, expected, atomic, is_keyed)
 
     def _payloads(self) -> list[bytes]:
         options, chance = self._clients.options, self._chance

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from cordwood.durable import sync_files
 from cordwood.errors import BadSetting
+from cordwood.spark.offsets import parse_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,35 @@ class Checkpoint:
         if committed >= 0 and not (self.directory / "commits" / str(committed)).read_bytes():
             raise self._refused(f"commits/{committed} is empty, as a power cut leaves it")
 
+    def check_newest(self, published: int, last: Mapping[str, Any] | None) -> None:
+        """Check that no other query landed in the table since this one, or since this one began.
+
+        Args:
+            published: the newest batch of its query in the table, -1 for none.
+            last: where the newest batch of the table ends, whichever query's; None if it is empty.
+        Raises:
+            BadSetting: it was put back after another query took its place.
+        """
+        if last is None or (planned := self.newest("offsets")) < 0:
+            return
+        if planned > published + 1:
+            raise self._refused(
+                f"it knows batches up to {planned}, and the last one in the table is {published}: "
+                "the table lost a commit, or is another"
+            )
+        if published >= 0:
+            goes_on = self.end_of(published) == last
+        else:
+            goes_on = begins_at(self.end_of(planned), last)
+        if not goes_on:
+            raise self._refused(
+                f"batch {published} of its query is not the last one in the table: another query "
+                "landed records since"
+                if published >= 0
+                else "its first batch begins elsewhere than where the table ends: another query "
+                "landed records since"
+            )
+
     def _refused(self, why: str) -> BadSetting:
         return BadSetting(
             f"the checkpoint {self.directory} does not fit its table: {why}. Remove that "
@@ -177,6 +208,16 @@ class Checkpoint:
         """Where the newest batch ends, finished or not; None before the first."""
         newest = self.newest("offsets")
         return self.end_of(newest) if newest >= 0 else None
+
+
+def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
+    """Whether a query whose batch 0 ends at `first` began where a table ended, at `last`.
+
+    Logs that only one of the two knows say nothing: they were deleted, or found, in between.
+    """
+    begun = parse_offset(first)
+    starts = begun.logs if begun.is_initial else begun.started
+    return all(starts.get(log, lsn) == lsn for log, lsn in parse_offset(last).logs.items())
 
 
 def _local(location: str) -> Path | None:

@@ -44,6 +44,9 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 CHECKPOINTS_PROPERTY = "spark.sql.streaming.checkpointLocation"
 """What Spark's engine calls them, in 4.2 and 4.3; without them a stream into a log is refused."""
 
+APPENDED = "appended "
+"""Before the plan of a batch whose tasks append: nothing is published under its number."""
+
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
@@ -235,6 +238,8 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
         A task's rows are counted within (query, batch, partition). Another plan of that number
         gives a task other rows: some would be taken for those that were written, and be lost.
+        The note takes the batch's place among those that are published, so that exactlyOnce
+        refuses the batch from here on, as this refuses a batch that was published.
         """
         checkpoint = Checkpoint.at(self._options.checkpoint)
         if checkpoint is None or (batch := checkpoint.newest("offsets")) < 0:
@@ -242,8 +247,9 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = self._options.app or checkpoint.query()
         found = checkpoint.fingerprint(batch)
         checkpoint.make_durable(batch)
-        # Another name than exactlyOnce has: a query may change its mode, and nothing is published.
-        _publish(self._store(), f"{query} appends", batch, (), found)
+        # Under the name that exactlyOnce publishes under, and with a mark: a batch that was begun
+        # in one mode and runs again in the other would be written twice.
+        _publish(self._store(), query, batch, (), APPENDED + found)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage or append what comes; return once all of it is durable."""

@@ -151,7 +151,8 @@ class LocalStore:
     def _stage(self, staged: Path, content: Sequence[Buffer]) -> None:
         """Put the bytes on stable storage, under a name that is no object's."""
         try:
-            durable.write_new(staged, b"".join(content))
+            # A large object comes in one piece, which is not copied.
+            durable.write_new(staged, content[0] if len(content) == 1 else b"".join(content))
             durable.sync_file(staged)
         except OSError:
             with contextlib.suppress(OSError):

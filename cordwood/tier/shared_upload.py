@@ -19,12 +19,12 @@ from typing import TypeVar
 from cordwood.block import Gap, GapKind
 from cordwood.errors import Fenced, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.object_writer import FinishedObject, ObjectWriter
+from cordwood.layout.object_writer import FinishedObject, ObjectWriter, read_back
 from cordwood.lsn import Lsn
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.origin import keep_origin
-from cordwood.tier.uploader import MAKE_S, PUT_S, Item, Uploaded, commit_run
+from cordwood.tier.uploader import MAKE_S, Item, Uploaded, commit_run, put_checked
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +105,10 @@ async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[LogItem
         taking_part.append(share)
     if not taking_part:
         return
-    made: FinishedObject = await _in_thread(host, writer.finish)
+    made: FinishedObject = await _in_thread(host, writer.write_out)
     day = datetime.fromtimestamp(host.clock.now_us() / 1e6, UTC).strftime("%Y%m%d")
     name = made.name(day, host.random.getrandbits(128))
-    await store.put(name, [made.content], timeout_s=PUT_S)
+    await put_checked(store, name, made, _in_thread(host, lambda: read_back(made)))
     for share in taking_part:
         run = made.footer.index.run(share.log)
         assert run is not None, "what takes part is in the object"

@@ -1,9 +1,10 @@
 """Uploads a log's history: blocks and gaps come in, objects are put and committed, in order.
 
-Each block is read once and put once. The order is always: write the object and read it back, put
-it, commit it; the next object may be written and put meanwhile, and is committed behind it. A crash
-before the commit leaves an orphan or two, which `collect` finds; a commit whose
-answer is lost is made again and is made once. Nothing goes past DATA_LOSS: the upload ends before
+Each block is read once and put once. The order is always: write the object, put it while it is read
+back, commit it once both are done; the next object may be written and put meanwhile, and is
+committed behind it. A crash before the commit, or an object that does not read as it was written,
+leaves an orphan or two, which `collect` finds; a commit whose answer is lost is made again and is
+made once. Nothing goes past DATA_LOSS: the upload ends before
 it and says so. An uploader that is overtaken is told so by `Fenced` at its next commit.
 
 The objects are made in a thread of the host's: the loop goes on.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import OutcomeUnknown, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.object_file import ObjectRun, entry_of
-from cordwood.layout.object_writer import FinishedObject, ObjectWriter
+from cordwood.layout.object_writer import FinishedObject, ObjectWriter, read_back
 from cordwood.lsn import Lsn
 from cordwood.protocol.manifest import last_append_us
 from cordwood.protocol.tier_plan import OBJECT_BYTES
@@ -180,10 +181,10 @@ class LogUploader:
     async def _make_and_put(
         self, items: list[Item], first: int, fence: int
     ) -> tuple[FinishedObject, str]:
-        """Write an object and read it back, put it; it and its name."""
+        """Write an object, put it and read it back; it and its name."""
         done = await self._in_thread(lambda: self._make(items, first, fence))
         name = done.name("", 0)
-        await self._store.put(name, [done.content], timeout_s=PUT_S)
+        await put_checked(self._store, name, done, self._in_thread(lambda: read_back(done)))
         return done, name
 
     def _make(self, items: list[Item], first: int, fence: int) -> FinishedObject:
@@ -194,7 +195,7 @@ class LogUploader:
                 writer.add_gap(item)
             else:
                 writer.add_block(*item)
-        return writer.finish()
+        return writer.write_out()
 
     async def _commit(self, done: FinishedObject, name: str) -> None:
         (run,) = done.footer.index.runs
@@ -205,6 +206,26 @@ class LogUploader:
             return await self._host.run_blocking(work, timeout_s=MAKE_S)
         except TimeoutError as error:
             raise Unreachable(f"an object of log {self._log} was not made in {MAKE_S} s") from error
+
+
+async def put_checked(
+    store: ObjectStore, name: str, made: FinishedObject, check: Coroutine[None, None, None]
+) -> None:
+    """Put an object while it is read back; returns when both are done.
+
+    Args:
+        check: reads it back.
+    Raises:
+        Corrupt: it does not read as it was written; nobody may commit it.
+        OutcomeUnknown, Retryable: the store does not answer.
+    """
+    checking = asyncio.get_running_loop().create_task(check)
+    try:
+        await store.put(name, [made.content], timeout_s=PUT_S)
+        await checking
+    finally:
+        checking.cancel()
+        await asyncio.gather(checking, return_exceptions=True)
 
 
 async def commit_run(

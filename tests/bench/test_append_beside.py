@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 from cordwood.bench import append_spread
 from cordwood.bench.nats import NatsClient, find_nats
-from cordwood.cli.app import app
 from cordwood.errors import Unreachable
 
 
@@ -80,7 +79,7 @@ def test_a_refusal_ends_the_run_with_its_words(answer: bytes, why: str) -> None:
 
 
 def figures(*arguments: str) -> list[dict[str, Any]]:
-    outcome = CliRunner().invoke(app, ["bench", "append", *arguments, "--json"])
+    outcome = run_verb(["bench", "append", *arguments, "--json"])
     assert outcome.exit_code == 0, outcome.output
     made: list[dict[str, Any]] = json.loads(outcome.stdout)
     return made
@@ -113,8 +112,6 @@ class TestVerb:
         assert figure.ratio == pytest.approx(1, abs=0.01)
 
     def test_a_cluster_that_runs_is_not_for_comparing(self) -> None:
-        outcome = CliRunner().invoke(
-            app, ["bench", "append", "--nats", "--cluster", "cordwood://127.0.0.1:1"]
-        )
+        outcome = run_verb(["bench", "append", "--nats", "--cluster", "cordwood://127.0.0.1:1"])
         assert outcome.exit_code == 1
         assert "a cluster of their own" in outcome.stderr

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
 from cordwood.bench.disk_reference import disk_reference
 from cordwood.bench.loopback import Sink, loopback_bytes_per_second
 from cordwood.bench.read_tail import TailProfile
-from cordwood.cli.app import app
 from cordwood.errors import Unreachable
 
 ROOT = Path(cordwood.__file__).parent.parent
@@ -33,7 +32,7 @@ def run(work):
 
 
 def figures(*arguments: str) -> list[dict[str, object]]:
-    outcome = CliRunner().invoke(app, ["bench", *arguments, "--json"])
+    outcome = run_verb(["bench", *arguments, "--json"])
     assert outcome.exit_code == 0, outcome.output
     made = json.loads(outcome.stdout)
     for figure in made:
@@ -98,8 +97,8 @@ class TestVerbs:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_cluster_that_is_not_there(self, tmp_path):
-        outcome = CliRunner().invoke(
-            app, ["bench", "append", "--cluster", "cordwood://127.0.0.1:1", "--dir", str(tmp_path)]
+        outcome = run_verb(
+            ["bench", "append", "--cluster", "cordwood://127.0.0.1:1", "--dir", str(tmp_path)]
         )
         assert outcome.exit_code == 1
         assert "127.0.0.1:1" in outcome.stderr

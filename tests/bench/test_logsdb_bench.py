@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import uvloop
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 from cordwood.bench import logsdb
 from cordwood.bench.cold_reader import ColdProfile, bench_cold_reader
 from cordwood.bench.logsdb import LogsDbProfile, bench_logsdb
-from cordwood.cli.app import app
 
 MIB = 1 << 20
 
@@ -40,9 +39,7 @@ def test_all_of_it_is_read_back(tmp_path, block_bytes):
 
 def test_the_verb_prints_json(tmp_path, monkeypatch):
     monkeypatch.setattr(logsdb, "STANDARD", (LogsDbProfile("few", 1000, MIB // 8),))
-    outcome = CliRunner().invoke(
-        app, ["bench", "logsdb", "--repeat", "1", "--dir", str(tmp_path), "--json"]
-    )
+    outcome = run_verb(["bench", "logsdb", "--repeat", "1", "--dir", str(tmp_path), "--json"])
     assert outcome.exit_code == 0, outcome.output
     (figure,) = json.loads(outcome.stdout)
     assert figure["name"] == "few"

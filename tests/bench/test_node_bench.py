@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 from cordwood.bench.node import BLOCKS, MANY_LOGS
-from cordwood.cli.app import app
 
 
 def test_a_tiny_run_has_a_figure_for_each_profile(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        app, ["bench", "node", "--waves", "40", "--repeat", "1", "--dir", str(tmp_path), "--json"]
+    done = run_verb(
+        ["bench", "node", "--waves", "40", "--repeat", "1", "--dir", str(tmp_path), "--json"]
     )
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)
@@ -24,7 +23,7 @@ def test_a_tiny_run_has_a_figure_for_each_profile(tmp_path: Path) -> None:
 
 def test_what_is_idle_is_measured_apart_and_together(tmp_path: Path) -> None:
     command = ["bench", "idle", "--logs", "300", "--partitions", "3", "--dir", str(tmp_path)]
-    done = CliRunner().invoke(app, [*command, "--json"])
+    done = run_verb([*command, "--json"])
     assert done.exit_code == 0, done.output
     assert [each["name"] for each in json.loads(done.stdout)] == [
         "idle_log_bytes", "idle_log_us_to_make",

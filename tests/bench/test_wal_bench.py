@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from typer.testing import CliRunner, Result
+from verbs_at_hand import Outcome, run_verb
 
 from cordwood.bench import wal as bench_wal_module
 from cordwood.bench import wal_figures, wal_start
@@ -22,7 +22,6 @@ from cordwood.bench.wal import OWNER, WalProfile, bench_wal_file, run_wal
 from cordwood.bench.wal_figures import MEASURES, STANDARD, WalCase, bench_wal, custom_case, sized
 from cordwood.bench.wal_start import bench_start
 from cordwood.block import Buffer
-from cordwood.cli.app import app
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import DirectFile
@@ -39,8 +38,8 @@ def run(work: Any) -> Any:
         return runner.run(work)
 
 
-def verb(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["wal", "bench", *arguments])
+def verb(*arguments: str) -> Outcome:
+    return run_verb(["wal", "bench", *arguments])
 
 
 def quiet(_: str) -> None:

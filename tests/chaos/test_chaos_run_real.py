@@ -1,5 +1,6 @@
-"""A few seconds of a chaos run, and of the load on a cluster of one's own; `make prove` has
-more."""
+"""A few seconds of a chaos run, and of the load on a cluster of one's own.
+
+`make prove` plays the run, here and for minutes; `make test` has the load."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ SECONDS = 8.0
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_chaos_run_breaks_no_promise_and_leaves_a_history(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +105,7 @@ def test_a_cluster_of_one_s_own_is_loaded_struck_and_left_as_it_was(tmp_path: Pa
         shape = ClusterShape(nodes=3, racks=3, wal_bytes=16 * MIB)
         async with local_cluster(str(tmp_path / "own"), shape) as cluster:
             ran = await run_against(
-                cluster.url, seed=4, seconds=8.0, command=f"{sys.executable} {script}"
+                cluster.url, seed=4, seconds=4.0, command=f"{sys.executable} {script}"
             )
             # Once more: a cluster remembers its queries.
             again = await run_against(cluster.url, seed=4, seconds=0.5)

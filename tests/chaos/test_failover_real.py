@@ -38,15 +38,17 @@ def test_bounds_are_of_the_median_and_of_the_worst():
 
 
 @pytest.mark.real
-def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path):
-    for kinds in ((KILL, KILL_STORAGE), (STOP,)):
-        where = str(tmp_path / kinds[0])
-        report = asyncio.run(run_failover(where, seed=1, rounds=len(kinds), kinds=kinds))
-        assert report.problems == ()
-        assert report.acked > 50
+@pytest.mark.parametrize(
+    "kinds", [(KILL, KILL_STORAGE), pytest.param((STOP,), marks=pytest.mark.slow)]
+)
+def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path, kinds):
+    report = asyncio.run(run_failover(str(tmp_path), seed=1, rounds=len(kinds), kinds=kinds))
+    assert report.problems == ()
+    assert report.acked > 50
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_node_that_is_cut_off_and_one_with_a_slow_disk_break_no_promise(tmp_path, require):
     if reason := why_not():
         require("namespaces", reason)

@@ -1,33 +1,30 @@
-"""The verbs on ledgers, on an embedded store and in this process."""
+"""The verbs on ledgers, on an embedded store that is served, and in this process."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
-from cordwood.cli.app import app
 
 ONE = ("-E", "1", "-w", "1", "-a", "1")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Runs a verb on an embedded store; what it printed."""
-    directory = str(tmp_path_factory.mktemp("ledgers") / "store")
-    cordwood.connect(directory).close()
+    """Runs a verb on an embedded store that is served; what it printed."""
+    with cordwood.connect(str(tmp_path_factory.mktemp("ledgers") / "store")) as store:
+        address = store.serve()
 
-    def invoke(*arguments: str, exit_code: int = 0, password: str = "") -> str:
-        outcome = CliRunner().invoke(
-            app, ["ledgers", *arguments, "--cluster", directory],
-            env={"CORDWOOD_LEDGER_PASSWORD": password},
-        )  # fmt: skip
-        assert outcome.exit_code == exit_code, outcome.output
-        return outcome.stdout or outcome.stderr
+        def invoke(*arguments: str, exit_code: int = 0, password: str = "") -> str:
+            env = {"CORDWOOD_LEDGER_PASSWORD": password}
+            outcome = run_verb(["ledgers", *arguments, "--cluster", address], env=env)
+            assert outcome.exit_code == exit_code, outcome.output
+            return outcome.stdout or outcome.stderr
 
-    return invoke
+        yield invoke
 
 
 def test_a_ledger_is_appended_to_read_and_shown(run):
@@ -75,6 +72,16 @@ def test_without_lost_nodes_there_is_nothing_to_repair(run):
     assert json.loads(run("repair", "700", "--json")) == []
     assert "no ledger has a lost node" in run("repair")
     assert "can take a ledger's entries" in run("repair", "700", "--node", "1", exit_code=1)
+
+
+def test_auto_recovery_is_switched_and_told(run):
+    assert json.loads(run("autorecovery", "--json"))["on"]
+    assert not json.loads(run("autorecovery", "off", "--json"))["on"]
+    assert "auto-recovery is off" in run("autorecovery")
+    assert "repaired by themselves" in run("autorecovery", "on")
+    assert "`on` or `off`" in run("autorecovery", "maybe", exit_code=1)
+    assert json.loads(run("under-replicated", "--json")) == []
+    assert "No ledger is known" in run("under-replicated")
 
 
 def test_what_cannot_be_is_said_in_a_line(run):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
-from cordwood.cli.app import app
 from cordwood.cli.epochs import epoch_rows
 from cordwood.layout.message import EpochNodes, EpochsReply
 from cordwood.lsn import make_lsn
@@ -26,7 +25,7 @@ def run(tmp_path_factory):
 
     def invoke(*arguments: str, exit_code: int = 0) -> str:
         where = ["--cluster", str(tmp_path / "store")]
-        outcome = CliRunner().invoke(app, [*arguments, *where])
+        outcome = run_verb([*arguments, *where])
         assert outcome.exit_code == exit_code, outcome.output
         return outcome.stdout or outcome.stderr
 
@@ -145,7 +144,7 @@ def test_a_node_may_be_called_empty_once_no_block_counts_on_it(tmp_path):
     with cordwood.connect(str(tmp_path / "store")):
         pass
     words = ["nodes", "status", "1", "authoritative-empty", "--yes"]
-    outcome = CliRunner().invoke(app, [*words, "--cluster", str(tmp_path / "store")])
+    outcome = run_verb([*words, "--cluster", str(tmp_path / "store")])
     assert "node 1 is up" in outcome.stderr, "nothing else speaks against it"
 
 
@@ -187,7 +186,7 @@ def test_who_sent_what_is_a_table_at_the_end(tmp_path):
     with cordwood.connect(where) as store:
         for value in (b"1", b"2", b"3"):
             store.append("log", value)
-    outcome = CliRunner().invoke(app, ["tail", "log", "--stats", "--cluster", where])
+    outcome = run_verb(["tail", "log", "--stats", "--cluster", where])
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stdout.split() == ["1", "2", "3"]
     head, row, rewinds = outcome.stderr.splitlines()[-3:]
@@ -216,14 +215,14 @@ def test_one_log_that_was_deleted_is_one_line_of_the_groups(tmp_path) -> None:
             store.append(log, b"1")
             store.save_cursors("billing", {log: make_lsn(1, 1)})
         store.log_tree.delete("gone")
-    outcome = CliRunner().invoke(app, ["groups", "--json", "--cluster", where])
+    outcome = run_verb(["groups", "--json", "--cluster", where])
     assert outcome.exit_code == 0, outcome.output
     here, gone = sorted(json.loads(outcome.stdout), key=lambda row: row["log"])
     assert (gone["log"], gone["next"], gone["tail"], gone["lag"]) == ("log 1", "e1n1", "", "")
     assert "log number 1 was deleted" in gone["error"]
     assert (here["log"], here["next"], here["error"]) == ("/here", "e1n1", "")
     assert "log 1: log number 1 was deleted" in outcome.stderr
-    shown = CliRunner().invoke(app, ["groups", "--cluster", where]).stdout
+    shown = run_verb(["groups", "--cluster", where]).stdout
     assert "log 1" in shown
     assert "/here" in shown
     with cordwood.connect(where) as store:

@@ -7,11 +7,10 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
 from cordwood.block import Gap, GapKind, Record
-from cordwood.cli.app import app
 from cordwood.cli.tier import _options
 from cordwood.errors import BadSetting
 from cordwood.lsn import Lsn
@@ -23,8 +22,8 @@ RECORDS = 3000
 
 
 def run(*arguments, ends_with: int = 0) -> str:
-    done = CliRunner().invoke(app, ["tier", *map(str, arguments)])
-    assert done.exit_code == ends_with, done.output + repr(done.exception)
+    done = run_verb(["tier", *map(str, arguments)])
+    assert done.exit_code == ends_with, done.output
     return done.output
 
 

@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
-from cordwood.cli.app import app
 from cordwood.cli.target import open_store
 
 pytestmark = pytest.mark.real
@@ -106,7 +105,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.delenv("CORDWOOD_CLUSTER", raising=False)
 
     def run(*arguments: str, exit_code: int = 0) -> bytes:
-        outcome = CliRunner().invoke(app, arguments)
+        outcome = run_verb(arguments)
         assert outcome.exit_code == exit_code, outcome.output
         return outcome.stderr_bytes if exit_code else outcome.stdout_bytes
 

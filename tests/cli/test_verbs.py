@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
-from cordwood.cli.app import app
 from cordwood.cli.target import Target, cluster_option, dir_option, find_target
 from cordwood.cli.up import ending_words, shape_for
 from cordwood.errors import BadSetting, Unreachable
@@ -33,7 +32,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CORDWOOD_CLUSTER", raising=False)
     monkeypatch.delenv("CORDWOOD_DEBUG", raising=False)
-    return lambda *arguments: CliRunner().invoke(app, arguments)
+    return lambda *arguments: run_verb(arguments)
 
 
 def cpu_seconds(code: str) -> tuple[float, str]:

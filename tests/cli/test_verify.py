@@ -6,10 +6,9 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 from cordwood.block import GapKind
-from cordwood.cli.app import app
 from cordwood.sim.checkers import NOT_YET
 from cordwood.sim.history import EndReason, HistoryRecorder, make_payload, to_jsonl
 from cordwood.sim.streams import stream
@@ -39,7 +38,7 @@ def verify(tmp_path):
     def run(data: bytes, *options: str):
         path = tmp_path / "history.jsonl"
         path.write_bytes(data)
-        return CliRunner().invoke(app, ["verify", str(path), *options]), str(path)
+        return run_verb(["verify", str(path), *options]), str(path)
 
     return run
 
@@ -89,7 +88,7 @@ class TestVerdicts:
         assert told["not_yet"].keys() == NOT_YET.keys()
 
     def test_standard_input(self):
-        outcome = CliRunner().invoke(app, ["verify", "-"], input=to_jsonl(recorder()))
+        outcome = run_verb(["verify", "-"], stdin=to_jsonl(recorder()))
         assert outcome.exit_code == 0
         assert outcome.stdout.startswith("-: 11 events")
 
@@ -119,6 +118,6 @@ class TestFilesThatAreNoHistory:
         assert outcome.stderr.startswith(f"cordwood: {path}: line 1: ")
 
     def test_no_file(self, tmp_path):
-        outcome = CliRunner().invoke(app, ["verify", str(tmp_path / "none")])
+        outcome = run_verb(["verify", str(tmp_path / "none")])
         assert outcome.exit_code == 1
         assert "No such file" in outcome.stderr

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from verbs_at_hand import Outcome, run_verb
 
 import cordwood
-from cordwood.cli.app import app
 
 RING_START = 8192
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["wal", *arguments])
+def run(*arguments: str) -> Outcome:
+    return run_verb(["wal", *arguments])
 
 
 def objects(*arguments: str) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ class TestMembers:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
                 await store.append("log", b"v")
-                cluster.numbers = range(1, 5)
+                cluster.add_nodes(1)
                 await cluster.start(4)
                 await asyncio.sleep(REFRESH_S + 1)
                 assert list(store.members) == [1, 2, 3, 4]

@@ -133,8 +133,8 @@ def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_pa
     ("step", "number"),
     [
         ("Start a cluster", signal.SIGTERM),
-        ("Append, and follow", signal.SIGINT),
-        ("Stream the log", signal.SIGINT),
+        pytest.param("Append, and follow", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("Stream the log", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_stops_everything_and_removes_what_was_made(run, tmp_path, step, number):

@@ -18,10 +18,12 @@ import uvloop
 
 from cordwood.errors import BadSetting, Closed, StoreInUse, Unreachable
 from cordwood.host.real import real_host
+from cordwood.host.real_network import RealNetwork
 from cordwood.host.seams import (
     DIRECT_WRITE_BYTES_MAX,
     DISK_BLOCK_BYTES,
     Host,
+    Network,
     Transport,
 )
 from cordwood.host.shortcut_network import ShortcutNetwork
@@ -54,10 +56,13 @@ def play_real(
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
     *,
     shortcut: bool = False,
+    has_unix_sockets: bool = True,
 ) -> None:
     async def main() -> None:
         async with real_host(seed=1) as real, asyncio.timeout(30):
-            network = ShortcutNetwork(real.network) if shortcut else real.network
+            network: Network = RealNetwork(has_unix_sockets=has_unix_sockets)
+            if shortcut:
+                network = ShortcutNetwork(network)
             host = dataclasses.replace(real, network=network)
             await act(Stage(host, str(tmp_path), "127.0.0.1:0"))
 
@@ -84,14 +89,15 @@ def play_simulated(act: Act, seed: int) -> None:
     assert simulation.loop.unhandled == []
 
 
-@pytest.fixture(params=["asyncio", "uvloop", "shortcut", *SIM_SEEDS])
+@pytest.fixture(params=["asyncio", "uvloop", "asyncio tcp", "uvloop tcp", "shortcut", *SIM_SEEDS])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
     if request.param in SIM_SEEDS:
         return lambda act: play_simulated(act, int(request.param.removeprefix("sim ")))
-    if request.param == "asyncio":
-        return lambda act: play_real(act, tmp_path, asyncio.new_event_loop)
-    shortcut = request.param == "shortcut"
-    return lambda act: play_real(act, tmp_path, uvloop.new_event_loop, shortcut=shortcut)
+    loop, _, way = request.param.partition(" ")
+    factory = asyncio.new_event_loop if loop == "asyncio" else uvloop.new_event_loop
+    return lambda act: play_real(
+        act, tmp_path, factory, shortcut=loop == "shortcut", has_unix_sockets=way != "tcp"
+    )
 
 
 class Recorder(asyncio.Protocol):

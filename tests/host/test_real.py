@@ -18,6 +18,7 @@ from cordwood.errors import BadSetting, Closed, Overloaded
 from cordwood.host.direct_file import RealDirectFile
 from cordwood.host.real import real_host
 from cordwood.host.real_disk import RealDisk
+from cordwood.host.real_network import RealNetwork
 from cordwood.host.seams import DIRECT_OPS_IN_FLIGHT_MAX
 from cordwood.host.threads import CALLS_WAITING_MAX, BlockingPool
 
@@ -46,16 +47,16 @@ class Quiet(asyncio.Protocol):
 
 def test_streams_do_not_wait_to_fill_a_packet(run) -> None:
     async def main() -> None:
-        async with real_host() as host:
-            far = Quiet()
-            listener = await host.network.listen("127.0.0.1:0", lambda: far)
-            near = await host.network.connect(listener.address, Quiet, timeout_s=5)
-            assert isinstance(near, Quiet)
-            for transport in (await near.transport, await far.transport):
-                connection = transport.get_extra_info("socket")
-                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-                transport.close()
-            await listener.close()
+        network = RealNetwork(has_unix_sockets=False)
+        far = Quiet()
+        listener = await network.listen("127.0.0.1:0", lambda: far)
+        near = await network.connect(listener.address, Quiet, timeout_s=5)
+        assert isinstance(near, Quiet)
+        for transport in (await near.transport, await far.transport):
+            connection = transport.get_extra_info("socket")
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            transport.close()
+        await listener.close()
 
     run(main())
 
@@ -63,10 +64,12 @@ def test_streams_do_not_wait_to_fill_a_packet(run) -> None:
 def test_localhost_has_one_address(run) -> None:
     async def main() -> None:
         async with real_host() as host:
-            listener = await host.network.listen("localhost:0", Quiet)
+            far = Quiet()
+            listener = await host.network.listen("localhost:0", lambda: far)
             near = await host.network.connect(listener.address, Quiet, timeout_s=5)
             assert isinstance(near, Quiet)
-            (await near.transport).close()
+            for transport in (await near.transport, await far.transport):
+                transport.close()
             await listener.close()
 
     run(main())

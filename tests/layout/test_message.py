@@ -91,25 +91,37 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
+from cordwood.layout.message_impact import AskImpact, ImpactFinding, ImpactLog, ImpactReply
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
     AddReply,
+    AskAutorecovery,
     AskLac,
     AskLedger,
+    AutorecoveryReply,
     CreateLedger,
     DeleteLedger,
     EntriesReply,
     EntryAnswer,
     EntryItem,
     Found,
+    LackingLedger,
     LacReply,
     LedgerReply,
     LedgersReply,
     ListLedgers,
     ReadEntries,
     SetLedger,
+    SwitchAutorecovery,
     TellLac,
+)
+from cordwood.layout.message_maintenance import (
+    ApplyMaintenance,
+    AskMaintenance,
+    MaintenanceReply,
+    MaintenanceRequest,
+    RemoveMaintenance,
 )
 from cordwood.layout.message_nodes import (
     AskMembers,
@@ -179,7 +191,9 @@ CALLS: list[Call] = [
     AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
     AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
     SayRebuild(3, RebuildOrder.START, forced=True),
-    AskRebuilding(),
+    AskRebuilding(), AskImpact((1, 2), ("eu.rack1",)),
+    ApplyMaintenance((1,), ("eu.rack1",), "DRAINED", "a new disk", "ann", 60), AskMaintenance(),
+    RemoveMaintenance(7),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskConsumers("billing"),
@@ -203,7 +217,7 @@ CALLS: list[Call] = [
     AddEntries(7, KEY, [EntryItem(0, -1, 4, b"body"), EntryItem(1, 0, 8, b"")], True),
     ReadEntries(7, KEY, [0, 2**63 - 1], True), AskLac(7, KEY, False, 3, 20_000),
     TellLac(7, KEY, 3), AskLedger(2**63 - 1), CreateLedger(-1, LEDGER), SetLedger(7, 9, LEDGER),
-    DeleteLedger(7), ListLedgers(-1, 1000),
+    DeleteLedger(7), ListLedgers(-1, 1000), AskAutorecovery(-1, 1000), SwitchAutorecovery(False),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
@@ -223,11 +237,18 @@ REPLIES: list[Reply] = [
     IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
     CopiesReply((CopyWord(1, 2, 3, True, (4, 5, 6)), CopyWord(2))),
     RebuildingReply(b"set", DonorState(7, 1, 2, 3, 4, 5.5, "nothing", True)),
+    MaintenanceReply([
+        MaintenanceRequest(1, (2, 3), "DRAINED", "DRAINING", "a new disk", "ann", 5, 6, ""),
+    ], 1),
+    ImpactReply((1,), (2,), 3, 4, [
+        ImpactFinding("writes", "wait", True, (1, 2), {"node": 2}, 3, [ImpactLog(9, "/a", 1, 0)]),
+    ], 5),
     NodesetsReply(5, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     AddReply(AddRefusal.FENCED),
     EntriesReply([EntryAnswer(0, Found.YES, -1, 4, b"body"), EntryAnswer(1, Found.UNKNOWN)], 0),
     LacReply(Found.YES, 3, 5, True), LedgerReply(9, LEDGER, True), LedgersReply([0, 7]),
+    AutorecoveryReply(True, "node 2", [LackingLedger(7, (1, 3), 5)]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
         [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],

@@ -373,6 +373,19 @@ class TestTheWriter:
         with pytest.raises(BadSetting, match="by number"):
             writer.begin_log(7, "/x", made.next)
 
+    @pytest.mark.parametrize(("name", "wrong"), [("lsn", 1), ("log_id", 1)])
+    def test_rows_with_other_numbers_than_their_blocks_are_not_handed_out(self, name, wrong):
+        made = Made(7).block(encode_body([b"%d" % n for n in range(40)], timestamps_us=1))
+        writer = ObjectWriter()
+        writer.begin_log(7, "/x", made.first)
+        writer.add_block(*made.items[0])
+        (rows,) = writer._rows
+        at = OBJECT_COLUMNS.index(name)
+        shifted = pa.array([number + wrong for number in rows.column(at).to_pylist()], pa.int64())
+        writer._rows = [rows.set_column(at, rows.schema.field(at), shifted)]
+        with pytest.raises(Malformed, match="LSNs"):
+            writer.finish()
+
     @pytest.mark.parametrize("kind", [GapKind.ACCESS, GapKind.NOT_IN_CONFIG, GapKind.FILTERED])
     def test_a_gap_that_may_end_is_no_history(self, kind):
         writer = ObjectWriter()

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from cordwood.layout.message import Clean, pack, read_call
 from cordwood.lsn import ESN_MAX, make_lsn
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.recovery.collect_digest import Collected, DigestReads, HeldTail, collect_digest
@@ -33,6 +34,14 @@ def collected(told: dict[int, tuple[int, int]]) -> Collected:
         return runner.run(
             collect_digest(5, 2, make_lsn(2, 3), NODES, NODESET, Replication(2, 1), reads, None, {})
         )
+
+
+def test_an_lng_below_a_trim_of_a_higher_epoch_can_be_told_to_nodes() -> None:
+    """It was an `Lsn`, which no message may hold: the node that recovered the log ended, and so did
+    each node that took the log over."""
+    found = collected({3: (int(make_lsn(4, 1)), int(make_lsn(3, 5)))})
+    call = Clean(5, 2, 6, found.lng, b"", 1)
+    assert read_call(pack(call)) == call
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ class TestFull:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client(timeout_s=5) as store:
                 await append_until_full(store, cluster, 60_000)
-                cluster.numbers = range(1, 7)
+                cluster.add_nodes(3)
                 await cluster.start(4, 5, 6)
                 await asyncio.sleep(6)
                 made = await store.create_log("other")

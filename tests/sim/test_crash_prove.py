@@ -13,7 +13,9 @@ from cordwood.sim.crash_states.planted import CRASH_BUGS, CrashBug, search
 from cordwood.sim.crash_states.prove import PROBES, Swept, run_seed, sweep
 from cordwood.sim.planted import planted
 
-SEEDS = range(4)
+SEEDS = (1, 4)
+"""Short ones that meet every kind of state; `make prove` goes on from any."""
+
 SEEDS_TO_CATCH = 4
 BUGS = [each for each in CRASH_BUGS if each.subject.name == "node"]
 

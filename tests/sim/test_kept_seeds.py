@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from cordwood.nodes import Replication
 from cordwood.settings import ClientSettings
@@ -20,6 +21,11 @@ from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.workload import WorkloadOptions
 
 BUSY = WorkloadOptions(producers=2, readers=1, lanes=2, pause_s=0.1)
+
+
+def more_seeds(*seeds: int) -> list[ParameterSet]:
+    """Seeds that a scene has in `make prove` alone."""
+    return [pytest.param(seed, marks=pytest.mark.slow) for seed in seeds]
 
 
 def play(*plan: Fault, seed: int = 1, **options: object) -> Outcome:
@@ -46,7 +52,7 @@ def test_two_quick_members_do_not_keep_a_log_from_being_recovered():
     assert outcome.epochs > 1
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *more_seeds(2, 3)])
 def test_a_node_whose_rack_is_not_known_yet_is_no_rack_of_its_own(seed):
     """Seed 70. The sequencer had not read the member list since its neighbour registered.
     It took a node without a location for a rack of its own, and put both copies of a
@@ -84,7 +90,7 @@ def test_a_call_that_waits_for_room_keeps_its_deadline():
     assert outcome.probes["append-unknown"] > 0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *more_seeds(2)])
 def test_blocks_of_one_call_do_not_pass_one_another(seed):
     """Seed 10. Of a call's blocks a starting sequencer took the small ones and refused the
     large ones, which came again and were numbered after those that they were before."""
@@ -94,7 +100,7 @@ def test_blocks_of_one_call_do_not_pass_one_another(seed):
     assert_kept(play(*plan, workload=workload, turns=turns, seed=seed))
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [2, *more_seeds(3)])
 def test_a_log_that_goes_home_leaves_no_append_unknown(seed):
     """Seeds 685867048, 685867094, 685867103, 685867148 and 685867150. A log's own node was
     back, and a question for the tail started a sequencer there, with nothing wrong. The one

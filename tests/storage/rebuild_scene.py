@@ -8,8 +8,7 @@ from collections import Counter
 from cluster_at_hand import ClusterAtHand, until
 
 from cordwood.block import EnvelopeFlag
-from cordwood.errors import CordwoodError, Rejected
-from cordwood.host.seams import Host
+from cordwood.errors import Rejected
 from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.stored_tree import StoredTree
@@ -44,21 +43,6 @@ async def order(cluster: ClusterAtHand, node: int, said: RebuildOrder) -> None:
 
 async def call_lost(cluster: ClusterAtHand, node: int) -> None:
     await order(cluster, node, RebuildOrder.START)
-
-
-def keep_starting(cluster: ClusterAtHand, node: int) -> None:
-    """Start a node, and again whenever it ends with an error, as an init system does."""
-    main = cluster._main(node)
-
-    async def tries(host: Host) -> None:
-        while True:
-            try:
-                await main(host)
-            except CordwoodError:
-                cluster.running.pop(node, None)
-            await asyncio.sleep(1)
-
-    cluster.machine(node).start(tries)
 
 
 async def copies(cluster: ClusterAtHand) -> dict[tuple[int, int], dict[int, tuple[int, ...]]]:

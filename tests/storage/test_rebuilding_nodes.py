@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate, until, values
+from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from rebuild_scene import (
     call_lost,
     copies,
     healed,
-    keep_starting,
     lose_disk,
     lost,
     missing,
@@ -18,6 +17,7 @@ from rebuild_scene import (
     put_records,
 )
 
+from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import NotOurCluster
 from cordwood.layout.ledger_records import LedgerFlag
 from cordwood.layout.message_rebuilding import RebuildOrder
@@ -48,7 +48,7 @@ def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empty() ->
         assert sum(2 in nodes for nodes in before.values()) > 10
         lose_disk(cluster, 2)
         await call_lost(cluster, 2)
-        keep_starting(cluster, 2)
+        cluster.keep_starting(2)
         await healed(cluster)
         assert not await missing(cluster)
         after = await copies(cluster)
@@ -77,10 +77,34 @@ def test_no_disk_after_the_other_takes_a_record() -> None:
         for node in (1, 2, 3):
             lose_disk(cluster, node)
             await call_lost(cluster, node)
-            keep_starting(cluster, node)
+            cluster.keep_starting(node)
             await healed(cluster)
             assert not await missing(cluster)
         await all_there(cluster)
+
+    simulate(scenario, nodes=5)
+
+
+def test_no_disk_after_the_other_takes_a_trim_point() -> None:
+    """Donors tell it to a node that began anew, so that nobody takes what was trimmed for lost."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        async with cluster.client() as store:
+            records = [item async for item in await store.read("log-1")]
+            await store.trim("log-1", records[9].lsn)
+        for node in cluster.numbers:
+            lose_disk(cluster, node)
+            await call_lost(cluster, node)
+            cluster.keep_starting(node)
+            await healed(cluster)
+        async with cluster.client() as store:
+            first, *kept = await read_all(store, "log-1")
+        assert isinstance(first, Gap)
+        assert (first.kind, first.last) == (GapKind.TRIM, records[9].lsn)
+        assert [item.value for item in kept if isinstance(item, Record)] == [
+            b"1/%d" % number for number in range(10, 20)
+        ]
 
     simulate(scenario, nodes=5)
 
@@ -112,10 +136,10 @@ def test_a_node_whose_data_lies_elsewhere_does_not_start_with_its_old_disk() -> 
         await call_lost(cluster, 2)
         await until(lambda: known_empty(cluster, 2))
         with pytest.raises(NotOurCluster, match="remove /node"):
-            await cluster.machine(2).start(cluster._main(2))
+            await cluster.start_once(2)
         cluster.machine(2).kill()
         cluster.machine(2).disk.tree = StoredTree()
-        keep_starting(cluster, 2)
+        cluster.keep_starting(2)
         await healed(cluster)
         assert not await missing(cluster)
         await all_there(cluster)
@@ -128,7 +152,7 @@ def test_an_empty_disk_is_not_let_in_before_the_data_lies_elsewhere() -> None:
         await put_records(cluster)
         lose_disk(cluster, 2)
         with pytest.raises(NotOurCluster, match="rebuild start 2"):
-            await cluster.machine(2).start(cluster._main(2))
+            await cluster.start_once(2)
         cluster.machine(2).kill()
         assert not lost(cluster)
 
@@ -155,7 +179,7 @@ def test_a_donor_that_dies_half_way_goes_on_where_it_was(monkeypatch: pytest.Mon
         await until(lambda: bool(dead))
         await asyncio.sleep(2)
         await cluster.start(*dead)
-        keep_starting(cluster, 2)
+        cluster.keep_starting(2)
         await healed(cluster)
         assert not await missing(cluster)
         await all_there(cluster)
@@ -209,7 +233,7 @@ def test_a_node_that_begins_anew_says_of_ledgers_that_it_does_not_know() -> None
             await made.append_many([b"entry"] * 5)
             lose_disk(cluster, 2)
             await call_lost(cluster, 2)
-            keep_starting(cluster, 2)
+            cluster.keep_starting(2)
             await healed(cluster)
             held = cluster.running[2]._ledgers._store.index.get(made.ledger_id)
             assert held is not None

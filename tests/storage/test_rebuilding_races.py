@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until, values
-from rebuild_scene import call_lost, copies, healed, keep_starting, lose_disk, put_records
+from rebuild_scene import call_lost, copies, healed, lose_disk, put_records
 
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
@@ -89,7 +89,7 @@ def test_an_epoch_that_ends_between_the_seals_and_the_ack_of_a_node_stays_ended(
         lose_disk(cluster, comes)
         await call_lost(cluster, comes)
         await until(lambda: is_called_empty(cluster, comes))
-        keep_starting(cluster, comes)
+        cluster.keep_starting(comes)
         await acks.wait()
         address = dict(zip(cluster.numbers, cluster.addresses, strict=True))
         near, far = cluster.client_host(), cluster.client_host()  # client-2 and client-3
@@ -138,7 +138,7 @@ def test_nodes_that_begin_anew_know_what_lies_in_main_storage() -> None:
         for node in cluster.numbers:
             lose_disk(cluster, node)
             await call_lost(cluster, node)
-            keep_starting(cluster, node)
+            cluster.keep_starting(node)
             await healed(cluster)
         async with cluster.client() as store:
             assert await values(store, "log") == written

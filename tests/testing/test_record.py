@@ -6,10 +6,9 @@ import asyncio
 import inspect
 
 import pytest
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 from cordwood.block import Gap, Record
-from cordwood.cli.app import app
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.stream_items import StreamItems
 from cordwood.client.store import Appending, Store
@@ -74,7 +73,7 @@ class TestEndToEnd:
         recording = on_store(work)
         path = tmp_path / "history.jsonl"
         recording.save(path)
-        outcome = CliRunner().invoke(app, ["verify", str(path)])
+        outcome = run_verb(["verify", str(path)])
         assert outcome.exit_code == 0, outcome.stdout
         assert "9 records acknowledged in 7 calls" in outcome.stdout
         assert "9 records and 0 gaps in 1 reads" in outcome.stdout

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point
 from cordwood.client.store import Store
+from cordwood.errors import Corrupt
 from cordwood.layout.object_names import origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import StorageSettings, TierSettings
+from cordwood.sim.holdings import held_blocks
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -30,6 +33,15 @@ async def write(store: Store, log: str, count: int, pause_s: float = 0.2) -> lis
 
 def gone(cluster: ClusterAtHand, log: int = 1) -> list[int]:
     return [node.engine.gone_of(log) for node in cluster.running.values()]
+
+
+async def node_without_the_last(cluster: ClusterAtHand, log: int = 1) -> int:
+    """A node that holds some of a log, and not its last block."""
+    ends = {}
+    for number, node in cluster.running.items():
+        held = await held_blocks(node.engine, log)
+        ends[number] = max((block.header.last for block in held), default=0)
+    return next(number for number, end in ends.items() if 0 < end < max(ends.values()))
 
 
 class TestTheWholeWay:
@@ -81,7 +93,80 @@ class TestTheWholeWay:
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 
 
+KEEPS = replace(STORAGE, retention_every_s=86_400)
+"""Of a node that lets nothing go."""
+
+
+def break_objects(cluster: ClusterAtHand, part: slice = slice(None)) -> list[str]:
+    """Flip a bit in row groups of some of the log's objects."""
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")][part]
+    for name in names:
+        content = bytearray(cluster.bucket.content(name))
+        content[40] ^= 1
+        cluster.bucket.damage(name, bytes(content))
+    return names
+
+
+class TestDamage:
+    @pytest.mark.parametrize("single", [True, False])
+    def test_a_damaged_object_is_passed_over_where_a_node_holds_a_copy(self, single: bool):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(scd_enabled=single) as store:
+                await store.create_log("log", attributes=TIERED)
+                written = await write(store, "log", 60)
+                await asyncio.sleep(20)
+                tail = await store.tail("log")
+                assert sorted(gone(cluster)) == [0, tail, tail]
+                assert break_objects(cluster, slice(1, None, 2))
+                assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER, storages={3: KEEPS})
+
+    def test_where_none_holds_a_copy_the_error_names_the_object(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await write(store, "log", 60)
+                await asyncio.sleep(20)
+                before = {name: cluster.bucket.content(name) for name in cluster.bucket.names()}
+                assert break_objects(cluster)
+                with pytest.raises(Corrupt):
+                    await values(store, "log")
+                for name, content in before.items():
+                    cluster.bucket.damage(name, content)
+                assert len(await values(store, "log")) == 60
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+
 class TestPositions:
+    def test_the_extent_is_right_while_one_node_has_not_let_go(self):
+        """It holds older records, and not the last one, for which main storage was not asked. The
+        first record behind a trim had the time of an earlier block."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            kept_long = LogAttributes(local_retention=6 * 3600, sticky_copysets=False).over(TIERED)
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=kept_long)
+                await write(store, "log", 20)
+                await asyncio.sleep(8)
+                records = [r for r in await read_all(store, "log") if isinstance(r, Record)]
+                late = await node_without_the_last(cluster)
+                for number in set(cluster.numbers) - {late}:
+                    cluster.machine(number).disk.free_bytes = 1
+                await asyncio.sleep(5)
+                assert cluster.running[late].engine.gone_of(1) == 0
+                assert max(gone(cluster)) == records[-1].lsn
+                await store.trim("log", records[4].lsn)
+                for _ in range(2):
+                    extent = await store.extent("log")
+                    assert extent.last == Point(records[-1].lsn, records[-1].append_time_us)
+                    assert extent.first == Point(records[5].lsn, records[5].append_time_us)
+                    cluster.machine(late).disk.free_bytes = 1  # then nobody holds any of it
+                    await asyncio.sleep(3)
+
+        simulate(scenario, nodes=4, storage=STORAGE, tier=TIER)
+
     def test_times_extents_and_sizes_are_the_same_over_both_tiers(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -7,10 +7,9 @@ import json
 import pyarrow.parquet as pq
 import pytest
 from store_stages import BUCKET, KEYS, MOTO, OBSTORE, moto_server, need, seaweedfs_server, weed
-from typer.testing import CliRunner
+from verbs_at_hand import run_verb
 
 import cordwood
-from cordwood.cli.app import app
 
 pytestmark = pytest.mark.real
 
@@ -36,7 +35,7 @@ def address(request, tmp_path, require, monkeypatch):
 
 def test_a_log_goes_to_s3_and_comes_back(address, tmp_path):
     def run(*arguments, ends_with: int = 0) -> str:
-        done = CliRunner().invoke(app, ["tier", *map(str, arguments), *address])
+        done = run_verb(["tier", *map(str, arguments), *address])
         assert done.exit_code == ends_with, done.stdout + done.stderr
         return done.stdout
 

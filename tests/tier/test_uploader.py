@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
-from made_objects import NOW_US, Made
+from made_objects import NOW_US, Made, written
 
 from cordwood.block import Codec, Gap, GapKind
-from cordwood.errors import BadSetting, CordwoodError, Fenced, OutcomeUnknown, Retryable
+from cordwood.errors import BadSetting, CordwoodError, Corrupt, Fenced, OutcomeUnknown, Retryable
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body, open_body
 from cordwood.layout.object_writer import ObjectWriter
@@ -21,7 +22,7 @@ from cordwood.sim.streams import stream
 from cordwood.tier.collect import collect_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
-from cordwood.tier.uploader import Item, LogUploader, Uploaded
+from cordwood.tier.uploader import Item, LogUploader, Uploaded, put_checked
 from cordwood.tier.verify import all_entries, entry_items, verify_log
 
 LOG = 7
@@ -211,6 +212,47 @@ def on_quiet_store(act) -> None:
 
 def uploader_of(store, host: Host) -> LogUploader:
     return LogUploader(store, LogManifest(store, LOG, host, "n"), host, LOG, "/x", object_bytes=300)
+
+
+class TestReadingBack:
+    def test_an_object_that_does_not_read_as_it_was_written_is_not_committed(self, monkeypatch):
+        """Memory is damaged while the object is on its way."""
+        write_out = ObjectWriter.write_out
+
+        def damaged(self):
+            done = write_out(self)
+            content = bytearray(done.content)
+            content[done.footer.index.groups[0].start + 20] ^= 4
+            return replace(done, content=content)
+
+        monkeypatch.setattr(ObjectWriter, "write_out", damaged)
+
+        async def act(store, host: Host) -> None:
+            made = history(10)
+            with pytest.raises(Corrupt):
+                await uploader_of(store, host).run(source(made, made.first), made.first)
+            assert await stored(store, host) == []
+
+        on_quiet_store(act)
+
+    def test_an_object_is_put_while_it_is_read_back(self):
+        async def act(store, host: Host) -> None:
+            checks, puts = asyncio.Event(), asyncio.Event()
+
+            class Slow:
+                async def put(self, name, content, *, timeout_s):
+                    puts.set()
+                    await checks.wait()
+
+            async def check() -> None:
+                checks.set()
+                await puts.wait()
+
+            made = written([history(2)])
+            async with asyncio.timeout(10):
+                await put_checked(Slow(), "a/b", made, check())
+
+        on_quiet_store(act)
 
 
 class TestBarriers:

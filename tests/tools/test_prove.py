@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,31 @@ def test_a_proof_of_fifteen_minutes_kills_landings_and_writes_twenty_times_each(
     assert "slow" in command
 
 
+def test_each_test_that_make_test_leaves_out_is_run_by_a_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scenes run every slow test outside tests/spark, and of Spark those that they name."""
+    monkeypatch.syspath_prepend(str(PROVE.parent))
+    import prove_scenes
+
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(prove_scenes.subprocess, "run", run)
+    assert prove_scenes.run_scenes(2, lambda text: None)
+    everywhere, spark = ran
+    root = PROVE.parents[1]
+    ignored = [each.removeprefix("--ignore=") for each in everywhere if "--ignore" in each]
+    assert {*ignored} == {"tests/spark", "tests/protocol/test_small_scope.py"}
+    for scene in spark[spark.index("slow") + 1 :]:
+        path, _, name = scene.partition("::")
+        text = (root / path).read_text()
+        assert re.search(rf"^@pytest\.mark\.slow\n(?:@.*\n)*def {name}\(", text, re.M), scene
+
+
 ALL = ("--parts", "swarm,demo,beyond,crash")
 
 
@@ -99,7 +125,7 @@ def test_the_swarm_the_demo_what_is_beyond_and_crash_states_are_swept(simulator)
 
 
 def test_most_of_the_time_is_the_swarm_s(simulator):
-    prove(simulator, *ALL, "--minutes", "0.01", "--first-seed", "1")
+    prove(simulator, "--parts", "swarm,demo,beyond", "--minutes", "0.01", "--first-seed", "1")
     minutes = [float(call[call.index("--minutes") + 1]) for call in calls(simulator)]
     assert minutes[0] > sum(minutes[1:])
     assert sum(minutes) <= 0.01

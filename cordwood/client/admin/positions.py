@@ -269,8 +269,9 @@ class Positions:
         tiered = await self._tiered(info, trim, told.values())
         if tiered is not None:
             first = await tiered.first(trim) or first
-            if not last[0]:
-                last = await tiered.last(trim) or last
+            if last[0] <= tiered.up_to:
+                # A node that lets go late may hold none of the last of what the others let go of.
+                last = max(last, await tiered.last(trim) or last)
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
 
     async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:

@@ -28,7 +28,7 @@ Placed = tuple[int, int]
 class TierPositions:
     """One log's; made for one question.
 
-    Args:
+    Attributes:
         up_to: the nodes' tier point. What lies behind it nodes answer for.
     """
 
@@ -36,7 +36,7 @@ class TierPositions:
         self._tier = tier
         self._manifest = manifest
         self._log = log
-        self._up_to = up_to
+        self.up_to = up_to
 
     async def find_time(self, time_us: int, trim: int, *, is_exact: bool) -> int | None:
         """The first LSN up to the tier point from which on no block is older than a time; None if
@@ -46,7 +46,7 @@ class TierPositions:
             is_exact: else the answer may lie up to an object too early.
         """
         entry = await self._manifest.find_append_time(time_us)
-        if entry is None or entry.first > self._up_to:
+        if entry is None or entry.first > self.up_to:
             return None
         start = max(entry.first, trim + 1)
         if not is_exact or entry.append_first_us >= time_us or is_lost(entry):
@@ -62,23 +62,36 @@ class TierPositions:
         lsn = trim + 1
         while page := await self._manifest.entries(lsn):
             for entry in page:
-                if entry.first > self._up_to:
+                if entry.first > self.up_to:
                     return None
                 for piece in await self._pieces(entry):
+                    if piece.first > trim:
+                        return piece.first, piece.append_first_us
                     if piece.last > trim:
-                        return max(piece.first, trim + 1), piece.append_first_us
+                        return trim + 1, await self._time_of(trim + 1)
                 lsn = entry.last + 1
         return None
 
     async def last(self, trim: int) -> Placed | None:
         """The last record up to the tier point; None if there is none above the trim point."""
-        lsn = self._up_to
+        lsn = self.up_to
         while lsn > trim and (entry := await self._manifest.find(lsn)) is not None:
             for piece in reversed(await self._pieces(entry)):
-                if trim < piece.first <= self._up_to:
-                    return min(piece.last, self._up_to), piece.append_last_us
+                if piece.last <= trim or piece.first > self.up_to:
+                    continue
+                if piece.last <= self.up_to:
+                    return piece.last, piece.append_last_us
+                return self.up_to, await self._time_of(self.up_to)
             lsn = entry.first - 1
         return None
+
+    async def _time_of(self, lsn: int) -> int:
+        """The append time of the block that has a record at an LSN."""
+        async with await self._tier.history(self._log, lsn, lsn) as blocks:
+            async for item in blocks:
+                if not isinstance(item, Gap):
+                    return item.header.append_time_us
+        return 0
 
     async def bytes_between(self, start_us: int, stop_us: int) -> int:
         """About how many bytes of bodies were appended in `[start, stop)`, up to the tier point."""
@@ -86,11 +99,11 @@ class TierPositions:
         items: Sequence[Item] = in_order(head) if head is not None else ()
         size = 0.0
         for item in items:
-            if item.first > self._up_to:
+            if item.first > self.up_to:
                 break
             low, high = item.append_first_us, item.append_last_us
             within = min(high + 1, stop_us) - max(low, start_us)
-            lsns = (min(item.last, self._up_to) - item.first + 1) / (item.last - item.first + 1)
+            lsns = (min(item.last, self.up_to) - item.first + 1) / (item.last - item.first + 1)
             if within > 0:
                 size += item.bytes * lsns * within / (high + 1 - low)
         return round(size)

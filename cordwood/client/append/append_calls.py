@@ -20,8 +20,7 @@ from cordwood.client.append.appends import Appends
 from cordwood.client.append.blocks import Columns, check_group, cut_blocks
 from cordwood.client.append.line import Line
 from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.append.producer import Producer
-from cordwood.client.append.producer_place import ProducerCall
+from cordwood.client.append.producer import Producer, ProducerCall
 from cordwood.client.append.record_check import (
     Headers,
     Timestamp,
@@ -81,17 +80,17 @@ class AppendCalls:
         key = None if key is None else as_bytes(key)
         headers = None if headers is None else own_headers(headers)
         deadline = self._deadline()
-        info = await self._find(log)
-        with _calling(producer, info.log_id, (value,), None if key is None else (key,)) as call:
+        info = await self._found(log, producer)
+        with _calling(producer, info.log_id) as call:
             lane = self._appends.log(info.log_id, producer)
             async with _in_turn(lane, deadline):
                 is_late = await self._wait_open_space(deadline)
-                _begin(call, lane)
+                if call is not None:
+                    call.takes(lane.next_sequence, [value], [key])
                 future = lane.add(value, key, time_us, headers, size, expected_tail)
-                _note_added(call)
-                end = lane.next_sequence
             lsn = await (self._by(deadline, future) if is_late else future)
-            _note_answered(call, end)
+            if call is not None:
+                call.ended_well()
         return lsn
 
     async def append_many(
@@ -110,8 +109,8 @@ class AppendCalls:
         values, keys = own_values(values), own_keys(keys)
         headers = own_header_lists(headers)
         deadline = self._deadline()
-        info = await self._find(log)
-        with _calling(producer, info.log_id, values, keys) as call:
+        info = await self._found(log, producer)
+        with _calling(producer, info.log_id) as call:
             appends = self._appends.log(info.log_id, producer)
             step = self._settings.block_records
             runs: list[tuple[asyncio.Future[Lsn], int]] = []
@@ -125,8 +124,8 @@ class AppendCalls:
                         times = times_us[part]
                     try:
                         is_late = await self._wait_open_space(deadline)
-                        if not at:
-                            _begin(call, appends)
+                        if call is not None and not runs:
+                            call.takes(appends.next_sequence, values, keys)
                         runs += appends.add_many(
                             values[part],
                             keys[part] if keys is not None else None,
@@ -134,12 +133,10 @@ class AppendCalls:
                             headers[part] if headers is not None else None,
                             sizes[part],
                         )
-                        _note_added(call)
                     except CordwoodError as error:
                         # What was added before is in flight all the same, and decides with it.
                         ended.append(error)
                         break
-                end = appends.next_sequence
             answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
             firsts = await (self._by(deadline, answers) if is_late else answers)
             failures = [first for first in firsts if isinstance(first, BaseException)]
@@ -151,7 +148,8 @@ class AppendCalls:
                 ) from failures[0]
             if failures:
                 raise next((e for e in failures if isinstance(e, OutcomeUnknown)), failures[0])
-            _note_answered(call, end)
+            if call is not None:
+                call.ended_well()
         return [
             lsn
             for first, (_, records) in zip(firsts, runs, strict=True)
@@ -184,9 +182,9 @@ class AppendCalls:
         if not columns.values:
             return []
         deadline = self._deadline()
-        info = await self._find(log)
+        info = await self._found(log, producer)
         settings = self._settings
-        with _calling(producer, info.log_id, columns.values, columns.keys) as call:
+        with _calling(producer, info.log_id) as call:
             lane = self._appends.log(info.log_id, producer)
             async with _in_turn(lane, deadline):
                 is_late = await self._wait_open_space(deadline)
@@ -198,12 +196,12 @@ class AppendCalls:
                     self._now_us,
                 )
                 check_group(parts)
-                _begin(call, lane)
+                if call is not None:
+                    call.takes(lane.next_sequence, columns.values, columns.keys)
                 future = lane.add_group(parts, sum(columns.sizes))
-                _note_added(call)
-                end = lane.next_sequence
             first = await (self._by(deadline, future) if is_late else future)
-            _note_answered(call, end)
+            if call is not None:
+                call.ended_well()
         return [Lsn(lsn) for lsn in range(first, first + len(columns.values))]
 
     def _sizes(
@@ -227,6 +225,10 @@ class AppendCalls:
             )
             for at, value in enumerate(values)
         ]
+
+    async def _found(self, log: AnyLog, producer: Producer | None) -> LogInfo:
+        with nullcontext() if producer is None else producer.seek():
+            return await self._find(log)
 
     def _deadline(self) -> float:
         """When a call that begins now must have ended, on the loop's clock."""
@@ -255,29 +257,9 @@ class AppendCalls:
             ) from None
 
 
-def _calling(
-    producer: Producer | None,
-    log: int,
-    values: Sequence[Buffer],
-    keys: Sequence[bytes | None] | None,
-) -> AbstractContextManager[ProducerCall | None]:
+def _calling(producer: Producer | None, log: int) -> AbstractContextManager[ProducerCall | None]:
     """Has a producer know that an append to a log has not ended; see `Producer.again`."""
-    return nullcontext() if producer is None else producer.call(log, values, keys)
-
-
-def _begin(call: ProducerCall | None, lane: LogAppends) -> None:
-    if call is not None:
-        call.begin(lane.next_sequence)
-
-
-def _note_added(call: ProducerCall | None) -> None:
-    if call is not None:
-        call.on_added()
-
-
-def _note_answered(call: ProducerCall | None, end: int) -> None:
-    if call is not None:
-        call.on_answered(end)
+    return nullcontext() if producer is None else producer.call(log)
 
 
 def _in_turn(

@@ -25,16 +25,148 @@ Source: docs/design.md §3 ("Producers").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
 
 from cordwood.block import Buffer
-from cordwood.client.append.producer_place import ProducerCall, ProducerPlace
-from cordwood.errors import BadSetting
+from cordwood.errors import BadSetting, CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.protocol.producers import QUERY_PRODUCERS
 
 PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
+
+
+DOUBTS_MAX = 1_024
+"""Calls of unknown outcome that a producer remembers for a log; with more it begins anew."""
+
+KEPT_BYTES = 16 << 10
+"""Records of the last call are kept up to so many bytes. Of larger ones a digest is kept, which
+costs a nanosecond for a byte."""
+
+
+class Doubt(NamedTuple):
+    """Records `[first, end)` of a call that nobody answered: they may be stored, or come yet."""
+
+    first: int
+    end: int
+    digest: bytes
+
+
+@dataclass(slots=True, eq=False)
+class ProducerPlace:
+    """Where a producer stands in one log.
+
+    Attributes:
+        sequence: of the next record.
+        calls: appends that have not ended.
+        answered: the sequence behind the last append that ended well.
+        last: that append.
+        has_failed: an append ended with an error.
+        is_crossed: an append began while another one was under way, or after another one had
+            ended with an error. Which of them has which sequence is not known outside.
+        claims: of `Producer.again`, to go on from here. The first one does, and this is over.
+    """
+
+    sequence: int = 0
+    calls: int = 0
+    answered: int = 0
+    last: ProducerCall | None = None
+    has_failed: bool = False
+    is_crossed: bool = False
+    claims: list[object] = field(default_factory=list)
+
+    def may_be(self, sequence: int) -> bool:
+        """Whether the append that ended well last is the one that began at a sequence."""
+        is_last = self.last is not None and self.last.first == sequence
+        return is_last and not (self.has_failed or self.is_crossed)
+
+
+@dataclass(slots=True, eq=False)
+class Lineage:
+    """The parts that a producer shares with all that `again` makes of it.
+
+    Attributes:
+        places: by log number, for producers that were not begun again there. An append that is on
+            its way takes its sequence later, and no other one may take it.
+        live: by log number, the place that `again` made last.
+        doubts: by log number.
+        has_strayed: an append ended before its log was known. It may have had any place in mind.
+    """
+
+    places: dict[int, ProducerPlace]
+    live: dict[int, ProducerPlace] = field(default_factory=dict)
+    doubts: dict[int, set[Doubt]] = field(default_factory=dict)
+    has_strayed: bool = False
+
+
+class ProducerCall:
+    """An append, and the place that it counts at.
+
+    Attributes:
+        place: where it counts.
+        first: the sequence of its first record; 0 until it has one.
+    """
+
+    __slots__ = ("_digest", "_doubts", "_end", "_keys", "_values", "first", "place")
+
+    def __init__(self, place: ProducerPlace, doubts: set[Doubt]) -> None:
+        self.place = place
+        self._doubts = doubts
+        self.first = self._end = 0
+        self._values: Sequence[Buffer] = ()
+        self._keys: Sequence[bytes | None] | None = None
+        self._digest = b""
+
+    def takes(
+        self, first: int, values: Sequence[Buffer], keys: Sequence[bytes | None] | None
+    ) -> None:
+        """Its records get the sequences from `first` on.
+
+        Raises:
+            OutOfSequence: other records may be stored there. The log would take these for a
+                repeat.
+        """
+        self.first, self._end = first, first + len(values)
+        self._values, self._keys = values, keys
+        near = [each for each in self._doubts if each.first < self._end and first < each.end]
+        if near and set(near) != {self.doubt()}:
+            self._values = ()
+            raise OutOfSequence(
+                f"other records than these may be stored from sequence {near[0].first} on: send "
+                "the same records in the same calls, or read the log and begin a higher epoch",
+                Misplaced.BEHIND,
+            )
+
+    def ended_well(self) -> None:
+        """Its records are stored."""
+        place = self.place
+        if self._end > place.answered:
+            if sum(map(len, self._values)) > KEPT_BYTES:
+                self.doubt()
+                self._values, self._keys = (), None
+            place.answered, place.last = self._end, self
+        if len(self._doubts) < DOUBTS_MAX:  # beyond, some were not noted
+            self._doubts -= {each for each in self._doubts if each.first < place.answered}
+
+    def failed(self, error: BaseException) -> None:
+        """It ended with an error."""
+        self.place.has_failed = True
+        is_told = isinstance(error, CordwoodError) and not isinstance(error, OutcomeUnknown)
+        if self._values and not is_told and len(self._doubts) < DOUBTS_MAX:
+            self._doubts.add(self.doubt())
+
+    def doubt(self) -> Doubt:
+        """What is remembered of its records."""
+        if not self._digest:
+            digest = blake2b(digest_size=16)
+            for column in (self._values, self._keys or ()):
+                for each in column:
+                    digest.update(b"-" if each is None else b"%d:%b" % (len(each), bytes(each)))
+            self._digest = digest.digest()
+        return Doubt(self.first, self._end, self._digest)
 
 
 class Producer:
@@ -69,17 +201,15 @@ class Producer:
             raise BadSetting(f"producer epoch {epoch}: it goes from 0 to {EPOCH_MAX}")
         self.producer = producer
         self.epoch = epoch
-        # By log number. The producers that `again` makes have the same places in other logs: an
-        # append that is on its way there takes its sequence later, and no other one may take it.
-        self._shared = {log: ProducerPlace(at) for log, at in (sequences or {}).items()}
+        self._lineage = Lineage({log: ProducerPlace(at) for log, at in (sequences or {}).items()})
+        # By log number, where `again` made this producer.
         self._own: dict[int, ProducerPlace] = {}
 
     def again(self, log: int, sequence: int) -> Producer:
         """This producer, to send records again whose append ended with an error.
 
-        Send the same records in the same calls, one call after another, and nothing else before:
-        other records at a place that may be stored are refused. In this log, this producer appends
-        nothing more.
+        Send the same records in the same calls, one call after another, and nothing else before.
+        In this log, this producer appends nothing more, nor does any that was made of it before.
 
         Args:
             log: the log's number.
@@ -87,28 +217,84 @@ class Producer:
         Returns:
             A producer that goes on there in this log, and in the others where this one is.
         Raises:
-            BadSetting: an append of this producer to the log has not ended; or one that got that
-                place or a later one ended well, and it is not the last one, or several were under
-                way at once. Other records sent there would be taken for a repeat.
+            BadSetting: an append to the log has not ended; or an append that got that place ended
+                well, and it may be another one than the append to be sent again. Other records
+                sent there would be taken for a repeat.
         """
-        place = self._place(log).again(sequence, f"{self} of log {log}")
+        own = self._place(log)
+        place = self._lineage.live.get(log, own)
+        doubts = self._lineage.doubts.setdefault(log, set())
+        claim = object()
+        # Race: another thread, or a signal's handler, may call this now, or begin an append, which
+        # counts itself before it looks for claims. Appending to a list is one step.
+        place.claims.append(claim)
+        why = ""
+        if place.claims[0] is not claim:
+            why = "it is begun again elsewhere"
+        elif place.calls:
+            why = f"{place.calls} other appends of it have not ended"
+        elif sequence < place.answered and (
+            # A signal may have taken the answer of an append that ended well, if no other append
+            # can have had this place in mind.
+            place is not own or self._lineage.has_strayed or not place.may_be(sequence)
+        ):
+            why = f"an append that got this place ended well, up to {place.answered}"
+        elif len(doubts) >= DOUBTS_MAX:
+            why = f"{len(doubts)} appends of it may be stored. Begin a higher epoch"
+        if why:
+            place.claims.remove(claim)
+            raise BadSetting(
+                f"{self} cannot go on at sequence {sequence} of log {log}: {why}. Make one call "
+                "after another"
+            )
+        successor = ProducerPlace(
+            sequence, answered=min(sequence, place.answered), is_crossed=place.is_crossed
+        )
+        if sequence < place.answered and place.last is not None:
+            doubts.add(place.last.doubt())
+        self._lineage.live[log] = successor
         other = type(self)(self.producer, self.epoch)
-        other._shared = self._shared
-        other._own = {**self._own, log: place}
+        other._lineage = self._lineage
+        other._own = {**self._own, log: successor}
         return other
 
-    def call(
-        self, log: int, values: Sequence[Buffer], keys: Sequence[bytes | None] | None
-    ) -> AbstractContextManager[ProducerCall]:
-        """An append of these records begins, and ends as the block does.
+    @contextmanager
+    def seek(self) -> Iterator[None]:
+        """An append looks for its log."""
+        try:
+            yield
+        except BaseException:
+            self._lineage.has_strayed = True
+            raise
+
+    @contextmanager
+    def call(self, log: int) -> Iterator[ProducerCall]:
+        """An append begins, and ends as the block does; the caller says what it takes, and that
+        it ended well.
 
         Raises:
             OutOfSequence: `again` made another producer for this log.
         """
-        return self._place(log).call(f"{self} of log {log}", values, keys)
+        place = self._place(log)
+        place.calls += 1
+        place.is_crossed |= place.calls > 1 or place.has_failed
+        call = ProducerCall(place, self._lineage.doubts.setdefault(log, set()))
+        try:
+            if place.claims:
+                raise OutOfSequence(
+                    f"{self} is over in log {log}: append with the producer that Producer.again "
+                    "gave",
+                    Misplaced.BEHIND,
+                )
+            yield call
+        except BaseException as error:
+            call.failed(error)
+            raise
+        finally:
+            place.calls -= 1
 
     def _place(self, log: int) -> ProducerPlace:
-        return self._own.get(log) or self._shared.setdefault(log, ProducerPlace())
+        return self._own.get(log) or self._lineage.places.setdefault(log, ProducerPlace())
 
     def __repr__(self) -> str:
         return f"Producer({self.producer}, {self.epoch})"

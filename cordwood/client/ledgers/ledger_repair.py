@@ -91,9 +91,11 @@ class LedgerRepair:
             for entry in range(fragment.first, end + 1)
             if is_written_to(place, entry, metadata.striping)
         ]
-        for at in range(0, len(entries), READ_AT_ONCE):
+        at = 0
+        while at < len(entries):
             copies = await self._opened.copies(entries[at : at + READ_AT_ONCE])
             await self._write(node, copies)
+            at += len(copies)
         nodes = tuple(node if each == lost else each for each in fragment.nodes)
         fragments = [*metadata.fragments]
         fragments[number] = replace(fragment, nodes=nodes)

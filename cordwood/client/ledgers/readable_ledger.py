@@ -47,6 +47,12 @@ READ_S = 2.0
 ENTRIES_AT_ONCE = 256
 """Entries that are asked for at once."""
 
+BATCH_BYTES = 4 << 20
+"""Payloads of one batch of a follower, about: each node answers with so many at once."""
+
+FEW = 16
+"""Entries of a follower's first batch; the next ones have twice as many, if they are small."""
+
 SAME_NODE = 64
 """Entries in a row that begin with the same node, where every node has each entry."""
 
@@ -154,12 +160,7 @@ class ReadableLedger:
             NoEntry: `last` is not confirmed, as far as this reader knows.
             Unreachable: an entry's nodes did not answer in time.
         """
-        self._check_range(first, last)
-        if last > self.last_add_confirmed:
-            raise NoEntry(
-                f"entry {last} of ledger {self.ledger_id} is not known to be confirmed: the last "
-                f"one that is, is {self.last_add_confirmed}"
-            )
+        self._check_confirmed(first, last)
         return await self._read_range(first, last)
 
     async def read_unconfirmed(self, first: int, last: int) -> list[LedgerEntry]:
@@ -182,17 +183,20 @@ class ReadableLedger:
         """
         if entries_max < 1 or bytes_max < 1:
             raise BadSetting("a batch has one entry and one byte at least")
+        self._check_confirmed(first, first)
         found: list[LedgerEntry] = []
-        size, step = 0, 16
+        size, step = 0, FEW
         last = min(self.last_add_confirmed, first + entries_max - 1)
-        while not found or (first + len(found) <= last and size < bytes_max):
+        while first + len(found) <= last and size < bytes_max:
             start = first + len(found)
-            for each in await self.read(start, max(start, min(last, start + step - 1))):
+            stop = min(last, start + step - 1)
+            some = await self._read_some(start, stop, bytes_max - size)
+            for each in some:
                 size += len(each.payload)
                 if found and size > bytes_max:
                     return found
                 found.append(each)
-            step = min(ENTRIES_AT_ONCE, 2 * step)
+            step = _next_step(step, len(some), stop - start + 1)
         return found
 
     async def last_entry(self) -> LedgerEntry:
@@ -230,12 +234,14 @@ class ReadableLedger:
         """
         if start < 0:
             raise BadSetting(f"a ledger has no entry {start}")
-        entry = start
+        entry, step = start, FEW
         while True:
             if entry <= self.last_add_confirmed:
-                last = min(self.last_add_confirmed, entry + ENTRIES_AT_ONCE - 1)
-                yield await self._read_range(entry, last)
-                entry = last + 1
+                last = min(self.last_add_confirmed, entry + step - 1)
+                some = await self._read_some(entry, last, BATCH_BYTES)
+                step = _next_step(step, len(some), last - entry + 1)
+                entry += len(some)
+                yield some
             elif self.is_closed:
                 return
             else:
@@ -249,15 +255,29 @@ class ReadableLedger:
         if not 0 <= first <= last:
             raise BadSetting(f"entries {first} to {last} are no range of a ledger")
 
+    def _check_confirmed(self, first: int, last: int) -> None:
+        self._check_range(first, last)
+        if last > self.last_add_confirmed:
+            raise NoEntry(
+                f"entry {last} of ledger {self.ledger_id} is not known to be confirmed: the last "
+                f"one that is, is {self.last_add_confirmed}"
+            )
+
     async def copies(self, entries: Sequence[int]) -> list[EntryItem]:
         """Entries as nodes keep them, each checked, to be written elsewhere.
+
+        Returns:
+            The first ones, of about BATCH_BYTES, or all.
 
         Raises:
             Unreachable: an entry's nodes did not answer in time.
         """
         reading = _Reading(self, entries)
-        await reading.run()
-        return [reading.items[entry] for entry in entries]
+        return [reading.items[each.entry] for each in await reading.run(BATCH_BYTES)]
+
+    async def _read_some(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
+        """Entries from `first` on: all, or as many as have `bytes_max` and what one reply has."""
+        return await _Reading(self, range(first, last + 1)).run(bytes_max)
 
     async def _read_range(self, first: int, last: int) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
@@ -313,15 +333,21 @@ class ReadableLedger:
         """
         if self.last_add_confirmed > above or self.is_closed:
             return self.last_add_confirmed
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         nodes = self.metadata.newest.nodes
         polls = [asyncio.ensure_future(self._ask_lac(node, timeout_s, above)) for node in nodes]
         try:
-            async with asyncio.timeout(timeout_s + READ_S):
+            async with asyncio.timeout_at(began + timeout_s + READ_S) as patience:
                 for each in asyncio.as_completed(polls):
                     reply = await each
                     self._take([reply])
-                    if self.last_add_confirmed > above or (reply is not None and reply.is_fenced):
+                    if self.last_add_confirmed > above:
                         break
+                    if reply is not None and reply.is_fenced:
+                        # It is told no higher LAC; others may have been, and then the end comes.
+                        until = began + timeout_s + READ_S
+                        patience.reschedule(min(until, loop.time() + AGAIN_S))
         except TimeoutError:
             logger.debug("no node of ledger %d said whether it goes on", self.ledger_id)
         finally:
@@ -329,10 +355,11 @@ class ReadableLedger:
                 poll.cancel()
             await asyncio.gather(*polls, return_exceptions=True)
         if self.last_add_confirmed <= above:
-            await self.refresh()
-            if self.metadata.state is LedgerState.IN_RECOVERY:
-                # Its nodes are fenced and answer at once; the close comes soon.
-                await asyncio.sleep(min(AGAIN_S, timeout_s))
+            found = await self.refresh()
+            left = began + min(AGAIN_S, timeout_s) - loop.time()
+            if found.state is not LedgerState.CLOSED and left > 0:
+                # Nodes that are fenced, and those that are down, answer at once.
+                await asyncio.sleep(left)
         return self.last_add_confirmed
 
     async def _ask_lac(self, node: int, wait_s: float, above: int = NO_ENTRY) -> LacReply | None:
@@ -391,6 +418,11 @@ class ReadableLedger:
         return LedgerEntry(self.ledger_id, entry, payload, length)
 
 
+def _next_step(step: int, count: int, asked: int) -> int:
+    """How many entries to ask for next, where `count` came of those that were asked for."""
+    return min(ENTRIES_AT_ONCE, 2 * step) if count == asked else count
+
+
 def _is_known(reply: LacReply | None) -> bool:
     return reply is not None and reply.found is not Found.UNKNOWN
 
@@ -405,17 +437,26 @@ class _Reading:
         self._found: dict[int, LedgerEntry] = {}
         # Entries that some node could not be asked for, or had damaged: they may be there.
         self._doubtful: set[int] = set()
+        self._bytes = 0
 
-    async def run(self) -> list[LedgerEntry]:
-        """All of them, in order."""
+    async def run(self, bytes_max: int | None = None) -> list[LedgerEntry]:
+        """All of them, in order; or the first ones, as soon as `bytes_max` have come."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._ledger._timeout_s
         while self._left:
             by_node: dict[int, list[int]] = {}
+            is_full = bytes_max is not None and self._bytes >= bytes_max
             for entry, order in self._left.items():
                 if order:
                     by_node.setdefault(order[0], []).append(entry)
+                if is_full:
+                    break  # nothing is behind it in the order of entries that may be given
             await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
+            if bytes_max is not None and self._bytes >= bytes_max and self._left:
+                missing = next(iter(self._left))
+                first = [self._found[entry] for entry in sorted(self._found) if entry < missing]
+                if first:
+                    return first
             spent = [entry for entry, order in self._left.items() if not order]
             if spent:
                 await self._begin_again(spent, deadline)
@@ -438,6 +479,7 @@ class _Reading:
                     logger.warning("node %d: %s", node, error)
                     self._doubtful.add(each.entry)
                 else:
+                    self._bytes += len(each.body)
                     self.items[each.entry] = EntryItem(each.entry, each.lac, each.length, each.body)
                     del self._left[each.entry]
                     continue

@@ -67,6 +67,9 @@ PICK_S = 2.0
 AHEAD_MAX = 10_000
 """Entries that wait for ids below them; see `WritableLedger.write`."""
 
+AHEAD_BYTES = 64 << 20
+"""Their payloads. The next entry is taken whatever waits: the others wait for it."""
+
 _REFUSALS = {
     AddRefusal.FENCED: Refusal.FENCED,
     AddRefusal.GONE: Refusal.FENCED,
@@ -107,6 +110,8 @@ class WritableLedger:
         self._items: dict[int, EntryItem] = {}
         self._acks: dict[int, asyncio.Future[int]] = {}
         self._ahead: dict[int, tuple[bytes, asyncio.Future[int]]] = {}
+        self._ahead_bytes = 0
+        self._is_taking_ahead = False
         self._length = 0
         self._outbox: dict[int, list[EntryItem]] = {}
         self._on_way: dict[int, int] = {}
@@ -195,9 +200,14 @@ class WritableLedger:
             CordwoodError: see `append`, of the first that failed; entries before it may be stored.
         """
         futures: list[asyncio.Future[int]] = []
-        for payload in payloads:
-            await self._wait_room()
-            futures.append(self.append_nowait(payload))
+        try:
+            for payload in payloads:
+                await self._wait_room()
+                futures.append(self.append_nowait(payload))
+        except BaseException:
+            for future in futures:
+                future.add_done_callback(_retrieved)
+            raise
         told = await asyncio.gather(*map(self._until_acked, futures), return_exceptions=True)
         ids: list[int] = []
         for each in told:
@@ -214,21 +224,23 @@ class WritableLedger:
 
         Raises:
             BadSetting: the id was written already, or is below 0.
+            Overloaded: too many wait for ids below them; this one is not stored.
             CordwoodError: see `append`.
         """
         self._check(payload)
         if entry <= self._writer.pushed or entry in self._ahead:
             raise BadSetting(f"entry {entry} of ledger {self.ledger_id} was written already")
-        if len(self._ahead) >= AHEAD_MAX:
-            raise Overloaded(f"{AHEAD_MAX} entries wait for ids below them")
+        size = self._ahead_bytes + len(payload)
+        is_full = len(self._ahead) >= AHEAD_MAX or (self._ahead and size > AHEAD_BYTES)
+        if is_full and entry != self._writer.pushed + 1:
+            raise Overloaded(
+                f"{len(self._ahead)} entries of ledger {self.ledger_id} wait for entry "
+                f"{self._writer.pushed + 1}; this one is not stored"
+            )
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._ahead[entry] = bytes(payload), future
-        while self._writer.pushed + 1 in self._ahead:
-            await self._wait_room()
-            held = self._ahead.pop(self._writer.pushed + 1, None)
-            if held is not None:  # else another call, of the id below, took it meanwhile
-                self._check(held[0])
-                self._add(*held)
+        self._ahead_bytes = size
+        self._take_ahead()
         return await self._until_acked(future)
 
     async def force(self) -> int:
@@ -309,6 +321,26 @@ class WritableLedger:
         self._act(writer.on_add(len(payload), loop.time()))
         return future
 
+    def _take_ahead(self) -> None:
+        """Add the entries whose turn has come, while there is room.
+
+        Trap: no caller does it for the others. What one is told must be of its own entry, and it
+        may be cancelled.
+        """
+        writer = self._writer
+        if self._is_taking_ahead:
+            return
+        self._is_taking_ahead = True
+        try:
+            while self._end is None and writer.is_open and writer.has_room:
+                held = self._ahead.pop(writer.pushed + 1, None)
+                if held is None:
+                    break
+                self._ahead_bytes -= len(held[0])
+                self._add(*held)
+        finally:
+            self._is_taking_ahead = False
+
     async def _wait_room(self) -> None:
         if self._writer.has_room:
             return
@@ -368,6 +400,8 @@ class WritableLedger:
                     self._finish(end, end.value)
                 case rule.SendForce() | rule.Forced():
                     raise AssertionError("no ledger is written with deferred sync")
+        if self._ahead:
+            self._take_ahead()
         self._progress.set()
 
     def _forget(self, entry: int) -> None:
@@ -404,7 +438,7 @@ class WritableLedger:
         self._ended.set()
 
     def _give_up_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, {}
+        ahead, self._ahead, self._ahead_bytes = self._ahead, {}, 0
         for _, future in ahead.values():
             _settle(future, Closed(f"ledger {self.ledger_id} ended below this entry"))
 

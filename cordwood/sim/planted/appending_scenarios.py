@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cordwood.log_attributes import LogAttributes
-from cordwood.settings import SequencerSettings, StorageSettings
+from cordwood.settings import ClientSettings, SequencerSettings, StorageSettings
 from cordwood.sim.fault_plan import SEQUENCER, Fault
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import RunOptions
@@ -37,6 +37,14 @@ REFUSED_LATER = scenario(
 )  # fmt: skip
 """Sequencers die with producers' blocks in flight, and the next ones refuse them, as they start,
 until their deadline."""
+
+SENT_AGAIN = scenario(
+    "crash", "client_partition", "reset", every_s=1.0,
+    append_timeout_s=1.0, client=ClientSettings(block_records=1),
+    idempotent=1.0, lanes=3, burst=1, lull_s=0.0, pause_s=0.05, grouped=0.0, buffered=0.0,
+    logs=("/sim/a",), readers=1, length_s=15.0,
+)  # fmt: skip
+"""Producers whose calls fail several at once, and are sent again at their places."""
 
 QUERIES_MANY = scenario(
     "client_crash", "crash", every_s=2.0, publishers=3, publish_s=0.5,

@@ -16,8 +16,7 @@ from cordwood.block import Gap
 from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.append.producer import Producer
-from cordwood.client.append.producer_place import ProducerPlace, Records
+from cordwood.client.append.producer import Producer, ProducerCall
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
@@ -47,17 +46,9 @@ def _unknown_resent(right: Any, self: LogAppends, connection: Connection) -> Non
 
 
 def _places_copied(right: Any, self: Producer, log: int, sequence: int) -> Any:
-    places = {**self._shared, **self._own}
+    places = {**self._lineage.places, **self._own}
     known = {each: place.sequence for each, place in places.items()}
     return type(self)(self.producer, self.epoch, {**known, log: sequence})
-
-
-def _never_refused(right: Any, self: ProducerPlace, sequence: int) -> str:
-    return ""
-
-
-def _alike(right: Any, self: Records, other: Records) -> bool:
-    return self.count == other.count
 
 
 def _epoch_above(right: Any, self: Producer, log: int, sequence: int) -> Any:
@@ -75,6 +66,12 @@ def _doubt_forgotten(
     if found is not None and isinstance(error, Retryable):
         found[0].maybe = False
     right(self, token, error, node)
+
+
+def _place_given_twice(right: Any, self: ProducerCall) -> None:
+    # As if each place below one that ended well could be its call's own, to be sent again.
+    right(self)
+    self.place.answered = 0
 
 
 def _no_compare(
@@ -133,7 +130,13 @@ def _read_on(right: Any, group: Group, logs: Any) -> Any:
     return dataclasses.replace(anew, generation=group.generation, owners=group.owners)
 
 
-def _moved_only(right: Any, group: Group, positions: Mapping[str, int], *rest: Any) -> Any:
+def _moved_only(
+    right: Any,
+    group: Group,
+    positions: Mapping[str, int],
+    expected: Mapping[str, int],
+    resets: Mapping[str, int],
+) -> set[str]:
     return {log for log, lsn in positions.items() if lsn != group.positions.get(log, 0)}
 
 
@@ -166,14 +169,16 @@ BUGS = (
                "what may be stored is called not stored, once it is refused later",
                at(LogAppends.on_fault).around(_doubt_forgotten),
                scenario=appending_scenarios.REFUSED_LATER),
+    PlantedBug("place-given-twice", "Producer.again gives a call the place of one that ended well",
+               at(ProducerCall.ended_well).around(_place_given_twice),
+               scenario=appending_scenarios.SENT_AGAIN),
+    PlantedBug("other-records-there",
+               "a call takes a place where another one's records may be stored",
+               at(ProducerCall.failed).instead(lambda *rest: None),
+               scenario=appending_scenarios.SENT_AGAIN),
     PlantedBug("again-copies-places",
                "a producer that is begun again forgets what others take in its other logs",
                at(Producer.again).around(_places_copied), scenario=appending_scenarios.AGAIN),
-    PlantedBug("again-unasked", "Producer.again asks for no other calls of the producer",
-               at(ProducerPlace.refusal).around(_never_refused),
-               scenario=appending_scenarios.AGAIN),
-    PlantedBug("again-any-records", "other records go to a place that may be stored",
-               at(Records.is_same).around(_alike), scenario=appending_scenarios.AGAIN),
     PlantedBug("again-begins-anew", "Producer.again begins a higher epoch",
                at(Producer.again).around(_epoch_above), scenario=appending_scenarios.AGAIN),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",

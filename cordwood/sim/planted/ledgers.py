@@ -130,6 +130,10 @@ async def _makes_over_another(
     return await right(self, metadata)
 
 
+async def _remembers_no_deletion(self: LedgerMetadataStore, ledger: int) -> bool:
+    return False
+
+
 def _stops_at_the_lac(self: LedgerRecovery) -> Any:
     return self._measure()
 
@@ -218,6 +222,8 @@ BUGS = (
          at(LedgerRecovery.on_read).around(_measures_one)),
     _bug("closed-twice", "the metadata store replaces the end of a closed ledger",
          at(LedgerMetadataStore._set).around(_closes_over_a_close)),
+    _bug("id-again", "a ledger gets the id of one that was deleted",
+         at(LedgerMetadataStore._was_deleted).instead(_remembers_no_deletion)),
     _bug("made-twice", "a ledger of a chosen id replaces another one",
          at(LedgerMetadataStore._create).around(_makes_over_another)),
 )  # fmt: skip

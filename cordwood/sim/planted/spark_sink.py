@@ -16,6 +16,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.publish import publishing
+from cordwood.client.values import StagedRef
 from cordwood.errors import Misplaced, OutOfSequence
 from cordwood.layout.log_names import normalise_name
 from cordwood.metadata import publications
@@ -25,7 +26,7 @@ from cordwood.spark import sink, sink_rows, source
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
 from cordwood.spark.offsets import StreamOffset, ranges
-from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
+from cordwood.spark.sink import APPENDED, CordwoodStreamWriter, CordwoodWriter, Written
 from cordwood.spark.sink_rows import RowBlock
 
 
@@ -87,6 +88,18 @@ def _sees_no_checkpoint(
     right: Any, self: CordwoodStreamWriter, batch: int, written: Written
 ) -> str:
     return ""
+
+
+def _notes_appends_elsewhere(
+    right: Any,
+    store: BlockingStore,
+    query: str,
+    batch: int,
+    refs: Sequence[StagedRef],
+    fingerprint: str = "",
+) -> None:
+    name = f"{query} appends" if fingerprint.startswith(APPENDED) else query
+    right(store, name, batch, refs, fingerprint)
 
 
 def _counts_the_time(right: Any, self: Checkpoint, batch: int) -> str:
@@ -173,6 +186,16 @@ CHECKPOINT_BUGS = (
     ),
 )
 """Bugs that a checkpoint shows which goes back, or loses in a power cut what was not synced."""
+
+MODE_BUGS = (
+    PlantedBug(
+        "modes-apart",
+        "Each deliveryMode has notes of its own: a batch that was begun in one and runs again in "
+        "the other is written twice.",
+        at(sink._publish).around(_notes_appends_elsewhere),
+    ),
+)
+"""Bugs that a query shows whose deliveryMode changes."""
 
 SCENE_BUGS = (
     PlantedBug(

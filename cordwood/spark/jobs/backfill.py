@@ -27,7 +27,8 @@ from cordwood.spark.jobs.notes import damaged, read_note, text_of
 from cordwood.spark.jobs.table import check_path, only_writer
 from cordwood.spark.jobs.table_files import steps, table_files
 from cordwood.spark.raw_options import RawOptions
-from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN
+from cordwood.spark.shared_store import shared_store
+from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN, parse_sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,7 +95,7 @@ def replay(
         StreamingQueryException: the query failed; started again, it goes on.
     """
     began = time.monotonic()
-    _note_replay(check_path(checkpoint), RawOptions(sink).text("log") or "")
+    _note_replay(check_path(checkpoint), RawOptions(sink).text("log") or "", _cluster_of(sink))
     limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": REPLAY_BYTES}
     options = {**limits, "includeHeaders": "true", **source}
     frame = spark.readStream.format("cordwood").options(**options).load()
@@ -115,19 +116,31 @@ def replay(
     return Copied(sum(counts), len(counts), 0, time.monotonic() - began)
 
 
-def _note_replay(checkpoint: Path, log: str) -> None:
+def _cluster_of(sink: Mapping[str, str]) -> str:
+    """The identity of the cluster that records go to: its addresses may change."""
+    options = parse_sink_options(sink)
+    return shared_store(options.servers, options.request_timeout_s).cluster_id
+
+
+def _note_replay(checkpoint: Path, log: str, cluster: str) -> None:
     """Note where a checkpoint's records go.
 
     Spark takes it for any sink, and what was copied to one log is then never copied to another.
 
     Raises:
-        BadSetting: they go to another log.
+        BadSetting: they go to another log, or to another cluster.
     """
     note = checkpoint / REPLAY_NOTE
     found = read_note(note)
     if found is None:
         make_directories(checkpoint, 0o777)  # as Spark makes it, whose executors may be others
-        write_whole(note, json.dumps({"log": _named(log)}).encode())
+        write_whole(note, json.dumps({"log": _named(log), "cluster": cluster}).encode())
+    elif (into := str(found.get("cluster", cluster))) != cluster:
+        # A note of an earlier version has none.
+        raise BadSetting(
+            f"{checkpoint} is the checkpoint of a replay into cluster {into}, and this one goes to "
+            f"cluster {cluster}: give another --checkpoint"
+        )
     elif (before := text_of(note, found, "log")) != _named(log):
         raise BadSetting(
             f"{checkpoint} is the checkpoint of a replay into {before or 'logs of the same name'}, "

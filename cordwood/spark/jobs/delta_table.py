@@ -65,6 +65,12 @@ class DeltaLake:
                     return offset_in(self._log, commit[OFFSET])
         return None
 
+    @property
+    def is_empty(self) -> bool:
+        """See `table.LakeTable`; whoever cleans Delta's log up removes commits, and no files."""
+        table = self._open()
+        return table is None or not table.file_uris()
+
     def publish(self, batch: StagedBatch) -> None:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):

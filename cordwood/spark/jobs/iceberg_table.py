@@ -99,6 +99,11 @@ class IcebergTable:
         found = None if table is None else table.properties.get(OFFSET)
         return None if found is None else offset_in(self._path / "metadata", found)
 
+    @property
+    def is_empty(self) -> bool:
+        """See `table.LakeTable`."""
+        return self.last_offset() is None
+
     def publish(self, batch: StagedBatch) -> None:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):

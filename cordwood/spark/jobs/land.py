@@ -116,6 +116,7 @@ def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> La
         table = open_table(path, landing)
         remove_staging(path)
         lander = Lander(path, table, landing, landed, say)
+        lander.remove_unpublished()
         lander.run(_session(spark))
         if landing.compact:
             landed.compacted = table.compact(TARGET_FILE_BYTES)
@@ -203,6 +204,13 @@ class Lander:
             given.pop("startingOffsets", None)
             given.update(self._landing.source)
         last = self._table.last_offset() if self._checkpoint.is_new else None
+        if last is None and self._checkpoint.is_new and not self._table.is_empty:
+            raise BadSetting(
+                f"the checkpoint of {self._path} is gone, and so is the commit of the table that "
+                "says where it ends (Delta's log is cleaned of what is 30 days old): landed from "
+                "the beginning, records would be there twice. Put the checkpoint "
+                f"{self._checkpoint.directory} back, or land in another directory"
+            )
         if last is not None:
             given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
             given["startingOffsets"] = json.dumps(self._still_there(given, last["logs"]))
@@ -236,23 +244,25 @@ class Lander:
         staging = self._path / OURS / "staging" / f"{query[:8]}-{batch}-{uuid4().hex[:8]}"
         good, apart = self._write(shaped, staging / "good")
         bad = apart.rows
-        self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         end = self._checkpoint.end_of(batch)
+        # Before records are set apart: `remove_unpublished` goes by these notes.
+        self._note_end(query, batch, end)
+        self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         staged = StagedBatch(query, batch, end, good, _arrow_schema(shaped))
         self._checkpoint.make_durable(batch)
-        self._note_end(query, batch, end)
         self._table.publish(staged)
         self._count(staged, bad)
         self._landed.busy_s += time.monotonic() - began
 
     def _check_checkpoint(self) -> None:
-        """See `Checkpoint.check`; of a checkpoint that is not there yet nothing is asked."""
+        """See `Checkpoint.check` and `check_newest`; one that is not there yet is asked nothing."""
         has_metadata = (self._checkpoint.directory / "metadata").exists()
         if not has_metadata and self._checkpoint.is_new:
             return
         query = self._checkpoint.query()
         published = self._table.published(query)
         self._checkpoint.check(published, self._end_noted(query, published))
+        self._checkpoint.check_newest(published, self._table.last_offset())
 
     def _note_end(self, query: str, batch: int, end: dict[str, Any]) -> None:
         """Note which records a batch has, before it is published."""
@@ -358,6 +368,21 @@ class Lander:
         shutil.rmtree(place, ignore_errors=True)
         os.replace(staging, place)
         sync_directory(place.parent)
+
+    def remove_unpublished(self) -> None:
+        """Remove what batches set apart that died before they were published.
+
+        The batch sets its records apart again. After a lost checkpoint that is another query's
+        batch, which has another directory, and they would be there twice.
+        """
+        queries = [path.name for path in self._ends.glob("*")]
+        for place in sorted(Path(f"{self._path}.quarantine").glob("*-*")):
+            short, _, number = place.name.rpartition("-")
+            theirs = [query for query in queries if query[:8] == short]
+            newest = max(map(self._table.published, theirs), default=None)
+            if newest is not None and number.isdigit() and int(number) > newest:
+                shutil.rmtree(place)
+                sync_directory(place.parent)
 
     def _learn_columns(self, frame: DataFrame) -> None:
         """Look for fields that are new in this batch; note them before they are used."""

@@ -84,6 +84,11 @@ class ParquetTable:
         )
         return None if newest is None else newest["offset"]
 
+    @property
+    def is_empty(self) -> bool:
+        """See `table.LakeTable`."""
+        return not self._newest
+
     def publish(self, batch: StagedBatch) -> None:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):

@@ -87,7 +87,11 @@ class LakeTable(Protocol):
         """The last batch of a query that is in the table; -1 for none."""
 
     def last_offset(self) -> Mapping[str, Any] | None:
-        """Where in the logs the newest batch ends, whichever query's; None if it is empty."""
+        """Where in the logs the newest batch ends, whichever query's; None if nothing tells."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was landed in it yet."""
 
     def publish(self, batch: StagedBatch) -> None:
         """Put a batch into the table, whole or not at all, and once."""

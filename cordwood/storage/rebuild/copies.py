@@ -46,7 +46,7 @@ async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
         at = run.next
         await asyncio.sleep(0)
     held = engine.cache.get(ask.log)
-    trim = held.trim if held is not None else 0
+    trim, gone = (held.trim, held.gone) if held is not None else (0, 0)
     words = []
     for first, last in ask.blocks:
         block_here = found.get((first, last))
@@ -54,6 +54,9 @@ async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
             words.append(CopyWord(Has.TRIMMED))
         elif block_here is not None:
             words.append(_word(block_here.envelope))
+        elif last <= gone:
+            # Main storage has it. A node that let go of it says nothing against other copies.
+            words.append(CopyWord(Has.TRIMMED))
         elif engine.damage or any(a <= last and first <= b for a, b in damaged):
             words.append(CopyWord(Has.UNSURE))
         else:

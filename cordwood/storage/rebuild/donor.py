@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from cordwood.block import EnvelopeFlag
 from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog
+from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import AskTail
 from cordwood.layout.message_rebuilding import DonorState
 from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
@@ -59,6 +60,7 @@ LANES = 4
 
 SETTLE_TIMEOUT_S = 10.0
 TAIL_TIMEOUT_S = 10.0
+TRIM_TIMEOUT_S = 5.0
 STIRRED_MAX = 64
 """Logs whose tail is asked for after one pass."""
 
@@ -175,9 +177,35 @@ class Donor:
             now.report.trouble = str(error) or "the WAL takes too long"
         if is_old():
             now.report.again += 1
+        if now.is_done:
+            await self._tell_trims()
         for log in now.unsettled[:STIRRED_MAX]:
             await self._stir(log)
         return now
+
+    async def _tell_trims(self) -> None:
+        """Tell the others up to where logs are trimmed, before this node may be lost itself.
+
+        A node that began anew does not know it, and takes it from the donors of the next node. A
+        node that does not answer has its disk, or hears of it then.
+        """
+        others = [node for node in self._peers.up if node != self._me]
+        logs = [log for log in sorted(self._engine.cache.logs) if self._engine.trim_of(log)]
+        await asyncio.gather(*(self._tell_trims_to(node, logs) for node in others))
+
+    async def _tell_trims_to(self, node: NodeId, logs: Sequence[int]) -> None:
+        for log in logs:
+            held = self._engine.cache.log(log)
+            nodesets = told_nodesets(self._engine, log, self._members()).history
+            if nodesets and not any(node in nodeset.nodes for _, nodeset, _ in nodesets):
+                continue
+            # Both together: a trim point may lie inside an atomic group, and a release never does.
+            call = Trim(log, held.trim, max(held.trim, held.released))
+            try:
+                await self._peers.call(node, call, timeout_s=TRIM_TIMEOUT_S)
+            except CordwoodError as error:
+                logger.info("node %d is not told up to where logs are trimmed: %s", node, error)
+                return
 
     async def _settle_stores(self) -> None:
         """Wait until all that was submitted to the WAL before is durable.

@@ -244,6 +244,8 @@ class Moves:
         found = []
         for index, (block, held) in enumerate(blocks):
             told = {n: a[index] for n, a in zip(nodes, answers, strict=True) if a is not None}
+            if any(word.has is Has.TRIMMED for word in told.values()):
+                continue  # it goes here too
             whole = whole_without(self._me, told)
             if whole is None:
                 report.again += 1

@@ -10,8 +10,8 @@ these from its own part, because copies are spread unevenly (`kept_bytes`).
 
 Deleted logs are trimmed whole, some time after they were first found missing. The check takes the
 logs that are held here, then the list of the metadata store. Then it looks up each log outside the
-list once more by itself, because a log may have been made in between. Only a log whose own entry
-says that it was deleted counts as deleted, and not one without a name. An error ends the pass.
+list once more by itself, because a log may have been made in between. A log counts as deleted only
+if its own entry says that it was deleted. An error ends the pass.
 
 Source: docs/sources/logdevice.md 2.13 (a loop every 30 s; deleted logs kept for days);
 docs/sources/bookkeeper.md (c), "GC" (snapshot local ids first; only a definite "no such ledger"
@@ -131,8 +131,9 @@ class Retention:
         for log in sorted(held - found.keys() - {*missing}):
             info = await self._tree.by_id(log)
             if info is None and not await self._tree.is_deleted(log):
-                # Trap: renames that cross may leave a log without a name. Its records are kept:
-                # it comes back as soon as a name leads to it again.
+                # Trap: `by_id` also misses a log that was renamed between each two of its readings.
+                # No crossing of renames leaves a log without a name, but an operator's hand in the
+                # metadata store may. Only the log's own entry tells; its records are kept.
                 info = await self._tree.described(LogId(log))
             if info is None:
                 missing.append(log)

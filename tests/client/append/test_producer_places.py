@@ -8,7 +8,7 @@ import pytest
 from cluster_at_hand import simulate
 
 from cordwood.block import Gap
-from cordwood.client.append.producer import Producer
+from cordwood.client.append.producer import DOUBTS_MAX, Producer, ProducerCall, ProducerPlace
 from cordwood.errors import BadSetting, OutcomeUnknown, OutOfSequence, Retryable
 
 
@@ -78,7 +78,7 @@ def test_calls_that_failed_together_do_not_get_one_place():
             sent = [asyncio.create_task(writer.once("log", b"%d" % n)) for n in range(3)]
             await out_of_reach(cluster, 5)
             answers = await asyncio.gather(*sent, return_exceptions=True)
-            refused = [each for each in answers if isinstance(each, BadSetting)]
+            refused = [each for each in answers if isinstance(each, BadSetting | OutOfSequence)]
             assert refused
             assert "one call after another" in str(refused[0])
             told = [b"%d" % n for n, each in enumerate(answers) if isinstance(each, int)]
@@ -157,62 +157,147 @@ def test_a_call_that_was_cancelled_is_sent_again_at_its_place():
     simulate(scenario)
 
 
-def test_other_records_do_not_get_a_place_that_may_be_stored():
-    """Two calls failed, one was sent again, and a new record got the other one's place: it was
-    acknowledged at the LSN of that one, and lost (simulator)."""
+async def given_up(store, producer, *each) -> None:
+    """Calls under way at once, which the caller did not wait for."""
+    calls = [asyncio.create_task(store.append("log", value, producer=producer)) for value in each]
+    await asyncio.sleep(0)
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+
+
+def test_a_call_that_failed_with_another_is_not_passed():
+    """The first one was sent again. The next record got the LSN of the second one, and was lost."""
 
     async def scenario(cluster):
-        async with cluster.client(timeout_s=3) as store:
+        async with cluster.client(block_records=1) as store:
             producer = Producer(12)
             log = (await store.create_log("log")).log_id
             await store.append("log", b"0", producer=producer)
-            calls = []
-            for value in (b"1", b"2"):
-                calls.append(asyncio.create_task(store.append("log", value, producer=producer)))
-                await asyncio.sleep(0.0001)
-            for call in calls:
-                call.cancel()
-            await asyncio.wait(calls)
+            await given_up(store, producer, b"1", b"2")
             producer = producer.again(log, 1)
             await store.append("log", b"1", producer=producer)
-            with pytest.raises(BadSetting, match="1 other records got sequence 2"):
-                await store.append("log", b"new", producer=producer)
-            await store.append("log", b"2", producer=producer.again(log, 2))
+            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                await store.append("log", b"3", producer=producer)
+            await store.append("log", b"2", producer=producer)
+            await store.append("log", b"3", producer=producer)
+            for place in (1, 2, 3):
+                with pytest.raises(BadSetting, match="ended well, up to 4"):
+                    producer.again(log, place)
+            assert await values(store, "log") == [b"0", b"1", b"2", b"3"]
+
+    simulate(scenario)
+
+
+def test_a_call_that_was_passed_over_is_not_sent_again():
+    """It was, got its LSN, and the next record got the LSN of the call that had passed it."""
+
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            await store.append("log", b"0", producer=producer)
+            await given_up(store, producer, b"1")
+            await store.append("log", b"2", producer=producer)
+            with pytest.raises(BadSetting, match="ended well, up to 3"):
+                producer.again(log, 1)
+            await store.append("log", b"3", producer=producer)
+            assert await values(store, "log") == [b"0", b"1", b"2", b"3"]
+
+    simulate(scenario)
+
+
+def test_a_place_where_other_records_may_be_stored_is_refused():
+    """The call waited for room behind one of unknown outcome, and had read the same place."""
+
+    async def scenario(cluster):
+        async with cluster.client(window_records=1) as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            await store.append("log", b"0", producer=producer)
+            await given_up(store, producer, b"1", b"2")
+            producer = producer.again(log, 1)
+            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                await store.append("log", b"2", producer=producer)
+            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                await store.append_many("log", [b"1", b"2"], producer=producer)
+            lsn = await store.append("log", b"1", producer=producer)
+            assert lsn == await store.append("log", b"2", producer=producer) - 1
             assert await values(store, "log") == [b"0", b"1", b"2"]
 
     simulate(scenario)
 
 
-def test_a_call_that_never_got_its_place_is_not_told_the_lsn_of_another_one():
-    """A caller gave up while its log was looked up, and another call took the place that both had
-    read (simulator)."""
+def test_of_two_producers_that_again_made_the_later_one_goes_on():
+    """Both had one place in hand: the second record there was told the first one's LSN."""
 
     async def scenario(cluster):
         async with cluster.client() as store:
             producer = Producer(12)
             log = (await store.create_log("log")).log_id
-            given_up = asyncio.create_task(store.append("log", b"first", producer=producer))
-            given_up.cancel()
-            await asyncio.wait([given_up])
-            await store.append("log", b"other", producer=producer)
-            again = producer.again(log, 0)
-            with pytest.raises(BadSetting, match="1 other records got sequence 0"):
-                await store.append("log", b"first", producer=again)
-            assert await values(store, "log") == [b"other"]
+            earlier, later = producer.again(log, 0), producer.again(log, 0)
+            await store.append("log", b"0", producer=later)
+            with pytest.raises(OutOfSequence, match=r"Producer\.again"):
+                await store.append("log", b"1", producer=earlier)
+            for old in (producer, earlier):
+                with pytest.raises(BadSetting, match="ended well, up to 1"):
+                    old.again(log, 0)
+            await store.append("log", b"1", producer=producer.again(log, 1))
+            assert await values(store, "log") == [b"0", b"1"]
 
     simulate(scenario)
 
 
-def test_a_bulk_call_is_compared_by_a_digest():
+def test_a_call_that_never_found_its_log_is_not_taken_for_a_later_one():
+    """The later call had the same place, and ended well."""
+
+    async def scenario(cluster):
+        async with cluster.client(timeout_s=2) as store, cluster.client() as other:
+            producer = Producer(12)
+            log = (await other.create_log("log")).log_id
+            for number in cluster.numbers:
+                cluster.machine(number).pause()
+            with pytest.raises((Retryable, OutcomeUnknown)):
+                await store.append("log", b"lost", producer=producer)
+            for number in cluster.numbers:
+                cluster.machine(number).resume()
+            await store.append("log", b"0", producer=producer)
+            with pytest.raises(BadSetting, match="ended well, up to 1"):
+                producer.again(log, 0)
+            await store.append("log", b"1", producer=producer.again(log, 1))
+            assert await values(store, "log") == [b"0", b"1"]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("size", [10, 10_000], ids=["records kept", "a digest kept"])
+def test_the_last_call_is_sent_again_with_its_own_records_only(size):
+    """Its answer may have been lost to a signal."""
+
     async def scenario(cluster):
         async with cluster.client() as store:
             producer = Producer(12)
             log = (await store.create_log("log")).log_id
-            bulk = [b"%d" % n * 2000 for n in range(20)]
+            bulk = [b"%d" % n * size for n in range(20)]
             lsns = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
-            with pytest.raises(BadSetting, match="20 other records"):
-                await store.append_many("log", bulk, producer=producer.again(log, 0))
-            again = producer.again(log, 0)
-            assert await store.append_many("log", bulk, keys=[b"k"] * 20, producer=again) == lsns
+            producer = producer.again(log, 0)
+            for others in ({"values": bulk}, {"values": bulk[::-1], "keys": [b"k"] * 20}):
+                with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                    await store.append_many("log", producer=producer, **others)
+            again = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
+            assert again == lsns
 
     simulate(scenario)
+
+
+def test_a_producer_remembers_so_many_calls_of_unknown_outcome():
+    place, doubts = ProducerPlace(), set()
+    for first in range(DOUBTS_MAX + 3):
+        call = ProducerCall(place, doubts)
+        call.takes(first, [b"%d" % first], None)
+        call.failed(OutcomeUnknown("nobody answered"))
+    assert len(doubts) == DOUBTS_MAX
+    call = ProducerCall(place, doubts)
+    call.takes(DOUBTS_MAX + 3, [b"new"], None)
+    call.ended_well()
+    assert len(doubts) == DOUBTS_MAX, "those that were not noted stand for all"

@@ -22,6 +22,7 @@ from cordwood.client.append.buffered_writer import WriterOptions
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Closed, RecordTooLarge, UnknownLog, Unreachable
 from cordwood.host.loop_thread import LoopThread
+from cordwood.host.waits import ThreadFuture
 from cordwood.settings import ClientSettings
 
 
@@ -232,6 +233,27 @@ def test_a_forked_child_is_refused_whatever_its_parent_held(tmp_path: Path) -> N
         holder.join()
         assert os.waitstatus_to_exitcode(status) == 0
         assert writer.append("log", b"2")
+
+
+def test_a_forked_child_waits_for_no_answer_that_its_parent_gets() -> None:
+    """The thread that resolves futures is the parent's, and may have held their locks."""
+    pending, told = ThreadFuture[int](), ThreadFuture[int]()
+    told.set_result(7)
+    with pending._condition, told._condition:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(10)
+                for wait in (pending.result, pending.exception):
+                    with pytest.raises(Closed, match="forked"):
+                        wait()
+                assert told.result() == 7
+                code = 0
+            finally:
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_threads_that_go_on_to_call_do_not_keep_a_client_from_closing(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
+from cordwood.client.ledgers import writable_ledger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.errors import (
     AccessDenied,
@@ -16,6 +18,7 @@ from cordwood.errors import (
     LedgerFenced,
     NoEntry,
     OutcomeUnknown,
+    Overloaded,
     RecordTooLarge,
     Rejected,
     TooFewNodes,
@@ -24,6 +27,8 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
+from cordwood.metadata.memory import LateWrite
+from cordwood.protocol.ledger_writer import WriterLimits
 
 E3 = {"ensemble": 3, "write": 3, "ack": 2}
 
@@ -121,6 +126,101 @@ class TestWritingAndReading:
                 assert (await store.ledgers.metadata(made.ledger_id)).last == 3
 
         simulate(scenario)
+
+    def test_a_call_of_a_chosen_id_is_told_of_its_own_entry_only(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                one = WriterLimits(entries_max=1)
+                made = await store.ledgers.create(ensemble=3, write=3, ack=3, limits=one)
+                calls = [asyncio.ensure_future(made.write(i, b"%d" % i)) for i in (1, 2, 0)]
+                # The third adds all three, one after the other, and the last node dies under it.
+                while made.last_add_confirmed < 0:  # noqa: ASYNC110 - in the turn of its ack
+                    await asyncio.sleep(0.0001)
+                cluster.kill(3)
+                told = await asyncio.gather(*calls, return_exceptions=True)
+                assert told[2] == 0
+                opened = await store.ledgers.open(made.ledger_id, recovery=True)
+                stored = [each.payload async for each in opened]
+                for number, outcome in zip((1, 2, 0), told, strict=True):
+                    is_told = outcome == number
+                    assert is_told == (b"%d" % number in stored), outcome
+
+        simulate(scenario)
+
+    def test_entries_with_ids_go_on_when_the_call_that_adds_them_is_cancelled(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=3) as store:
+                one = WriterLimits(entries_max=1)
+                made = await store.ledgers.create(**E3, limits=one)
+                for node in cluster.numbers:
+                    cluster.machine(node).pause()
+                calls = [asyncio.ensure_future(made.write(i, b"%d" % i)) for i in (0, 2, 3, 1)]
+                await asyncio.sleep(0.1)
+                calls[3].cancel()
+                for node in cluster.numbers:
+                    cluster.machine(node).resume()
+                assert await asyncio.gather(*calls[:3]) == [0, 2, 3]
+                assert made.last_add_confirmed == 3
+
+        simulate(scenario)
+
+    def test_entries_that_wait_for_ids_below_them_have_a_bound(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                waits = [asyncio.ensure_future(made.write(i, bytes(1000))) for i in (1, 2)]
+                await asyncio.sleep(0.1)
+                with pytest.raises(Overloaded, match="wait for entry 0"):
+                    await made.write(3, bytes(1000))
+                assert await made.write(0, bytes(1000)) == 0
+                assert await asyncio.gather(*waits) == [1, 2]
+                assert await made.write(3, bytes(1000)) == 3
+
+        monkeypatch.setattr(writable_ledger, "AHEAD_BYTES", 2500)
+        simulate(scenario, wal_bytes=32 << 20)
+
+    def test_a_follower_asks_with_pauses_where_one_node_is_fenced_and_nobody_writes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as writer, cluster.client() as reader:
+                made = await writer.ledgers.create(**E3)
+                await made.append_many(payloads(3))
+                await asyncio.sleep(1)
+                # A node that lost records; nobody adds anything, so nobody hears of it.
+                await cluster.running[2]._ledgers.note_loss(is_anew=False)
+                opened = await reader.ledgers.open(made.ledger_id)
+                began = asyncio.get_running_loop().time()
+                asked = 0
+                while asyncio.get_running_loop().time() < began + 10:
+                    assert await opened.wait_confirmed(2, timeout_s=1) == 2
+                    asked += 1
+                assert asked <= 55
+
+        simulate(scenario)
+
+    def test_batches_of_large_entries_have_a_bound_in_bytes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(ensemble=4, write=2, ack=2)
+                large = [bytes([n]) * (1 << 19) for n in range(64)]
+                assert await made.append_many([*payloads(600), *large]) == [*range(664)]
+                await made.close()
+                opened = await store.ledgers.open(made.ledger_id)
+                found: list[bytes] = []
+                sizes: list[int] = []
+                async for batch in opened.batches():
+                    sizes.append(sum(len(each.payload) for each in batch))
+                    found += [each.payload for each in batch]
+                assert found == [*payloads(600), *large]
+                # What is asked for at first, and one reply of each node.
+                assert max(sizes) < (4 << 20) + 4 * (3 << 20)
+                some = await opened.read_batch(600, bytes_max=1)
+                assert [each.payload for each in some] == large[:1]
+                some = await opened.read_batch(590, bytes_max=3 << 20)
+                assert [each.payload for each in some] == [*payloads(10, 590), *large[:5]]
+
+        simulate(scenario, nodes=4, wal_bytes=128 << 20)
 
     def test_an_empty_ledger_has_no_last_entry(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -380,6 +480,70 @@ class TestDeletion:
                 cluster.metadata.is_out = False
                 opened = await store.ledgers.open(kept.ledger_id)
                 assert len(await opened.read(0, 19)) == 20
+
+        simulate(scenario)
+
+    def test_no_ledger_gets_the_id_of_one_that_was_deleted(self) -> None:
+        """Nodes keep what they have under the id: it would be read as the new one's."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for chosen in (7, 2**40):
+                    made = await store.ledgers.create(**E3, ledger=chosen)
+                    await made.append_many(payloads(5))
+                    await made.close()
+                    await store.ledgers.delete(chosen)
+                    await store.ledgers.delete(chosen)
+                    for _ in range(2):
+                        with pytest.raises(LedgerExists, match="was deleted"):
+                            await store.ledgers.create(**E3, ledger=chosen)
+                    with pytest.raises(UnknownLedger):
+                        await store.ledgers.open(chosen, recovery=True)
+                # One that was never made is not deleted; its neighbours are free.
+                await store.ledgers.delete(8)
+                for free in (6, 8, 7 + 1024, 2**40 + 1):
+                    assert (await store.ledgers.create(**E3, ledger=free)).ledger_id == free
+                allotted = [(await store.ledgers.create(**E3)).ledger_id for _ in range(9)]
+                assert allotted == [0, 1, 2, 3, 4, 5, 9, 10, 11]
+
+        simulate(scenario)
+
+    def test_of_a_deletion_and_a_creation_that_cross_no_second_ledger_comes(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            chance = random.Random(1)
+            cluster.metadata.delay_s = (0.0, 0.01)
+            async with cluster.client() as store, cluster.client() as other:
+                for chosen in range(60):
+                    await (await store.ledgers.create(**E3, ledger=chosen)).append(b"one")
+
+                    async def make(chosen: int = chosen) -> None:
+                        await asyncio.sleep(chance.uniform(0, 0.05))
+                        await other.ledgers.create(**E3, ledger=chosen)
+
+                    making = [asyncio.ensure_future(make()) for _ in range(4)]
+                    await store.ledgers.delete(chosen)
+                    told = await asyncio.gather(*making, return_exceptions=True)
+                    assert {type(each) for each in told} == {LedgerExists}
+                    assert await store.ledgers.page() == []
+
+        simulate(scenario)
+
+    def test_a_ledger_whose_first_write_comes_after_its_deletion_goes_again(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, ledger=7)
+                await made.append_many(payloads(5))
+                values = cluster.metadata.data.values
+                key = next(key for key in values if key.startswith("ledgers/"))
+                value = values[key].value
+                await store.ledgers.delete(7)
+                late = LateWrite(asyncio.get_running_loop().time() + 1, key, value, 0)
+                cluster.metadata.data.put_off(late)
+                await asyncio.sleep(2)
+                assert (await store.ledgers.metadata(7)).state is LedgerState.OPEN
+                assert await cluster.running[1]._ledgers.sweep() == 1
+                with pytest.raises(UnknownLedger):
+                    await store.ledgers.metadata(7)
 
         simulate(scenario)
 

@@ -23,7 +23,7 @@ from test_sink_crashes import values
 
 from cordwood.errors import CordwoodError
 from cordwood.log_attributes import LogAttributes, token_digest
-from cordwood.spark.jobs.land import land
+from cordwood.spark.jobs.land import Lander, land
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.jobs.table import FORMATS, OURS
 from cordwood.spark.options import READ_TOKENS, SERVERS
@@ -218,6 +218,44 @@ def test_a_landing_with_the_checkpoint_of_another(spark, cluster, store, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_begun", [True, False])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_landing_with_its_first_checkpoint_put_back(
+    spark, cluster, store, tmp_path, monkeypatch, format_, is_begun
+):
+    """Another query landed meanwhile: the first one's next batch is in the table already.
+
+    The checkpoint that is set aside has batches in the table, or a first batch that died.
+    """
+    table, aside = Table(spark, cluster, store, tmp_path, format_), tmp_path / "aside"
+    assert not table.refused()
+    if is_begun:
+        shutil.rmtree(table.checkpoint)
+        with monkeypatch.context() as patched:
+            patched.setattr(Lander, "_write", dying)
+            assert "planted" in table.refused()
+        shutil.copytree(table.checkpoint, aside)
+    else:
+        shutil.copytree(table.checkpoint, aside)
+    shutil.rmtree(table.checkpoint)
+    assert not table.refused()
+    table.check()
+    theirs = tmp_path / "theirs"
+    shutil.move(table.checkpoint, theirs)
+    shutil.copytree(aside, table.checkpoint)
+    assert "another query landed records since" in table.refused()
+    shutil.rmtree(table.checkpoint)
+    if is_begun:
+        shutil.move(theirs, table.checkpoint)  # that of the last landing goes on
+    assert not table.refused()
+    table.check()
+
+
+def dying(*_) -> None:
+    raise RuntimeError("planted crash")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.0, 0.5, None])
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_a_delta_log_whose_newest_commit_is_torn(
@@ -264,6 +302,7 @@ def test_a_stream_into_a_log_with_a_damaged_checkpoint(
         copy.check()
 
 
+@pytest.mark.slow
 def test_a_sink_log_that_is_renamed_and_made_again(spark, cluster, store, tmp_path):
     """A stream writes to a name: what is there at each batch gets it, whole."""
     copy = Copy(spark, cluster, store, tmp_path)

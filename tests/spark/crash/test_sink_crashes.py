@@ -80,6 +80,7 @@ class Case:
         assert digest(found) == digest(wanted)
 
 
+@pytest.mark.slow
 def test_a_sample(cluster, store, tmp_path):
     """Batch 0 was published, the driver died before Spark noted it. Its tasks are others now."""
     case = Case(cluster, store, tmp_path, batch_records=200)

@@ -14,6 +14,7 @@ from job_logs import appended
 from pyiceberg.catalog.sql import SqlCatalog
 
 from cordwood.block import Record
+from cordwood.blocking import connect
 from cordwood.cli.app import run
 from cordwood.errors import BadSetting, Malformed
 from cordwood.spark.jobs.backfill import (
@@ -132,6 +133,21 @@ def test_a_checkpoint_of_a_replay_into_another_log_is_refused(spark, cluster, st
         assert replay(spark, source, sink, checkpoint).records == told
     with pytest.raises(BadSetting, match=f"a replay into {log}-one.* goes to {log}-two.*another"):
         replay(spark, source, {SERVERS: cluster.url, "log": f"{log}-two"}, checkpoint)
+
+
+def test_a_checkpoint_of_a_replay_into_another_cluster_is_refused(
+    spark, cluster, store, log, tmp_path
+):
+    """What was copied to the first cluster was not copied to the second, with exit code 0."""
+    store.append(log, b"0")
+    source, checkpoint = {SERVERS: cluster.url, "subscribe": log}, str(tmp_path / "checkpoint")
+    sink = {SERVERS: cluster.url, "log": f"{log}-copy"}
+    assert replay(spark, source, sink, checkpoint).records == 1
+    with (
+        connect(str(tmp_path / "other")) as other,
+        pytest.raises(BadSetting, match=r"of a replay into cluster .*: give another --checkpoint"),
+    ):
+        replay(spark, source, {**sink, SERVERS: other.serve()}, checkpoint)
 
 
 def test_a_replay_counts_and_tells_every_batch(spark, cluster, store, log, tmp_path):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from cordwood import durable
 from cordwood.errors import BadSetting
-from cordwood.spark.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint, begins_at
+from cordwood.spark.jobs.delta_table import DeltaLake
+from cordwood.spark.jobs.land import Landed, Lander
+from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.jobs.parquet_table import ParquetTable
+from cordwood.spark.jobs.table import StagedBatch, staged_files
+from cordwood.spark.options import SERVERS
 
 
 def end(batch: int) -> dict:
@@ -53,6 +62,33 @@ def test_one_of_another_time_is_told(checkpoint, published, noted, told):
         checkpoint.check(published, noted)
 
 
+@pytest.mark.parametrize("published", [1, 2])
+def test_one_whose_query_landed_last_passes(checkpoint, published):
+    checkpoint.check_newest(published, end(published))
+
+
+def test_one_that_was_put_back_after_another_query_landed_is_told(checkpoint):
+    """Its own batches are as it left them, and its next one would be in the table twice."""
+    for published in (1, 2):
+        with pytest.raises(BadSetting, match=r"another query landed records since.* Remove that"):
+            checkpoint.check_newest(published, end(5))
+
+
+def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint):
+    last = {"cluster": "c", "from": {}, "logs": {"1": "e1n7", "2": "e1n9", "3": "e1n4"}, "v": 1}
+    # Log 3 was deleted, log 4 found.
+    first = {"cluster": "c", "from": {"1": "e1n7", "2": "e1n9", "4": "e0n1"}, "v": 1,
+             "logs": {"1": "e1n8", "2": "e1n9", "4": "e1n3"}}  # fmt: skip
+    assert begins_at(first, last)
+    assert begins_at({"cluster": "c", "init": True, "logs": first["from"], "v": 1}, last)
+    assert not begins_at({**first, "from": {**first["from"], "2": "e1n8"}}, last)
+
+
+def test_one_that_runs_ahead_of_its_table_is_told(checkpoint):
+    with pytest.raises(BadSetting, match="batches up to 2, and the last one in the table is 0"):
+        checkpoint.check_newest(0, end(0))
+
+
 @pytest.mark.parametrize("name", ["offsets/2", "commits/1", "metadata"])
 def test_a_file_that_a_power_cut_emptied_is_told(checkpoint, name):
     (checkpoint.directory / name).write_bytes(b"")
@@ -67,3 +103,46 @@ def test_what_names_a_batch_is_synced_before_it_is_published(checkpoint, monkeyp
     (checkpoint.directory / "offsets" / ".2.crc").write_bytes(b"crc")
     checkpoint.make_durable(2)
     assert synced == ["metadata", ".2.crc", "2", "offsets", checkpoint.directory.name]
+
+
+def test_a_delta_log_that_was_cleaned_does_not_say_where_the_landing_ends(tmp_path):
+    """A landing without its checkpoint began once more at the beginning of its logs."""
+    root = tmp_path / "table"
+    root.mkdir()
+    staging = root / "_cordwood" / "staging"
+    staging.mkdir(parents=True)
+    pq.write_table(pa.table({"lsn": [1, 2]}), staging / "part-0.parquet")
+    lake = DeltaLake(root, ())
+    assert lake.is_empty
+    schema = pa.schema([("lsn", pa.int64())])
+    lake.publish(StagedBatch("q", 0, end(0), staged_files(staging), schema))
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(root), "delta")
+    lander = Lander(root, lake, landing, Landed(), print)
+    assert lake.last_offset() == end(0)
+    later = 1 + DeltaTable(str(root)).version()
+    DeltaTable(str(root)).alter.set_table_properties({"delta.appendOnly": "false"})
+    DeltaTable(str(root)).create_checkpoint()
+    # What `cleanup_metadata` does, without the 30 days.
+    for version in range(later):
+        (root / "_delta_log" / f"{version:020}.json").unlink()
+    assert DeltaLake(root, ()).last_offset() is None
+    with pytest.raises(BadSetting, match=r"is gone, and so is the commit.* in another directory"):
+        lander.source_options()
+
+
+def test_records_that_a_dead_batch_set_apart_go(tmp_path):
+    """They were there twice, once the checkpoint was lost and another query landed them."""
+    root, query = tmp_path / "table", "01234567-89ab"
+    root.mkdir()
+    lake = ParquetTable(root)
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(root))
+    lander = Lander(root, lake, landing, Landed(), print)
+    lake.publish(StagedBatch(query, 0, end(0), [], pa.schema([])))
+    for batch in range(2):
+        lander._note_end(query, batch, end(batch))
+    names = [f"01234567-{0:012}", f"01234567-{1:012}", f"76543210-{1:012}", "a-b"]
+    for name in names:
+        (tmp_path / "table.quarantine" / name).mkdir(parents=True)
+    lander.remove_unpublished()
+    left = sorted(path.name for path in (tmp_path / "table.quarantine").iterdir())
+    assert left == sorted(set(names) - {f"01234567-{1:012}"})

@@ -105,6 +105,7 @@ class TestNotes:
 
 @pytest.mark.real
 @pytest.mark.spark
+@pytest.mark.slow
 def test_statistics_that_are_stopped_go_on(spark, cluster, store, log, tmp_path, capfd):
     """In steps of a few blocks each, beside one pass; what came later is not counted."""
     for hour in range(6):

@@ -360,10 +360,13 @@ class LogsMachine(stateful.RuleBasedStateMachine):
         return older, newer
 
 
-LogsMachine.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, derandomize=True
-)
-TestLogsStore = LogsMachine.TestCase
+class TestLogsStore(LogsMachine.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(max_examples=20, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.slow
+class TestMoreOfLogsStore(LogsMachine.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 def test_partitions_go_oldest_first_once_all_their_logs_are_trimmed() -> None:

@@ -1,0 +1,81 @@
+"""Unix sockets between processes of one machine, beside their TCP ports on loopback.
+
+A listener on loopback takes connections at a Unix socket as well, and a caller tries that one
+first. A frame costs less on the way: see docs/performance.md. Everything above the transport is
+the same, the greeting with the cluster's identity and the member's number included.
+
+The name stands in the kernel's abstract namespace and follows from the address. So it needs no
+directory and no cleaning up, is never too long, goes away with its process, and is seen where the
+loopback address is seen: each network namespace has its own. Any user of the machine may take a
+free name, unlike the port of a running node. So a caller asks the kernel whose socket it reached,
+and takes TCP unless it is its own user's or root's.
+
+Source: unix(7), "Abstract sockets" and SO_PEERCRED; ip(7).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+import sys
+
+from cordwood.host.address import split_address
+
+PREFIX = "\0cordwood/"
+
+_CREDENTIALS = struct.Struct("3i")
+"""pid, uid and gid of the process that listens."""
+
+
+def socket_name(address: str) -> str | None:
+    """The name of the socket beside a TCP address; None where there is none.
+
+    Only loopback has one: packet filters decide about the other addresses.
+    """
+    if sys.platform != "linux":
+        return None
+    host, _ = split_address(address)
+    try:
+        is_near = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_near = False
+    return PREFIX + address if is_near else None
+
+
+def bind_beside(address: str) -> socket.socket | None:
+    """A socket to listen at, beside a TCP address as bound; None if there can be none."""
+    name = socket_name(address)
+    if name is None:
+        return None
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        made.bind(name)
+    except OSError:  # someone has the name: callers come by TCP
+        made.close()
+        return None
+    return made
+
+
+def reach_beside(address: str, *, uid: int | None = None) -> socket.socket | None:
+    """A socket connected to the one beside a TCP address; None if TCP is to be taken.
+
+    Args:
+        uid: the user whose sockets are trusted beside root's; None for that of this process.
+    """
+    name = socket_name(address)
+    if name is None or sys.platform != "linux":
+        return None
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        made.connect(name)  # at once, or EAGAIN where too many wait
+        packed = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        made.close()
+        return None
+    _, theirs, _ = _CREDENTIALS.unpack(packed)
+    if theirs not in (0, os.geteuid() if uid is None else uid):
+        made.close()
+        return None
+    return made
