@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
 from cordwood.admin.impact_calls import answer_impact
+from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
@@ -258,11 +259,15 @@ class Node:
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._engine, host.clock.now_us)
         self._ledgers = LedgerCalls(
-            LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node
-        )
+            LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node,
+            LedgerAutorecovery(
+                settings.node, host, self._metadata, self._read_members,
+                lambda: self.server.address,
+            ),
+        )  # fmt: skip
         if self._engine.has_lost or self._engine.logs.owes_note or admission.is_anew:
             await self._renew_seals()
-            await self._ledgers.note_loss()
+            await self._ledgers.note_loss(is_anew=admission.is_anew)
             await self._engine.logs.keep_noted()
         if self._directory.word == ACCEPTED:
             # Not before: a start that was cut short above would find nothing lost.
@@ -466,6 +471,10 @@ class Node:
     def _nodes_in(self, region: str) -> frozenset[int]:
         """The nodes whose outermost failure domain is `region`."""
         return frozenset(node for node, member in self._members.items() if member.region == region)
+
+    async def _read_members(self) -> Mapping[NodeId, Member]:
+        await self._refresh_members()
+        return self._members
 
     async def _refresh_members(self) -> None:
         said = await read_members(self._membership, self.settings.node, self._renew_seals)

@@ -9,11 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
 from cordwood.errors import CordwoodError
 from cordwood.layout.ledger_entry import ledger_key_of
 from cordwood.layout.ledger_records import LedgerChange, LedgerFlag
 from cordwood.layout.message import Reply
-from cordwood.layout.message_ledgers import LEDGERS_MAX, LedgerCall, LedgerEntryCall
+from cordwood.layout.message_ledgers import (
+    LEDGERS_MAX,
+    AutorecoveryCall,
+    LedgerCall,
+    LedgerEntryCall,
+)
 from cordwood.ledger import LedgerState
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.nodes import NodeId
@@ -33,8 +39,15 @@ FORGET_PAUSE_S = 1.0
 class LedgerCalls:
     """See the module."""
 
-    def __init__(self, store: LedgerStore, metadata: LedgerMetadataStore, node: NodeId) -> None:
+    def __init__(
+        self,
+        store: LedgerStore,
+        metadata: LedgerMetadataStore,
+        node: NodeId,
+        autorecovery: LedgerAutorecovery,
+    ) -> None:
         self._store = store
+        self._autorecovery = autorecovery
         self._metadata = metadata
         self._node = node
 
@@ -42,10 +55,17 @@ class LedgerCalls:
         """Do what a client asks; see `LedgerStore.answer` and `LedgerMetadataStore.answer`."""
         if isinstance(call, LedgerEntryCall):
             return await self._store.answer(call)
+        if isinstance(call, AutorecoveryCall):
+            return await self._autorecovery.answer(call)
         return await self._metadata.answer(call)
 
     async def run(self) -> None:
-        """Let go of deleted ledgers every so often, until cancelled."""
+        """Let go of deleted ledgers, and repair those that lack copies, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep_on())
+            tasks.create_task(self._autorecovery.run())
+
+    async def _sweep_on(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
@@ -84,7 +104,7 @@ class LedgerCalls:
             logger.info("%d ledgers were deleted, and their entries are gone here too", len(gone))
         return len(gone)
 
-    async def note_loss(self) -> None:
+    async def note_loss(self, *, is_anew: bool) -> None:
         """This node lost records: fence what it may have lost fences or entries of.
 
         Every closed ledger is fenced too. Its writer may not know of its end, and would take
@@ -92,9 +112,13 @@ class LedgerCalls:
         the metadata does not say any more: a recovery or a repair may have named another in its
         place. What lacks of a closed ledger is not unknown: nothing is concluded from its absence.
 
+        Args:
+            is_anew: it has nothing at all: what names it lacks copies.
         Raises:
             Unreachable: the metadata store does not say which ledgers there are.
         """
+        if is_anew:
+            await self._autorecovery.note_anew()
         changes: list[LedgerChange] = []
         async for held in self._metadata.all():
             metadata = held.metadata

@@ -1,4 +1,4 @@
-"""`cordwood ledgers`: make, write, read, follow, list, recover, fence and delete ledgers."""
+"""`cordwood ledgers`: make, write, read, follow, list, recover, fence, repair, delete."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -313,6 +314,59 @@ def repair(
         typer.echo(json.dumps(told))
     elif not told:
         typer.echo("Nothing to repair: no ledger has a lost node.")
+
+
+@app.command()
+def autorecovery(
+    switch: Annotated[
+        str | None, typer.Argument(metavar="[on|off]", help="Without, say how it is.")
+    ] = None,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Have nodes repair ledgers that lack copies by themselves, or not."""
+    if switch not in (None, "on", "off"):
+        raise BadSetting(f"auto-recovery is switched `on` or `off`, and not {switch!r}")
+    with open_store(cluster) as store:
+        if switch is not None:
+            store.ledgers.switch_autorecovery(on=switch == "on")
+        found = store.ledgers.autorecovery()
+    if as_json:
+        told = {"on": found.on, "auditor": found.auditor or None, "is_lacking": found.is_lacking}
+        typer.echo(json.dumps(told))
+        return
+    words = "repaired by themselves" if found.on else "not repaired: auto-recovery is off"
+    typer.echo(f"Ledgers that lack copies are {words}.")
+    typer.echo(f"  looked for by {found.auditor or 'nobody yet'}")
+    if found.is_lacking:
+        typer.echo("  Some lack copies now: `cordwood ledgers under-replicated`.")
+
+
+@app.command(name="under-replicated")
+def under_replicated(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 100,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """List ledgers that lack copies, with the lost nodes that they name."""
+    with open_store(cluster) as store:
+        found = list(islice(store.ledgers.under_replicated(), limit))
+    if as_json:
+        told = [
+            {"ledger": each.ledger, "nodes": [*each.nodes], "since_us": each.since_us}
+            for each in found
+        ]
+        typer.echo(json.dumps(told))
+    elif not found:
+        typer.echo("No ledger is known to lack copies.")
+    else:
+        show_table(
+            ["ledger>", "lost nodes", "known since"],
+            [
+                (each.ledger, ", ".join(map(str, each.nodes)), utc_words(each.since_us))
+                for each in found
+            ],
+        )
 
 
 @app.command()

@@ -50,6 +50,7 @@ from cordwood.layout.message_fields import (
 from cordwood.layout.message_impact import AskImpact, ImpactReply
 from cordwood.layout.message_ledgers import (
     AddReply,
+    AutorecoveryReply,
     EntriesReply,
     LacReply,
     LedgerCall,
@@ -523,8 +524,8 @@ Reply = (
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
-    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | ImpactReply
-    | MaintenanceReply
+    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
+    | ImpactReply | MaintenanceReply
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from cordwood.layout.ledger_entry import BODY_BYTES_MAX, KEY_BYTES
 from cordwood.layout.ledger_metadata import METADATA_BYTES_MAX
-from cordwood.ledger import ENTRY_MAX, LEDGER_MAX, NO_ENTRY
+from cordwood.ledger import ENTRY_MAX, FRAGMENTS_MAX, LEDGER_MAX, NO_ENTRY
 
 ADD_ENTRIES_MAX = 1024
 """Entries of one call to add: some hundred kilobytes of small ones."""
@@ -220,6 +220,42 @@ class LedgersReply(Struct, frozen=True, tag="ledgers"):
     ledgers: Annotated[list[Ledger], Meta(max_length=LEDGERS_MAX)]
 
 
+class AskAutorecovery(Struct, frozen=True, tag="ask_autorecovery"):
+    """Whether ledgers that lack copies are repaired, and which they are, above `after`, by id, at
+    most so many."""
+
+    after: AnyLedger
+    limit: Annotated[int, Meta(ge=1, le=LEDGERS_MAX)]
+
+
+class SwitchAutorecovery(Struct, frozen=True, tag="switch_autorecovery"):
+    """Repair ledgers that lack copies from now on, or do not. Answered with DoneReply."""
+
+    on: bool
+
+
+class LackingLedger(Struct, frozen=True, array_like=True):
+    """A ledger that lacks copies, the lost nodes that it named, and since when that is known."""
+
+    ledger: Ledger
+    nodes: Annotated[tuple[int, ...], Meta(max_length=FRAGMENTS_MAX)]
+    since_us: Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class AutorecoveryReply(Struct, frozen=True, tag="autorecovery"):
+    """Whether ledgers are repaired, who looks for those that lack copies, and these ledgers.
+
+    Attributes:
+        auditor: "" while nobody does.
+        ledgers: fewer than asked for only at the end.
+    """
+
+    on: bool
+    auditor: Annotated[str, Meta(max_length=255)]
+    ledgers: Annotated[list[LackingLedger], Meta(max_length=LEDGERS_MAX)]
+
+
+AutorecoveryCall = AskAutorecovery | SwitchAutorecovery
 LedgerEntryCall = AddEntries | ReadEntries | AskLac | TellLac
 LedgerMetadataCall = AskLedger | CreateLedger | SetLedger | DeleteLedger | ListLedgers
-LedgerCall = LedgerEntryCall | LedgerMetadataCall
+LedgerCall = LedgerEntryCall | LedgerMetadataCall | AutorecoveryCall

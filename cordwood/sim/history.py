@@ -290,9 +290,11 @@ class HistoryRecorder:
         generation: int,
         owners: Mapping[str, tuple[str, int]],
         positions: Mapping[str, int],
+        resets: Mapping[str, int] | None = None,
     ) -> None:
         """Note, at the metadata store, what a consumer is from now on."""
-        self.add(GroupChanged(self._now_us(), consumer, generation, dict(owners), dict(positions)))
+        states = (dict(owners), dict(positions), dict(resets or {}))
+        self.add(GroupChanged(self._now_us(), consumer, generation, *states))
 
     def positions_saved(
         self, consumer: str, member: str, positions: Mapping[str, int], *, invoked_us: int

@@ -74,6 +74,16 @@ def test_without_lost_nodes_there_is_nothing_to_repair(run):
     assert "can take a ledger's entries" in run("repair", "700", "--node", "1", exit_code=1)
 
 
+def test_auto_recovery_is_switched_and_told(run):
+    assert json.loads(run("autorecovery", "--json"))["on"]
+    assert not json.loads(run("autorecovery", "off", "--json"))["on"]
+    assert "auto-recovery is off" in run("autorecovery")
+    assert "repaired by themselves" in run("autorecovery", "on")
+    assert "`on` or `off`" in run("autorecovery", "maybe", exit_code=1)
+    assert json.loads(run("under-replicated", "--json")) == []
+    assert "No ledger is known" in run("under-replicated")
+
+
 def test_what_cannot_be_is_said_in_a_line(run):
     assert "wanted is" in run("append", "x", "-E", "1", "-w", "2", "-a", "2", exit_code=1)
     assert "3 are wanted" in run("append", "x", exit_code=1)

@@ -96,20 +96,24 @@ from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
     AddReply,
+    AskAutorecovery,
     AskLac,
     AskLedger,
+    AutorecoveryReply,
     CreateLedger,
     DeleteLedger,
     EntriesReply,
     EntryAnswer,
     EntryItem,
     Found,
+    LackingLedger,
     LacReply,
     LedgerReply,
     LedgersReply,
     ListLedgers,
     ReadEntries,
     SetLedger,
+    SwitchAutorecovery,
     TellLac,
 )
 from cordwood.layout.message_maintenance import (
@@ -213,7 +217,7 @@ CALLS: list[Call] = [
     AddEntries(7, KEY, [EntryItem(0, -1, 4, b"body"), EntryItem(1, 0, 8, b"")], True),
     ReadEntries(7, KEY, [0, 2**63 - 1], True), AskLac(7, KEY, False, 3, 20_000),
     TellLac(7, KEY, 3), AskLedger(2**63 - 1), CreateLedger(-1, LEDGER), SetLedger(7, 9, LEDGER),
-    DeleteLedger(7), ListLedgers(-1, 1000),
+    DeleteLedger(7), ListLedgers(-1, 1000), AskAutorecovery(-1, 1000), SwitchAutorecovery(False),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
@@ -244,6 +248,7 @@ REPLIES: list[Reply] = [
     AddReply(AddRefusal.FENCED),
     EntriesReply([EntryAnswer(0, Found.YES, -1, 4, b"body"), EntryAnswer(1, Found.UNKNOWN)], 0),
     LacReply(Found.YES, 3, 5, True), LedgerReply(9, LEDGER, True), LedgersReply([0, 7]),
+    AutorecoveryReply(True, "node 2", [LackingLedger(7, (1, 3), 5)]),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
         [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
-from rebuild_scene import call_lost, keep_starting, lose_disk
+from rebuild_scene import call_lost, lose_disk
 
 from cordwood.errors import OutcomeUnknown, Undecided
 from cordwood.layout.ledger_records import LedgerFlag
@@ -40,7 +40,7 @@ class TestLostRecords:
                 # It reads one ledger a second, so a flush takes what shows the loss out of the WAL
                 # before the ledgers are fenced.
                 cluster.metadata.delay_s = (1.0, 1.0)
-                cluster.machine(rotten).start(cluster._main(rotten))
+                cluster.start_once(rotten)
                 await asyncio.sleep(25)
                 assert rotten not in cluster.running
                 cluster.machine(rotten).kill()
@@ -103,7 +103,7 @@ class TestBegunAnew:
                 async with cluster.client() as third:
                     moved = await third.ledgers.repair(made.ledger_id, nodes=[lost])
                     assert moved.keys() == {lost}
-                keep_starting(cluster, lost)
+                cluster.keep_starting(lost)
                 await until(lambda: lost in cluster.running, timeout_s=600)
                 await asyncio.sleep(5)
                 # Its writer knows of nothing, and both of these have lost or never had the fence.

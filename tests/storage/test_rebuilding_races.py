@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until, values
 from rebuild_scene import call_lost, copies, healed, lose_disk, put_records
+from swaps import swap
 
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
@@ -122,7 +123,7 @@ def test_an_epoch_that_ends_between_the_seals_and_the_ack_of_a_node_stays_ended(
         assert found.index(b"before") < found.index(b"new")
         assert b"late" not in found[: found.index(b"new")]
 
-    monkeypatch.setattr(StoredEventLog, "say", say)
+    swap(monkeypatch, StoredEventLog.say, say)
     simulate(scenario, nodes=5, copies=2)
 
 

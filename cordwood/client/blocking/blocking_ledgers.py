@@ -11,7 +11,7 @@ from types import TracebackType
 
 from cordwood.block import Buffer
 from cordwood.client.blocking.facade import Facade, blocking
-from cordwood.client.ledgers.ledgers import Ledgers
+from cordwood.client.ledgers.ledgers import Ledgers, UnderReplicated
 from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.ledger import DigestKind, LedgerMetadata
@@ -164,6 +164,9 @@ class BlockingLedgers(Facade[Ledgers]):
     metadata = blocking(Ledgers.metadata)
     delete = blocking(Ledgers.delete, changes=True)
     page = blocking(Ledgers.page)
+    autorecovery = blocking(Ledgers.autorecovery)
+    switch_autorecovery = blocking(Ledgers.switch_autorecovery, changes=True)
+    under_replicated_page = blocking(Ledgers.under_replicated_page)
 
     def create(
         self,
@@ -207,3 +210,10 @@ class BlockingLedgers(Facade[Ledgers]):
         while page := self.page(after):
             yield from page
             after = page[-1]
+
+    def under_replicated(self) -> Iterator[UnderReplicated]:
+        """See `ledgers.Ledgers.under_replicated`."""
+        after = -1
+        while page := self.under_replicated_page(after):
+            yield from page
+            after = page[-1].ledger

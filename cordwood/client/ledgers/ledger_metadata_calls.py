@@ -16,13 +16,16 @@ from cordwood.host.seams import Host
 from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_ledgers import (
+    AskAutorecovery,
     AskLedger,
+    AutorecoveryReply,
     CreateLedger,
     DeleteLedger,
     LedgerReply,
     LedgersReply,
     ListLedgers,
     SetLedger,
+    SwitchAutorecovery,
 )
 from cordwood.ledger import LedgerMetadata, Versioned
 from cordwood.nodes import Authority, Member, NodeId
@@ -88,6 +91,16 @@ class LedgerMetadataCalls:
         reply = await self._ask(ListLedgers(after, limit))
         assert isinstance(reply, LedgersReply), "ListLedgers is answered with ids"
         return reply.ledgers
+
+    async def autorecovery(self, after: int, limit: int) -> AutorecoveryReply:
+        """Whether ledgers are repaired, and those above `after` that lack copies."""
+        reply = await self._ask(AskAutorecovery(after, limit))
+        assert isinstance(reply, AutorecoveryReply), "AskAutorecovery is answered so"
+        return reply
+
+    async def switch_autorecovery(self, *, on: bool) -> None:
+        """Have ledgers that lack copies repaired, or not."""
+        await self._ask(SwitchAutorecovery(on))
 
     async def choose(
         self, count: int, taken: Collection[int] = (), beside: Sequence[int] = ()

@@ -10,7 +10,8 @@ Source: docs/ledgers.md; docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
@@ -48,6 +49,33 @@ from cordwood.settings import ClientSettings
 
 CREATE_AGAIN_S = 0.1
 """Pause before a ledger is made again that may not be made."""
+
+
+class Autorecovery(NamedTuple):
+    """Whether nodes repair ledgers by themselves.
+
+    Attributes:
+        on: whether they do.
+        auditor: the node that looks for ledgers that lack copies; "" while none does.
+        is_lacking: whether a ledger lacks copies now.
+    """
+
+    on: bool
+    auditor: str
+    is_lacking: bool
+
+
+class UnderReplicated(NamedTuple):
+    """A ledger that lacks copies.
+
+    Attributes:
+        nodes: lost ones that it named when it was looked at.
+        since_us: when that was found, in microseconds of the Unix epoch.
+    """
+
+    ledger: int
+    nodes: tuple[int, ...]
+    since_us: int
 
 
 class Ledgers:
@@ -211,13 +239,20 @@ class Ledgers:
         return isinstance(reply, LacReply) and reply.is_fenced
 
     async def repair(
-        self, ledger: int, password: bytes = b"", *, nodes: Collection[int] = ()
+        self,
+        ledger: int,
+        password: bytes = b"",
+        *,
+        nodes: Collection[int] = (),
+        refills: Collection[int] = (),
     ) -> dict[int, int]:
         """Make new copies of what lost nodes held of a closed ledger, on other nodes.
 
         Args:
             nodes: lost for good, beside those that are no members of the cluster and those whose
                 data is said to be gone or to lie elsewhere (`cordwood nodes status`).
+            refills: of these, nodes that are back with empty disks. Where no other node takes
+                entries, theirs are written to them again.
         Returns:
             By lost node of this ledger, the node that keeps its entries now.
         Raises:
@@ -234,7 +269,7 @@ class Ledgers:
             return node in nodes or member is None or member.authority in REBUILT
 
         opened = await self.open(ledger, password)
-        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost)
+        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost, refills)
         await repair.run()
         return repair.moved
 
@@ -265,8 +300,7 @@ class Ledgers:
             BadSetting: a limit that is not 1 to 1000.
             Unreachable, Overloaded: the metadata store did not answer.
         """
-        if not 1 <= limit <= LEDGERS_MAX:
-            raise BadSetting(f"a page of {limit} ledgers; it has 1 to {LEDGERS_MAX}")
+        _check_page(limit)
         return await self._calls.page(after, limit)
 
     async def list(self, after: int = -1) -> AsyncIterator[int]:
@@ -276,10 +310,53 @@ class Ledgers:
                 yield ledger
             after = page[-1]
 
+    async def autorecovery(self) -> Autorecovery:
+        """Whether nodes repair ledgers that lack copies by themselves.
+
+        Raises:
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        told = await self._calls.autorecovery(-1, 1)
+        return Autorecovery(told.on, told.auditor, bool(told.ledgers))
+
+    async def switch_autorecovery(self, *, on: bool) -> None:
+        """Have nodes repair ledgers that lack copies, or not. What is under way comes to its end.
+
+        Raises:
+            Unreachable, Overloaded: it may be switched; ask again.
+        """
+        await self._calls.switch_autorecovery(on=on)
+
+    async def under_replicated_page(
+        self, after: int = -1, limit: int = LEDGERS_MAX
+    ) -> Sequence[UnderReplicated]:
+        """Ledgers above `after` that lack copies, by id, as far as the auditor has found them.
+
+        Raises:
+            BadSetting: a limit that is not 1 to 1000.
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        _check_page(limit)
+        found = (await self._calls.autorecovery(after, limit)).ledgers
+        return [UnderReplicated(each.ledger, each.nodes, each.since_us) for each in found]
+
+    async def under_replicated(self) -> AsyncIterator[UnderReplicated]:
+        """All ledgers that lack copies, read page by page."""
+        after = -1
+        while page := await self.under_replicated_page(after):
+            for each in page:
+                yield each
+            after = page[-1].ledger
+
     def end(self) -> None:
         """The client closes: ledgers that are still written are left to a recovery."""
         for writer in self._writers:
             writer.abandon()
+
+
+def _check_page(limit: int) -> None:
+    if not 1 <= limit <= LEDGERS_MAX:
+        raise BadSetting(f"a page of {limit} ledgers; it has 1 to {LEDGERS_MAX}")
 
 
 def _check_striping(ensemble: int, write: int, ack: int) -> None:

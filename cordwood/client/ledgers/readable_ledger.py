@@ -355,9 +355,9 @@ class ReadableLedger:
                 poll.cancel()
             await asyncio.gather(*polls, return_exceptions=True)
         if self.last_add_confirmed <= above:
-            await self.refresh()
+            found = await self.refresh()
             left = began + min(AGAIN_S, timeout_s) - loop.time()
-            if not self.is_closed and left > 0:
+            if found.state is not LedgerState.CLOSED and left > 0:
                 # Nodes that are fenced, and those that are down, answer at once.
                 await asyncio.sleep(left)
         return self.last_add_confirmed

@@ -188,7 +188,7 @@ class TestWritingAndReading:
                 await made.append_many(payloads(3))
                 await asyncio.sleep(1)
                 # A node that lost records; nobody adds anything, so nobody hears of it.
-                await cluster.running[2]._ledgers.note_loss()
+                await cluster.running[2]._ledgers.note_loss(is_anew=False)
                 opened = await reader.ledgers.open(made.ledger_id)
                 began = asyncio.get_running_loop().time()
                 asked = 0

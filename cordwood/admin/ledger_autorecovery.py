@@ -1,0 +1,244 @@
+"""A node's part in auto-recovery of ledgers: it may be the auditor, and it repairs what is marked.
+
+The rule is `protocol.ledger_autorecovery`; this is its shell. One node at a time is the auditor,
+by a lease. All nodes are workers, each of one ledger at a time, by the lease of that. Leases only
+save work: two auditors mark the same, and two repairs of one ledger meet at its compare-and-set.
+
+Who is lost stands in the member list, by the one rule of `rebuilding`: a node whose data is said to
+be gone or to lie elsewhere, or that is no member.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.layout.message import DoneReply
+from cordwood.layout.message_ledgers import (
+    AskAutorecovery,
+    AutorecoveryCall,
+    AutorecoveryReply,
+    LackingLedger,
+    SwitchAutorecovery,
+)
+from cordwood.metadata.ledger_marks import LedgerMarks
+from cordwood.metadata.ledgers import LedgerMetadataStore
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import Member, NodeId
+from cordwood.protocol.ledger_autorecovery import Mark, Retries, Step, mark_of, named, step
+from cordwood.quorum.authority import rebuilt_nodes
+from cordwood.settings import ClientSettings
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 30.0
+"""Between two looks for marks, and for nodes that are lost."""
+
+AUDIT_S = 600.0
+"""Between two audits while nobody is newly lost."""
+
+LEASE_S = 120.0
+"""The auditor's, which it renews at each look; and one ledger's, for as long as its repair may
+take without being held up."""
+
+REPAIR_S = 100.0
+"""How long one ledger is worked at; a repair that is cut short goes on with the next one."""
+
+STEPS_MAX = 4
+"""Recover, repair, take the mark away, and see that it did not grow meanwhile."""
+
+AUDITOR = "ledger-auditor"
+
+CLIENT = ClientSettings(timeout_s=10.0)
+
+
+class LedgerAutorecovery:
+    """See the module.
+
+    Attributes:
+        repaired: ledgers that were repaired by this node since its start.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        host: Host,
+        metadata: MetadataStore,
+        members: Callable[[], Awaitable[Mapping[NodeId, Member]]],
+        address: Callable[[], str],
+    ) -> None:
+        """
+        Args:
+            members: reads the member list.
+            address: where this node listens; its repairs connect there, as any client.
+        """
+        self.repaired = 0
+        self._node = node
+        self._host = host
+        self._metadata = metadata
+        self._ledgers = LedgerMetadataStore(metadata)
+        self._marks = LedgerMarks(metadata)
+        self._members = members
+        self._address = address
+        self._retries = Retries()
+        self._audited: tuple[float, frozenset[NodeId]] | None = None
+
+    async def answer(self, call: AutorecoveryCall) -> AutorecoveryReply | DoneReply:
+        """Tell what lacks copies, or switch repairs on or off.
+
+        Raises:
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        match call:
+            case SwitchAutorecovery():
+                await self._marks.switch(on=call.on)
+                return DoneReply()
+            case AskAutorecovery():
+                found: list[LackingLedger] = []
+                for ledger in await self._marks.page(call.after, call.limit):
+                    mark = await self._marks.get(ledger)
+                    if mark is not None:
+                        found.append(LackingLedger(ledger, mark[0].nodes, mark[0].since_us))
+                leases = dict(await self._metadata.leases(AUDITOR))
+                auditor = leases.get(AUDITOR, b"").decode("utf-8", "replace")
+                return AutorecoveryReply(await self._marks.is_on(), auditor, found)
+
+    async def run(self) -> None:
+        """Audit and repair every so often, until cancelled."""
+        # Nodes look one after another; drawn from the number, as it costs no chance.
+        await asyncio.sleep(LOOK_S * (1 + self._node % 8 / 8))
+        while True:
+            try:
+                await self.look()
+            except CordwoodError as error:
+                logger.info("ledgers that lack copies are looked for later: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Audit, if that is this node's, and repair what is marked.
+
+        Raises:
+            CordwoodError: the metadata store does not answer; or this node, as a client's.
+        """
+        if not await self._marks.is_on():
+            return
+        if await self._metadata.take_lease(AUDITOR, b"node %d" % self._node, LEASE_S):
+            lost = rebuilt_nodes((await self._members()).values())
+            now_s = asyncio.get_running_loop().time()
+            due = self._audited is None or now_s >= self._audited[0] + AUDIT_S
+            if due or lost - (self._audited[1] if self._audited else frozenset()):
+                await self.audit()
+                self._audited = now_s, lost
+        await self._work()
+
+    # The auditor.
+
+    async def audit(self) -> int:
+        """Mark every ledger that names a lost node; how many name one.
+
+        Raises:
+            CordwoodError: the metadata store does not answer; what was marked stays.
+        """
+        known = await self._members()
+        suspects: list[int] = []
+        async for held in self._ledgers.all():
+            if named(held.metadata) - _whole(known):
+                suspects.append(held.metadata.ledger)
+        if not suspects:
+            return 0
+        # Race: a node that joined after the members were read. It is one of them by now.
+        whole = _whole(await self._members())
+        count = 0
+        for ledger in suspects:
+            found = await self._ledgers.get(ledger)
+            if found is not None:
+                lost = named(found.metadata) - whole
+                count += await self._mark(mark_of(found.metadata, lost, self._host.clock.now_us()))
+        if count:
+            logger.info("%d ledgers lack copies", count)
+        return count
+
+    async def _mark(self, mark: Mark | None) -> bool:
+        if mark is not None:
+            await self._marks.add(mark)
+        return mark is not None
+
+    async def note_anew(self) -> None:
+        """This node begins anew: mark all that names it. It is whole for everybody from here on.
+
+        Raises:
+            CordwoodError: the metadata store does not answer.
+        """
+        async for held in self._ledgers.all():
+            mark = mark_of(held.metadata, {self._node}, self._host.clock.now_us())
+            if mark is not None:
+                # Race: a worker may be filling this node's last disk; its mark must not go with it.
+                await self._marks.add(mark, anew=True)
+
+    # The worker.
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        marked = [ledger async for ledger in self._marks.all()]
+        self._retries.keep({*marked})
+        todo = [each for each in marked if self._retries.is_due(each, loop.time())]
+        if not todo:
+            return
+        async with connected((self._address(),), self._host, CLIENT) as store:
+            for ledger in todo:
+                if not await self._marks.is_on():
+                    return
+                key = f"ledger-repair/{ledger}"
+                if not await self._metadata.take_lease(key, b"node %d" % self._node, LEASE_S):
+                    continue
+                try:
+                    await self._repair(store, ledger)
+                finally:
+                    await self._metadata.drop_lease(key)
+
+    async def _repair(self, store: Store, ledger: int) -> None:
+        """Do what one mark asks for, as far as it can be done now."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(REPAIR_S):
+                for _ in range(STEPS_MAX):
+                    found = await self._marks.get(ledger)
+                    if found is None or not await self._step(store, *found):
+                        return
+        except (CordwoodError, TimeoutError) as error:
+            logger.info("ledger %d lacks copies still: %s", ledger, error)
+            self._retries.failed(ledger, loop.time())
+
+    async def _step(self, store: Store, mark: Mark, version: int) -> bool:
+        """Whether to look at the mark again at once."""
+        found = await self._ledgers.get(mark.ledger)
+        metadata = None if found is None else found.metadata
+        match step(metadata, mark, self._host.clock.now_us()):
+            case Step.DONE:
+                await self._marks.finish(mark.ledger, version)
+            case Step.REPAIR if metadata is not None:
+                whole = _whole(await self._members())
+                back = [node for node in mark.nodes if node in whole]
+                await store.ledgers.repair(
+                    mark.ledger, metadata.password, nodes=mark.nodes, refills=back
+                )
+                self.repaired += 1
+                logger.info("ledger %d has all its copies again", mark.ledger)
+                # Nodes that were filled in their own places are named still.
+                await self._marks.finish(mark.ledger, version)
+            case Step.RECOVER if metadata is not None:
+                await store.ledgers.recover(mark.ledger, metadata.password)
+            case _:
+                return False
+        return True
+
+
+def _whole(members: Mapping[NodeId, Member]) -> frozenset[NodeId]:
+    """Members that have their data, or may have it."""
+    return frozenset(members) - rebuilt_nodes(members.values())

@@ -1,0 +1,121 @@
+"""Marks of ledgers that lack copies, and whether they are repaired, in the metadata store.
+
+A mark is `ledger-marks/<key of the ledger>`. Marks merge: whoever adds one keeps the nodes that are
+there. A mark goes only at the version at which its ledger was looked at, so one that grew
+meanwhile stays.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from cordwood.errors import OutcomeUnknown
+from cordwood.layout.json_text import read_json
+from cordwood.layout.ledger_metadata import SHORT_IDS, ledger_key, read_ledger_key
+from cordwood.layout.message_ledgers import LEDGERS_MAX
+from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.store import MetadataStore
+from cordwood.protocol.ledger_autorecovery import Mark, merged
+
+_SHORT = "ledger-marks/"
+_LONG = "long-ledger-marks/"
+_SWITCH = "ledger-autorecovery"
+_OFF = b"off"
+
+
+class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mark's value; an unknown field is refused: a version without it would drop it."""
+
+    nodes: tuple[int, ...]
+    since_us: int
+    short_from: int = -1
+
+
+class LedgerMarks:
+    """See the module.
+
+    Every call may raise Unreachable or Overloaded (ask again) and Malformed.
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def add(self, mark: Mark, *, anew: bool = False) -> None:
+        """Keep a mark, merged with what is there.
+
+        Args:
+            anew: write it where it is there already: a repair that is under way does not end it.
+        """
+        key = _key(mark.ledger)
+
+        def merge(value: bytes | None) -> bytes | None:
+            before = None if value is None else _read(key, value, mark.ledger)
+            after = merged(before, mark)
+            if anew:
+                after = after._replace(since_us=mark.since_us)
+            return None if after == before and not anew else _pack(after)
+
+        await change_repeatably(self._store, key, merge)
+
+    async def get(self, ledger: int) -> tuple[Mark, int] | None:
+        """A ledger's mark and its version, None if it has none."""
+        key = _key(ledger)
+        found = await self._store.get(key)
+        return None if found is None else (_read(key, found.value, ledger), found.version)
+
+    async def finish(self, ledger: int, version: int) -> bool:
+        """Take a mark away, if it has this version; whether it did."""
+        try:
+            return bool(await self._store.compare_and_set(_key(ledger), None, version))
+        except OutcomeUnknown:
+            return False  # it is looked at again
+
+    async def page(self, after: int, limit: int) -> list[int]:
+        """Ledgers above `after` that have marks, rising, at most `limit` of them."""
+        found: list[int] = []
+        if after < SHORT_IDS:
+            start = _key(after) if after >= 0 else ""
+            keys = await self._store.keys_after(_SHORT, start, limit)
+            found = [read_ledger_key(key.removeprefix(_SHORT)) for key in keys]
+        if len(found) < limit:
+            start = _key(after) if after >= SHORT_IDS else ""
+            keys = await self._store.keys_after(_LONG, start, limit - len(found))
+            found += [read_ledger_key(key.removeprefix(_LONG)) for key in keys]
+        return found
+
+    async def all(self) -> AsyncIterator[int]:
+        """Every ledger that has a mark; those that come or go meanwhile may be among them."""
+        after = -1
+        while page := await self.page(after, LEDGERS_MAX):
+            for ledger in page:
+                yield ledger
+            after = page[-1]
+
+    async def is_on(self) -> bool:
+        """Whether marked ledgers are repaired."""
+        found = await self._store.get(_SWITCH)
+        return found is None or found.value != _OFF
+
+    async def switch(self, *, on: bool) -> None:
+        """Have marked ledgers repaired from now on, or not."""
+        wanted = b"on" if on else _OFF
+        await change_repeatably(
+            self._store, _SWITCH, lambda value: None if value == wanted else wanted
+        )
+
+
+def _key(ledger: int) -> str:
+    return (_SHORT if ledger < SHORT_IDS else _LONG) + ledger_key(ledger)
+
+
+def _pack(mark: Mark) -> bytes:
+    return msgspec.json.encode(_Value(*mark[1:]))
+
+
+def _read(key: str, value: bytes, ledger: int) -> Mark:
+    found = read_json(value, _Value, key)
+    return Mark(ledger, found.nodes, found.since_us, found.short_from)

@@ -1,0 +1,130 @@
+"""What has to be made anew of ledgers whose nodes are lost, when, and when that is done.
+
+An *auditor* looks at every ledger and marks those that name a lost node in any fragment. A *mark*
+says which nodes, and since when. It stays until nothing of the ledger names these nodes any more,
+also where they are let in again meanwhile with an empty disk. *Workers* take marks, one at a time:
+
+- a closed ledger is repaired: its entries are copied, and then another node is named;
+- a ledger that is not closed is recovered first, once the *grace* is over, where its last fragment
+  names a lost node. A writer that lives replaces the node with its next entry, so what is left
+  after the grace has no writer, or an idle one, which is shut out;
+- a ledger whose last fragment is whole is left to its writer. It waits until that closes it.
+
+A rule: states in, what to do out.
+
+Source: docs/sources/bookkeeper.md (d).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Set
+from typing import NamedTuple
+
+from cordwood.ledger import LedgerMetadata, LedgerState
+
+GRACE_US = 30_000_000
+"""How long the writer of a ledger has, after a loss was marked, to put another node in place."""
+
+AGAIN_S = 5.0
+AGAIN_MAX_S = 300.0
+"""Pauses before a ledger is tried again that could not be repaired: they double."""
+
+
+class Mark(NamedTuple):
+    """A ledger that lacks copies.
+
+    Attributes:
+        nodes: lost ones that it names, or named when it was looked at; rising.
+        since_us: when the last of them was added, by the clock of whoever added it.
+        short_from: where the last fragment began that named one of them, of a ledger that was not
+            closed; -1 where it named none. A later fragment that names such a node was begun when
+            the node was back.
+    """
+
+    ledger: int
+    nodes: tuple[int, ...]
+    since_us: int
+    short_from: int = -1
+
+
+class Step(enum.Enum):
+    """What to do for a mark."""
+
+    DONE = "nothing of the ledger names these nodes"
+    REPAIR = "copy its entries to other nodes"
+    RECOVER = "close it first"
+    WAIT = "its writer may go on, or the grace is not over"
+
+
+def named(metadata: LedgerMetadata) -> frozenset[int]:
+    """Every node that a fragment names."""
+    return frozenset(node for each in metadata.fragments for node in each.nodes)
+
+
+def lacking(metadata: LedgerMetadata, lost: Set[int]) -> tuple[int, ...]:
+    """The lost nodes that a ledger names, in any fragment.
+
+    A fragment without entries counts: a reader that finds only lost nodes there cannot tell that
+    it is empty (BookKeeper #3239).
+    """
+    return tuple(sorted(named(metadata) & lost))
+
+
+def mark_of(metadata: LedgerMetadata, lost: Set[int], now_us: int) -> Mark | None:
+    """What is to be marked of a ledger; None where it names no lost node."""
+    nodes = lacking(metadata, lost)
+    if not nodes:
+        return None
+    is_short = metadata.state is not LedgerState.CLOSED and {*metadata.newest.nodes} & lost
+    return Mark(metadata.ledger, nodes, now_us, metadata.newest.first if is_short else -1)
+
+
+def merged(before: Mark | None, found: Mark) -> Mark:
+    """A mark with what was found now. Its grace begins anew where that is more than was known."""
+    if before is None:
+        return found
+    nodes = tuple(sorted({*before.nodes, *found.nodes}))
+    short_from = max(before.short_from, found.short_from)
+    if (nodes, short_from) == (before.nodes, before.short_from):
+        return before
+    return Mark(before.ledger, nodes, found.since_us, short_from)
+
+
+def step(metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Step:
+    """What to do for a mark.
+
+    Args:
+        metadata: the ledger as it is; None where it was deleted.
+    """
+    if metadata is None or not lacking(metadata, {*mark.nodes}):
+        return Step.DONE
+    if metadata.state is LedgerState.CLOSED:
+        return Step.REPAIR
+    is_over = now_us - mark.since_us >= GRACE_US
+    newest = metadata.newest
+    is_short = newest.first == mark.short_from and bool({*newest.nodes} & {*mark.nodes})
+    # One that is in recovery has no writer any more, and perhaps nobody who ends it.
+    may_end = is_short or metadata.state is LedgerState.IN_RECOVERY
+    return Step.RECOVER if may_end and is_over else Step.WAIT
+
+
+class Retries:
+    """When ledgers that could not be repaired are tried again."""
+
+    def __init__(self) -> None:
+        self._due: dict[int, tuple[float, float]] = {}
+
+    def is_due(self, ledger: int, now_s: float) -> bool:
+        """Whether it may be tried now."""
+        return ledger not in self._due or now_s >= self._due[ledger][0]
+
+    def failed(self, ledger: int, now_s: float) -> None:
+        """It was tried, and lacks copies still."""
+        _, pause_s = self._due.get(ledger, (0.0, AGAIN_S / 2))
+        pause_s = min(2 * pause_s, AGAIN_MAX_S)
+        self._due[ledger] = now_s + pause_s, pause_s
+
+    def keep(self, ledgers: Set[int]) -> None:
+        """Forget all but these: they are marked still."""
+        self._due = {each: due for each, due in self._due.items() if each in ledgers}

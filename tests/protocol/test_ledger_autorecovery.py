@@ -1,0 +1,97 @@
+"""What is marked of ledgers that name lost nodes, how marks merge, and what a worker does."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from cordwood.ledger import Fragment, LedgerMetadata, Striping
+from cordwood.protocol.ledger_autorecovery import (
+    AGAIN_MAX_S,
+    AGAIN_S,
+    GRACE_US,
+    Mark,
+    Retries,
+    Step,
+    mark_of,
+    merged,
+    step,
+)
+
+OPEN = LedgerMetadata(7, Striping(3, 3, 2), (Fragment(0, (1, 2, 3)), Fragment(10, (1, 2, 4))))
+IN_RECOVERY = OPEN.recovering()
+CLOSED = OPEN.closed(20, 100)
+
+
+class TestMarks:
+    def test_a_ledger_that_names_no_lost_node_is_not_marked(self) -> None:
+        assert mark_of(OPEN, {5, 6}, 0) is None
+
+    def test_every_fragment_counts_and_the_last_one_of_an_open_ledger_is_noted(self) -> None:
+        assert mark_of(OPEN, {3, 5}, 9) == Mark(7, (3,), 9)
+        assert mark_of(OPEN, {4, 3}, 9) == Mark(7, (3, 4), 9, 10)
+        assert mark_of(IN_RECOVERY, {4}, 9) == Mark(7, (4,), 9, 10)
+        assert mark_of(CLOSED, {4}, 9) == Mark(7, (4,), 9)
+
+    def test_a_fragment_without_entries_counts(self) -> None:
+        empty = replace(OPEN, fragments=(*OPEN.fragments, Fragment(21, (1, 2, 9)))).closed(20, 100)
+        assert mark_of(empty, {9}, 0) == Mark(7, (9,), 0)
+
+    def test_marks_merge_and_the_grace_begins_anew_only_for_what_is_new(self) -> None:
+        first = Mark(7, (3,), 100)
+        assert merged(None, first) == first
+        assert merged(first, Mark(7, (3,), 900)) == first
+        assert merged(first, Mark(7, (1,), 900)) == Mark(7, (1, 3), 900)
+        assert merged(Mark(7, (1, 3), 100, 10), Mark(7, (3,), 900)) == Mark(7, (1, 3), 100, 10)
+        assert merged(first, Mark(7, (3,), 900, 10)) == Mark(7, (3,), 900, 10)
+
+
+class TestSteps:
+    def test_a_closed_ledger_is_repaired_at_once(self) -> None:
+        assert step(CLOSED, Mark(7, (3,), 0), 1) is Step.REPAIR
+
+    def test_nothing_is_left_where_no_fragment_names_the_nodes_or_the_ledger_is_gone(self) -> None:
+        assert step(CLOSED, Mark(7, (8, 9), 0), 1) is Step.DONE
+        assert step(None, Mark(7, (3,), 0), 1) is Step.DONE
+
+    def test_an_open_ledger_has_its_grace(self) -> None:
+        mark = mark_of(OPEN, {4}, 100)
+        assert mark is not None
+        assert step(OPEN, mark, 100 + GRACE_US - 1) is Step.WAIT
+        assert step(OPEN, mark, 100 + GRACE_US) is Step.RECOVER
+
+    def test_a_writer_that_went_on_elsewhere_is_left_alone(self) -> None:
+        mark = mark_of(OPEN, {4}, 0)
+        assert mark is not None
+        moved = OPEN.with_ensemble(15, (1, 2, 5))
+        assert step(moved, mark, 10 * GRACE_US) is Step.WAIT
+        replaced = OPEN.with_ensemble(10, (1, 2, 5))
+        assert step(replaced, mark, 10 * GRACE_US) is Step.DONE
+        assert step(OPEN, Mark(7, (3,), 0), 10 * GRACE_US) is Step.WAIT
+
+    def test_a_fragment_that_was_begun_on_a_node_that_is_back_is_left_alone(self) -> None:
+        mark = mark_of(OPEN, {4}, 0)
+        assert mark is not None
+        back = OPEN.with_ensemble(15, (1, 2, 5)).with_ensemble(30, (1, 2, 4))
+        assert step(back, mark, 10 * GRACE_US) is Step.WAIT
+
+    def test_a_recovery_that_nobody_ends_is_ended(self) -> None:
+        assert step(IN_RECOVERY, Mark(7, (3,), 0), GRACE_US - 1) is Step.WAIT
+        assert step(IN_RECOVERY, Mark(7, (3,), 0), GRACE_US) is Step.RECOVER
+
+
+class TestRetries:
+    def test_pauses_double_up_to_a_bound_and_end_with_the_mark(self) -> None:
+        retries, now = Retries(), 0.0
+        assert retries.is_due(7, now)
+        pauses = []
+        for _ in range(9):
+            retries.failed(7, now)
+            pause = next(p for p in range(1, 400) if retries.is_due(7, now + p))
+            pauses.append(pause)
+            now += pause
+        assert pauses[:3] == [AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]
+        assert pauses[-1] == AGAIN_MAX_S
+        retries.failed(7, now)
+        assert not retries.is_due(7, now)
+        retries.keep({8})
+        assert retries.is_due(7, now)
