@@ -390,6 +390,11 @@ class DamageNoted(RunDecision):
 
 
 @dataclass(frozen=True, slots=True)
+class RotMended(RunDecision):
+    """All that a node should hold of a range that rotted is stored again."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFailed(Decision):
     """A node stores nothing any more."""
 

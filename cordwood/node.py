@@ -16,10 +16,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.impact_calls import answer_impact
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
+from cordwood.admin.maintenance_calls import MaintenanceCalls
 from cordwood.admin.node_status import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
@@ -53,7 +55,9 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
+from cordwood.layout.message_impact import AskImpact
 from cordwood.layout.message_ledgers import LedgerCall
+from cordwood.layout.message_maintenance import MaintenanceCall
 from cordwood.layout.message_nodes import (
     AskMembers,
     MembersReply,
@@ -68,6 +72,7 @@ from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.event_log import StoredEventLog
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
 from cordwood.metadata.store import MetadataStore
@@ -96,6 +101,8 @@ from cordwood.storage.push.read_rights import ReadRights
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.rebuild.admission import Admission
 from cordwood.storage.rebuild.role import RebuildRole
+from cordwood.storage.repair.copy_fetch import CopyFetches
+from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
 from cordwood.storage.space.free_space import most_room
@@ -125,6 +132,7 @@ NOTE_AT_END_S = 1.0
 NEWCOMER_S = 0.2
 """Between two readings of the member list, however many callers say to be nodes."""
 
+_READ_KINDS = frozenset({Kind.READING, Kind.BLOCKS, Kind.HEADS, Kind.GAPS})
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
 
 
@@ -189,6 +197,9 @@ class Node:
         self._gossip: Gossip
         self._purges: Purges
         self._rebuild: RebuildRole
+        self._repairs: Repairs
+        self._maintenance: MaintenanceCalls
+        self._fetches: CopyFetches
         self._digests: DigestReads
         self._tiering: Tiering
         self.server: Server
@@ -235,6 +246,10 @@ class Node:
             self._epochs.read, lambda: self._members, self._renew_seals, self._membership
         )  # fmt: skip
         self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
+        self._repairs = Repairs(
+            self._engine, settings.node, lambda: self._members, self._epochs.read,
+            settings.storage.rebuild_bytes_s,
+        )  # fmt: skip
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
@@ -296,6 +311,8 @@ class Node:
             self._engine.amends.run(),
             self._rebuild.run(),
             self._rebuild.watch(),
+            self._repairs.run(),
+            self._maintenance.run(),
             self._directory.run(lambda: self._engine.reached),
             self._ledgers.run(),
             *self._tiering.works(),
@@ -361,6 +378,8 @@ class Node:
         self._peers = Peers(self.host, self._hello, self._tasks, self)
         self._channel = StoreChannel(self._peers)
         self._digests = DigestReads(self._peers)
+        self._fetches = CopyFetches(self._peers)
+        self._repairs.connect(self._fetches)
         self._states = NodeStates()
         self._gossip = Gossip(
             self.settings.node,
@@ -372,6 +391,11 @@ class Node:
         )
         settings = self.settings.sequencer.fitted_to(self._room)
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
+        self._maintenance = MaintenanceCalls(
+            self.settings.node, MaintenanceStore(self._metadata), self._epochs,
+            lambda: self._members, lambda: self._gossip.dead, lambda: self._rebuild.set,
+            self._rebuild.answer, self.host.clock.now_us,
+        )  # fmt: skip
         self._rebuild.connect(
             self._peers, self._channel, lambda: self._gossip.dead, lambda: self._gossip.silent,
             lambda: self._tools.settings.run_bytes,
@@ -502,12 +526,15 @@ class Node:
     def on_peer_down(self, node: NodeId, connection: Connection) -> None:
         """See `wire.peers.PeerListener`."""
         self._digests.on_down(node, connection)
+        self._fetches.on_down(node, connection)
         self._channel.on_down(node, connection)
 
     def on_peer_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
         """See `wire.peers.PeerListener`."""
         if frame.kind == Kind.STORED:
             self._channel.on_stored(node, connection, frame)
+        elif frame.kind in _READ_KINDS and self._fetches.takes(frame):
+            self._fetches.on_frame(connection, frame)
         elif frame.kind in (Kind.READING, Kind.BLOCKS):
             self._digests.on_frame(node, connection, frame)
         else:
@@ -549,6 +576,8 @@ class Node:
             return await self._staging.answer(call)
         if isinstance(call, PublishCall):
             return await self._publications.answer(call)
+        if isinstance(call, MaintenanceCall):
+            return await self._maintenance.answer(call)
         if isinstance(call, LedgerCall):
             return await self._ledgers.answer(call)
         match call:
@@ -585,8 +614,12 @@ class Node:
                 return status_reply(
                     self.settings.node, self._cluster, self._started, self._engine,
                     self._sequencer, self._streams, self.server.connections, self._members,
-                    self._scrub.state(),
+                    self._repairs.state_of(self._scrub.state()),
                 )  # fmt: skip
+            case AskImpact():
+                return await answer_impact(
+                    call, self._epochs, self._logs, self._members, self._gossip.dead
+                )
             case AskStreams():
                 return StreamsReply(self._streams.describe())
             case _:

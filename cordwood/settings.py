@@ -24,6 +24,11 @@ def _check(name: str, value: float, low: float, high: float) -> None:
         raise BadSetting(f"{name} is {value}; it goes from {low} to {high}")
 
 
+def block_bytes_max(record_bytes_max: int) -> int:
+    """The largest block where WAL records have this size, or groups are no larger than that."""
+    return max(1024, record_bytes_max * 5 // 8)
+
+
 @dataclass(frozen=True, slots=True)
 class SequencerSettings:
     """The write path.
@@ -76,7 +81,7 @@ class SequencerSettings:
         return replace(
             self,
             run_bytes=min(self.run_bytes, max(1024, record_bytes_max // 8)),
-            block_bytes_max=min(self.block_bytes_max, max(1024, record_bytes_max * 5 // 8)),
+            block_bytes_max=min(self.block_bytes_max, block_bytes_max(record_bytes_max)),
             group_bytes_max=min(self.group_bytes_max, max(1024, record_bytes_max)),
         )
 
@@ -281,6 +286,8 @@ class ClientSettings:
             together, plus 64 KiB for each node and stream. With 256 MiB, six streams of five
             nodes get all that they want; with a hundred streams each gets less. It includes the
             items that wait for readers of a shared tail.
+        tier_cache_bytes: blocks from main storage that are kept for the client's next reader of the
+            same history; 0 keeps none.
         location: the client's location, as in `NodeSettings.location`; "" for none.
         scd_enabled: one of the nodes that hold a block sends it. If off, all of them send it: R
             times the traffic, and no wait when a node fails.
@@ -316,6 +323,7 @@ class ClientSettings:
     codec: str = "none"
     read_bytes: int = 8 * MIB
     read_memory_bytes: int = 256 * MIB
+    tier_cache_bytes: int = 64 * MIB
     location: str = ""
     scd_enabled: bool = True
     local_scd_enabled: bool = False
@@ -334,6 +342,7 @@ class ClientSettings:
         _check("client.block_bytes", self.block_bytes, 1, 4 * MIB)
         _check("client.block_records", self.block_records, 1, 65_536)
         _check("client.read_memory_bytes", self.read_memory_bytes, 4096, 1 << 40)
+        _check("client.tier_cache_bytes", self.tier_cache_bytes, 0, 1 << 40)
         _check("client.read_bytes", self.read_bytes, 4096, 1024 * MIB)
         _check(
             "client.client_read_flow_control_threshold",

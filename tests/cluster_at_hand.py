@@ -61,6 +61,7 @@ class ClusterAtHand:
         weights: of nodes that start from now on, where it is not 1.
         locations: likewise, where it is not a rack of their own.
         wals: likewise, bytes of the WAL where they are not `wal_bytes`.
+        storages: likewise, how it stores where that is not `storage`.
         bucket: main storage.
     """
 
@@ -78,12 +79,14 @@ class ClusterAtHand:
         storage: StorageSettings | None = None,
         locations: Mapping[int, str] | None = None,
         wals: Mapping[int, int] | None = None,
+        storages: Mapping[int, StorageSettings] | None = None,
         rebuild_after_s: float = 1200.0,
         tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
         self.weights: dict[int, float] = {}
         self.wals: dict[int, int] = dict(wals or {})
+        self.storages: dict[int, StorageSettings] = dict(storages or {})
         options = ClusterOptions(
             nodes=nodes,
             racks=nodes,
@@ -94,6 +97,7 @@ class ClusterAtHand:
             sequencer=sequencer or SequencerSettings(),
             weights=self.weights,
             wals=self.wals,
+            storages=self.storages,
             create_logs=create_logs,
             rebuild_after_s=rebuild_after_s,
             tier=tier or TierSettings(),

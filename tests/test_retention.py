@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.errors import UnknownLog
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.memory import MemoryMetadata
 from cordwood.settings import StorageSettings
 
 LOG = 1
@@ -155,7 +159,7 @@ class TestDeleted:
             asked.append(log)
             return await by_id(tree, log)
 
-        monkeypatch.setattr(LogTree, "by_id", counted)
+        swap(monkeypatch, LogTree.by_id, counted)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
@@ -172,6 +176,41 @@ class TestDeleted:
                 await asyncio.sleep(40)
                 assert {*asked} == {9}
                 assert all(node.engine.trim_of(9) for node in cluster.running.values())
+
+        simulate(
+            scenario,
+            nodes=3,
+            storage=StorageSettings(
+                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+            ),
+        )
+
+    def test_renames_that_cross_give_the_log_its_name_back(self):
+        """The rename that lost took the name away last. No name led to the log then, neither by its
+        name nor by its number, and a day later its records were gone."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            near = LogTree(cluster.metadata)
+
+            class Between(MemoryMetadata):
+                async def compare_and_set(self, key, value, expected):
+                    if key == "logs/log" and value is None:
+                        await near.rename("other", "log")
+                    return await super().compare_and_set(key, value, expected)
+
+            async with cluster.client() as store:
+                await write(store, "log", 3)
+                far = LogTree(Between(random.Random(1), cluster.metadata.data))
+                with pytest.raises(UnknownLog):
+                    await far.rename("log", "other")
+                info = await near.by_id(LOG)
+                assert info is not None
+                assert (info.log_id, info.name) == (LOG, "/log")
+                assert await near.get("other") is None
+                await asyncio.sleep(40)
+                assert (await values(store, "log"))[0] == 3
+                await near.rename("log", "other")
+                await store.append("other", b"4")
 
         simulate(
             scenario,

@@ -30,7 +30,6 @@ from cordwood.host.seams import Host
 from cordwood.layout.message import ConsumerReply
 from cordwood.lsn import format_lsn
 from cordwood.settings import ClientSettings
-from cordwood.sim.consuming import CONSUMER
 from cordwood.sim.history import (
     Event,
     GapDelivered,
@@ -39,6 +38,7 @@ from cordwood.sim.history import (
     RecordDelivered,
     from_jsonl,
 )
+from cordwood.sim.position_clients import CONSUMER
 
 MEMBERS = 3
 """One more than there are logs: whoever is struck, somebody can take over."""

@@ -19,10 +19,12 @@ import cordwood
 from cordwood.cli import (
     bench,
     chaos,
+    check_impact,
     demo,
     epochs,
     ledgers,
     logs,
+    maintenance,
     nodes,
     pipeline,
     readers,
@@ -81,6 +83,8 @@ app.command(name="epochs")(epochs.epochs)
 app.command(name="sequencer")(epochs.sequencer)
 app.command(name="fence")(epochs.fence)
 app.add_typer(nodes.app, name="nodes", cls=Group)
+app.command(name="check-impact")(check_impact.check_impact)
+app.add_typer(maintenance.app, name="maintenance", cls=Group)
 app.add_typer(rebuild.app, name="rebuild", cls=Group)
 app.command(name="status")(status.status)
 app.command(name="demo")(demo.demo)

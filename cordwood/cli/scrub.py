@@ -46,7 +46,17 @@ def scrub(
         typer.echo(json.dumps(shown))
     else:
         show_table(
-            ["node>", "passes>", "last began", "at partition>", "read>", "budget>", "damaged>"],
+            [
+                "node>",
+                "passes>",
+                "last began",
+                "at partition>",
+                "read>",
+                "budget>",
+                "damaged>",
+                "mended>",
+                "repair waits for",
+            ],
             [_row(number, state) for number, state in states.items()],
         )
         damaged = [(number, each) for number, state in states.items() for each in state.some]
@@ -74,4 +84,6 @@ def _row(number: int, state: ScrubState) -> tuple[object, ...]:
         bytes_words(state.bytes),
         f"{bytes_words(state.bytes_s)}/s" if state.bytes_s else "off",
         state.damaged,
+        state.mended,
+        (state.repair_waits if state.damaged else "") or "-",
     )

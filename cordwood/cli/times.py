@@ -12,6 +12,18 @@ _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
+def duration_s(text: str) -> float:
+    """How long, such as `90min` or `2h`, in seconds.
+
+    Raises:
+        BadSetting: it is no such time.
+    """
+    found = _AGO.fullmatch(text)
+    if not found:
+        raise BadSetting(f"{text!r} is no length of time: write 90s, 30min, 2h, 7d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
 def time_of(text: str) -> int | None:
     """A time in µs since 1970 UTC; None where the text is none at all, such as `oldest`.
 

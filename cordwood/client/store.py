@@ -111,7 +111,9 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
         self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
-        self._tier = TierStore(host, lambda: cluster.tier_store, open_objects, tasks)
+        self._tier = TierStore(
+            host, lambda: cluster.tier_store, open_objects, tasks, settings.tier_cache_bytes
+        )
         self._positions = Positions(cluster, self._tail_of, self.read, settings, self._tier)
         self._tails = SharedTails(self._open_leader, self._number_anew, tasks, self._budget)
         self._seed = host.random.getrandbits(63)

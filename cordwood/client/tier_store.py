@@ -15,6 +15,7 @@ from functools import partial
 from cordwood.client.read.tier_read import TierRead
 from cordwood.errors import BadSetting
 from cordwood.host.seams import Host
+from cordwood.tier.block_cache import BlockCache
 from cordwood.tier.history import HistoryReader
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
@@ -30,6 +31,7 @@ class TierStore:
         address: what nodes told last, "" for none; asked when the store is opened.
         open_objects: opens an object store.
         tasks: run what is fetched ahead.
+        cache_bytes: of blocks that its readers share.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class TierStore:
         address: Callable[[], str],
         open_objects: OpenObjects,
         tasks: asyncio.TaskGroup,
+        cache_bytes: int = 0,
     ) -> None:
+        self._cache = BlockCache(cache_bytes)
         self._host = host
         self._address = address
         self._open_objects = open_objects
@@ -76,7 +80,7 @@ class TierStore:
         objects = await self.objects()
         manifest = LogManifest(objects, log, self._host, "reader")
         await manifest.load()
-        return HistoryReader(objects, manifest, self._host, log, start, until)
+        return HistoryReader(objects, manifest, self._host, log, start, until, cache=self._cache)
 
     def read(
         self, log: int, start: int, until: int, on_news: Callable[[], object], *, payloads: bool
@@ -89,5 +93,6 @@ class TierStore:
     async def close(self) -> None:
         """Let the store go."""
         objects, self._objects = self._objects, None
+        self._cache.clear()
         if objects is not None:
             await objects.close()

@@ -12,7 +12,9 @@ from typing import get_args
 from cordwood.errors import Malformed
 from cordwood.layout import log_questions as questions
 from cordwood.layout import message as m
+from cordwood.layout import message_impact as impact
 from cordwood.layout import message_ledgers as ledgers
+from cordwood.layout import message_maintenance as maintenance
 from cordwood.layout import message_nodes as nodes
 from cordwood.layout import message_rebuilding as rebuilding
 from cordwood.layout import message_rights as rights
@@ -56,6 +58,10 @@ ANSWERS: Mapping[type, type] = {
     ledgers.SetLedger: ledgers.LedgerReply,
     ledgers.SwitchAutorecovery: m.DoneReply,
     ledgers.TellLac: m.DoneReply,
+    impact.AskImpact: impact.ImpactReply,
+    maintenance.ApplyMaintenance: maintenance.MaintenanceReply,
+    maintenance.AskMaintenance: maintenance.MaintenanceReply,
+    maintenance.RemoveMaintenance: maintenance.MaintenanceReply,
     nodes.AskMembers: nodes.MembersReply,
     nodes.SetAuthority: m.DoneReply,
     nodes.SetStorage: m.DoneReply,

@@ -26,7 +26,7 @@ The metadata table holds::
     "a" ► i64 offset of the WAL: what was lost below it was accepted as gone
     "n" ► ranges as under "w": those for which logs were sealed anew and ledgers fenced
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
-    "s", "x" ► of scrubbing, see `scrub_rows`
+    "s", "x", "y" ► of scrubbing, see `scrub_rows`
 
 Source: docs/design.md §5 (copyset index, per-log directory, per-epoch metadata beside the
 partitions); docs/sources/logdevice.md 2.13.

@@ -47,6 +47,7 @@ from cordwood.layout.message_fields import (
     Sentence,
     Sequence,
 )
+from cordwood.layout.message_impact import AskImpact, ImpactReply
 from cordwood.layout.message_ledgers import (
     AddReply,
     AutorecoveryReply,
@@ -56,6 +57,7 @@ from cordwood.layout.message_ledgers import (
     LedgerReply,
     LedgersReply,
 )
+from cordwood.layout.message_maintenance import MaintenanceCall, MaintenanceReply
 from cordwood.layout.message_nodes import (
     AskMembers,
     MemberInfo,
@@ -514,6 +516,7 @@ Call = (
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
     | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
+    | AskImpact | MaintenanceCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
@@ -522,6 +525,7 @@ Reply = (
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
     | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
+    | ImpactReply | MaintenanceReply
 )  # fmt: skip
 
 

@@ -6,6 +6,9 @@ Little-endian but for keys, whose order is that of what they name::
         the first part that it has not looked at, u64 bytes it has read
     "x" u64 partition, u64 log, u64 first, u64 last ► why, in UTF-8: this copy of that range
         is damaged
+    "y" u64 partition, u64 log, u64 first, u64 last ► nothing: what was to be known of the
+        damaged range of that name is stored again elsewhere. An older version does not look
+        at these rows, and takes the range for damaged as before.
 
 Source: docs/design.md §5; `storage.scrub.scrub`.
 """
@@ -20,6 +23,8 @@ from cordwood.errors import Malformed
 PROGRESS_KEY = b"s"
 DAMAGES = (b"x", b"y")
 """From and below: the keys of all damage."""
+MENDED = (b"y", b"z")
+"""The same of all that was mended."""
 
 WHY_BYTES_MAX = 200
 """Of a reason: what RocksDB says of a bad block names its file and place in less."""
@@ -65,11 +70,16 @@ def read_progress(value: bytes) -> Progress:
 
 def damage_key(damaged: DamagedRange) -> bytes:
     """The key of a damaged range."""
-    return _DAMAGE.pack(b"x", *damaged)
+    return _DAMAGE.pack(DAMAGES[0], *damaged)
+
+
+def mended_key(damaged: DamagedRange) -> bytes:
+    """The key that says that a damaged range was mended."""
+    return _DAMAGE.pack(MENDED[0], *damaged)
 
 
 def read_damage_key(key: bytes) -> DamagedRange:
-    """The damaged range that a key names.
+    """The damaged range that a key of either kind names.
 
     Raises:
         Malformed: it is none.

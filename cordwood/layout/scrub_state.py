@@ -26,8 +26,11 @@ class ScrubState(Struct, frozen=True):
         began_us: when the present or the last one began (wall clock), 0 before the first.
         bytes: read since the store was made.
         partition: the one that it is at; 0 between passes.
-        damaged: how many ranges are known to be damaged.
+        damaged: how many ranges are known to be damaged, and are not mended.
         some: the first of them.
+        mended: how many ranges were damaged and are mended.
+        repaired_blocks, repaired_bytes: what was stored again since the start, in bytes of bodies.
+        repair_waits: what the last repair that failed waits for, "" for nothing.
     """
 
     bytes_s: int = 0
@@ -37,3 +40,7 @@ class ScrubState(Struct, frozen=True):
     partition: int = 0
     damaged: int = 0
     some: list[DamagedCopy] = []
+    mended: int = 0
+    repaired_blocks: int = 0
+    repaired_bytes: int = 0
+    repair_waits: Sentence = ""

@@ -227,14 +227,13 @@ class EpochStore:
 
     async def newest(self) -> dict[int, int]:
         """The newest epoch that was handed out, by log; logs that had none are left out."""
+        newest = {log: each.next_epoch - 1 for log, each in (await self.records()).items()}
+        return {log: epoch for log, epoch in newest.items() if epoch}
+
+    async def records(self) -> dict[int, EpochRecord]:
+        """The records of all logs, by log."""
         listed = await self._store.list(_EPOCHS)
-        newest: dict[int, int] = {}
-        for key, found in listed:
-            log_id = _log_of(key)
-            epoch = _decode(log_id, found.value).next_epoch - 1
-            if epoch:
-                newest[log_id] = epoch
-        return newest
+        return {log: _decode(log, found.value) for key, found in listed if (log := _log_of(key))}
 
     async def newest_of(self, log_id: int) -> int:
         """The newest epoch of one log that was handed out, 0 for none."""

@@ -224,11 +224,11 @@ def save(
                 f"{log} stands at {group.positions[log]}; going back to {lsn} takes a reset"
             )
     if reset:
-        group = _read_anew(group, _newly_reset(group, positions, expected or {}, resets or {}))
+        group = read_anew(group, newly_reset(group, positions, expected or {}, resets or {}))
     return replace(group, positions={**group.positions, **positions})
 
 
-def _newly_reset(
+def newly_reset(
     group: Group,
     positions: Mapping[str, int],
     expected: Mapping[str, int],
@@ -251,7 +251,7 @@ def _newly_reset(
     }
 
 
-def _read_anew(group: Group, logs: Collection[str]) -> Group:
+def read_anew(group: Group, logs: Collection[str]) -> Group:
     """Have readers begin the logs again that are reset: one that read on would undo the reset with
     its next save."""
     now = group.generation + 1

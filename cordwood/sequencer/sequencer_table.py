@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 ACTIVATE_AGAIN_S = 0.5
 """Pause after a failed activation: each try seals nodes, and clients ask all the time."""
 
+UNEXPECTED_AGAIN_S = 5.0
+"""The same after an error that nobody expected: it is logged with its traceback each time."""
+
 
 class TableRow:
     """One log on this node: active, or being activated with entries waiting.
@@ -152,6 +155,11 @@ class SequencerTable:
             logger.info("log %d: not sequenced here: %s", log, error)
             self.abandon(log, row, error)
             return
+        except Exception as error:  # noqa: BLE001  (reported, and clients ask again)
+            what = f"log {log}: not sequenced here"
+            self._report(what, error)
+            self.abandon(log, row, NoSequencer(f"{what}: {error!r}"), UNEXPECTED_AGAIN_S)
+            return
         finally:
             self._under_way.pop(log, None)
         row.appender = appender
@@ -162,6 +170,16 @@ class SequencerTable:
             self._on_recovered(log, row, None)
         else:
             row.recovery = self._tasks.create_task(self._recover(log, row))
+
+    def _report(self, what: str, error: Exception) -> None:
+        """Report an error that nobody expected, with its traceback, to the loop's handler.
+
+        Trap: in the group of the node's tasks it would end the node, then its successor, and so
+        every node that sequences the log.
+        """
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"{what}, by an error in Cordwood itself", "exception": error}
+        )
 
     def _take_waiting(self, log: int, row: TableRow) -> None:
         """Hand over the waiting entries that no longer have to wait."""
@@ -190,6 +208,11 @@ class SequencerTable:
                 logger.info("log %d: not recovered yet: %s", log, error)
                 self._tell_not_recovered(log, row, NoSequencer(str(error)))
                 await asyncio.sleep(ACTIVATE_AGAIN_S)
+            except Exception as error:  # noqa: BLE001  (reported, and it is tried again)
+                what = f"log {log}: the epochs below {appender.epoch} are not recovered"
+                self._report(what, error)
+                self._tell_not_recovered(log, row, NoSequencer(f"{what}: {error!r}"))
+                await asyncio.sleep(UNEXPECTED_AGAIN_S)
             else:
                 if self.rows.get(log) is row:
                     self._on_recovered(log, row, recovered)
@@ -233,14 +256,16 @@ class SequencerTable:
             tell(EpochEnded(log, row.appender.epoch))
             row.appender.end(epoch)
 
-    def abandon(self, log: int, row: TableRow, error: CordwoodError) -> None:
-        """Give up the activation of `log`, and tell the waiting clients why."""
+    def abandon(
+        self, log: int, row: TableRow, error: CordwoodError, again_s: float = ACTIVATE_AGAIN_S
+    ) -> None:
+        """Give up the activation of `log` for so long, and tell the waiting clients why."""
         tell(ActivationGivenUp(log, str(error)))
         if self.rows.get(log) is row:
             del self.rows[log]
         told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))
         if isinstance(told, NoSequencer):
-            self.failures[log] = told, self._now() + ACTIVATE_AGAIN_S
+            self.failures[log] = told, self._now() + again_s
         for waiting in row.waiting:
             self._role.refuse(waiting.connection, waiting.entry, told)
         row.waiting.clear()

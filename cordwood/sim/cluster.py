@@ -85,6 +85,7 @@ class ClusterOptions:
         attributes: what all logs inherit.
         weights: of nodes that have another one than 1.
         wals: bytes of the WAL of nodes that have another one than `wal_bytes`.
+        storages: of nodes that store otherwise than `storage` says.
         create_logs: whether an append to a name that does not exist makes a log.
         rebuild_after_s: when a dead node counts as lost; 0 for never.
         tier: of every node; without a store nothing is tiered.
@@ -105,6 +106,7 @@ class ClusterOptions:
     attributes: LogAttributes = field(default_factory=LogAttributes)
     weights: Mapping[int, float] = field(default_factory=dict)
     wals: Mapping[int, int] = field(default_factory=dict)
+    storages: Mapping[int, StorageSettings] = field(default_factory=dict)
     create_logs: bool = True
     rebuild_after_s: float = 0.0
     tier: TierSettings = field(default_factory=TierSettings)
@@ -316,7 +318,7 @@ class SimCluster:
             sequencer=self.options.sequencer,
             tier=self.options.tier,
             storage=replace(
-                self.options.storage,
+                self.options.storages.get(number, self.options.storage),
                 wal_bytes=self.options.wals.get(number, self.options.wal_bytes),
             ),
         )
@@ -346,13 +348,16 @@ class SimCluster:
                 left, trimmed = split_trimmed(rotten.get(log, ()), trim)
                 # A scan that fails does not say where in its part of the log the bad bytes are:
                 # all of it is unknown, and is still when the trim has come past what rotted.
-                damaged = [
-                    (each.first, each.last)
-                    for each in node.engine.logs.damages.of_log(log)
+                book = node.engine.logs.damages
+                found = [
+                    each
+                    for each in book.of_log(log)
                     if each.last > trim and (meets(each, left) or not meets(each, trimmed))
                 ]
+                damaged = [(each.first, each.last) for each in found]
+                mended = [(each.first, each.last) for each in found if book.is_mended(each)]
                 passes = node.scrub.whole_passes
-                self._recorder.node_scrubbed(number, log, passes, left, damaged)
+                self._recorder.node_scrubbed(number, log, passes, left, damaged, mended)
         if self.options.tier.store:
             # Behind the nodes: they let go of what the manifests have named by then.
             await dump_tier(self.bucket, self._recorder, self._own_host(), only)

@@ -22,10 +22,8 @@ from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.hand import ReadResult
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
+from cordwood.sim.position_clients import CONSUMER
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
-
-CONSUMER = "shared"
-"""The consumer's name."""
 
 PORTION_RECORDS = 50
 """Records given out at a time: few, so that a save falls between any two."""

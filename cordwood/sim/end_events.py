@@ -50,6 +50,16 @@ class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking")
     ledgers: tuple[int, ...] = ()
 
 
+class CopiesMended(HistoryEvent, frozen=True, gc=False, tag="copies-mended"):
+    """At the end of a run in which copies rotted: each should be good again.
+
+    Attributes:
+        waits: nodes that still take copies for damaged.
+    """
+
+    waits: tuple[int, ...] = ()
+
+
 class PaceBegan(HistoryEvent, frozen=True, gc=False, tag="pace-began"):
     """From here on the appends of `client` are timed.
 
@@ -68,5 +78,12 @@ class PaceEnded(HistoryEvent, frozen=True, gc=False, tag="pace-ended"):
 
 
 EndEvent: TypeAlias = (
-    NodesLost | NodesBack | DiskLost | DisksReplaced | LedgersLacking | PaceBegan | PaceEnded
+    NodesLost
+    | NodesBack
+    | DiskLost
+    | DisksReplaced
+    | LedgersLacking
+    | CopiesMended
+    | PaceBegan
+    | PaceEnded
 )

@@ -127,6 +127,14 @@ class AppendUnknown(HistoryEvent, frozen=True, gc=False, tag="append-unknown"):
     error: str
 
 
+class AppendAgain(HistoryEvent, frozen=True, gc=False, tag="append-again"):
+    """A call's last try ended at `ended_us` with `error`; now it is made again at its place."""
+
+    op: int
+    error: str
+    ended_us: TimeUs
+
+
 class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     """A reader starts at `start`, to read up to and including `until` (None: for ever).
 
@@ -229,12 +237,14 @@ class GroupChanged(HistoryEvent, frozen=True, gc=False, tag="group"):
         generation: of its members.
         owners: by log name, the member that reads it and the generation since when.
         positions: by log name, the first LSN not dealt with.
+        resets: by log name, how often its position was reset.
     """
 
     consumer: str
     generation: int
     owners: dict[str, tuple[str, int]]
     positions: dict[str, LsnValue]
+    resets: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class PositionsSaved(HistoryEvent, frozen=True, gc=False, tag="saved"):
@@ -246,6 +256,14 @@ class PositionsSaved(HistoryEvent, frozen=True, gc=False, tag="saved"):
 
     consumer: str
     member: str
+    positions: dict[str, LsnValue]
+    invoked_us: TimeUs
+
+
+class PositionsReset(HistoryEvent, frozen=True, gc=False, tag="reset"):
+    """Whoever asked at `invoked_us` was told that a consumer begins these logs again from there."""
+
+    consumer: str
     positions: dict[str, LsnValue]
     invoked_us: TimeUs
 
@@ -378,6 +396,7 @@ Event: TypeAlias = (
     | AppendOk
     | AppendFailed
     | AppendUnknown
+    | AppendAgain
     | ReadStarted
     | RecordDelivered
     | GapDelivered
@@ -388,6 +407,7 @@ Event: TypeAlias = (
     | TailAnswered
     | GroupChanged
     | PositionsSaved
+    | PositionsReset
     | CallFailed
     | FaultStruck
     | FaultEased

@@ -290,9 +290,11 @@ class HistoryRecorder:
         generation: int,
         owners: Mapping[str, tuple[str, int]],
         positions: Mapping[str, int],
+        resets: Mapping[str, int] | None = None,
     ) -> None:
         """Note, at the metadata store, what a consumer is from now on."""
-        self.add(GroupChanged(self._now_us(), consumer, generation, dict(owners), dict(positions)))
+        states = (dict(owners), dict(positions), dict(resets or {}))
+        self.add(GroupChanged(self._now_us(), consumer, generation, *states))
 
     def positions_saved(
         self, consumer: str, member: str, positions: Mapping[str, int], *, invoked_us: int
@@ -380,9 +382,11 @@ class HistoryRecorder:
         passes: int,
         rotten: Iterable[tuple[int, int]],
         damaged: Iterable[tuple[int, int]],
+        mended: Iterable[tuple[int, int]] = (),
     ) -> None:
         """Note what has rotted of a log on a node, and what it knows of that."""
-        self.add(NodeScrubbed(self._now_us(), node, log, passes, tuple(rotten), tuple(damaged)))
+        ranges = (tuple(rotten), tuple(damaged), tuple(mended))
+        self.add(NodeScrubbed(self._now_us(), node, log, passes, *ranges))
 
     def node_dumped(
         self,

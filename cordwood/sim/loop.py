@@ -62,12 +62,13 @@ UNHANDLED_MAX = 100
 CLOSE_TRIES_MAX = 100
 """Times that a buried coroutine is closed: one that awaits in `finally` refuses once for each."""
 
-RUNS_KEPT_MAX = 8
-"""Loops closed until all garbage of this interpreter is looked for, which takes as long as a
-twentieth of a run. A loop looks only for its own as it closes, and what a run leaves in cycles
-after that, its history with it, is some ten MB."""
+CALLBACKS_KEPT_MAX = 500_000
+"""Callbacks that closed loops ran until the whole heap is searched for garbage: those of some eight
+seeds, and of some thousand tests. A loop searches only its own objects as it closes; what a seed
+leaves in cycles after that, its history with it, is some ten MB. A search takes a twentieth of a
+seed, but longer than most tests where a test run has a thousand modules loaded."""
 
-_runs_kept = 0
+_callbacks_kept = 0
 
 _end_sleep: Callable[..., object] = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
 """What `asyncio.sleep` sets a timer for."""
@@ -540,19 +541,19 @@ class SimLoop(LoopWithoutMachine):
             gc.collect()
             if self._froze:
                 gc.unfreeze()
-                _collect_runs()
+                _collect_runs(self.callbacks_run)
 
 
-def _collect_runs() -> None:
+def _collect_runs(callbacks: int) -> None:
     """Drop what earlier runs left, now and then.
 
     It was frozen with all the rest as the next began: a sweep of 1,500 seeds came to ten GB for
     each of its processes, and to two thirds of its pace.
     """
-    global _runs_kept
-    _runs_kept += 1
-    if _runs_kept >= RUNS_KEPT_MAX:
-        _runs_kept = 0
+    global _callbacks_kept
+    _callbacks_kept += callbacks
+    if _callbacks_kept >= CALLBACKS_KEPT_MAX:
+        _callbacks_kept = 0
         gc.collect()
 
 

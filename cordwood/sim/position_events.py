@@ -60,6 +60,30 @@ class KeyFound(HistoryEvent, frozen=True, gc=False, tag="key-found"):
     is_exact: bool
 
 
+class ExtentTold(HistoryEvent, frozen=True, gc=False, tag="extent-told"):
+    """A client that asked at `invoked_us` where a log's records begin and end was told this.
+
+    Attributes:
+        trim: all up to it was trimmed, 0 for none.
+        first, last: the first and the last record, 0 for none.
+        first_us, last_us: their append times.
+        tail: of the log, as it was told.
+        is_first_known, is_last_known: whether they are right for sure.
+    """
+
+    client: str
+    log: int
+    trim: LsnValue
+    first: LsnValue
+    first_us: int
+    last: LsnValue
+    last_us: int
+    tail: LsnValue
+    is_first_known: bool
+    is_last_known: bool
+    invoked_us: int
+
+
 class ReleasedTold(HistoryEvent, frozen=True, gc=False, tag="released-told"):
     """A client that polls was told that a log can be read up to `lsn`, at least."""
 
@@ -94,5 +118,12 @@ class NodeTrimmed(HistoryEvent, frozen=True, gc=False, tag="node-trimmed"):
 
 
 PositionEvent: TypeAlias = (
-    TrimAsked | TrimAnswered | TimeFound | KeyFound | ReleasedTold | RetentionTrims | NodeTrimmed
+    TrimAsked
+    | TrimAnswered
+    | TimeFound
+    | KeyFound
+    | ExtentTold
+    | ReleasedTold
+    | RetentionTrims
+    | NodeTrimmed
 )

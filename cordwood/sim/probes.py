@@ -75,6 +75,7 @@ from cordwood.protocol.single_copy import Doubt, SenderChoice
 from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.sequencer.eligibility import Eligibility
 from cordwood.sequencer.role import SequencerRole
+from cordwood.sim.checkers.tried_again import first_tries
 from cordwood.sim.history import (
     AppendFailed,
     AppendUnknown,
@@ -165,6 +166,8 @@ PROBES: Mapping[str, str] = MappingProxyType({
     "append-lost": "a client's connection went with appends on it",
     "append-unknown": "an append ended without anybody knowing how",
     "append-failed": "an append ended with nothing stored",
+    "again-was-stored": "a producer sent again what its first try had stored",
+    "again-was-not-stored": "a producer sent again what no node had stored yet",
     "reader-failed": "a read ended with an error",
     "tail-answered": "a client was told a tail",
     "epochs-many": "a log crossed ten epochs",
@@ -586,6 +589,8 @@ def probes_of(history: Sequence[Event]) -> Counter[str]:
             taken[event.log] += 1
         elif isinstance(event, NodeDumped):
             counts["second-wave-held"] += sum(slots.wave > 1 for slots in event.slots)
+    for _, _, stored in first_tries(history):
+        counts["again-was-stored" if stored else "again-was-not-stored"] += 1
     counts["epochs-many"] = sum(count >= EPOCHS_MANY for count in taken.values())
     return +counts
 

@@ -16,6 +16,7 @@ from cordwood.client.publish.stages import Stages
 from cordwood.client.publish.staging import Stager
 from cordwood.client.read import replica_scan
 from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.cursors import Cursors
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.senders import Senders
 from cordwood.client.read.shared_tail import SharedTail, SubscriberQueue
@@ -72,6 +73,7 @@ CLIENT_ROWS: tuple[Row, ...] = (
         Consumer.fill,
         raises=asyncio.CancelledError,
     ),
+    row("consumer-reset", "a consumer's positions were reset", Cursors.reset),
     row("consumer-followed", "a consumer took up its share", Consumer._follow),
     row("consumer-left", "a consumer left its group", Consumer.close),
     row("publish-rolled-forward", "a publish was carried on", Publisher.roll_forward),
@@ -153,6 +155,13 @@ CLIENT_ROWS: tuple[Row, ...] = (
         "a node that was scanned said that it lost something",
         replica_scan.scan_node,
         lambda s: s.result.is_damaged,
+    ),
+    row("extent-told", "a client was told where a log's records begin and end", Positions.extent),
+    row(
+        "extent-unsure",
+        "too few nodes answered where a log's records begin and end",
+        Positions.extent,
+        lambda s: s.result.is_partial,
     ),
     row("trim-asked", "a client trimmed a log", Positions.trim),
     row(

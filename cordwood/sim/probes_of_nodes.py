@@ -62,6 +62,7 @@ from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 from cordwood.storage.produced_index import ProducedIndex
 from cordwood.storage.push.read_ahead import ReadAhead
 from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.rebuild.admission import Admission
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub import rotten_rows
 from cordwood.storage.scrub.scrub import Scrub
@@ -98,6 +99,12 @@ def row(
 
 
 STORAGE_ROWS: tuple[Row, ...] = (
+    row(
+        "trim-behind",
+        "a node was asked to trim what it had trimmed",
+        StorageEngine.trim,
+        lambda s: s.args[2] < s.result,
+    ),
     row(
         "storage-said",
         "a node heard that it stores nothing, or stores again",
@@ -204,6 +211,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row("read-from-logsdb", "a read went to LogsDB", LogsStore.read),
     row("read-merged", "a read joined LogsDB and the log cache", log_reader._merged),
     row("lost-noted", "a start noted what it lost", LogsStore.note_lost, gave),
+    row("rot-mended", "a range that rotted was mended", LogsStore.note_mended, gave),
     row("damage-noted", "a damaged range was written down", LogsStore.note_damage, gave),
     row("scrubbed", "scrubbing went once over all", Scrub._pass),
     row(
@@ -276,8 +284,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row(
         "empty-refused",
         "a node without its data was refused",
-        DataDirectory.refuse_empty,
-        raises=CordwoodError,
+        Admission._empty_words,
     ),
     row(
         "older-refused",

@@ -43,7 +43,9 @@ class RecordedMetadata(MemoryMetadata):
     def _note_group(self, consumer: str, value: bytes) -> None:
         group = read_group(consumer, value)
         owners = {log: (own.member, own.since) for log, own in group.owners.items()}
-        self._recorder.group_changed(consumer, group.generation, owners, group.positions)
+        self._recorder.group_changed(
+            consumer, group.generation, owners, group.positions, group.resets
+        )
 
     def _note(self, log: int, old: EpochRecord | None, value: bytes) -> None:
         new = msgspec.json.decode(value, type=EpochRecord)

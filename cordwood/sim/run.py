@@ -24,6 +24,7 @@ from cordwood.sim.aftermath import lose_nodes, measure_pace
 from cordwood.sim.auditors import audit
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.checkers import Evidence, Violation, check_all, run_is_valid
+from cordwood.sim.checkers.rebuilt import UNMENDED
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
@@ -42,6 +43,7 @@ from cordwood.sim.history import (
 from cordwood.sim.host import Simulation
 from cordwood.sim.injector import Injector
 from cordwood.sim.knobs import turned
+from cordwood.sim.mending import wait_mended
 from cordwood.sim.name_crossing import seek_logs
 from cordwood.sim.options import RunOptions, demo_options
 from cordwood.sim.probes import probes_of, watched
@@ -345,6 +347,9 @@ class _Run:
             stuck = await self._lose()
         if self._options.loses_disks:
             await self._losses.wait_healed()
+        is_owed = not UNMENDED & {fault.kind for fault in self.plan}
+        if self._options.faults.damage is Damage.WITHIN and is_owed:
+            await wait_mended(self._cluster, self.recorder)
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)
         if self._options.audited and not stuck:

@@ -15,9 +15,10 @@ from cordwood.sim.ledger_clients import archive, salvage, scribe, tail
 from cordwood.sim.name_clients import call_names, change_names
 from cordwood.sim.name_crossing import cross_names
 from cordwood.sim.operators import give_up, keep_storage
-from cordwood.sim.position_clients import trim_logs
+from cordwood.sim.position_clients import reset_positions, trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
+from cordwood.sim.resenders import resend
 from cordwood.sim.rights_clients import keep, pry
 from cordwood.sim.sorters import sort
 from cordwood.sim.token_clients import hold
@@ -39,6 +40,7 @@ KEEPER = "keeper"
 
 _PARTS = {
     "member": consume,
+    "resetter": reset_positions,
     "browser": browse,
     "crowd": crowd,
     "outsider": pry,
@@ -78,12 +80,17 @@ def sorter_names(options: WorkloadOptions) -> tuple[str, ...]:
     return _numbered("sorter", options.sorters)
 
 
+def resender_names(options: WorkloadOptions) -> tuple[str, ...]:
+    """Those who append again at the same place after an error."""
+    return _numbered("resender", options.resenders)
+
+
 def writer_names(options: WorkloadOptions) -> tuple[str, ...]:
     """All who append."""
     keepers = (KEEPER,) if options.outsiders else ()
     return (
         *producer_names(options), *publisher_names(options), *holder_names(options), *keepers,
-        *sorter_names(options),
+        *sorter_names(options), *resender_names(options),
     )  # fmt: skip
 
 
@@ -104,6 +111,7 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
     the writers do."""
     return (
         *_numbered("member", options.members),
+        *_numbered("resetter", bool(options.members and options.reset_s)),
         *_numbered("browser", options.browsers),
         *_numbered("crowd", options.crowds),
         *_numbered("outsider", options.outsiders),
@@ -137,6 +145,8 @@ def start_clients(crew: Crew, clients: Clients) -> None:
     for name in member_names(options):
         takes_part = _PARTS[name.partition("-")[0]]
         crew.start(name, partial(takes_part, name, clients))
+    for name in resender_names(options):
+        crew.start(name, partial(resend, name, clients))
     for name in sorter_names(options):
         crew.start(name, partial(sort, name, clients))
     if options.outsiders:

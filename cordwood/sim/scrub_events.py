@@ -15,7 +15,8 @@ class NodeScrubbed(HistoryEvent, frozen=True, gc=False, tag="node-scrubbed"):
         passes: over all of its store that began and ended since it started; all that rotted
             while it did not run was there before.
         rotten: blocks of which index entry or body has rotted, none of them trimmed.
-        damaged: what the node takes for damaged.
+        damaged: what the node takes for damaged, or took for it until it was mended.
+        mended: the latter.
     """
 
     node: int
@@ -23,3 +24,4 @@ class NodeScrubbed(HistoryEvent, frozen=True, gc=False, tag="node-scrubbed"):
     passes: int
     rotten: tuple[Range, ...] = ()
     damaged: tuple[Range, ...] = ()
+    mended: tuple[Range, ...] = ()

@@ -42,7 +42,14 @@ from cordwood.sim.ledger_events import LedgerMade
 from cordwood.sim.name_events import NamedRead, NameLeads
 from cordwood.sim.node_events import Gauged, NodesetsKnown
 from cordwood.sim.operator_events import LossAccepted, NodeScanned, RebuildingKnown, StorageTold
-from cordwood.sim.position_events import KeyFound, NodeTrimmed, ReleasedTold, TimeFound, TrimAsked
+from cordwood.sim.position_events import (
+    ExtentTold,
+    KeyFound,
+    NodeTrimmed,
+    ReleasedTold,
+    TimeFound,
+    TrimAsked,
+)
 from cordwood.sim.scrub_events import NodeScrubbed
 
 SHOWN_MAX = 4
@@ -87,7 +94,9 @@ EVIDENCE: Mapping[str, Evidence] = {
     "limits of the nodes": Evidence((Gauged,), ("L6",)),
     "appends beside a hampered node": Evidence((PaceBegan,), ("L7",)),
     "work of idle nodes": Evidence((Idled,), ("L8",)),
-    "answers of find_time and find_key": Evidence((TimeFound, KeyFound), ("S20",)),
+    "answers of find_time, find_key and extent": Evidence(
+        (TimeFound, KeyFound, ExtentTold), ("S20",)
+    ),
     "scrubs of the nodes": Evidence((NodeScrubbed,), ("S16",)),
     "trims": Evidence((TrimAsked, NodeTrimmed), ("S18",)),
     "what main storage holds": Evidence((TierDumped,), ("S19",)),

@@ -30,7 +30,7 @@ from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
-from cordwood.sim.position_clients import find_a_time, poll_released
+from cordwood.sim.position_clients import ask_extent, find_a_time, poll_released
 from cordwood.sim.sent_again import (
     AGAIN_PAUSE_S,
     are_one,
@@ -98,6 +98,7 @@ class WorkloadOptions:
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
         grouped: share of the calls with several records that append them as one atomic group.
         members: how many read together, as members of one consumer; 0 for no consumer.
+        reset_s: mean time between two resets of the consumer's positions; 0 resets nothing.
         conditional: share of the single appends of the others that name the tail they expect.
         buffered: share of the lanes without an identity that append by a buffered writer of
             their own, in one of its modes.
@@ -116,6 +117,7 @@ class WorkloadOptions:
         scribes: clients that write ledgers; with them come one that recovers ledgers, one that
             follows them, and one that reads them all in the end.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
+        resenders: clients that send again, at the same place, what ended with an error.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
@@ -137,6 +139,7 @@ class WorkloadOptions:
     idempotent: float = 0.0
     conditional: float = 0.0
     members: int = 0
+    reset_s: float = 0.0
     grouped: float = 0.0
     buffered: float = 0.0
     publishers: int = 0
@@ -151,6 +154,7 @@ class WorkloadOptions:
     crowds: int = 0
     scribes: int = 0
     sorters: int = 0
+    resenders: int = 0
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)
@@ -582,6 +586,7 @@ async def ask_tails(name: str, clients: Clients, host: Host) -> None:
                     if log in clients.log_ids:
                         await _ask_tail(name, store, log, clients)
                         await find_a_time(name, store, log, clients, chance)
+                        await ask_extent(name, store, log, clients)
                         await poll_released(name, store, clients)
         except CordwoodError as error:
             clients.told(name, "tail", error)

@@ -88,7 +88,7 @@ class LogSearch:
         first = await self._first_record(ask.log, start, ask.until)
         if first is None:
             return ExtentReply(held.trim, 0, 0, 0, 0, held.tier)
-        last = await self._last_record(ask.log, held, ask.until) or first
+        last = await self.last_record(ask.log, held, ask.until) or first
         return ExtentReply(
             held.trim,
             max(first.first, start),
@@ -152,7 +152,7 @@ class LogSearch:
             start = max(run.next, start + 1)
         return None
 
-    async def _last_record(self, log: int, held: CachedLog, until: int) -> BlockHeader | None:
+    async def last_record(self, log: int, held: CachedLog, until: int) -> BlockHeader | None:
         """The last block with records up to `until`."""
         found: BlockHeader | None = None
         for block in reversed(held.blocks):

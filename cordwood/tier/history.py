@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
@@ -28,6 +29,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.object_columns import BODY_COLUMNS
 from cordwood.layout.object_file import Footer, ObjectRun, piece_blocks, read_group
 from cordwood.lsn import LSN_MAX, Lsn
+from cordwood.tier.block_cache import BlockCache, Blocks, GroupKey
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
 from cordwood.tier.object_store import ObjectStore
@@ -90,6 +92,7 @@ class HistoryReader:
         store: patient.
         manifest: the log's; it is read anew where it has to be.
         start, until: the first and the last LSN that are wanted.
+        cache: of row groups, shared with other readers of the store; None for none.
     Attributes:
         next_lsn: the next LSN to give out; where the history ends, the one that nodes go on from.
     """
@@ -104,8 +107,10 @@ class HistoryReader:
         until: int = LSN_MAX,
         *,
         ahead_bytes_max: int = AHEAD_BYTES_MAX,
+        cache: BlockCache | None = None,
     ) -> None:
         self.next_lsn = start
+        self._cache = cache or BlockCache(0)
         self._store = store
         self._manifest = manifest
         self._host = host
@@ -283,19 +288,24 @@ class HistoryReader:
         gaps = [gap for gap in run.gap_list() if gap.last >= step.low and gap.first <= step.high]
         if not step.pieces:
             return list(gaps)
-        group = footer.index.groups[step.group]
-        content = await self._store.get(entry.name, group.start, group.stop, timeout_s=GET_S)
-
-        def check() -> list[HistoryItem]:
-            rows = read_group(footer, step.group, content, BODY_COLUMNS)
-            items: list[HistoryItem] = []
-            for index in step.pieces:
-                for header, raw in piece_blocks(run.pieces[index], rows, log=run.log):
-                    items.append(HistoryBlock(header, raw, header.first, header.last))
-            return items
-
-        blocks = await self._host.run_blocking(check, timeout_s=CHECK_S)
+        key = GroupKey(entry.name, step.group, run.log)
+        found = await self._cache.blocks(
+            key, partial(self._fetch, entry.name, footer, run, step.group)
+        )
+        blocks = [HistoryBlock(header, raw, header.first, header.last) for header, raw in found]
         return [*blocks, *gaps]
+
+    async def _fetch(self, name: str, footer: Footer, run: ObjectRun, number: int) -> Blocks:
+        """All blocks that a row group holds of the log, fetched and checked."""
+        group = footer.index.groups[number]
+        content = await self._store.get(name, group.start, group.stop, timeout_s=GET_S)
+
+        def check() -> Blocks:
+            rows = read_group(footer, number, content, BODY_COLUMNS)
+            pieces = [piece for piece in run.pieces if piece.group == number]
+            return [each for piece in pieces for each in piece_blocks(piece, rows, log=run.log)]
+
+        return await self._host.run_blocking(check, timeout_s=CHECK_S)
 
 
 def clipped(items: list[HistoryItem], start: int, until: int) -> list[HistoryItem]:

@@ -91,6 +91,7 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
+from cordwood.layout.message_impact import AskImpact, ImpactFinding, ImpactLog, ImpactReply
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
@@ -114,6 +115,13 @@ from cordwood.layout.message_ledgers import (
     SetLedger,
     SwitchAutorecovery,
     TellLac,
+)
+from cordwood.layout.message_maintenance import (
+    ApplyMaintenance,
+    AskMaintenance,
+    MaintenanceReply,
+    MaintenanceRequest,
+    RemoveMaintenance,
 )
 from cordwood.layout.message_nodes import (
     AskMembers,
@@ -183,7 +191,9 @@ CALLS: list[Call] = [
     AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
     AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
     SayRebuild(3, RebuildOrder.START, forced=True),
-    AskRebuilding(),
+    AskRebuilding(), AskImpact((1, 2), ("eu.rack1",)),
+    ApplyMaintenance((1,), ("eu.rack1",), "DRAINED", "a new disk", "ann", 60), AskMaintenance(),
+    RemoveMaintenance(7),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
     AskTail(9, False), AskReleased([9, 10]), Ping(), Seal(9, 5, 3), Clean(9, 4, 5, lsn(4, 17)),
     AskEpoch(9, 4), Yield(9, 5, 2), AskStreams(), AskConsumers("billing"),
@@ -227,6 +237,12 @@ REPLIES: list[Reply] = [
     IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
     CopiesReply((CopyWord(1, 2, 3, True, (4, 5, 6)), CopyWord(2))),
     RebuildingReply(b"set", DonorState(7, 1, 2, 3, 4, 5.5, "nothing", True)),
+    MaintenanceReply([
+        MaintenanceRequest(1, (2, 3), "DRAINED", "DRAINING", "a new disk", "ann", 5, 6, ""),
+    ], 1),
+    ImpactReply((1,), (2,), 3, 4, [
+        ImpactFinding("writes", "wait", True, (1, 2), {"node": 2}, 3, [ImpactLog(9, "/a", 1, 0)]),
+    ], 5),
     NodesetsReply(5, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     AddReply(AddRefusal.FENCED),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
+from swaps import swap
 from test_second_attempts import LOG, read
 
 from cordwood.client.append.producer import Producer
@@ -51,7 +52,7 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
                 await asyncio.gather(*flight)
                 old = cluster.sequencer_of(LOG)
                 cluster.kill(old)  # before its last releases leave
-            monkeypatch.setattr(EpochStore, "set_clean", set_clean)
+            swap(monkeypatch, EpochStore.set_clean, set_clean)
             monkeypatch.setattr(activation, "recover_log", recover)
             await asyncio.sleep(4)
             async with cluster.client(timeout_s=30) as third:
@@ -69,15 +70,15 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
             call = other._cluster.peers.call(NodeId(higher), AskTail(LOG, True), timeout_s=60)
             asking = asyncio.gather(call, return_exceptions=True)
             await until(late_clean.is_set)
+            net.mend_all()  # all nodes hear what epoch 2 releases: one that kept e1n5 would tell it
             await until(lambda: appender.is_recovered)
-            await asyncio.sleep(0.5)
             trimmed = make_lsn(1, 5)
+            await until(lambda: all(held(n).readable >= trimmed for n in cluster.running))
             lngs = {end.lng for n in cluster.running if (end := held(n).ends.get(1))}
             assert max(lngs) < trimmed, "or nothing that is trimmed looks like a hole"
             for number in cluster.running:  # as retention does it
-                if held(number).readable >= trimmed:
-                    engine = cluster.running[number].engine
-                    await engine.trim(LOG, trimmed, held(number).readable)
+                engine = cluster.running[number].engine
+                await engine.trim(LOG, trimmed, held(number).readable)
             late_read.set()
             await asyncio.sleep(5)
             monkeypatch.undo()
@@ -90,7 +91,7 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
             at = seen.index("e1n6")
             assert seen[at : at + 2] == left
 
-    simulate(scenario, nodes=5, seed=8)
+    simulate(scenario, nodes=5)
 
 
 def test_a_digest_that_goes_on_over_a_trim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -88,3 +89,26 @@ def test_a_block_that_no_append_takes_is_not_staged() -> None:
             assert await values(store, "a") == records[:15]
 
     simulate(scenario, wal_bytes=3 * MIB)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_staged_block_that_a_new_member_does_not_take_is_refused_before_its_commit(
+    whole: bool,
+) -> None:
+    """A node with a smaller WAL joined after the block was staged: the batch was committed, and the
+    query stood still for as long as the node was a member."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(codec="none", block_bytes=2 * MIB) as store:
+            records = [os.urandom(50_000) for _ in range(24)]
+            refs = [await store.stage("a", records)]
+            cluster.wals[4] = 3 * MIB
+            await cluster.start(4)
+            await asyncio.sleep(10)  # until all nodes have read the list of members
+            with pytest.raises(RecordTooLarge, match="with a lower block_bytes"):
+                await store.publish("q", 0, refs, whole=whole)
+            parts = [await store.stage("a", records[at : at + 12]) for at in (0, 12)]
+            await store.publish("q", 0, parts)
+            assert await values(store, "a") == records
+
+    simulate(scenario, wal_bytes=LARGE)

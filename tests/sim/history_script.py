@@ -12,6 +12,7 @@ One event a line; each line comes one millisecond after the one before::
     w1 send c d                     an append that goes on …
     w1 ack c e1n3 e1n4              … and ends, named by its first payload
     w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
+    w1 again c | w1 again c Fenced  … or is made again, after a try that ended so
     w1 trims e1n4                   a client is about to trim
     w1 trimmed e1n4 n1 n2           … and is told that these nodes have
     n1 trims e1n4                   a node has, durably
@@ -20,6 +21,8 @@ One event a line; each line comes one millisecond after the one before::
     n1 retains e1n4 5 bytes         … as its log keeps so many bytes
     w1 finds 7 e1n4 upto e1n9 [early]   find_time of append time 7 µs; it may lie too early
     w1 seeks k7 e1n2 e1n4 upto e1n9 [lost]   find_key of k7: before, at it (-: none); by a loss
+    w1 bounds e1n2 e1n3 e1n9 e1n9 [partial] [~7 ~9]   extent: trim, first, last (-: none), tail;
+                                    it does not know for sure; their append times
     w1 told Overloaded              another call of it ended with this error
     w1#2 send e within 5            session 2 of w1; a deadline of 5 s
     w1 put f @ e1n5 as 7/2          through producer 7 in its epoch 2 (`send f as 7/2`)
@@ -42,6 +45,8 @@ One event a line; each line comes one millisecond after the one before::
     n1 stores e1n1-e1n4 e1n5        what a node says is durable
     group g gen=2 a:m1/1=e1n3 b:m2/2   the store has consumer g in generation 2: log a is m1's
                                     since generation 1, and stands at e1n3
+    group g gen=3 a:m1/3=e1n1*1     … a was reset once, to e1n1
+    reset g a e1n1                  whoever asked for it, a line ago, is told so
     m1 of g asks | m1 of g saved a=e1n3   a member's question to save, and that it is saved
     m1:a of g from e1n1             a member's read; what it is given as for r1
     w1 says n1 read-only|read-write     an operator is about to say so of a node (`said`: and has)
@@ -95,6 +100,7 @@ from cordwood.sim.end_events import (
     PaceBegan,
     PaceEnded,
 )
+from cordwood.sim.events import AppendAgain, PositionsReset
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -151,6 +157,7 @@ from cordwood.sim.operator_events import (
     StorageTold,
 )
 from cordwood.sim.position_events import (
+    ExtentTold,
     KeyFound,
     NodeTrimmed,
     ReleasedTold,
@@ -355,16 +362,26 @@ class _Stage:
     def do_group(self, consumer: str, generation: str, *logs: str) -> None:
         owners: dict[str, tuple[str, int]] = {}
         positions: dict[str, int] = {}
+        resets: dict[str, int] = {}
         for word in logs:
             log, _, rest = word.partition(":")
             owner, _, position = rest.partition("=")
             if owner != "-":
                 member, _, since = owner.partition("/")
                 owners[log] = (member, int(since))
+            position, _, times = position.partition("*")
             if position:
                 positions[log] = parse_lsn(position)
+            if times:
+                resets[log] = int(times)
         number = int(generation.removeprefix("gen="))
-        self.add(GroupChanged(self.time_us, consumer, number, owners, positions))
+        self.add(GroupChanged(self.time_us, consumer, number, owners, positions, resets))
+
+    def do_reset(self, consumer: str, log: str, lsn: str) -> None:
+        """Reset, from the line before on."""
+        self.add(
+            PositionsReset(self.time_us, consumer, {log: parse_lsn(lsn)}, self.time_us - STEP_US)
+        )
 
     def do_ledger(self, what: str, *words: str) -> None:
         if what == "made":
@@ -460,11 +477,20 @@ class _Stage:
         elif verb == "lose":
             error = words[1] if words[1:] else "OutcomeUnknown"
             self.add(AppendUnknown(self.time_us, self.ops[words[0]], error))
+        elif verb == "again":
+            error = words[1] if words[1:] else "OutcomeUnknown"
+            self.add(AppendAgain(self.time_us, self.ops[words[0]], error, self.time_us))
         elif verb == "finds":
             lsn, tail = parse_lsn(words[1]), parse_lsn(words[3])
             is_exact = "early" not in words
             wanted_us = int(words[0])
             self.add(TimeFound(self.time_us, client, self.log, wanted_us, lsn, tail, is_exact))
+        elif verb == "bounds":
+            trim, first, last, tail = (0 if w == "-" else parse_lsn(w) for w in words[:4])
+            times = [int(word[1:]) for word in words[4:] if word[:1] == "~"] or [0, 0]
+            sure = "partial" not in words
+            place = (trim, first, times[0], last, times[-1], tail, sure, sure)
+            self.add(ExtentTold(self.time_us, client, self.log, *place, self.time_us))
         elif verb == "seeks":
             before, at, tail = (0 if w == "-" else parse_lsn(w) for w in (*words[1:3], words[4]))
             is_exact = "lost" not in words

@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+from swaps import swap_value
 
+from cordwood.sim import loop as loop_module
 from cordwood.sim.loop import (
-    RUNS_KEPT_MAX,
     TIMERS_CANCELLED_MIN,
     WALL_START_S,
     Deadlock,
@@ -450,21 +451,25 @@ def test_the_collector_is_off_inside_and_on_again_after() -> None:
     assert gc.isenabled()
 
 
-def test_what_runs_leave_in_cycles_is_dropped_after_some_more_of_them() -> None:
+def test_what_runs_leave_in_cycles_is_dropped_after_some_more_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Left:
         def __init__(self) -> None:
             self.itself = self
 
     async def main() -> None:
-        pass
+        for _ in range(20):
+            await asyncio.sleep(0)
 
+    swap_value(monkeypatch, lambda: loop_module.CALLBACKS_KEPT_MAX, 160)
     gc.disable()  # it would come to it by chance
     try:
         left = []
-        for _ in range(2 * RUNS_KEPT_MAX):
+        for _ in range(16):
             left.append(weakref.ref(Left()))
             simulate(main())
-        assert all(each() is None for each in left[:RUNS_KEPT_MAX])
+        assert all(each() is None for each in left[:8])
     finally:
         gc.enable()
 

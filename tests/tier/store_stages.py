@@ -87,7 +87,7 @@ def play_s3(act: Act, endpoint: str, prefix: str) -> None:
 
 
 OBSTORE = ("obstore", "pip install 'cordwood[s3]'")
-MOTO = ("moto", "pip install 'moto[server,s3]'")
+MOTO = ("moto", "pip install 'moto[s3]' flask flask-cors")
 
 
 def need(module: tuple[str, str], require: Callable[[str, str], object]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.admin.positions import Point
+from cordwood.client.admin.positions import Point, Tiered
 from cordwood.client.store import Store
+from cordwood.errors import Corrupt
 from cordwood.layout.object_names import origin_name
 from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import Lsn
 from cordwood.settings import StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks
 
@@ -59,6 +62,21 @@ class TestTheWholeWay:
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 
+    def test_it_is_told_up_to_where_main_storage_holds_a_log(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await store.create_log("here")
+                await write(store, "log", 40)
+                await store.append("here", b"x")
+                assert (await store.tiered("here")) == Tiered(BUCKET, Lsn(0))
+                upto = (await store.tiered("log")).upto
+                assert upto == max(gone(cluster)) < await store.tail("log")
+                await asyncio.sleep(20)
+                assert (await store.tiered("log")).upto == await store.tail("log")
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
     def test_a_log_that_is_made_later_is_met(self):
         """A log that is made counts as no change of the tree, which nodes look for."""
 
@@ -87,6 +105,52 @@ class TestTheWholeWay:
                 for node in cluster.running.values():
                     assert node.engine.gone_of(1) == 0, "whose history it is, nobody knows"
                     assert node.engine.gone_of(2) == await store.tail("b")
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+
+KEEPS = replace(STORAGE, retention_every_s=86_400)
+"""Of a node that lets nothing go."""
+
+
+def break_objects(cluster: ClusterAtHand, part: slice = slice(None)) -> list[str]:
+    """Flip a bit in row groups of some of the log's objects."""
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")][part]
+    for name in names:
+        content = bytearray(cluster.bucket.content(name))
+        content[40] ^= 1
+        cluster.bucket.damage(name, bytes(content))
+    return names
+
+
+class TestDamage:
+    @pytest.mark.parametrize("single", [True, False])
+    def test_a_damaged_object_is_passed_over_where_a_node_holds_a_copy(self, single: bool):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(scd_enabled=single) as store:
+                await store.create_log("log", attributes=TIERED)
+                written = await write(store, "log", 60)
+                await asyncio.sleep(20)
+                tail = await store.tail("log")
+                assert sorted(gone(cluster)) == [0, tail, tail]
+                assert break_objects(cluster, slice(1, None, 2))
+                assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER, storages={3: KEEPS})
+
+    def test_where_none_holds_a_copy_the_error_names_the_object(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await write(store, "log", 60)
+                await asyncio.sleep(20)
+                before = {name: cluster.bucket.content(name) for name in cluster.bucket.names()}
+                assert break_objects(cluster)
+                with pytest.raises(Corrupt):
+                    await values(store, "log")
+                for name, content in before.items():
+                    cluster.bucket.damage(name, content)
+                assert len(await values(store, "log")) == 60
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 

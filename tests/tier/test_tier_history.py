@@ -22,6 +22,7 @@ from cordwood.sim.object_store import Bucket, BucketFaults
 from cordwood.sim.streams import stream
 from cordwood.tier import history as history_module
 from cordwood.tier import uploader as uploader_module
+from cordwood.tier.block_cache import BlockCache
 from cordwood.tier.collect import collect_log
 from cordwood.tier.history import HistoryBlock, HistoryReader
 from cordwood.tier.log_manifest import LogManifest
@@ -97,6 +98,46 @@ def seen(items) -> list[tuple]:
          item.kind if isinstance(item, Gap) else item.header.raw_crc)
         for item in items
     ]  # fmt: skip
+
+
+class TestSharedBlocks:
+    def test_a_second_reader_fetches_no_row_group(self):
+        async def act(made: Made, bucket: Bucket, host: Host) -> None:
+            cache, gets, before = BlockCache(1 << 20), [], bucket.calls.get("get", 0)
+            for _ in range(2):
+                items = await read_all(reader_of(bucket, host, made.first, cache=cache))
+                assert seen(items) == wanted(made, made.first, made.next - 1)
+                gets.append(bucket.calls["get"] - before)
+                before = bucket.calls["get"]
+            assert cache.hits >= 10
+            assert gets[1] == gets[0] - cache.hits, "only what is no row group"
+
+        on_history(act)
+
+    def test_readers_at_the_same_time_fetch_a_row_group_once(self):
+        async def act(made: Made, bucket: Bucket, host: Host) -> None:
+            cache, before = BlockCache(1 << 20), bucket.calls.get("get", 0)
+            await read_all(reader_of(bucket, host, made.first))
+            alone, before = bucket.calls["get"] - before, bucket.calls["get"]
+            readers = (reader_of(bucket, host, made.first, cache=cache) for _ in range(3))
+            found = await asyncio.gather(*map(read_all, readers))
+            assert all(seen(each) == wanted(made, made.first, made.next - 1) for each in found)
+            assert cache.hits >= 20
+            assert bucket.calls["get"] - before == 3 * alone - cache.hits
+
+        on_history(act)
+
+    @pytest.mark.parametrize("start", [0, 3, 11, 200])
+    def test_what_one_reader_clips_another_gets_whole(self, start):
+        async def act(made: Made, bucket: Bucket, host: Host) -> None:
+            cache = BlockCache(1 << 20)
+            low, high = made.first + start, made.first + start + 2
+            few = await read_all(reader_of(bucket, host, low, high, cache=cache))
+            assert seen(few) == wanted(made, low, high)
+            items = await read_all(reader_of(bucket, host, made.first, cache=cache))
+            assert seen(items) == wanted(made, made.first, made.next - 1)
+
+        on_history(act)
 
 
 class TestRanges:

@@ -14,6 +14,15 @@ from cordwood.client.cluster import Cluster
 from cordwood.errors import BadSetting, CordwoodError, Unreachable
 from cordwood.layout.log_questions import AskIfLost, IfLostReply
 from cordwood.layout.message import AskStatus, AskStreams, Call, StatusReply, StreamsReply
+from cordwood.layout.message_impact import AskImpact, ImpactReply
+from cordwood.layout.message_maintenance import (
+    ApplyMaintenance,
+    AskMaintenance,
+    MaintenanceCall,
+    MaintenanceReply,
+    MaintenanceRequest,
+    RemoveMaintenance,
+)
 from cordwood.layout.message_nodes import SetAuthority, SetStorage
 from cordwood.layout.message_rebuilding import (
     AskRebuilding,
@@ -31,6 +40,9 @@ Answer = TypeVar("Answer")
 
 LOOK_S = 10.0
 """For one step of a node's look over what it holds, which takes some tenths of a second."""
+
+IMPACT_S = 60.0
+"""For a look at all epochs of all logs: a hundred thousand take some seconds."""
 
 ASK_EACH_S = 2.0
 """How long a node may take to say how it is; one that is down is not waited for longer."""
@@ -173,22 +185,95 @@ class Nodes:
                 return found
             log, lsn = reply.log, reply.lsn
 
-    async def rebuilding(self) -> Rebuilding:
+    async def check_impact(
+        self, nodes: Collection[int] = (), racks: Collection[str] = ()
+    ) -> ImpactReply:
+        """What would stop if `nodes`, and all nodes of `racks`, were absent. Nothing is changed.
+
+        Args:
+            racks: locations of racks, or of wider domains: all nodes below are meant.
+        Raises:
+            BadSetting: none is named, or one that there is not.
+            Unreachable: no node answered in time.
+        """
+        call = AskImpact(tuple(sorted(set(nodes))), tuple(sorted(set(racks))))
+        timeout_s = max(IMPACT_S, self._settings.timeout_s)
+        reply = await self._cluster.call_any(call, timeout_s=timeout_s)
+        assert isinstance(reply, ImpactReply), "AskImpact has one kind of answer"
+        return reply
+
+    async def apply_maintenance(
+        self,
+        nodes: Collection[int] = (),
+        racks: Collection[str] = (),
+        *,
+        wanted: str = "MAY_DISAPPEAR",
+        reason: str,
+        user: str,
+        ttl_s: int = 0,
+    ) -> MaintenanceRequest:
+        """Ask for nodes to be taken out of service; the request, which may be blocked until that
+        is safe.
+
+        Args:
+            racks: locations of racks, or of wider domains: all nodes below are meant.
+            wanted: `MAY_DISAPPEAR` or `DRAINED`.
+            ttl_s: the request ends by itself so long after it was made; 0 for never.
+        Raises:
+            BadSetting: it makes no sense, and the text says why.
+            Unreachable: the cluster did not answer; the request may be there.
+        """
+        named = tuple(sorted(set(nodes))), tuple(sorted(set(racks)))
+        reply = await self._maintenance(ApplyMaintenance(*named, wanted, reason, user, ttl_s))
+        return next(each for each in reply.requests if each.number == reply.applied)
+
+    async def maintenance(self) -> list[MaintenanceRequest]:
+        """All requests, oldest first; those that are safe by now are granted.
+
+        Raises:
+            Unreachable: the cluster did not answer.
+        """
+        return (await self._maintenance(AskMaintenance())).requests
+
+    async def remove_maintenance(self, number: int) -> None:
+        """Take a request back: its nodes are in service again, unless another one names them.
+
+        Raises:
+            BadSetting: there is none of this number.
+            Unreachable: the cluster did not answer; the request may be gone.
+        """
+        await self._maintenance(RemoveMaintenance(number))
+
+    async def _maintenance(self, call: MaintenanceCall) -> MaintenanceReply:
+        timeout_s = max(IMPACT_S, self._settings.timeout_s)
+        reply = await self._cluster.call_any(call, timeout_s=timeout_s)
+        assert isinstance(reply, MaintenanceReply), "these calls have one kind of answer"
+        return reply
+
+    async def rebuilding(self, *, donors: bool = True) -> Rebuilding:
         """Which nodes are being rebuilt, and how far each donor is.
 
+        Args:
+            donors: ask each node what it does as a donor; without, one node is asked for the rest.
         Raises:
             Unreachable: no node answered.
         """
+        if not donors:
+            reply = await self._cluster.call_any(
+                AskRebuilding(), timeout_s=self._settings.timeout_s
+            )
+            assert isinstance(reply, RebuildingReply), "AskRebuilding has one kind of answer"
+            return Rebuilding(read_set(reply.set).lost, {})
         answers = await self._ask_each(AskRebuilding(), RebuildingReply)
         replies = [each for each in answers.values() if isinstance(each, RebuildingReply)]
         if not replies:
             raise Unreachable("no node says what is being rebuilt")
         newest = max(map(read_set, (each.set for each in replies)), key=lambda each: each.through)
-        donors = {
+        states = {
             node: each if isinstance(each, CordwoodError) else each.donor
             for node, each in answers.items()
         }
-        return Rebuilding(newest.lost, donors)
+        return Rebuilding(newest.lost, states)
 
     async def say_rebuild(self, node: int, order: str, *, forced: bool = False) -> None:
         """Have the data of a node made anew, or not.

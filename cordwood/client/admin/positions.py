@@ -164,6 +164,19 @@ class Size:
     missing: Mapping[NodeId, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """What nodes let go of, and where it is.
+
+    Attributes:
+        address: main storage, as nodes tell it; "" for none.
+        upto: main storage holds the log up to here, in the nodes' place; e0n0 for nothing.
+    """
+
+    address: str
+    upto: Lsn
+
+
 class Positions:
     """See the module; the calls are `Store`'s."""
 
@@ -204,7 +217,7 @@ class Positions:
         call = AskTime(info.log_id, time_us, int(tail), not approximate, token=self._token(info))
         told, missing = await self._ask_nodes(info, call, TimeReply)
         answers = [TimeAnswer(each.trim, each.before, each.at) for each in told.values()]
-        found = find_time(answers, tail, heard_all=self._is_enough(info, tail, told))
+        found = find_time(answers, tail, heard_all=self.is_enough(info, tail, told))
         lsn, is_partial = found.lsn, not found.is_complete
         trim = max(each.trim for each in told.values())
         tiered = await self._tiered(info, trim, told.values())
@@ -265,7 +278,7 @@ class Positions:
             # trim has to say what it holds above.
         first = min(((e.first, e.first_us) for e in held), default=(0, 0))
         last = max(((e.last, e.last_us) for e in held), default=(0, 0))
-        is_partial = not self._is_enough(info, tail, told)
+        is_partial = not self.is_enough(info, tail, told)
         tiered = await self._tiered(info, trim, told.values())
         if tiered is not None:
             first = await tiered.first(trim) or first
@@ -273,6 +286,16 @@ class Positions:
                 # A node that lets go late may hold none of the last of what the others let go of.
                 last = max(last, await tiered.last(trim) or last)
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
+
+    async def tiered(self, log: AnyLog) -> Tiered:
+        """See `Store.tiered`."""
+        address = self._cluster.tier_store
+        if not address:
+            return Tiered("", Lsn(0))
+        info, tail = await self._opened(log)
+        call = AskExtent(info.log_id, int(tail), 0, token=self._token(info))
+        told, _ = await self._ask_nodes(info, call, ExtentReply)
+        return Tiered(address, Lsn(max((each.tier for each in told.values()), default=0)))
 
     async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:
         """See `Store.data_size`."""
@@ -284,7 +307,7 @@ class Positions:
         tiered = await self._tiered(info, 0, told.values())
         if tiered is not None:
             size += await tiered.bytes_between(start_us, stop_us)
-        return Size(size, not self._is_enough(info, tail, told), missing)
+        return Size(size, not self.is_enough(info, tail, told), missing)
 
     async def epoch_end(self, info: LogInfo, last: int) -> Lsn | None:
         """Where the bridge that covers an epoch's last LSN begins, by main storage; None if it is
@@ -321,7 +344,7 @@ class Positions:
         # The question may have started a sequencer, in an epoch with other nodes.
         return (info if tail.epoch <= info.epoch else await self._fresh(log)), tail
 
-    def _is_enough(self, info: LogInfo, tail: Lsn, heard: Collection[NodeId]) -> bool:
+    def is_enough(self, info: LogInfo, tail: Lsn, heard: Collection[NodeId]) -> bool:
         """Whether those that answered meet every copyset of every epoch."""
         if tail.epoch > info.epoch or not info.history:
             return False

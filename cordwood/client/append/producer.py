@@ -39,6 +39,14 @@ PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
 
 
+DOUBTS_MAX = 1_024
+"""Calls of unknown outcome that a producer remembers for a log; with more it begins anew."""
+
+KEPT_BYTES = 16 << 10
+"""Records of the last call are kept up to so many bytes. Of larger ones a digest is kept, which
+costs a nanosecond for a byte."""
+
+
 class Doubt(NamedTuple):
     """Records `[first, end)` of a call that nobody answered: they may be stored, or come yet."""
 
@@ -55,7 +63,7 @@ class ProducerPlace:
         sequence: of the next record.
         calls: appends that have not ended.
         answered: the sequence behind the last append that ended well.
-        last: the first sequence of that append.
+        last: that append.
         has_failed: an append ended with an error.
         is_crossed: an append began while another one was under way, or after another one had
             ended with an error. Which of them has which sequence is not known outside.
@@ -65,14 +73,15 @@ class ProducerPlace:
     sequence: int = 0
     calls: int = 0
     answered: int = 0
-    last: int = 0
+    last: ProducerCall | None = None
     has_failed: bool = False
     is_crossed: bool = False
     claims: list[object] = field(default_factory=list)
 
     def may_be(self, sequence: int) -> bool:
         """Whether the append that ended well last is the one that began at a sequence."""
-        return sequence == self.last and not (self.has_failed or self.is_crossed)
+        is_last = self.last is not None and self.last.first == sequence
+        return is_last and not (self.has_failed or self.is_crossed)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,16 +103,22 @@ class Lineage:
 
 
 class ProducerCall:
-    """An append that has not ended, and the place that it counts at."""
+    """An append, and the place that it counts at.
 
-    __slots__ = ("_doubts", "_end", "_first", "_keys", "_values", "place")
+    Attributes:
+        place: where it counts.
+        first: the sequence of its first record; 0 until it has one.
+    """
+
+    __slots__ = ("_digest", "_doubts", "_end", "_keys", "_values", "first", "place")
 
     def __init__(self, place: ProducerPlace, doubts: set[Doubt]) -> None:
         self.place = place
         self._doubts = doubts
-        self._first = self._end = 0
+        self.first = self._end = 0
         self._values: Sequence[Buffer] = ()
         self._keys: Sequence[bytes | None] | None = None
+        self._digest = b""
 
     def takes(
         self, first: int, values: Sequence[Buffer], keys: Sequence[bytes | None] | None
@@ -114,10 +129,10 @@ class ProducerCall:
             OutOfSequence: other records may be stored there. The log would take these for a
                 repeat.
         """
-        self._first, self._end = first, first + len(values)
+        self.first, self._end = first, first + len(values)
         self._values, self._keys = values, keys
         near = [each for each in self._doubts if each.first < self._end and first < each.end]
-        if near and set(near) != {self._doubt()}:
+        if near and set(near) != {self.doubt()}:
             self._values = ()
             raise OutOfSequence(
                 f"other records than these may be stored from sequence {near[0].first} on: send "
@@ -129,23 +144,29 @@ class ProducerCall:
         """Its records are stored."""
         place = self.place
         if self._end > place.answered:
-            place.answered, place.last = self._end, self._first
-        for each in [each for each in self._doubts if each.first < place.answered]:
-            self._doubts.discard(each)
+            if sum(map(len, self._values)) > KEPT_BYTES:
+                self.doubt()
+                self._values, self._keys = (), None
+            place.answered, place.last = self._end, self
+        if len(self._doubts) < DOUBTS_MAX:  # beyond, some were not noted
+            self._doubts -= {each for each in self._doubts if each.first < place.answered}
 
     def failed(self, error: BaseException) -> None:
         """It ended with an error."""
         self.place.has_failed = True
         is_told = isinstance(error, CordwoodError) and not isinstance(error, OutcomeUnknown)
-        if self._values and not is_told:
-            self._doubts.add(self._doubt())
+        if self._values and not is_told and len(self._doubts) < DOUBTS_MAX:
+            self._doubts.add(self.doubt())
 
-    def _doubt(self) -> Doubt:
-        digest = blake2b(digest_size=16)
-        for column in (self._values, self._keys or ()):
-            for each in column:
-                digest.update(b"-" if each is None else b"%d:%b" % (len(each), bytes(each)))
-        return Doubt(self._first, self._end, digest.digest())
+    def doubt(self) -> Doubt:
+        """What is remembered of its records."""
+        if not self._digest:
+            digest = blake2b(digest_size=16)
+            for column in (self._values, self._keys or ()):
+                for each in column:
+                    digest.update(b"-" if each is None else b"%d:%b" % (len(each), bytes(each)))
+            self._digest = digest.digest()
+        return Doubt(self.first, self._end, self._digest)
 
 
 class Producer:
@@ -202,6 +223,7 @@ class Producer:
         """
         own = self._place(log)
         place = self._lineage.live.get(log, own)
+        doubts = self._lineage.doubts.setdefault(log, set())
         claim = object()
         # Race: another thread, or a signal's handler, may call this now, or begin an append, which
         # counts itself before it looks for claims. Appending to a list is one step.
@@ -217,6 +239,8 @@ class Producer:
             place is not own or self._lineage.has_strayed or not place.may_be(sequence)
         ):
             why = f"an append that got this place ended well, up to {place.answered}"
+        elif len(doubts) >= DOUBTS_MAX:
+            why = f"{len(doubts)} appends of it may be stored. Begin a higher epoch"
         if why:
             place.claims.remove(claim)
             raise BadSetting(
@@ -226,6 +250,8 @@ class Producer:
         successor = ProducerPlace(
             sequence, answered=min(sequence, place.answered), is_crossed=place.is_crossed
         )
+        if sequence < place.answered and place.last is not None:
+            doubts.add(place.last.doubt())
         self._lineage.live[log] = successor
         other = type(self)(self.producer, self.epoch)
         other._lineage = self._lineage

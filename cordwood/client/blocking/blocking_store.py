@@ -105,6 +105,7 @@ class BlockingStore(Facade[Store]):
     tail_attributes = blocking(Store.tail_attributes)
     is_empty = blocking(Store.is_empty)
     data_size = blocking(Store.data_size)
+    tiered = blocking(Store.tiered)
 
     tail = blocking(Store.tail)
     tails = blocking(Store.tails, timed=False)
@@ -120,6 +121,10 @@ class BlockingStore(Facade[Store]):
     streams = blocking(Store.streams)
     authorities = blocking(Store.authorities)
     if_lost = blocking(Store.if_lost)
+    check_impact = blocking(Store.check_impact, timed=False)
+    apply_maintenance = blocking(Store.apply_maintenance, changes=True, timed=False)
+    maintenance = blocking(Store.maintenance, timed=False)
+    remove_maintenance = blocking(Store.remove_maintenance, changes=True, timed=False)
     rebuilding = blocking(Store.rebuilding)
     say_rebuild = blocking(Store.say_rebuild)
     set_authority = blocking(Store.set_authority, changes=True)

@@ -69,7 +69,7 @@ from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.producers import sure_s
 from cordwood.protocol.publishing import StagedBlock, check_repeat, group_end
-from cordwood.settings import ClientSettings
+from cordwood.settings import ClientSettings, block_bytes_max
 
 logger = logging.getLogger(__name__)
 
@@ -523,6 +523,12 @@ def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: b
         raise RecordTooLarge(f"a batch of {blocks} staged blocks; it has at most {STAGES_MAX}")
     for share in shares:
         sizes = [block.stored_bytes for block in share.blocks]
+        if max(sizes) > block_bytes_max(group_bytes_max):
+            raise RecordTooLarge(
+                f"a batch brings {share.name} a block of {max(sizes)} bytes as stored, and a "
+                f"member takes at most {block_bytes_max(group_bytes_max)}: stage them again, "
+                "with a lower block_bytes"
+            )
         size = sum(sizes) if whole else max(sizes)
         if size > group_bytes_max:
             raise RecordTooLarge(

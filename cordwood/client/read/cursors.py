@@ -156,7 +156,7 @@ class Cursors:
         keys = {log: str(info.log_id) for log, info in infos.items()}
         new = {keys[log]: int(lsn) for log, lsn in positions.items()}
         if expected is None and reset:
-            reply = await self._reset(consumer, new)
+            reply = await self.reset(consumer, new)
         else:
             was = {keys[log]: int(lsn) for log, lsn in (expected or {}).items()}
             resets = await self._resets(consumer, new)
@@ -172,7 +172,7 @@ class Cursors:
         known = (await self.by_number(consumer)).resets
         return {log: known.get(log, 0) for log in logs}
 
-    async def _reset(self, consumer: str, new: dict[str, int]) -> ConsumerReply:
+    async def reset(self, consumer: str, new: dict[str, int]) -> ConsumerReply:
         """Move positions from where they are now: a node that was stopped may do the call late,
         and must not take back what was saved since."""
         for again in reversed(range(RESETS_MAX)):

@@ -143,6 +143,8 @@ class ReadStream(StreamItems):
         self._tails = tails if is_plain else None
         self._tier = tier
         self._tier_read: TierRead | None = None
+        # Where main storage failed, and with what; the nodes are asked for what stands there.
+        self._tier_failed: tuple[int, CordwoodError] | None = None
         self._queue: SubscriberQueue | None = None
         self._on_closed = on_closed
         self._owes_itself = False  # what a queue had no room for: before it takes another one
@@ -383,7 +385,13 @@ class ReadStream(StreamItems):
         return taken
 
     def _take_tiered(self) -> Delivery[HeldBlock] | Gap | None:
-        """What nodes let go of, from main storage; None while it is on its way."""
+        """What nodes let go of, from main storage; None while it is on its way.
+
+        Raises:
+            CordwoodError: main storage is damaged there, and no node holds a copy any more.
+        """
+        if self._tier_failed is not None and not self._is_past_failure(*self._tier_failed):
+            return None
         read = self._tier_read
         if read is None or read.until < self._buffer.next:
             self._end_tier_read()
@@ -394,13 +402,42 @@ class ReadStream(StreamItems):
                 self.info.log_id, self._buffer.next, self._buffer.tiered_up_to, on_news,
                 payloads=self._payloads,
             )  # fmt: skip
-        taken = read.take(self._buffer.next)
+        try:
+            taken = read.take(self._buffer.next)
+        except CordwoodError as error:
+            self._on_tier_failed(error)
+            return None
         self._overdue_since = None
         if taken is not None:
             self._buffer.pass_to(taken.last + 1)
             if taken.last >= read.until:
                 self._end_tier_read()
         return taken
+
+    def _on_tier_failed(self, error: CordwoodError) -> None:
+        """An object is damaged. Nodes let go each for itself, so one may still hold a copy, and
+        may not send it while another is to send for both: all are asked for all that they have."""
+        logger.warning("log %d: nodes are asked for what %s", self.info.log_id, error)
+        self._end_tier_read()
+        self._tier_failed = (self._buffer.next, error)
+        self._choice.on_suspicion()
+        self._senders.rewind_soon()
+        self._news.set()
+
+    def _is_past_failure(self, lsn: int, error: CordwoodError) -> bool:
+        """Whether objects may be read again: nodes gave what stands where they failed.
+
+        Raises:
+            CordwoodError: `error`, once all nodes have come past it without a copy.
+        """
+        if lsn == self._buffer.next:
+            is_asking = self._choice.is_rewind_due or self._senders.is_switching
+            if is_asking or not self._buffer.is_passed_by(self._senders_now()):
+                return False
+            self._tier_failed = None  # whoever reads on tries objects again
+            raise error
+        self._tier_failed = None
+        return True
 
     def _end_tier_read(self) -> None:
         read, self._tier_read = self._tier_read, None

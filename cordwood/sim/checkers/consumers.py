@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence, last_of
 from cordwood.sim.checkers.violation import Violation
+from cordwood.sim.events import PositionsReset
 from cordwood.sim.history import Event, GroupChanged, PositionsSaved
 
 
@@ -22,18 +23,23 @@ def check_consumers(evidence: Evidence) -> list[Violation]:
 
     Generations never fall, and within one a log has one owner. What a member was told is
     saved was the position of a log that was its own, at some moment between its question
-    and the answer. And every acknowledged record below a position was given to a member.
+    and the answer. And every acknowledged record below a position was given to a member: from
+    where a log was reset on, after the reset. A reset that was answered has happened.
     """
     found: list[Violation] = []
     groups: dict[str, list[GroupChanged]] = defaultdict(list)
-    for _, event in evidence.of(GroupChanged, PositionsSaved):
+    begun: dict[str, list[int]] = defaultdict(list)
+    for at, event in evidence.of(GroupChanged, PositionsSaved, PositionsReset):
         if isinstance(event, GroupChanged):
             found.extend(_changed(groups[event.consumer], event))
             groups[event.consumer].append(event)
+            begun[event.consumer].append(at)
+        elif isinstance(event, PositionsReset):
+            found.extend(_reset(groups[event.consumer], event))
         elif isinstance(event, PositionsSaved):
             found.extend(_saved(groups[event.consumer], event))
     for consumer in sorted(groups):
-        found.extend(_passed_over(evidence, consumer, groups[consumer]))
+        found.extend(_passed_over(evidence, consumer, groups[consumer], begun[consumer]))
     return found
 
 
@@ -49,7 +55,7 @@ def _changed(before: list[GroupChanged], now: GroupChanged) -> Iterator[Violatio
         text = f"{now.consumer} is in generation {now.generation} after {was.generation}"
         yield _violation(text, 0, was, now)
     for log, lsn in was.positions.items():
-        if now.positions.get(log, 0) < lsn:
+        if now.positions.get(log, 0) < lsn and now.resets.get(log, 0) <= was.resets.get(log, 0):
             text = f"{now.consumer} stood at {format_lsn(lsn)} of {log} and goes back"
             yield _violation(text, lsn, was, now)
     if now.generation == was.generation and now.owners != was.owners:
@@ -72,28 +78,60 @@ def _saved(states: list[GroupChanged], saved: PositionsSaved) -> Iterator[Violat
             yield _violation(text, lsn, *shown, saved)
 
 
+def _reset(states: list[GroupChanged], reset: PositionsReset) -> Iterator[Violation]:
+    """A reset that was answered, and did not happen between its question and the answer."""
+    since = [at for at, state in enumerate(states) if state.time_us >= reset.invoked_us]
+    for log, lsn in reset.positions.items():
+        for at in since:
+            before = states[at - 1].resets.get(log, 0) if at else 0
+            if states[at].resets.get(log, 0) > before and states[at].positions.get(log) == lsn:
+                break
+        else:
+            text = f"{reset.consumer} was reset to {format_lsn(lsn)} of {log}, and does not begin"
+            yield _violation(text, lsn, *states[-1:], reset)
+
+
 def _passed_over(
-    evidence: Evidence, consumer: str, states: list[GroupChanged]
+    evidence: Evidence, consumer: str, states: list[GroupChanged], begun: list[int]
 ) -> Iterator[Violation]:
-    """Acknowledged records below a position that no member was given."""
-    given: dict[int, set[int]] = defaultdict(set)
+    """Acknowledged records below a position that no member was given.
+
+    Args:
+        begun: of each state, its position in the history.
+    """
+    given: dict[int, dict[int, int]] = defaultdict(dict)
     logs: dict[str, int] = {}
     for read in evidence.reads:
         if read.started.consumer == consumer:
             logs[str(read.log)] = read.log
-            for _, item in read.items:
-                given[read.log].add(last_of(item))
-    last = states[-1]
-    for name, position in sorted(last.positions.items()):
+            for at, item in read.items:
+                last = last_of(item)
+                given[read.log][last] = max(at, given[read.log].get(last, 0))
+    for name in sorted(states[-1].positions):
         log = logs.get(name)
         if log is None:
             continue
-        # What was trimmed is passed over, and said to be.
-        trim = evidence.trim_asked(log, len(evidence.events))
-        for ack in evidence.acks_within(log, trim + 1, position - 1):
-            if ack.lsn not in given[log]:
-                text = f"{ack.payload.id} is below {consumer}'s position, and it was not given"
-                yield Violation(
-                    "S24", text, log, ack.lsn, (ack.append.end or ack.append.invoked, last)
-                )
-                break
+        for start, stop, since, state in _stretches(name, states, begun):
+            # What was trimmed is passed over, and said to be.
+            first = max(start, evidence.trim_asked(log, len(evidence.events)) + 1)
+            for ack in evidence.acks_within(log, first, stop - 1):
+                if given[log].get(ack.lsn, -1) < since:
+                    text = f"{ack.payload.id} is below {consumer}'s position, and it was not given"
+                    shown = (ack.append.end or ack.append.invoked, state)
+                    yield Violation("S24", text, log, ack.lsn, shown)
+                    break
+
+
+def _stretches(
+    log: str, states: list[GroupChanged], begun: list[int]
+) -> Iterator[tuple[int, int, int, GroupChanged]]:
+    """From reset to reset: where members began, how far they came, since when in the history, and
+    the last state of it."""
+    start, since, resets = 0, 0, 0
+    for index, state in enumerate(states):
+        if state.resets.get(log, 0) > resets:
+            before = states[index - 1] if index else state
+            yield start, before.positions.get(log, 0) if index else 0, since, before
+            start, since = state.positions.get(log, 0), begun[index]
+            resets = state.resets.get(log, 0)
+    yield start, states[-1].positions.get(log, 0), since, states[-1]

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.disk import Copy, DiskRange
 from cordwood.sim.checkers.evidence import Evidence, Read
+from cordwood.sim.checkers.tried_again import check_first_tries
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import AppendFailed, Event
 
@@ -154,12 +155,12 @@ def _headless(evidence: Evidence, read: Read) -> Iterator[Violation]:
 
 
 def check_no_aborted_read(evidence: Evidence) -> list[Violation]:
-    """S4: what failed is never delivered, and nothing has two places in a log.
+    """S4: what failed is not stored, is never delivered, and nothing has two places in a log.
 
     A payload is acknowledged at one place, so an append of unknown outcome, or a
     store that was tried twice, shows as a second place at some reader.
     """
-    found = []
+    found = list(check_first_tries(evidence.events))
     places: dict[str | None, tuple[int, Event]] = {}
     for log in evidence.logs:
         for ack in evidence.acks.get(log, ()):

@@ -19,6 +19,7 @@ from cordwood.errors import Malformed
 from cordwood.lsn import make_lsn
 from cordwood.sim.checkers.disk import Disk
 from cordwood.sim.end_events import NodesLost
+from cordwood.sim.events import AppendAgain
 from cordwood.sim.history import (
     AppendFailed,
     AppendInvoked,
@@ -49,12 +50,17 @@ Delivery: TypeAlias = RecordDelivered | GapDelivered
 
 @dataclass(slots=True)
 class Append:
-    """One call: `end` is None while (or if) it never ended; then `end_at` is past all events."""
+    """One call: `end` is None while (or if) it never ended; then `end_at` is past all events.
+
+    Attributes:
+        agains: when it was made again, each with its position.
+    """
 
     invoked: AppendInvoked
     invoked_at: int
     end_at: int
     end: AppendEnd | None = None
+    agains: list[tuple[int, AppendAgain]] = field(default_factory=list)
 
     @property
     def lsns(self) -> tuple[int, ...]:
@@ -346,6 +352,7 @@ class Evidence:
             AppendOk: self._on_end,
             AppendFailed: self._on_end,
             AppendUnknown: self._on_end,
+            AppendAgain: self._on_again,
             ReadStarted: self._on_read_started,
             RecordDelivered: self._on_delivery,
             GapDelivered: self._on_delivery,
@@ -389,6 +396,12 @@ class Evidence:
                 raise _malformed(at, "a payload without an id cannot be followed")
             if self.origins.setdefault(payload.id, (append, index)) != (append, index):
                 raise _malformed(at, f"payload {payload.id} is sent twice")
+
+    def _on_again(self, at: int, event: AppendAgain) -> None:
+        append = self._by_op.get(event.op)
+        if append is None or append.end is not None:
+            raise _malformed(at, f"append {event.op} is not open")
+        append.agains.append((at, event))
 
     def _on_end(self, at: int, event: AppendEnd) -> None:
         append = self._by_op.get(event.op)

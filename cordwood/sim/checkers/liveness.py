@@ -318,7 +318,7 @@ def check_nothing_spins(
 
 
 def check_deadlines(evidence: Evidence, slack_s: float = DEADLINE_SLACK_S) -> list[Violation]:
-    """L5: no append outlives the deadline it was given.
+    """L5: no append outlives the deadline it was given, nor does any try of it.
 
     A workload that kills a client ends its calls as unknown.
     """
@@ -327,11 +327,16 @@ def check_deadlines(evidence: Evidence, slack_s: float = DEADLINE_SLACK_S) -> li
         invoked = append.invoked
         if not invoked.timeout_us:
             continue
-        due_us = invoked.time_us + invoked.timeout_us + round(slack_s * 1e6)
-        if evidence.time_of(append.end_at) > due_us:
-            took_s = (evidence.time_of(append.end_at) - invoked.time_us) / 1e6
-            late = "ended" if append.end else "still open"
-            text = f"{invoked.payloads[0].id}: {late} {took_s:g} s after its call"
-            shown = (invoked, append.end) if append.end else (invoked,)
-            found.append(Violation("L5", text, invoked.log, 0, shown))
+        begun_us = [invoked.time_us, *(again.time_us for _, again in append.agains)]
+        ended_us = [again.ended_us for _, again in append.agains]
+        for start_us, stop_us in zip(
+            begun_us, [*ended_us, evidence.time_of(append.end_at)], strict=True
+        ):
+            if stop_us - start_us > invoked.timeout_us + round(slack_s * 1e6):
+                took_s = (stop_us - start_us) / 1e6
+                late = "ended" if append.end else "still open"
+                text = f"{invoked.payloads[0].id}: {late} {took_s:g} s after its call"
+                shown = (invoked, append.end) if append.end else (invoked,)
+                found.append(Violation("L5", text, invoked.log, 0, shown))
+                break
     return found

@@ -1,7 +1,9 @@
-"""L4: what disks held that were lost is on other nodes in the end, and envelopes tell the truth.
+"""L4: what disks held that were lost is on other nodes in the end, what rotted in LogsDB is good
+again where it was, and envelopes tell the truth.
 
 S15 counts the copies. Here every node that the envelope of a block names must have the block: by
-the envelope readers know which node sends, and donors whose copy is missing.
+the envelope readers know which node sends, and donors whose copy is missing. A run in which a disk
+lost something otherwise owes none of this: nothing makes anew what a WAL lost.
 """
 
 from __future__ import annotations
@@ -11,23 +13,28 @@ from collections.abc import Iterator
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.end_events import DisksReplaced, LedgersLacking
-from cordwood.sim.history import DumpedSlots, NodeDumped
+from cordwood.sim.end_events import CopiesMended, DisksReplaced, LedgersLacking
+from cordwood.sim.history import DumpedSlots, FaultStruck, NodeDumped
 
-Order = tuple[bool, int, int]
-"""By which of two envelopes counts."""
+UNMENDED = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
+"""Faults that destroy what a WAL, or any file, held."""
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
     """L4: nothing is lost for ever, and each block and entry is where it should be."""
+    kinds = {e.kind for _, e in evidence.of(FaultStruck) if isinstance(e, FaultStruck)}
     ends = [event for _, event in evidence.of(DisksReplaced)]
+    if not kinds & UNMENDED:
+        ends += [event for _, event in evidence.of(CopiesMended)]
     if not ends:
         return []
     found = []
     for event in ends:
-        assert isinstance(event, DisksReplaced), "as asked for"
-        if event.waits:
+        if isinstance(event, DisksReplaced) and event.waits:
             text = f"nodes {list(event.waits)} are still lost, long after all is well"
+            found.append(Violation("L4", text, 0, 0, (event,)))
+        if isinstance(event, CopiesMended) and event.waits:
+            text = f"nodes {list(event.waits)} have rotten copies, long after all is well"
             found.append(Violation("L4", text, 0, 0, (event,)))
     return [*found, *_lacking_ledgers(evidence), *_false_envelopes(evidence)]
 
@@ -50,7 +57,7 @@ def _false_envelopes(evidence: Evidence) -> Iterator[Violation]:
         assert isinstance(event, NodeDumped), "as asked for"
         dumps.setdefault(event.log, {})[event.node] = event
         for slots in event.slots:
-            if slots.copyset and not slots.set_aside:
+            if slots.copyset and slots.intact and not slots.set_aside:
                 place = (event.log, slots.first, slots.last)
                 holders.setdefault(place, {})[event.node] = slots
     for (log, first, last), nodes in sorted(holders.items()):

@@ -32,7 +32,8 @@ def check_scanned(evidence: Evidence) -> list[Violation]:
     for _, event in evidence.of(NodeScrubbed):
         scanned = isinstance(event, NodeScrubbed) and scans.get((event.node, event.log))
         if isinstance(event, NodeScrubbed) and scanned and not scanned.is_damaged:
-            lost = [each for each in event.damaged if each[0] < scanned.stop]
+            damaged = set(event.damaged) - set(event.mended)
+            lost = [each for each in sorted(damaged) if each[0] < scanned.stop]
             if lost:
                 text = f"node {event.node} lost {format_lsn(lost[0][0])}, and did not say so"
                 found.append(Violation("O2", text, event.log, lost[0][0], (scanned, event)))
@@ -44,7 +45,7 @@ def check_accepted(evidence: Evidence) -> list[Violation]:
     rotten = {
         (e.node, e.log)
         for _, e in evidence.of(NodeScrubbed)
-        if isinstance(e, NodeScrubbed) and e.damaged
+        if isinstance(e, NodeScrubbed) and set(e.damaged) - set(e.mended)
     }
     accepted: dict[int, LossAccepted] = {}
     found: list[Violation] = []

@@ -1,7 +1,6 @@
 """S16: what rots at rest is found by scrubbing, and nothing that is well is called damaged.
 
-That a damaged copy is never told as absent, S2, S3 and S7 say; repair of damaged copies is
-still to come.
+That a damaged copy is never told as absent, S2, S3 and S7 say; that it is mended, L4.
 """
 
 from __future__ import annotations

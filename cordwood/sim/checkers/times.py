@@ -8,6 +8,7 @@ import itertools
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.extents import check_extents
 from cordwood.sim.checkers.found_keys import check_find_key
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import RecordDelivered
@@ -18,8 +19,8 @@ Records = tuple[list[int], list[RecordDelivered]]
 
 
 def check_positions(evidence: Evidence) -> list[Violation]:
-    """S20: `find_time` and `find_key` part a log where they say; too early only where told so."""
-    return check_find_time(evidence) + check_find_key(evidence)
+    """S20: `find_time` and `find_key` part a log, `extent` bounds it, where they say for sure."""
+    return check_find_time(evidence) + check_find_key(evidence) + check_extents(evidence)
 
 
 def check_find_time(evidence: Evidence) -> list[Violation]:

@@ -50,6 +50,9 @@ def _told(evidence: Evidence) -> Iterator[tuple[str, str, int, tuple[Event, ...]
         end, invoked = append.end, append.invoked
         if isinstance(end, AppendFailed | AppendUnknown) and end.error != GIVEN_UP:
             yield invoked.client, end.error, invoked.log, (invoked, end)
+        for _, again in append.agains:
+            if again.error != GIVEN_UP:
+                yield invoked.client, again.error, invoked.log, (invoked, again)
     for read in evidence.reads:
         if isinstance(read.ended, ReadEnded) and read.ended.error:
             yield read.reader, read.ended.error, read.log, (read.started, read.ended)

@@ -9,7 +9,7 @@ from cordwood.settings import ClientSettings, SequencerSettings, StorageSettings
 from cordwood.sim.fault_plan import SEQUENCER, Fault
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import RunOptions
-from cordwood.sim.planted.scenarios import both, cluster_of, planned, scenario
+from cordwood.sim.planted.scenarios import LATE_RELEASES, both, cluster_of, planned, scenario
 
 
 def _far_with_space(options: RunOptions) -> RunOptions:
@@ -58,3 +58,9 @@ CROSSINGS = scenario(
     members=0, holders=0, outsiders=0, browsers=0, crowds=0, callers=0, length_s=40.0,
 )  # fmt: skip
 """Administrators change the same names at the same moments, and each step takes another time."""
+
+AGAIN = scenario(
+    "torn_sequencer", "crash", "reset", "client_partition", every_s=0.8, resenders=2, producers=1,
+    logs=("/sim/a", "/sim/b"), readers=2, publishers=0, scribes=0, turns=LATE_RELEASES,
+)  # fmt: skip
+"""Appends fail all the time, stored and not stored, and are sent again at their place."""

@@ -54,10 +54,11 @@ class at(Generic[P, R]):  # noqa: N801 - reads as a preposition: at(Claims.relea
 
     Args:
         target: the function itself, such as `Claims.release` or `epoch_store.note_begun`.
-        within: the only module whose imported name is replaced; None for where it is defined.
+        within: the only module whose imported name is replaced, or the class that was given the
+            function; None for where it is defined.
     """
 
-    def __init__(self, target: Callable[P, R], *, within: ModuleType | None = None) -> None:
+    def __init__(self, target: Callable[P, R], *, within: ModuleType | type | None = None) -> None:
         self.owner, self.name = find_owner(target, within)
 
     def around(self, wrong: Callable[Concatenate[Callable[P, R], P], R]) -> Plant:
@@ -84,7 +85,7 @@ def together(*plants: Plant) -> Plant:
     return lambda: [each for plant in plants for each in plant()]
 
 
-def find_owner(target: Callable[..., Any], within: ModuleType | None) -> tuple[Any, str]:
+def find_owner(target: Callable[..., Any], within: ModuleType | type | None) -> tuple[Any, str]:
     """The class or module that holds `target`, and the name that it has there."""
     function: Any = inspect.unwrap(_plain(target))
     owner: Any = sys.modules[function.__module__] if within is None else within

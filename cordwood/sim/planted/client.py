@@ -16,7 +16,7 @@ from cordwood.block import Gap
 from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.append.producer import ProducerCall
+from cordwood.client.append.producer import Producer, ProducerCall
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
@@ -28,8 +28,9 @@ from cordwood.metadata.change import Decide, Known
 from cordwood.metadata.memory import MemoryData
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import NodeId
+from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group, save
-from cordwood.sim.planted import appending_scenarios, scenarios
+from cordwood.sim.planted import appending_scenarios, reading_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, value
 from cordwood.wire import peers
 from cordwood.wire.connection import Connection
@@ -42,6 +43,16 @@ def _unknown_resent(right: Any, self: LogAppends, connection: Connection) -> Non
         self._owner.sent.pop(token, None)
         self._requeue(batch, token)
     right(self, connection)
+
+
+def _places_copied(right: Any, self: Producer, log: int, sequence: int) -> Any:
+    places = {**self._lineage.places, **self._own}
+    known = {each: place.sequence for each, place in places.items()}
+    return type(self)(self.producer, self.epoch, {**known, log: sequence})
+
+
+def _epoch_above(right: Any, self: Producer, log: int, sequence: int) -> Any:
+    return type(self)(self.producer, self.epoch + 1)
 
 
 def _deadline_ignored(right: Any, self: LogAppends, now: float) -> None:
@@ -114,6 +125,21 @@ def _anybody_saves(
     )
 
 
+def _read_on(right: Any, group: Group, logs: Any) -> Any:
+    anew = right(group, logs)
+    return dataclasses.replace(anew, generation=group.generation, owners=group.owners)
+
+
+def _moved_only(
+    right: Any,
+    group: Group,
+    positions: Mapping[str, int],
+    expected: Mapping[str, int],
+    resets: Mapping[str, int],
+) -> set[str]:
+    return {log for log, lsn in positions.items() if lsn != group.positions.get(log, 0)}
+
+
 def _one_more(right: Any, self: Reader, log: str) -> Any:
     return right(self, log) + 1
 
@@ -150,6 +176,11 @@ BUGS = (
                "a call takes a place where another one's records may be stored",
                at(ProducerCall.failed).instead(lambda *rest: None),
                scenario=appending_scenarios.SENT_AGAIN),
+    PlantedBug("again-copies-places",
+               "a producer that is begun again forgets what others take in its other logs",
+               at(Producer.again).around(_places_copied), scenario=appending_scenarios.AGAIN),
+    PlantedBug("again-begins-anew", "Producer.again begins a higher epoch",
+               at(Producer.again).around(_epoch_above), scenario=appending_scenarios.AGAIN),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
                at(positions.first_keyed).around(_found_beside), scenario=scenarios.KEYS_SOUGHT),
     PlantedBug("key-off-by-one", "find_key takes the key's own records for lower ones",
@@ -168,6 +199,10 @@ BUGS = (
                value(lambda: peers.PING_EVERY_S, 0.005)),
     PlantedBug("anybody-saves", "positions are saved by whoever has been a member once",
                at(save, within=consumer_calls).around(_anybody_saves), scenario=scenarios.CONSUMERS),
+    PlantedBug("reset-reads-on", "members read on after a reset, and save over it",
+               at(consumer_group.read_anew).around(_read_on), scenario=reading_scenarios.RESETS),
+    PlantedBug("reset-by-position", "a reset to the position that was saved last does nothing",
+               at(consumer_group.newly_reset).around(_moved_only), scenario=reading_scenarios.RESETS),
     PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
                at(Reader.position).around(_one_more)),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",

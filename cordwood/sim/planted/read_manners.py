@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from cordwood.block import BlockKind, Gap, Record
+from cordwood.client.admin.positions import Positions
 from cordwood.client.append import pending_block
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.read import read_stream, stream_items
@@ -39,6 +40,8 @@ from cordwood.sequencer.role import SequencerRole
 from cordwood.sim.planted import reading_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.log_search import LogSearch
 from cordwood.storage.push.own_copies import OwnCopies
 from cordwood.storage.push.push_stream import PushStream
 from cordwood.storage.push.read_rights import ReadRights
@@ -203,6 +206,15 @@ def _left_is_over(right: Any, self: Reader, count: int) -> Any:
     return right(self, count)
 
 
+async def _cached_only(right: Any, self: LogSearch, log: int, held: CachedLog, until: int) -> Any:
+    blocks = [b.header for b in held.blocks if b.header.kind == BlockKind.DATA]
+    return next((each for each in reversed(blocks) if each.first <= until), None)
+
+
+def _always_enough(right: Any, self: Positions, info: Any, tail: Any, heard: Any) -> bool:
+    return True
+
+
 FIRST_KEY_ONLY = PlantedBug(
     "first-key-only", "a block's header knows its first record's key only",
     at(key_bits, within=pending_block).around(_first_key_only), scenario=scenarios.MANNERS,
@@ -223,6 +235,10 @@ BUGS = (
     PlantedBug("numbered-is-released", "who polls is told of what is not acknowledged yet",
                at(SequencerRole.released).around(_numbered_is_released),
                scenario=scenarios.MANNERS),
+    PlantedBug("extent-of-cache", "a node tells as its last record the last one in memory",
+               at(LogSearch.last_record).around(_cached_only), scenario=scenarios.TIMES),
+    PlantedBug("extent-for-sure", "a client takes what few nodes say of a log's bounds for sure",
+               at(Positions.is_enough).around(_always_enough), scenario=reading_scenarios.BOUNDS),
     PlantedBug("newest-for-all", "nodes tell the newest nodeset as that of every epoch",
                at(StorageEngine.nodesets).around(_newest_for_all), scenario=scenarios.NODESETS),
     PlantedBug("nodesets-lag", "nodes tell of a new epoch, and not of its nodes",

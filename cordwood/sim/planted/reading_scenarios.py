@@ -13,6 +13,12 @@ SPREAD = scenario(
 )  # fmt: skip
 """Each block has a copyset of its own, and readers who start over."""
 
+BOUNDS = scenario(
+    "crash", "pause", every_s=2.0, shape=cluster_of(5, 2), ask_s=0.1, trim_s=1.0,
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+)  # fmt: skip
+"""Somebody asks all the time where logs begin and end, and nodes that know do not answer."""
+
 COLD = scenario(
     "pause", "slow_disk", every_s=3.0, shape=kept_by_time, readers=4, restart_s=1.0,
     turns=(
@@ -21,6 +27,17 @@ COLD = scenario(
     ),
 )  # fmt: skip
 """Readers who start over, far behind, with windows so small that they wait for each."""
+
+RESETS = scenario(
+    "crash",
+    "pause",
+    every_s=3.0,
+    members=2,
+    reset_s=1.0,
+    logs=("/sim/a", "/sim/b"),
+    readers=2,
+)
+"""A consumer's positions are reset all the time."""
 
 CROWDED = scenario(
     "crash", "client_pause", every_s=3.0, crowds=1,

@@ -310,7 +310,7 @@ BAD_DISKS = scenario("crash", "pause", shape=_damaged, restart_s=1.0)
 """What one node has lost, others have and are away with, now and then."""
 
 
-def _scrubbed(options: RunOptions) -> RunOptions:
+def scrubbed(options: RunOptions) -> RunOptions:
     """Everything is kept, soon in LogsDB, and looked at every few seconds."""
     storage = StorageSettings(
         flush_age_s=0.5, disk_look_s=0.5, recent_bytes=0, scrub_bytes_s=MIB, scrub_every_s=2.0
@@ -322,7 +322,7 @@ def _scrubbed(options: RunOptions) -> RunOptions:
 ROT = scenario(
     "rotten_tables",
     shape=both(
-        _damaged, _scrubbed,
+        _damaged, scrubbed,
         planned(*(Fault("rotten_tables", (1,), 6.0 + 3.0 * turn, 0.3) for turn in range(3))),
     ),
     length_s=16.0,
@@ -341,7 +341,7 @@ AUDITED = scenario("crash", every_s=4.0, length_s=8.0, shape=_audited)
 AUDITED_ROT = scenario(
     "rotten_tables",
     shape=both(
-        _damaged, _scrubbed, _audited,
+        _damaged, scrubbed, _audited,
         planned(*(Fault("rotten_tables", (1,), 6.0 + 3.0 * turn, 0.3) for turn in range(3))),
     ),
     length_s=16.0,

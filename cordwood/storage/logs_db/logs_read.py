@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from cordwood.errors import Corrupt
@@ -58,18 +58,26 @@ class IndexQuery(NamedTuple):
 
 
 async def read_blocks(
-    tables: Tables, directory: Directory, query: IndexQuery, known: Sequence[DamagedRange] = ()
+    tables: Tables,
+    directory: Directory,
+    query: IndexQuery,
+    known: Sequence[DamagedRange] = (),
+    mended: Set[DamagedRange] = frozenset(),
+    noticed: list[DamagedRange] | None = None,
 ) -> BlockRun:
     """Read what is wished for; see `LogsStore.read`.
 
     Args:
         known: of this log's ranges, those known to be damaged.
+        mended: those of them whose blocks are all held elsewhere.
+        noticed: takes the ranges that this read found to be damaged.
     Raises:
         TablesFailed: the store below does not answer.
     """
-    found, limit, damaged = await _find(tables, directory, query)
+    noticed = noticed if noticed is not None else []
+    found, limit, damaged = await _find(tables, directory, query, mended, noticed)
     if known:
-        found, bad = _without_damaged(found, known, query)
+        found, bad = _without_damaged(found, known, query, mended)
         damaged += bad
     blocks: list[StoredBlock] = []
     chosen: list[tuple[StoredBlock, Partition]] = []
@@ -98,8 +106,12 @@ async def read_blocks(
     passed = seen - len(blocks)
     failed = await _read_bodies(tables, query.log, chosen)
     if failed:
-        damaged += [(block.header.first, block.header.last) for block in failed]
-        blocks = [block for block in blocks if not any(block is each for each in failed)]
+        damaged += [(block.header.first, block.header.last) for block, _ in failed]
+        noticed += [
+            DamagedRange(place.number, query.log, block.header.first, block.header.last)
+            for block, place in failed
+        ]
+        blocks = [block for block in blocks if not any(block is each for each, _ in failed)]
     # The last block may end past the bound; all of it is here then.
     next_lsn = limit + 1 if limit < query.bound else max(query.bound, last) + 1
     return BlockRun(blocks, next_lsn, passed, [each for each in damaged if each[0] < next_lsn])
@@ -145,7 +157,11 @@ async def home_of(
 
 
 async def _find(
-    tables: Tables, directory: Directory, query: IndexQuery
+    tables: Tables,
+    directory: Directory,
+    query: IndexQuery,
+    mended: Set[DamagedRange],
+    noticed: list[DamagedRange],
 ) -> tuple[list[Found], int, list[tuple[int, int]]]:
     """Index entries from `start` on, ascending; the LSN up to which that is all; and the
     ranges of which that is not known."""
@@ -162,7 +178,6 @@ async def _find(
         try:
             rows, reached = await _index_rows(tables, partition, query.log, query.start, rows_max)
         except Corrupt as error:
-            logger.error("log %d in partition %d: %s", query.log, partition.number, error)
             start = max(query.start, entry.first)
             rot = await find_rot(
                 tables, partition.table, query.log, start, entry.last, rows_max=rows_max
@@ -171,7 +186,11 @@ async def _find(
             # What stands behind it the next read finds.
             reached = rot.last if rot.last < entry.last else LSN_MAX
             if rot.first <= min(rot.last, query.bound):
-                damaged.append((max(start, rot.first), min(query.bound, rot.last)))
+                here = DamagedRange(partition.number, query.log, rot.first, rot.last)
+                if not _is_covered(here, mended):
+                    logger.error("log %d in partition %d: %s", query.log, partition.number, error)
+                    noticed.append(here)
+                    damaged.append((max(start, rot.first), min(query.bound, rot.last)))
         limit = min(limit, reached)
         found += [(key, wire, partition) for key, wire in rows]
         size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
@@ -182,8 +201,20 @@ async def _find(
     return [each for each in found if each[0].last <= limit], limit, damaged
 
 
+def _is_covered(rotten: DamagedRange, mended: Set[DamagedRange]) -> bool:
+    """Whether all of a range is mended."""
+    first = rotten.first
+    for each in sorted(mended):
+        if each.partition == rotten.partition and each.first <= first <= each.last:
+            first = each.last + 1
+    return first > rotten.last
+
+
 def _without_damaged(
-    found: Sequence[Found], known: Sequence[DamagedRange], query: IndexQuery
+    found: Sequence[Found],
+    known: Sequence[DamagedRange],
+    query: IndexQuery,
+    mended: Set[DamagedRange] = frozenset(),
 ) -> tuple[list[Found], list[tuple[int, int]]]:
     """What is left without copies known to be damaged, and the ranges that none other fills."""
 
@@ -203,7 +234,8 @@ def _without_damaged(
     bad = [
         (max(each.first, query.start), each.last)
         for each in known
-        if each.last >= query.start
+        if each not in mended
+        and each.last >= query.start
         and each.first <= query.bound
         and (each.first, each.last) not in whole  # a repair stored it again, elsewhere
     ]
@@ -236,9 +268,9 @@ async def _index_rows(
 
 async def _read_bodies(
     tables: Tables, log: int, chosen: Sequence[tuple[StoredBlock, Partition]]
-) -> list[StoredBlock]:
+) -> list[tuple[StoredBlock, Partition]]:
     """Read the bodies of blocks; gives those whose body cannot be read."""
-    failed: list[StoredBlock] = []
+    failed: list[tuple[StoredBlock, Partition]] = []
     for partition in {each.number: each for _, each in chosen}.values():
         here = [block for block, place in chosen if place is partition]
         keys = [logs_db.body_key(log, b.header.last, b.header.first) for b in here]
@@ -250,7 +282,7 @@ async def _read_bodies(
                     "log %d: the body of the block at lsn %d has %d bytes in LogsDB, not %d",
                     log, block.header.first, len(block.body), block.header.stored_bytes,
                 )  # fmt: skip
-                failed.append(block)
+                failed.append((block, partition))
     return failed
 
 

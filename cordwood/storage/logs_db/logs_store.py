@@ -29,7 +29,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout import logs_db
@@ -90,6 +90,7 @@ class LogsStore:
         forgotten: how often something was taken out that was trimmed.
         staged, ledgers: the tables of staged blocks and of ledgers.
         damages: what is known to be damaged.
+        on_rot: called with the ranges that a read found to be damaged.
         lost: ranges of WAL offsets whose records no start could read any more before a flush
             took them: of starts long ago as of this one. Nothing here forgets it, because
             nobody can say what was in them: of any log, and a seal as well as a block. So
@@ -118,6 +119,7 @@ class LogsStore:
         self.staged = StagedTable(tables)
         self.ledgers = LedgerTable(tables)
         self.damages = DamageBook(tables)
+        self.on_rot: Callable[[Sequence[DamagedRange]], None] = lambda found: None
         self._payload = PayloadCount()
         # Entries of open partitions as they are now, for the flushes that add to them.
         self._entries: dict[tuple[int, int], DirectoryEntry] = {}
@@ -330,7 +332,10 @@ class LogsStore:
         if takers:
             start_us = takers[-1].start_us
             is_late = any(block.header.append_time_us < start_us for block in blocks)
-            if not any(self._is_due(each, now_us) for each in (takers if is_late else takers[-1:])):
+            lookers = takers if is_late else takers[-1:]
+            # What is mended may not come to stand beside its rotten copy.
+            is_rotten = self.damages.holds(takers[-1].number)
+            if not is_rotten and not any(self._is_due(each, now_us) for each in lookers):
                 return None
         start_us = max(takers[-1].start_us, self._last_us) + 1 if takers else 0
         return Partition(self._next_number, start_us, now_us)
@@ -352,6 +357,7 @@ class LogsStore:
         if not blocks:
             return []
         newest, *older = reversed(self.partitions[-OPEN_PARTITIONS:])
+        older = [each for each in older if not self.damages.holds(each.number)]
         last = PartitionBlocks(newest)
         before = PartitionBlocks(older[0]) if older else last
         start_us = newest.start_us
@@ -499,6 +505,11 @@ class LogsStore:
         async with self._writing:
             return await self.damages.note(damaged, why)
 
+    async def note_mended(self, damaged: DamagedRange, start: int) -> bool:
+        """See `DamageBook.note_mended`."""
+        async with self._writing:
+            return await self.damages.note_mended(damaged, start)
+
     async def note_progress(self, progress: Progress) -> None:
         """Remember over a restart how far scrubbing has come.
 
@@ -617,9 +628,12 @@ class LogsStore:
         query = IndexQuery(log, start, bound, counts, wanted, bytes_max, blocks_max)
         while True:
             forgotten = self.forgotten
+            known = self.damages.of_log(log)
+            mended = frozenset(each for each in known if self.damages.is_mended(each))
+            noticed: list[DamagedRange] = []
             try:
                 directory = await self.directory(log)
-                run = await read_blocks(self._tables, directory, query, self.damages.of_log(log))
+                run = await read_blocks(self._tables, directory, query, known, mended, noticed)
             except TablesFailed:
                 if forgotten == self.forgotten:
                     raise
@@ -627,4 +641,6 @@ class LogsStore:
                 continue
             # Damage may be what was cut out under it, which is trimmed too.
             if not run.damaged or forgotten == self.forgotten:
+                if noticed and forgotten == self.forgotten:
+                    self.on_rot(noticed)
                 return run

@@ -4,19 +4,25 @@ A damaged copy is never served and never reported as absent: reads report it as 
 (`logs_read`). Its partition is not cut, because a cut would write only the readable copies again
 and drop the damaged ones for good. The entry of a damaged copy goes with its partition.
 
+A range is *mended* once all that this node should hold there is stored again in the WAL, and so in
+a later partition (`storage.repair`). The rotten copies stay where they are and are still not read.
+The range is not reported as unknown any more.
+
 Source: docs/design.md §2 ("a corrupt copy makes its node UNKNOWN"); `storage.scrub.scrub`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cordwood.decisions import DamageNoted, tell
+from cordwood.decisions import DamageNoted, RotMended, tell
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.scrub_rows import (
     DAMAGES,
+    MENDED,
     DamagedRange,
     damage_key,
+    mended_key,
     pack_why,
     read_damage_key,
     read_why,
@@ -29,11 +35,17 @@ so that a disk that is rotten everywhere does not fill memory with ranges."""
 
 
 class DamageBook:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        on_noted: called when a range became known as damaged.
+    """
 
     def __init__(self, tables: Tables) -> None:
+        self.on_noted: Callable[[], None] = lambda: None
         self._tables = tables
         self._whys: dict[DamagedRange, str] = {}
+        self._mended: set[DamagedRange] = set()
 
     async def open(self) -> None:
         """Read the damaged ranges that were known before.
@@ -43,16 +55,25 @@ class DamageBook:
         """
         for key, value in await scan_all(self._tables, META_TABLE, *DAMAGES):
             self._whys[read_damage_key(key)] = read_why(value)
-
-    def __len__(self) -> int:
-        return len(self._whys)
+        for key, _ in await scan_all(self._tables, META_TABLE, *MENDED):
+            if (mended := read_damage_key(key)) in self._whys:
+                self._mended.add(mended)
 
     def all(self) -> list[tuple[DamagedRange, str]]:
-        """Every damaged range and its cause, by partition, log and LSN."""
-        return sorted(self._whys.items())
+        """Every damaged range and its cause, by partition, log and LSN; without those mended."""
+        return sorted(each for each in self._whys.items() if each[0] not in self._mended)
+
+    @property
+    def mended(self) -> int:
+        """How many damaged ranges were mended."""
+        return len(self._mended)
+
+    def is_mended(self, damaged: DamagedRange) -> bool:
+        """Whether a damaged range was mended."""
+        return damaged in self._mended
 
     def of_log(self, log: int) -> list[DamagedRange]:
-        """The damaged ranges of a log."""
+        """The damaged ranges of a log, those mended among them."""
         if not self._whys:
             return []
         return sorted(each for each in self._whys if each.log == log)
@@ -89,18 +110,50 @@ class DamageBook:
             return False
         noted, gone = found
         tell(DamageNoted(damaged.log, damaged.first, damaged.last, why))
-        for each in gone:
-            del self._whys[each]
+        rows = self._without(gone)
         self._whys[noted] = why
-        rows: list[Row] = [(damage_key(each), None) for each in gone]
         rows.append((damage_key(noted), pack_why(why)))
+        self.on_noted()
         await self._tables.write(META_TABLE, rows)
         await self._tables.flush(META_TABLE)
         return True
 
-    def forget(self, partition: int) -> Sequence[Row]:
-        """A partition goes: forget what was damaged there; the rows that make that durable."""
-        gone = [each for each in self._whys if each.partition == partition]
+    async def note_mended(self, damaged: DamagedRange, start: int) -> bool:
+        """All that this node should hold from `start` on is durable elsewhere; False if the range
+        is not known any more. Where it is called nobody else writes to the tables.
+
+        Args:
+            start: an LSN of the range; what is below it stays damaged.
+        Raises:
+            TablesFailed, TablesNoSpace: the range is taken for damaged as before.
+        """
+        if damaged not in self._whys:
+            return False
+        why, mended, rows = self._whys[damaged], damaged, []
+        if start > damaged.first:
+            mended = damaged._replace(first=start)
+            rest = damaged._replace(last=start - 1)
+            rows = [(damage_key(damaged), None), (damage_key(rest), pack_why(why))]
+            rows.append((damage_key(mended), pack_why(why)))
+        await self._tables.write(META_TABLE, [*rows, (mended_key(mended), b"")])
+        await self._tables.flush(META_TABLE)
+        if start > damaged.first:
+            del self._whys[damaged]
+            self._whys[rest] = self._whys[mended] = why
+        self._mended.add(mended)
+        tell(RotMended(mended.log, mended.first, mended.last))
+        return True
+
+    def _without(self, gone: Sequence[DamagedRange]) -> list[Row]:
+        rows: list[Row] = []
         for each in gone:
             del self._whys[each]
-        return [(damage_key(each), None) for each in gone]
+            rows.append((damage_key(each), None))
+            if each in self._mended:
+                self._mended.discard(each)
+                rows.append((mended_key(each), None))
+        return rows
+
+    def forget(self, partition: int) -> Sequence[Row]:
+        """A partition goes: forget what was damaged there; the rows that make that durable."""
+        return self._without([each for each in self._whys if each.partition == partition])

@@ -151,7 +151,7 @@ class Scrub:
         ]
         return ScrubState(
             self._bytes_s, progress.passes, progress.began_us, progress.bytes,
-            progress.partition, len(damages), some,
+            progress.partition, len(damages), some, self._logs.damages.mended,
         )  # fmt: skip
 
     @property
@@ -178,7 +178,7 @@ class Scrub:
         await self._save()
         logger.info(
             "scrubbed all of LogsDB, pass %d: %d damaged ranges are known",
-            self.progress.passes, len(self._logs.damages),
+            self.progress.passes, len(self._logs.damages.all()),
         )  # fmt: skip
 
     async def _save(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cluster_at_hand import simulate
 
 from cordwood.block import Gap
-from cordwood.client.append.producer import Producer
+from cordwood.client.append.producer import DOUBTS_MAX, Producer, ProducerCall, ProducerPlace
 from cordwood.errors import BadSetting, OutcomeUnknown, OutOfSequence, Retryable
 
 
@@ -268,3 +268,36 @@ def test_a_call_that_never_found_its_log_is_not_taken_for_a_later_one():
             assert await values(store, "log") == [b"0", b"1"]
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("size", [10, 10_000], ids=["records kept", "a digest kept"])
+def test_the_last_call_is_sent_again_with_its_own_records_only(size):
+    """Its answer may have been lost to a signal."""
+
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            bulk = [b"%d" % n * size for n in range(20)]
+            lsns = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
+            producer = producer.again(log, 0)
+            for others in ({"values": bulk}, {"values": bulk[::-1], "keys": [b"k"] * 20}):
+                with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                    await store.append_many("log", producer=producer, **others)
+            again = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
+            assert again == lsns
+
+    simulate(scenario)
+
+
+def test_a_producer_remembers_so_many_calls_of_unknown_outcome():
+    place, doubts = ProducerPlace(), set()
+    for first in range(DOUBTS_MAX + 3):
+        call = ProducerCall(place, doubts)
+        call.takes(first, [b"%d" % first], None)
+        call.failed(OutcomeUnknown("nobody answered"))
+    assert len(doubts) == DOUBTS_MAX
+    call = ProducerCall(place, doubts)
+    call.takes(DOUBTS_MAX + 3, [b"new"], None)
+    call.ended_well()
+    assert len(doubts) == DOUBTS_MAX, "those that were not noted stand for all"

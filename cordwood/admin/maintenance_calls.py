@@ -1,0 +1,259 @@
+"""Takes requests for maintenance, grants those that are safe, and has their nodes drained.
+
+Any node answers. It reads the set, judges it, and writes it back over the version that it read.
+Where another node was quicker it begins anew. The living node with the lowest number looks now and
+then by itself: a TTL ends, and what was blocked becomes safe, also when nobody asks.
+
+Source: docs/protocol/maintenance.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Set
+
+from msgspec.structs import replace
+
+from cordwood.admin.impact_calls import epochs_of
+from cordwood.errors import BadSetting, CordwoodError, Fenced, Rejected
+from cordwood.impact.check import ImpactCheck, ImpactReport, Placement, find_absent
+from cordwood.impact.maintenance import (
+    MaintenanceSet,
+    Request,
+    Wanted,
+    advanced,
+    drains_of,
+    ended_drains,
+    with_request,
+    without_request,
+)
+from cordwood.layout.message_maintenance import (
+    ApplyMaintenance,
+    AskMaintenance,
+    MaintenanceCall,
+    MaintenanceReply,
+    MaintenanceRequest,
+    RemoveMaintenance,
+)
+from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
+from cordwood.metadata.epoch_store import EpochRecord, EpochStore
+from cordwood.metadata.maintenance import MaintenanceStore
+from cordwood.nodes import Member, NodeId
+from cordwood.rebuilding import RebuildingSet
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 30.0
+"""Between two looks of the node that looks by itself."""
+
+TRIES_MAX = 16
+"""Each lost race is another caller's success."""
+
+Obey = Callable[[SayRebuild], Awaitable[object]]
+Change = Callable[[MaintenanceSet], MaintenanceSet]
+
+
+class _Adding:
+    """Adds a request, once: a write of which nobody knew whether it was done may have been."""
+
+    def __init__(self, call: ApplyMaintenance, nodes: frozenset[NodeId], now_us: int) -> None:
+        self.number = 0
+        self._call = call
+        self._nodes = nodes
+        self._now_us = now_us
+
+    def __call__(self, known: MaintenanceSet) -> MaintenanceSet:
+        call = self._call
+        details = Wanted(call.wanted), call.reason, call.user, call.ttl_s, self._now_us
+        after = with_request(known, self._nodes, *details)
+        mine = after.requests[-1]
+        for each in known.requests:
+            if each.number == self.number and _is_same(each, mine):
+                return known
+        self.number = mine.number
+        return after
+
+
+def _is_same(one: Request, other: Request) -> bool:
+    """Whether two requests are one, whatever became of it meanwhile."""
+    bare = {"number": 0, "is_granted": False, "blocked": ""}
+    return replace(one, **bare) == replace(other, **bare)
+
+
+class _Removing:
+    """Takes a request out, once; see `_Adding`."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._was_there = False
+
+    def __call__(self, known: MaintenanceSet) -> MaintenanceSet:
+        is_there = any(each.number == self._number for each in known.requests)
+        if self._was_there and not is_there:
+            return known
+        self._was_there = True
+        return without_request(known, self._number)
+
+
+class MaintenanceCalls:
+    """See the module."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        store: MaintenanceStore,
+        epochs: EpochStore,
+        members: Callable[[], Mapping[NodeId, Member]],
+        dead: Callable[[], Set[NodeId]],
+        rebuilding: Callable[[], RebuildingSet],
+        obey: Obey,
+        now_us: Callable[[], int],
+    ) -> None:
+        """
+        Args:
+            obey: carries out an order to drain a node, or to take a drain back.
+        """
+        self._me = me
+        self._store = store
+        self._epochs = epochs
+        self._members = members
+        self._dead = dead
+        self._rebuilding = rebuilding
+        self._obey = obey
+        self._now_us = now_us
+
+    async def answer(self, call: MaintenanceCall) -> MaintenanceReply:
+        """Answer a person.
+
+        Raises:
+            BadSetting: a request that makes no sense, or none of that number.
+            CordwoodError: the metadata store does not answer.
+        """
+        match call:
+            case ApplyMaintenance():
+                adding = self._adds(call)
+                return self._told(await self._advance(adding), adding.number)
+            case RemoveMaintenance():
+                return self._told(await self._advance(_Removing(call.number)))
+            case AskMaintenance():
+                return self._told(await self._advance(_as_it_is))
+
+    def _adds(self, call: ApplyMaintenance) -> _Adding:
+        if call.wanted not in Wanted.__members__:
+            known = ", ".join(Wanted)
+            raise BadSetting(f"nodes cannot be {call.wanted!r} by maintenance: say one of {known}")
+        nodes = find_absent(self._members(), call.nodes, call.racks)
+        return _Adding(call, nodes, self._now_us())
+
+    async def _advance(self, change: Change) -> MaintenanceSet:
+        """Change the set, grant what is safe, and have drained what is to be.
+
+        Raises:
+            BadSetting: what `change` raises.
+            CordwoodError: the metadata store does not answer.
+        """
+        for _ in range(TRIES_MAX):
+            known, version = await self._store.read()
+            after = await self._judged(change(known))
+            try:
+                if after != known:
+                    await self._store.write(after, version)
+                if not after.requests and not after.drained:
+                    return after
+                return await self._drained()
+            except Fenced:
+                continue  # Race: another node changed the set
+        raise Rejected("the requests for maintenance change all the time: try again")
+
+    async def _judged(self, known: MaintenanceSet) -> MaintenanceSet:
+        records = await self._epochs.records() if _waits(known) else {}
+        placements: dict[tuple[object, ...], Placement] = {}
+
+        def judge(nodes: frozenset[NodeId], away: Set[NodeId]) -> ImpactReport:
+            return _report(records, placements, self._members(), nodes, self._dead() | away)
+
+        return advanced(known, self._now_us(), judge)
+
+    async def _drained(self) -> MaintenanceSet:
+        """Order the drains that follow from the set, and take back those that no longer do.
+
+        Raises:
+            Fenced: another node changed the set meanwhile.
+        """
+        known, version = await self._store.read()
+        draining = {each.node for each in self._rebuilding().lost if each.drain}
+        drains = drains_of(known, draining)
+        if drains.noted != known:
+            await self._store.write(drains.noted, version)
+        for node in drains.begin:
+            await self._order(node, RebuildOrder.DRAIN)
+        for node in drains.end:
+            await self._order(node, RebuildOrder.UNDRAIN)
+        if not drains.end:
+            return drains.noted
+        now, version = await self._store.read()
+        after = ended_drains(now, drains.end)
+        await self._store.write(after, version)
+        return after
+
+    async def _order(self, node: int, order: RebuildOrder) -> None:
+        try:
+            await self._obey(SayRebuild(node, order))
+        except Rejected as error:
+            # A drain is ordered again at the next look. Where nothing is left to be taken back,
+            # an operator was quicker.
+            logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
+
+    async def run(self) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            living = [node for node in self._members() if node not in self._dead()]
+            if self._me != min(living, default=self._me):
+                continue
+            try:
+                await self._advance(_as_it_is)
+            except CordwoodError as error:
+                logger.info("maintenance has to wait: %s", error)
+
+    def _told(self, found: MaintenanceSet, applied: int = 0) -> MaintenanceReply:
+        requests = [
+            MaintenanceRequest(
+                each.number, each.nodes, each.wanted.value, self._state(each), each.reason,
+                each.user, each.made_us, each.ends_us, each.blocked,
+            )
+            for each in found.requests
+        ]  # fmt: skip
+        return MaintenanceReply(requests, applied)
+
+    def _state(self, request: Request) -> str:
+        if not request.is_granted:
+            return "BLOCKED_UNTIL_SAFE"
+        if request.wanted is Wanted.MAY_DISAPPEAR:
+            return "GRANTED"
+        entries = [self._rebuilding().entry(node) for node in request.nodes]
+        is_empty = all(entry is not None and entry.is_empty for entry in entries)
+        return "DRAINED" if is_empty else "DRAINING"
+
+
+def _as_it_is(known: MaintenanceSet) -> MaintenanceSet:
+    return known
+
+
+def _waits(known: MaintenanceSet) -> bool:
+    return any(not each.is_granted for each in known.requests)
+
+
+def _report(
+    records: Mapping[int, EpochRecord],
+    placements: dict[tuple[object, ...], Placement],
+    members: Mapping[NodeId, Member],
+    absent: frozenset[NodeId],
+    away: Set[NodeId],
+) -> ImpactReport:
+    check = ImpactCheck(members, absent, away)
+    for log, record in sorted(records.items()):
+        if not record.deleted:
+            check.add(log, epochs_of(record, placements))
+    return check.report()

@@ -1,0 +1,255 @@
+"""Whether nodes may be taken out of service: what would stop without them, and what to do first.
+
+For each epoch of each log that may still hold records there are three questions, by the nodeset and
+the failure domains that were recorded with the epoch:
+
+- *writes*, of the newest epoch only: do the nodes that are left make a copyset?
+- *reads*: could the absent nodes hold a copyset between them? Then records of that epoch may lie on
+  absent nodes only. Readers wait, and so does a recovery.
+- *rebuilding*: do the nodes that are left make a copyset? Otherwise copies that are lost find no
+  place, and a drain does not end.
+
+A fourth is for the cluster as a whole: *capacity*, by the weights of the nodes.
+
+Nodes that are down already count as absent. Logs of one nodeset and replication get one verdict: a
+hundred thousand logs have some dozens of nodesets.
+
+Source: docs/sources/logdevice.md 3 ("Safety checker"), 2.6.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cordwood.errors import BadSetting
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
+from cordwood.quorum.copyset import can_replicate
+
+CAPACITY_SHARE_MAX = 0.35
+"""Share of all weight that may be absent: as many nodes as may be rebuilt at once."""
+
+EXAMPLES_MAX = 20
+"""Logs that a finding names."""
+
+
+class Stops(enum.StrEnum):
+    """What would stop."""
+
+    WRITES = "writes"
+    READS = "reads"
+    REBUILDING = "rebuilding"
+    CAPACITY = "capacity"
+
+
+class Placement(NamedTuple):
+    """Where an epoch's records may lie: logs that share it share the verdict."""
+
+    nodes: tuple[int, ...]
+    locations: tuple[str, ...]
+    replication: Replication
+
+
+class LogEpochs(NamedTuple):
+    """Epochs `[first, last]` of a log; `last` is 0 for an epoch that goes on."""
+
+    log: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Finding:
+    """Something that would stop.
+
+    Attributes:
+        placement: of the epochs; None for what concerns the cluster.
+        logs: how many.
+        examples: some of them, by number.
+        already: it is so even with the nodes that are asked about.
+        first: what to do first, in words.
+    """
+
+    stops: Stops
+    placement: Placement | None
+    first: str
+    already: bool = False
+    logs: int = 0
+    examples: list[LogEpochs] = field(default_factory=list)
+
+
+class ImpactReport(NamedTuple):
+    """See the module; nothing would stop where there are no findings.
+
+    Attributes:
+        absent: the nodes that are asked about.
+        down: nodes that are down or without their data already.
+        logs, epochs: how many logs and ranges of epochs were looked at.
+    """
+
+    absent: tuple[int, ...]
+    down: tuple[int, ...]
+    logs: int
+    epochs: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether nothing would stop."""
+        return not self.findings
+
+
+def find_absent(
+    members: Mapping[NodeId, Member], nodes: Iterable[int], racks: Iterable[str]
+) -> frozenset[NodeId]:
+    """The nodes that are meant by numbers and racks.
+
+    Args:
+        racks: locations of racks, or of any wider domain: `eu.row1.rack2`, or `eu`.
+    Raises:
+        BadSetting: none is named, or one that there is not; the text lists what there is.
+    """
+    found: set[NodeId] = set()
+    for node in nodes:
+        if NodeId(node) not in members:
+            known = ", ".join(str(each) for each in sorted(members))
+            raise BadSetting(f"there is no node {node}; there are {known}")
+        found.add(NodeId(node))
+    for rack in racks:
+        inside = {n for n, member in members.items() if _is_in(member.location, rack)}
+        if not inside:
+            known = ", ".join(sorted({each.location or "none" for each in members.values()}))
+            raise BadSetting(f"no node is in rack {rack!r}; nodes are in {known}")
+        found |= inside
+    if not found:
+        raise BadSetting("name a node, or a rack")
+    return frozenset(found)
+
+
+def _is_in(location: str, domain: str) -> bool:
+    return bool(domain) and (location == domain or location.startswith(f"{domain}."))
+
+
+class ImpactCheck:
+    """Takes the logs one by one, and then gives the report."""
+
+    def __init__(
+        self, members: Mapping[NodeId, Member], absent: frozenset[NodeId], dead: Set[NodeId]
+    ) -> None:
+        """
+        Args:
+            dead: nodes that do not answer now.
+        """
+        data = Authority.FULLY_AUTHORITATIVE, Authority.AUTHORITATIVE_EMPTY
+        away = {n for n, m in members.items() if m.authority not in data}
+        self._members = members
+        self._absent = absent
+        self._down = frozenset((dead | away) - absent)
+        self._empty = frozenset(
+            n for n, m in members.items() if m.authority is Authority.AUTHORITATIVE_EMPTY
+        )
+        self._verdicts: dict[tuple[Placement, bool], list[Finding]] = {}
+        self._logs = self._epochs = 0
+
+    def add(self, log: int, epochs: Sequence[tuple[int, int, Placement]]) -> None:
+        """Take a log.
+
+        Args:
+            epochs: first and last epoch of each entry of its history, oldest first; the last one
+                is what new records get, with 0 for its last epoch.
+        """
+        self._logs += 1
+        self._epochs += len(epochs)
+        for first, last, placement in epochs:
+            key = (placement, not last)
+            findings = self._verdicts.get(key)
+            if findings is None:
+                findings = self._verdicts[key] = self._judge(placement, is_newest=not last)
+            for finding in findings:
+                finding.logs += 1
+                if len(finding.examples) < EXAMPLES_MAX:
+                    finding.examples.append(LogEpochs(log, first, last))
+
+    def report(self) -> ImpactReport:
+        """What was found; what concerns most logs first."""
+        found = [each for some in self._verdicts.values() for each in some]
+        order = list(Stops)
+        found.sort(key=lambda each: (order.index(each.stops), -each.logs, each.examples[:1]))
+        return ImpactReport(
+            tuple(map(int, sorted(self._absent))), tuple(map(int, sorted(self._down))),
+            self._logs, self._epochs, (*found, *self._capacity()),
+        )  # fmt: skip
+
+    def _judge(self, placement: Placement, *, is_newest: bool) -> list[Finding]:
+        if not self._absent.intersection(map(NodeId, placement.nodes)):
+            return []  # what these nodes do makes no difference to it
+        nodeset = Nodeset.recorded(placement.nodes, placement.locations, self._members)
+        kinds = [Stops.READS, Stops.REBUILDING]
+        if is_newest:
+            kinds.insert(0, Stops.WRITES)
+        return [
+            Finding(
+                stops, placement, self._advice(stops, nodeset, placement.replication),
+                already=self._is_stopped(stops, nodeset, placement.replication, self._down),
+            )
+            for stops in kinds
+            if self._is_stopped(
+                stops, nodeset, placement.replication, self._absent | self._down
+            )
+        ]  # fmt: skip
+
+    def _is_stopped(
+        self, stops: Stops, nodeset: Nodeset, replication: Replication, away: Set[NodeId]
+    ) -> bool:
+        if stops is Stops.READS:
+            gone = away | {node for node in nodeset.nodes if node not in self._members}
+            return can_replicate(gone - self._empty, nodeset, replication)
+        left = {
+            member.node
+            for member in nodeset.members
+            if member.node in self._members
+            and member.node not in away
+            and member.node not in self._empty
+            and not member.read_only
+            and (member.weight > 0 or stops is Stops.REBUILDING)
+        }
+        return not can_replicate(left, nodeset, replication)
+
+    def _advice(self, stops: Stops, nodeset: Nodeset, replication: Replication) -> str:
+        """What to do first about something that would stop."""
+        here = sorted(self._absent.intersection(nodeset.nodes))
+        down = sorted(self._down.intersection(nodeset.nodes))
+        if down and not self._is_stopped(stops, nodeset, replication, self._absent):
+            return f"bring back nodes {_numbers(down)}, or have them rebuilt, first"
+        singles = [self._down | {node} for node in here]
+        if len(here) > 1 and not any(
+            self._is_stopped(stops, nodeset, replication, each) for each in singles
+        ):
+            return f"take nodes {_numbers(here)} out of service one after the other"
+        if stops is Stops.WRITES:
+            return "give these logs more nodes, or fewer copies (`cordwood logs set`)"
+        if stops is Stops.READS:
+            return f"drain nodes {_numbers(here)} first (`cordwood nodes drain`)"
+        return "wait until these epochs are trimmed, or bring more of their nodes into service"
+
+    def _capacity(self) -> list[Finding]:
+        weights = {node: max(0.0, member.weight) for node, member in self._members.items()}
+        whole = sum(weights.values())
+        away = {
+            name: sum(weights[node] for node in nodes if node in weights)
+            for name, nodes in (("all", self._absent | self._down), ("down", self._down))
+        }
+        if not whole or away["all"] / whole <= CAPACITY_SHARE_MAX:
+            return []
+        words = (
+            f"{away['all'] / whole:.0%} of the capacity would be absent, and "
+            f"{CAPACITY_SHARE_MAX:.0%} may be: take fewer nodes at once, or add nodes"
+        )
+        already = away["down"] / whole > CAPACITY_SHARE_MAX
+        return [Finding(Stops.CAPACITY, None, words, already, self._logs)]
+
+
+def _numbers(nodes: Sequence[NodeId]) -> str:
+    return ", ".join(str(int(node)) for node in nodes)

@@ -1,0 +1,223 @@
+"""Requests to take nodes out of service: which are granted, and what follows from them.
+
+A request names nodes and what is to become of them:
+
+- MAY_DISAPPEAR: the nodes may be stopped at any time while the request stands.
+- DRAINED: the nodes are to give all their copies away, so that they can be removed.
+
+It is *blocked until safe*: it is granted when nothing would stop without its nodes. The nodes of
+all granted requests, and those that are down, count as absent then. Requests stack: a node is in
+service again when the last request that names it is gone. A request ends by an operator's word, or
+by its TTL.
+
+The set of all requests is one value, which is changed as a whole: two requests that are safe alone
+and not together are never both granted.
+
+Source: docs/protocol/maintenance.md; docs/sources/logdevice.md 3 ("Maintenance").
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Set
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cordwood.errors import BadSetting
+from cordwood.impact.check import ImpactReport, Stops
+from cordwood.nodes import NodeId
+
+REQUESTS_MAX = 256
+REASON_CHARS_MAX = 512
+USER_CHARS_MAX = 128
+TTL_S_MAX = 365 * 86_400
+
+_Node = Annotated[int, Meta(ge=1, le=2**32 - 1)]
+_Nodes = Annotated[tuple[_Node, ...], Meta(max_length=4096)]
+_Number = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class Wanted(enum.StrEnum):
+    """What is to become of a request's nodes."""
+
+    MAY_DISAPPEAR = "MAY_DISAPPEAR"
+    DRAINED = "DRAINED"
+
+
+class Request(Struct, frozen=True, forbid_unknown_fields=True):
+    """One request.
+
+    Attributes:
+        number: by which it is removed; never used again.
+        nodes: ascending.
+        made_us: when, by the clock of the node that took it.
+        ttl_s: it ends so long after it was made; 0 for never.
+        is_granted: once so, it stays so.
+        blocked: what would stop, "" once it is granted.
+    """
+
+    number: _Number
+    nodes: Annotated[tuple[_Node, ...], Meta(min_length=1, max_length=4096)]
+    wanted: Wanted
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_CHARS_MAX)]
+    user: Annotated[str, Meta(min_length=1, max_length=USER_CHARS_MAX)]
+    made_us: Annotated[int, Meta(ge=0, le=2**62)]
+    ttl_s: Annotated[int, Meta(ge=0, le=TTL_S_MAX)] = 0
+    is_granted: bool = False
+    blocked: str = ""
+
+    @property
+    def ends_us(self) -> int:
+        """When it ends by itself; 0 for never."""
+        return self.made_us + self.ttl_s * 1_000_000 if self.ttl_s else 0
+
+
+class MaintenanceSet(Struct, frozen=True, forbid_unknown_fields=True):
+    """All requests, oldest first.
+
+    Attributes:
+        last: the highest number that was given out.
+        drained: nodes that are drained by a request's word, and not only by an operator's.
+    """
+
+    last: _Number = 0
+    requests: Annotated[tuple[Request, ...], Meta(max_length=REQUESTS_MAX)] = ()
+    drained: _Nodes = ()
+
+    def named(self, wanted: Wanted) -> frozenset[NodeId]:
+        """The nodes that granted requests of a kind name."""
+        return frozenset(
+            NodeId(node)
+            for each in self.requests
+            if each.is_granted and each.wanted is wanted
+            for node in each.nodes
+        )
+
+    @property
+    def absent(self) -> frozenset[NodeId]:
+        """The nodes of all granted requests."""
+        return self.named(Wanted.MAY_DISAPPEAR) | self.named(Wanted.DRAINED)
+
+
+Judge = Callable[[frozenset[NodeId], Set[NodeId]], ImpactReport]
+"""What would stop without some nodes, where others are absent already."""
+
+
+def with_request(
+    known: MaintenanceSet,
+    nodes: Iterable[int],
+    wanted: Wanted,
+    reason: str,
+    user: str,
+    ttl_s: int,
+    now_us: int,
+) -> MaintenanceSet:
+    """The set with one more request, which is not granted yet.
+
+    Raises:
+        BadSetting: it makes no sense, or there are too many.
+    """
+    named = tuple(sorted({int(node) for node in nodes}))
+    if not named:
+        raise BadSetting("a request for maintenance names a node, or a rack")
+    for what, text, most in (
+        ("reason", reason.strip(), REASON_CHARS_MAX),
+        ("user", user.strip(), USER_CHARS_MAX),
+    ):
+        if not 1 <= len(text) <= most:
+            raise BadSetting(f"say a {what}, of {most} characters at most: others will read it")
+    if not 0 <= ttl_s <= TTL_S_MAX:
+        raise BadSetting(f"a TTL is from 0 s (none) to {TTL_S_MAX} s, not {ttl_s} s")
+    if len(known.requests) >= REQUESTS_MAX:
+        raise BadSetting(
+            f"there are {REQUESTS_MAX} requests already: remove some (`cordwood maintenance show`)"
+        )
+    request = Request(
+        known.last + 1, named, wanted, reason.strip(), user.strip(), max(0, now_us), ttl_s
+    )
+    return replace(known, last=request.number, requests=(*known.requests, request))
+
+
+def without_request(known: MaintenanceSet, number: int) -> MaintenanceSet:
+    """The set without a request.
+
+    Raises:
+        BadSetting: there is none of this number; the text lists them.
+    """
+    rest = tuple(each for each in known.requests if each.number != number)
+    if len(rest) == len(known.requests):
+        numbers = ", ".join(str(each.number) for each in rest) or "none"
+        raise BadSetting(f"there is no request {number}; there are {numbers}")
+    return replace(known, requests=rest)
+
+
+def advanced(known: MaintenanceSet, now_us: int, judge: Judge) -> MaintenanceSet:
+    """The set as it is now: without requests whose time is over; those that are safe are granted.
+
+    Older requests come first. A younger one is granted before an older one that is blocked: the
+    older one may want what will not be safe for days.
+    """
+    left = tuple(each for each in known.requests if not 0 < each.ends_us <= now_us)
+    found = replace(known, requests=left)
+    for request in left:
+        if not request.is_granted:
+            found = _judged(found, request, judge)
+    return found
+
+
+def _judged(known: MaintenanceSet, request: Request, judge: Judge) -> MaintenanceSet:
+    nodes = frozenset(map(NodeId, request.nodes)) - _covered(known, request.wanted)
+    blocked = ""
+    if nodes:
+        report = judge(nodes, known.absent - nodes)
+        # A node that is drained gives its copies before it goes: no reader misses it.
+        spared = {Stops.READS} if request.wanted is Wanted.DRAINED else set()
+        stops = [each for each in report.findings if each.stops not in spared]
+        if stops:
+            blocked = f"{stops[0].stops} would stop: {stops[0].first}"
+    after = replace(request, is_granted=not blocked, blocked=blocked[:4096])
+    requests = tuple(after if each.number == after.number else each for each in known.requests)
+    return replace(known, requests=requests)
+
+
+def _covered(known: MaintenanceSet, wanted: Wanted) -> frozenset[NodeId]:
+    """The nodes that may be taken already, whatever else is asked of them: the same was granted. A
+    drain asks for more than that a node may disappear."""
+    return known.absent if wanted is Wanted.MAY_DISAPPEAR else known.named(Wanted.DRAINED)
+
+
+class Drains(NamedTuple):
+    """What follows for the draining of nodes.
+
+    Attributes:
+        noted: the set with the nodes that this maintenance drains. It is written before any order.
+        begin, end: nodes whose drain is to be ordered, and to be taken back. An order that is
+            given twice changes nothing.
+    """
+
+    noted: MaintenanceSet
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+def drains_of(known: MaintenanceSet, draining: Set[int]) -> Drains:
+    """What follows from the granted requests.
+
+    Args:
+        draining: nodes that are drained, by whatever word. An operator's drain that was there first
+            stays when the request goes.
+    """
+    wanted = set(map(int, known.named(Wanted.DRAINED)))
+    drained = set(known.drained)
+    noted = replace(known, drained=tuple(sorted(drained | (wanted - draining))))
+    begin = tuple(sorted(wanted - draining))
+    return Drains(noted, begin, tuple(sorted(drained - wanted)))
+
+
+def ended_drains(known: MaintenanceSet, ended: Iterable[int]) -> MaintenanceSet:
+    """The set once drains were taken back."""
+    wanted = set(map(int, known.named(Wanted.DRAINED)))
+    over = set(ended) - wanted
+    return replace(known, drained=tuple(each for each in known.drained if each not in over))

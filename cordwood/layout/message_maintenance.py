@@ -1,0 +1,62 @@
+"""Control messages about maintenance; see `cordwood.impact.maintenance`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from cordwood.layout.message_fields import U32, AnyLsn, Location, Sentence
+
+_Nodes = Annotated[tuple[U32, ...], Meta(max_length=4096)]
+_Racks = Annotated[tuple[Location, ...], Meta(max_length=4096)]
+_Word = Annotated[str, Meta(max_length=32)]
+
+
+class ApplyMaintenance(Struct, frozen=True, tag="apply_maintenance"):
+    """Ask for nodes, and the nodes of racks, to be taken out of service."""
+
+    nodes: _Nodes
+    racks: _Racks
+    wanted: _Word
+    reason: Sentence
+    user: Sentence
+    ttl_s: Annotated[int, Meta(ge=0, le=2**40)] = 0
+
+
+class RemoveMaintenance(Struct, frozen=True, tag="remove_maintenance"):
+    """Take a request back."""
+
+    number: AnyLsn
+
+
+class AskMaintenance(Struct, frozen=True, tag="ask_maintenance"):
+    """All requests; those that became safe are granted."""
+
+
+class MaintenanceRequest(Struct, frozen=True):
+    """One request; `state` is BLOCKED_UNTIL_SAFE, GRANTED, DRAINING or DRAINED."""
+
+    number: AnyLsn
+    nodes: _Nodes
+    wanted: _Word
+    state: _Word
+    reason: Sentence
+    user: Sentence
+    made_us: AnyLsn
+    ends_us: AnyLsn
+    blocked: Sentence
+
+
+class MaintenanceReply(Struct, frozen=True, tag="maintenance"):
+    """All requests, oldest first.
+
+    Attributes:
+        applied: the number of the one that was asked for, 0 for none.
+    """
+
+    requests: list[MaintenanceRequest]
+    applied: AnyLsn = 0
+
+
+MaintenanceCall = ApplyMaintenance | RemoveMaintenance | AskMaintenance

@@ -1,0 +1,192 @@
+"""What a node stores again of a range of a log that rotted on it, by what other nodes say.
+
+The node asks all other nodes of the nodesets for the heads of what they hold in the range. Of each
+block the latest envelope counts. If it names this node, the node needs the block again, from any
+node that holds the same block. If it does not, the block was moved to other nodes meanwhile.
+
+A range is *whole* if nothing else can be missing there. One of two facts shows it. Either the index
+entry of the one block that rotted can still be read, and that block was found. Or the nodes that
+answered and know all that they hold are an f-majority: then each acknowledged block of the range is
+on one of them. This node counts as silent there.
+
+What other nodes trimmed is left alone: this node takes it for damaged until it is told of the trim.
+Nothing that was trimmed is stored again.
+
+Source: docs/protocol/repair.md; docs/sources/bookkeeper.md (f); HDFS, replication of corrupt
+blocks: a corrupt replica is removed after a good one is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from cordwood.block import BlockHeader, Envelope, EnvelopeFlag
+from cordwood.nodes import Authority, NodeId, Nodeset, Replication
+from cordwood.protocol.rebuild_compare import rank_of
+from cordwood.quorum.f_majority import weigh_replies
+
+Range = TypeVar("Range", bound=Hashable)
+
+Place = tuple[int, int, int]
+"""First and last LSN, and kind, of a block."""
+
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+"""Before a range that could not be mended is tried again; the pause doubles with each try."""
+
+
+class HeldCopy(NamedTuple):
+    """A copy that a node holds, without its body."""
+
+    header: BlockHeader
+    envelope: Envelope
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        return self.header.first, self.header.last, self.header.kind
+
+    @property
+    def rank(self) -> int:
+        """The precedence of its envelope as a number."""
+        flags = self.envelope.flags
+        by_recovery = bool(flags & EnvelopeFlag.BY_RECOVERY)
+        return rank_of(by_recovery, self.envelope.seal_epoch, self.envelope.wave)
+
+
+class Said(NamedTuple):
+    """What a node said of a range.
+
+    Attributes:
+        copies: that it holds there.
+        is_sure: whether these are all, so that it holds nothing else there.
+        gone: up to where the log left that node, trimmed or into main storage.
+    """
+
+    copies: Sequence[HeldCopy]
+    is_sure: bool = True
+    gone: int = 0
+
+
+class Take(NamedTuple):
+    """A block to be stored again: under this envelope, from one of these nodes."""
+
+    copy: HeldCopy
+    holders: tuple[NodeId, ...]
+
+
+class RepairPlan(NamedTuple):
+    """See the module.
+
+    Attributes:
+        start: from where on the range is dealt with.
+        takes: by place.
+        is_whole: once these are stored, nothing is missing in the range.
+        waits: why not, "" if it is whole.
+    """
+
+    start: int
+    takes: tuple[Take, ...]
+    is_whole: bool
+    waits: str = ""
+
+
+def plan_repair(
+    first: int,
+    last: int,
+    me: NodeId,
+    said: Mapping[NodeId, Said],
+    mine: Iterable[HeldCopy],
+    epochs: Iterable[tuple[Nodeset, Replication]],
+    statuses: Mapping[NodeId, Authority],
+    known: BlockHeader | None = None,
+) -> RepairPlan:
+    """What to store again of `[first, last]`.
+
+    Args:
+        said: by node, for those that answered; this node is not among them.
+        mine: good copies that this node holds in the range, elsewhere than the rotten ones.
+        epochs: nodeset and replication of all epochs of the range.
+        statuses: of nodes that are not fully authoritative.
+        known: the header of the block that rotted, where all of the range is that block and its
+            index entry can be read.
+    """
+    gone = max((each.gone for each in said.values()), default=0)
+    start = max(first, gone + 1)
+    if start > last:
+        return RepairPlan(start, (), is_whole=False, waits=_TRIMMED)
+    held = {copy.place: copy for copy in mine}
+    best: dict[Place, HeldCopy] = {}
+    for each in said.values():
+        for copy in each.copies:
+            if _counts(copy, start, last) and _is_later(copy, best.get(copy.place)):
+                best[copy.place] = copy
+    takes = []
+    for place, copy in sorted(best.items()):
+        if known is not None and copy.header != known:
+            continue
+        own = held.get(place)
+        if me in copy.envelope.copyset and (own is None or own.rank < copy.rank):
+            holders = tuple(
+                node
+                for node, each in sorted(said.items())
+                if any(other.header == copy.header for other in each.copies)
+            )
+            takes.append(Take(copy, holders))
+    if known is not None:
+        is_found = known in (copy.header for copy in (*best.values(), *held.values()))
+        waits = "" if is_found else _WANTED.format([int(node) for node in sorted(said)])
+        return RepairPlan(start, tuple(takes), is_found, waits)
+    sure = {node for node, each in said.items() if each.is_sure} - {me}
+    for nodeset, replication in epochs:
+        if not weigh_replies(sure, nodeset, replication, statuses).is_f_majority:
+            lacking = sorted(set(nodeset.nodes) - sure - {me})
+            waits = f"nodes {[int(n) for n in lacking]} do not say all that they hold there"
+            return RepairPlan(start, tuple(takes), is_whole=False, waits=waits)
+    return RepairPlan(start, tuple(takes), is_whole=True)
+
+
+_TRIMMED = "it is trimmed on other nodes, and not here yet"
+_WANTED = "none of nodes {} has a good copy of it"
+
+
+def _counts(copy: HeldCopy, first: int, last: int) -> bool:
+    is_aside = copy.envelope.flags & EnvelopeFlag.DRAINED
+    return not is_aside and copy.header.first <= last and first <= copy.header.last
+
+
+def _is_later(copy: HeldCopy, other: HeldCopy | None) -> bool:
+    if other is None:
+        return True
+    mine = (copy.rank, tuple(copy.envelope.copyset))
+    return mine > (other.rank, tuple(other.envelope.copyset))
+
+
+class RepairTurns:
+    """Which rotten range is tried next. The ranges themselves are kept, and bounded, elsewhere: of
+    those that are gone there nothing stays here."""
+
+    def __init__(self) -> None:
+        self._tries: dict[Hashable, tuple[float, float]] = {}
+
+    def due(self, ranges: Sequence[Range], now: float) -> list[Range]:
+        """The ranges to be tried now, in their order."""
+        self._tries = {each: self._tries[each] for each in ranges if each in self._tries}
+        return [each for each in ranges if self._tries.get(each, (0.0, 0.0))[0] <= now]
+
+    def next_s(self, now: float) -> float | None:
+        """Seconds until one is due that could not be mended so far; None if there is none."""
+        if not self._tries:
+            return None
+        return max(0.0, min(due_s for due_s, _ in self._tries.values()) - now)
+
+    def on_failed(self, tried: Hashable, now: float) -> None:
+        """It could not be mended."""
+        _, before_s = self._tries.get(tried, (0.0, 0.0))
+        pause_s = min(PAUSE_MAX_S, max(PAUSE_FIRST_S, 2 * before_s))
+        self._tries[tried] = (now + pause_s, pause_s)
+
+    def forget(self, tried: Hashable) -> None:
+        """It is mended, or is no range any more."""
+        self._tries.pop(tried, None)

@@ -1,0 +1,151 @@
+"""Bugs in the repair of copies that rotted.
+
+Source: docs/protocol/repair.md; docs/sources/bookkeeper.md (f).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cordwood.layout.engine_record import STORE_KIND
+from cordwood.layout.scrub_rows import DamagedRange
+from cordwood.layout.waves import StoredBlock, store_head
+from cordwood.nodes import NodeId
+from cordwood.protocol import repair_plan
+from cordwood.protocol.repair_plan import RepairTurns, Said, Take
+from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
+from cordwood.sim.fault_plan import Damage, Fault
+from cordwood.sim.options import RunOptions
+from cordwood.sim.planted.bug import PlantedBug, at, together
+from cordwood.sim.planted.scenarios import ROT, both, cluster_of, planned, scenario, scrubbed
+from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.repair import repairs
+from cordwood.storage.repair.copy_fetch import CopyFetches
+from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.scrub.damage_book import DamageBook
+
+LATE_S = 1.5
+"""How late a planted bug hands a block to the WAL: a node is killed meanwhile, now and then."""
+
+
+def _within(options: RunOptions) -> RunOptions:
+    return replace(options, faults=replace(options.faults, damage=Damage.WITHIN))
+
+
+ROT_ON_TWO = scenario(
+    "rotten_tables",
+    shape=both(
+        cluster_of(6, 3), scrubbed, _within,
+        planned(
+            *(
+                Fault("rotten_tables", (node,), 5.0 + 3.0 * turn + node, 0.3)
+                for turn in range(3)
+                for node in (1, 2)
+            )
+        ),
+    ),
+    length_s=16.0, trim_s=0.0,
+)  # fmt: skip
+"""Rows rot on two nodes of six, and blocks have three copies."""
+
+
+async def _one_bit_flipped(
+    right: Any, self: CopyFetches, node: NodeId, log: int, first: int, last: int
+) -> Any:
+    blocks: Sequence[StoredBlock] = await right(self, node, log, first, last)
+    for block in blocks:
+        if block.body:
+            block.body = bytes([block.body[0] ^ 1]) + bytes(block.body[1:])
+    return blocks
+
+
+async def _neighbour_voided(right: Any, self: LogsStore, damaged: DamagedRange, start: int) -> bool:
+    done = bool(await right(self, damaged, start))
+    wider = damaged._replace(first=damaged.last + 1, last=damaged.last + 2)
+    await self.note_damage(wider, "a bug says so")
+    return bool(await right(self, wider, wider.first)) or done
+
+
+async def _stored_later(right: Any, self: Repairs, block: StoredBlock) -> None:
+    def store() -> None:
+        if not self._engine.failed:
+            parts = [STORE_KIND, store_head(1), block.wire, block.body]
+            taken = [block]
+            self._engine.append_store(0, parts, taken, (), lambda _: None, by_recovery=False)
+
+    asyncio.get_running_loop().call_later(LATE_S, store)
+
+
+async def _stored_nowhere(self: Repairs, block: StoredBlock) -> None:
+    return
+
+
+async def _one_answer(
+    right: Any, self: Repairs, log: int, first: int, last: int, nodes: Sequence[NodeId]
+) -> dict[NodeId, Said]:
+    found: dict[NodeId, Said] = await right(self, log, first, last, nodes[:1])
+    return found
+
+
+def _own_envelope(right: Any, take: Take, block: StoredBlock) -> StoredBlock:
+    envelope = take.copy.envelope
+    others = tuple(node + 1 if node < 4 else 1 for node in envelope.copyset)
+    wrong = envelope.__class__(others, envelope.wave + 1, envelope.seal_epoch, envelope.lng)
+    copy = take.copy._replace(envelope=wrong)
+    found: StoredBlock = right(take._replace(copy=copy), block)
+    return found
+
+
+def _trim_forgotten(right: Any, self: CachedLog, block: StoredBlock) -> bool:
+    gone, self.gone = self.gone, 0
+    try:
+        return bool(right(self, block))
+    finally:
+        self.gone = gone
+
+
+def _whatever_was_trimmed(
+    right: Any,
+    first: int,
+    last: int,
+    me: NodeId,
+    said: Mapping[NodeId, Said],
+    mine: Any,
+    epochs: Any,
+    statuses: Any,
+    known: Any = None,
+) -> Any:
+    untold = {node: each._replace(gone=0) for node, each in said.items()}
+    return right(first, last, me, untold, mine, epochs, statuses, known)
+
+
+BUGS = (
+    PlantedBug("repair-unchecked", "repair stores what a holder sent, whatever its checksum is",
+               together(at(repairs.is_good).instead(lambda block, header: True),
+                        at(CopyFetches.bodies).around(_one_bit_flipped)), scenario=ROT),
+    PlantedBug("repair-voids-neighbour", "repair calls the good copies behind a range mended too",
+               at(LogsStore.note_mended).around(_neighbour_voided), scenario=ROT),
+    PlantedBug("repair-rewrites-envelopes", "repair writes later envelopes than those that there are",
+               at(repairs.block_of).around(_own_envelope), scenario=ROT),
+    PlantedBug("repair-before-durable", "a range is called mended before its copies are durable",
+               at(Repairs._store).around(_stored_later), scenario=ROT),
+    PlantedBug("repair-stores-nothing", "a range is called mended, and nothing was stored",
+               at(Repairs._store).instead(_stored_nowhere), scenario=ROT),
+    PlantedBug("repair-asks-one", "one other node's word is enough for what a range held",
+               together(at(Repairs._ask).around(_one_answer),
+                        at(weigh_replies, within=repair_plan).instead(
+                            lambda heard, nodeset, replication, statuses: QuorumVerdict.COMPLETE)),
+               scenario=ROT_ON_TWO),
+    PlantedBug("repaired-beside-rot", "a repaired copy is flushed to the partition that rotted",
+               at(DamageBook.holds).instead(lambda self, partition: False), scenario=ROT),
+    PlantedBug("repair-never", "what rotted is found and never mended",
+               at(RepairTurns.due).instead(lambda self, ranges, now: []), scenario=ROT),
+    PlantedBug("repair-untrims", "repair brings back what other nodes trimmed",
+               together(at(CachedLog._is_late).around(_trim_forgotten),
+                        at(repair_plan.plan_repair, within=repairs).around(_whatever_was_trimmed)),
+               scene="tests/storage/test_repairs.py"),
+)  # fmt: skip

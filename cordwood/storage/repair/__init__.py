@@ -1,0 +1,1 @@
+"""Repair: copies that rotted are fetched from other nodes and stored again."""

@@ -1,0 +1,167 @@
+"""Reads what another node holds of a range: first heads only, then bodies from one node.
+
+These are read streams over the node's own peer connections, as clients have them: a node sends what
+is released, says which ranges it does not know (GAPS), and how far the log left it. Streams of
+recoveries share the connections, so the numbers here begin where theirs never come to.
+
+Source: docs/protocol/repair.md; docs/protocol/read.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from cordwood.errors import CordwoodError, Overloaded, Unreachable
+from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.reading import (
+    NodeGap,
+    ReadRequest,
+    ReadStatus,
+    pack_read,
+    pack_stop,
+    pack_window,
+    read_blocks_frame,
+    read_gaps,
+    read_heads_frame,
+    read_reading,
+)
+from cordwood.layout.waves import StoredBlock
+from cordwood.nodes import NodeId
+from cordwood.protocol.repair_plan import HeldCopy, Said
+from cordwood.wire.connection import Connection
+from cordwood.wire.peers import Peers
+
+FETCH_TIMEOUT_S = 10.0
+"""Of each fetch, the wait for a connection included."""
+
+CREDIT_BYTES = 4 << 20
+"""What a node may send ahead of our word that it came."""
+
+FETCH_BYTES_MAX = 64 << 20
+"""What one fetch holds in memory: the largest block, and all heads of a range."""
+
+FIRST_STREAM = 1 << 31
+
+
+class _Fetch:
+    """One fetch from one node."""
+
+    def __init__(self, request: ReadRequest) -> None:
+        self.request = request
+        self.blocks: list[StoredBlock] = []
+        self.bytes = 0
+        self.gone = 0
+        self.damaged: list[tuple[int, int]] = []
+        self.is_sure = True
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: CordwoodError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class CopyFetches:
+    """Fetches now open, by connection and stream number."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._open: dict[tuple[Connection, int], _Fetch] = {}
+        self._streams = itertools.count(FIRST_STREAM)
+
+    def takes(self, frame: Frame) -> bool:
+        """Whether a frame of a read stream is for a fetch, and not for a recovery."""
+        return int.from_bytes(frame.payload[:4], "little") >= FIRST_STREAM
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """A READING, BLOCKS, HEADS or GAPS frame that `takes`.
+
+        Raises:
+            Malformed, ChecksumMismatch: the frame is damaged.
+        """
+        payload = frame.payload
+        if frame.kind == Kind.READING:
+            stream, status, _, _, trim = read_reading(payload)
+            if (fetch := self._of(connection, stream)) is not None:
+                fetch.gone = max(fetch.gone, trim)
+                if status == ReadStatus.DAMAGED:
+                    fetch.is_sure = False
+                elif status != ReadStatus.OK:
+                    fetch.fail(Unreachable(f"it does not send: {status.name.lower()}"))
+        elif frame.kind == Kind.GAPS:
+            stream, gaps = read_gaps(payload)
+            if (fetch := self._of(connection, stream)) is not None:
+                for gap in gaps:
+                    if gap.reason == NodeGap.TIERED:
+                        fetch.gone = max(fetch.gone, gap.last)
+                    else:
+                        fetch.is_sure = False
+        else:
+            is_heads = frame.kind == Kind.HEADS
+            head, blocks = (read_heads_frame if is_heads else read_blocks_frame)(payload)
+            if (fetch := self._of(connection, head.stream)) is not None:
+                fetch.gone = max(fetch.gone, head.trim)
+                fetch.blocks += blocks
+                fetch.bytes += sum(block.wire_bytes for block in blocks)
+                self._go_on(connection, fetch, head.next)
+
+    def _of(self, connection: Connection, stream: int) -> _Fetch | None:
+        fetch = self._open.get((connection, stream))
+        return None if fetch is None or fetch.done.done() else fetch
+
+    def _go_on(self, connection: Connection, fetch: _Fetch, next_lsn: int) -> None:
+        request = fetch.request
+        if fetch.bytes > FETCH_BYTES_MAX:
+            fetch.fail(Overloaded(f"it sends more than {FETCH_BYTES_MAX} bytes of a range"))
+        elif next_lsn > request.until:
+            fetch.done.set_result(None)
+        else:
+            limit = fetch.bytes + CREDIT_BYTES
+            connection.send(Kind.WINDOW, 0, (pack_window(request.stream, request.until, limit),))
+
+    def on_down(self, node: NodeId, connection: Connection) -> None:
+        """The connection is gone, and its fetches with it."""
+        for (each, _), fetch in self._open.items():
+            if each is connection:
+                fetch.fail(Unreachable(f"node {node} went away"))
+
+    async def heads(self, node: NodeId, log: int, first: int, last: int) -> Said:
+        """What `node` holds of `[first, last]`, without bodies.
+
+        Raises:
+            CordwoodError: the node is down, or did not finish within FETCH_TIMEOUT_S.
+        """
+        fetch = await self._fetch(node, log, first, last, heads_only=True)
+        copies = [HeldCopy(block.header, block.envelope) for block in fetch.blocks]
+        return Said(copies, fetch.is_sure, fetch.gone)
+
+    async def bodies(self, node: NodeId, log: int, first: int, last: int) -> Sequence[StoredBlock]:
+        """The blocks of `[first, last]` that `node` holds and can read. Nobody checked the bodies.
+
+        Raises:
+            CordwoodError: as `heads`.
+        """
+        return (await self._fetch(node, log, first, last, heads_only=False)).blocks
+
+    async def _fetch(
+        self, node: NodeId, log: int, first: int, last: int, *, heads_only: bool
+    ) -> _Fetch:
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + FETCH_TIMEOUT_S
+        connection = await self._peers.wait_for(node, timeout_s=FETCH_TIMEOUT_S)
+        stream = next(self._streams)
+        request = ReadRequest(stream, log, first, last, last, CREDIT_BYTES, heads_only=heads_only)
+        fetch = self._open[connection, stream] = _Fetch(request)
+        connection.send(Kind.READ, 0, (pack_read(request),))
+        try:
+            async with asyncio.timeout_at(ends_s):
+                await fetch.done
+        except TimeoutError:
+            raise Unreachable(
+                f"node {node} did not send what it has within {FETCH_TIMEOUT_S:g} s"
+            ) from None
+        finally:
+            del self._open[connection, stream]
+            connection.send(Kind.STOP, 0, (pack_stop(stream),))
+        return fetch

@@ -1,0 +1,373 @@
+"""Stores again what rotted in LogsDB, from good copies of other nodes.
+
+What scrubbing, a read or an earlier start found is in the book of damage (`scrub.damage_book`),
+which is the queue: it is durable, and has a bound for each log and partition. One range is dealt
+with at a time:
+
+1. All other nodes of the range's nodesets are asked for the heads of what they hold there.
+   `protocol.repair_plan` says which blocks this node needs, and what would show that these are all.
+2. The bodies come from one holder after the other, until one passes the checks: the same header,
+   the bytes that the header says, and its checksum.
+3. The blocks go through the WAL, as all that is stored. A flush takes them to another partition
+   than the one that rotted.
+4. When they are durable, and nothing else can be missing, the range is noted as mended. Until then
+   reads report it as unknown.
+
+A range that could not be mended is tried again later, with a growing pause. The pace is that of
+rebuilding (`storage.rebuild_bytes_s`).
+
+Source: docs/protocol/repair.md; docs/sources/bookkeeper.md (f).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from crc32c import crc32c
+
+from cordwood.block import BlockHeader, EnvelopeFlag
+from cordwood.errors import CordwoodError, Corrupt, Overloaded, Unreachable
+from cordwood.layout import logs_db
+from cordwood.layout.block_header import HEADER_BYTES, pack_envelope
+from cordwood.layout.engine_record import STORE_KIND
+from cordwood.layout.scrub_rows import DamagedRange
+from cordwood.layout.scrub_state import ScrubState
+from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
+from cordwood.lsn import format_lsn
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
+from cordwood.protocol.rebuild_flow import BLOCK_COST_BYTES, BURST_S
+from cordwood.protocol.repair_plan import (
+    HeldCopy,
+    RepairPlan,
+    RepairTurns,
+    Said,
+    Take,
+    plan_repair,
+)
+from cordwood.protocol.write_pace import TokenBucket
+from cordwood.storage.logs_db.partition import Part
+from cordwood.storage.rebuild.epoch_nodesets import ReadRecord, asked_nodesets, told_nodesets
+from cordwood.storage.repair.copy_fetch import CopyFetches
+
+if TYPE_CHECKING:
+    from cordwood.storage.engine import StorageEngine
+
+logger = logging.getLogger(__name__)
+
+STORE_TIMEOUT_S = 10.0
+FOUND_MAX = 256
+"""Ranges that reads found and that are not noted yet. More are found by the next read."""
+
+LOOK_S = 60.0
+"""Between two looks at the book without a word that it changed."""
+
+LOOK_BYTES = 1 << 20
+LOOK_BLOCKS = 256
+SCAN_ROWS = 64
+WHY_READ = "a read could not read it"
+
+
+class Repairs:
+    """See the module; `run` does the work, once `connect` was called.
+
+    Attributes:
+        blocks, bytes: stored again since the start.
+        waits: why the last try came to no end, "" if it did.
+    """
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        me: NodeId,
+        members: Callable[[], Mapping[NodeId, Member]],
+        read_record: ReadRecord,
+        bytes_s: int,
+    ) -> None:
+        """
+        Args:
+            bytes_s: of bodies fetched; 0 for no pace.
+        """
+        self.blocks = self.bytes = 0
+        self.waits = ""
+        self._engine = engine
+        self._logs = engine.logs
+        self._me = me
+        self._members = members
+        self._read_record = read_record
+        self._bytes_s = bytes_s
+        self._bucket: TokenBucket | None = None
+        self._turns = RepairTurns()
+        self._found: dict[DamagedRange, None] = {}
+        self._changed = asyncio.Event()
+        self._fetches: CopyFetches
+        self._logs.damages.on_noted = self._changed.set
+        self._logs.on_rot = self._on_rot
+
+    def connect(self, fetches: CopyFetches) -> None:
+        """The way to other nodes, which a node has later than its store."""
+        self._fetches = fetches
+
+    def _on_rot(self, found: Sequence[DamagedRange]) -> None:
+        for each in found:
+            if len(self._found) < FOUND_MAX and self._logs.damages.joined(each) is not None:
+                self._found[each] = None
+                self._changed.set()
+
+    def state_of(self, scrub: ScrubState) -> ScrubState:
+        """What scrubbing found, with what came of it."""
+        return msgspec.structs.replace(
+            scrub, repaired_blocks=self.blocks, repaired_bytes=self.bytes,
+            repair_waits=self.waits[:4096],
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Mend what is damaged, until cancelled."""
+        loop = asyncio.get_running_loop()
+        if self._bytes_s:
+            burst = self._bytes_s * BURST_S
+            self._bucket = TokenBucket(self._bytes_s, burst, loop.time())
+        while True:
+            self._changed.clear()
+            try:
+                await self._note_found()
+                await self._round()
+            except CordwoodError as error:
+                logger.warning("repair has to wait: %s", error)
+                self.waits = str(error)
+            wait_s = self._turns.next_s(loop.time())
+            try:
+                async with asyncio.timeout(LOOK_S if wait_s is None else min(LOOK_S, wait_s)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _note_found(self) -> None:
+        """Know durably what reads found."""
+        while self._found:
+            each = next(iter(self._found))
+            del self._found[each]
+            if self._is_there(each):
+                await self._logs.note_damage(each, WHY_READ)
+
+    async def _round(self) -> None:
+        loop = asyncio.get_running_loop()
+        ranges = [each for each, _ in self._logs.damages.all()]
+        for damaged in self._turns.due(ranges, loop.time()):
+            if self._engine.failed:
+                return
+            try:
+                waits = await self._mend(damaged)
+            except CordwoodError as error:
+                waits = str(error)
+            if waits:
+                logger.info("log %d: %s is not mended yet: %s", damaged.log, _words(damaged), waits)
+                self._turns.on_failed(damaged, loop.time())
+            else:
+                self._turns.forget(damaged)
+            self.waits = waits
+
+    def _is_there(self, damaged: DamagedRange) -> bool:
+        """Whether a damaged range is one that somebody may read."""
+        numbers = {partition.number for partition in self._logs.partitions}
+        return damaged.partition in numbers and damaged.last > self._engine.gone_of(damaged.log)
+
+    async def _mend(self, damaged: DamagedRange) -> str:
+        """Mend a range; why not, "" if it is mended or nobody reads it any more.
+
+        Raises:
+            CordwoodError: LogsDB cannot be read or written, or no holder has a good copy.
+        """
+        if not self._is_there(damaged):
+            return ""
+        log, held = damaged.log, self._engine.cache.log(damaged.log)
+        first = max(damaged.first, held.gone + 1)
+        if damaged.last > held.readable:
+            return "it is not released yet"
+        plan = await self._plan(damaged, first)
+        await self._take(log, plan.takes)
+        if plan.is_whole and await self._logs.note_mended(damaged, plan.start):
+            logger.warning("log %d: %s is mended", log, _words(damaged))
+        return plan.waits
+
+    async def _plan(self, damaged: DamagedRange, first: int) -> RepairPlan:
+        log, last = damaged.log, damaged.last
+        epochs = await self._epochs(log, first >> 32, last >> 32)
+        if epochs is None:
+            waits = "the nodesets of its epochs are not known"
+            return RepairPlan(first, (), is_whole=False, waits=waits)
+        nodes = sorted({node for nodeset, _ in epochs for node in nodeset.nodes} - {self._me})
+        said = await self._ask(log, first, last, nodes)
+        statuses = {
+            member.node: member.authority
+            for member in self._members().values()
+            if member.authority is not Authority.FULLY_AUTHORITATIVE
+        }
+        mine = await self._mine(log, first, last)
+        known = await self._known(damaged)
+        return plan_repair(first, last, self._me, said, mine, epochs, statuses, known)
+
+    async def _epochs(
+        self, log: int, first: int, last: int
+    ) -> list[tuple[Nodeset, Replication]] | None:
+        """Nodeset and replication of each epoch from `first` to `last`."""
+        members = self._members()
+        told = told_nodesets(self._engine, log, members)
+        if last > told.known or not told.history:
+            asked = await asked_nodesets(self._read_record, log, members)
+            if asked is None:
+                return None
+            told = asked
+        starts = [since for since, _, _ in told.history if first < since <= last]
+        found = [told.of(epoch) for epoch in (first, *starts)]
+        return [each for each in found if each is not None] if all(found) else None
+
+    async def _ask(
+        self, log: int, first: int, last: int, nodes: Sequence[NodeId]
+    ) -> dict[NodeId, Said]:
+        """What nodes hold there; those that do not say are left out."""
+
+        async def ask(node: NodeId) -> Said | None:
+            try:
+                return await self._fetches.heads(node, log, first, last)
+            except CordwoodError as error:
+                logger.info("log %d: %s", log, error)
+                return None
+
+        answers = await asyncio.gather(*map(ask, nodes))
+        return {n: said for n, said in zip(nodes, answers, strict=True) if said is not None}
+
+    async def _mine(self, log: int, first: int, last: int) -> list[HeldCopy]:
+        """Good copies that this node holds there, in the cache or in other partitions."""
+        found: list[HeldCopy] = []
+        at = first
+        while at <= last:
+            run = await self._engine.reader.read(
+                log, at, last, _head, bytes_max=LOOK_BYTES, blocks_max=LOOK_BLOCKS
+            )
+            found += [HeldCopy(block.header, block.envelope) for block in run.blocks]
+            at = run.next
+        return found
+
+    async def _known(self, damaged: DamagedRange) -> BlockHeader | None:
+        """The header of the block that all of a range is, where its index entry can be read."""
+        log, last = damaged.log, damaged.last
+        partition = next(
+            (each for each in self._logs.partitions if each.number == damaged.partition), None
+        )
+        if partition is None:
+            return None
+        try:
+            rows, is_end = await self._logs.tables.scan(
+                partition.table, logs_db.index_start(log, last), logs_db.index_start(log, last + 1),
+                rows_max=SCAN_ROWS, bytes_max=LOOK_BYTES,
+            )  # fmt: skip
+            heads = [logs_db.read_head(wire).header for _, wire in rows]
+        except Corrupt:
+            return None
+        here = {head for head in heads if (head.first, head.last) == (damaged.first, last)}
+        return here.pop() if is_end and len(here) == 1 else None
+
+    async def _take(self, log: int, takes: Sequence[Take]) -> None:
+        """Fetch blocks and store them durably.
+
+        Raises:
+            Unreachable: of some block no holder sent a good copy, or the WAL takes too long.
+            Overloaded: there is no free space.
+        """
+        for take in takes:
+            await self._keep_pace(take.copy.header.stored_bytes)
+            block = await self._good_copy(log, take)
+            await self._store(block_of(take, block))
+            self.blocks += 1
+            self.bytes += take.copy.header.stored_bytes
+
+    async def _keep_pace(self, size: int) -> None:
+        if self._bucket is None:
+            return
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._bucket.debt_s(loop.time()))
+        self._bucket.spend(loop.time(), max(BLOCK_COST_BYTES, size))
+
+    async def _good_copy(self, log: int, take: Take) -> StoredBlock:
+        """The block, from the first holder that has it intact.
+
+        Raises:
+            Unreachable: none has.
+        """
+        header = take.copy.header
+        for node in take.holders:
+            try:
+                blocks = await self._fetches.bodies(node, log, header.first, header.last)
+            except CordwoodError as error:
+                logger.info("log %d: %s", log, error)
+                continue
+            for block in blocks:
+                if is_good(block, header):
+                    return block
+        nodes = [int(node) for node in take.holders]
+        raise Unreachable(
+            f"none of nodes {nodes} sent a good copy of the block at {format_lsn(header.first)}"
+        )
+
+    async def _store(self, block: StoredBlock) -> None:
+        """Store a block; returns when it is durable in the WAL.
+
+        The block was stored here before, under a copyset with this node, so neither a seal nor a
+        loss of another node speaks against it.
+
+        Raises:
+            Overloaded: there is no free space.
+            Unreachable: the WAL takes too long, or failed.
+        """
+        engine = self._engine
+        if block.wire_bytes > engine.free_bytes:
+            raise Overloaded("this node has no free space")
+        if engine.is_trimmed(block):
+            return
+        answer: asyncio.Future[Sequence[StoreRefusal]] = asyncio.get_running_loop().create_future()
+
+        def settled(refusals: Sequence[StoreRefusal]) -> None:
+            if not answer.done():
+                answer.set_result(refusals)
+
+        parts = [STORE_KIND, store_head(1), block.wire, block.body]
+        engine.append_store(0, parts, [block], (), settled, by_recovery=False)
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                refusals = await answer
+        except TimeoutError:
+            raise Unreachable(f"the WAL stored nothing for {STORE_TIMEOUT_S:g} s") from None
+        if refusals:
+            raise Overloaded(f"the WAL refuses it: {refusals[0].reason.name.lower()}")
+
+
+def is_good(block: StoredBlock, header: BlockHeader) -> bool:
+    """Whether a block that came is the one with this header, and intact."""
+    return (
+        block.header == header
+        and len(block.body) == header.stored_bytes
+        and crc32c(block.body) == header.stored_crc
+    )
+
+
+def block_of(take: Take, block: StoredBlock) -> StoredBlock:
+    """The block as it is stored, under the latest envelope. A note of a move is left out: the move
+    is another node's to end."""
+    envelope = take.copy.envelope
+    flags = (envelope.flags & ~EnvelopeFlag.MOVING) | EnvelopeFlag.REBUILT
+    envelope = replace(envelope, flags=flags)
+    wire = bytes(block.wire[:HEADER_BYTES]) + pack_envelope(envelope)
+    return StoredBlock(block.header, envelope, wire, bytes(block.body))
+
+
+def _head(block: StoredBlock) -> Part:
+    return Part.HEAD
+
+
+def _words(damaged: DamagedRange) -> str:
+    return f"{format_lsn(damaged.first)} to {format_lsn(damaged.last)}"

@@ -1,0 +1,88 @@
+"""Blocks read from main storage, kept for the next reader of the same row group.
+
+Readers of one client share a cache: a second reader of a history, or one that goes back, fetches
+and decodes nothing that is here. Row groups never change and names of objects are never used twice,
+so nothing in it grows old. It is bounded by the bytes of the bodies, and lets go of what was used
+longest ago. Readers that want the same row group at the same time fetch it once: the others wait
+for the first, and one of them goes on if that one is left.
+
+Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from cordwood.block import BlockHeader, Buffer
+
+
+class GroupKey(NamedTuple):
+    """What a row group holds of one log."""
+
+    name: str
+    group: int
+    log: int
+
+
+Blocks = Sequence[tuple[BlockHeader, Buffer]]
+"""Headers, and bodies uncompressed, in order."""
+
+
+class BlockCache:
+    """See the module.
+
+    Args:
+        bytes_max: of bodies that are kept; 0 keeps none.
+    Attributes:
+        bytes: of bodies that are here.
+        hits: row groups that were found here.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self.hits = 0
+        self._bytes_max = bytes_max
+        self._held: OrderedDict[GroupKey, tuple[Blocks, int]] = OrderedDict()
+        # What is fetched now; done once that ended, however it ended.
+        self._fetching: dict[GroupKey, asyncio.Future[None]] = {}
+
+    async def blocks(self, key: GroupKey, fetch: Callable[[], Awaitable[Blocks]]) -> Blocks:
+        """A row group's blocks, from here or fetched.
+
+        Raises:
+            CordwoodError: what `fetch` ends with; nothing is kept then.
+        """
+        while True:
+            if (held := self._held.get(key)) is not None:
+                self._held.move_to_end(key)
+                self.hits += 1
+                return held[0]
+            if (other := self._fetching.get(key)) is None:
+                break
+            await asyncio.wait([other])
+        over = self._fetching[key] = asyncio.get_running_loop().create_future()
+        try:
+            found = await fetch()
+            self._keep(key, found)
+            return found
+        finally:
+            del self._fetching[key]
+            over.set_result(None)
+
+    def clear(self) -> None:
+        """Let go of all of it."""
+        self._held.clear()
+        self.bytes = 0
+
+    def _keep(self, key: GroupKey, found: Blocks) -> None:
+        size = sum(header.raw_bytes for header, _ in found)
+        if size > self._bytes_max:
+            return
+        self._held[key] = found, size
+        self.bytes += size
+        while self.bytes > self._bytes_max:
+            _, (_, gone) = self._held.popitem(last=False)
+            self.bytes -= gone

@@ -1,0 +1,283 @@
+"""Rot in LogsDB is mended from other nodes' copies, in whole clusters and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from cluster_at_hand import ClusterAtHand, simulate, until, values
+from rebuild_scene import copies, missing, put_records
+from swaps import swap
+
+from cordwood.layout import logs_db
+from cordwood.layout.scrub_rows import DamagedRange
+from cordwood.layout.waves import StoredBlock
+from cordwood.settings import MIB, StorageSettings
+from cordwood.sim.damage import damage_tables
+from cordwood.sim.holdings import held_blocks
+from cordwood.sim.memory_logs import MemoryTables
+from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.repair import repairs
+from cordwood.storage.repair.repairs import Repairs
+
+SCRUBBED = StorageSettings(flush_age_s=0.2, recent_bytes=0, scrub_bytes_s=MIB, scrub_every_s=2.0)
+UNSCRUBBED = StorageSettings(flush_age_s=0.2, recent_bytes=0, scrub_bytes_s=0)
+
+
+async def flushed(cluster: ClusterAtHand) -> None:
+    await asyncio.sleep(1)
+    for node in cluster.running.values():
+        await node.flush()
+
+
+def tables_of(cluster: ClusterAtHand, node: int) -> MemoryTables:
+    tables = cluster.running[node].engine.logs.tables
+    assert isinstance(tables, MemoryTables)
+    return tables
+
+
+def rot(cluster: ClusterAtHand, node: int, log: int, kind: bytes = b"b", most: int = 1) -> int:
+    """Let rows of a log rot on a running node: bodies (`b`) or index entries (`i`)."""
+    hit = 0
+    for table in tables_of(cluster, node)._tables.values():
+        for key in sorted(table.rows):
+            is_wanted = key[:1] == kind and logs_db.read_place(key)[0] == log
+            if is_wanted and key not in table.rotten and hit < most:
+                table.rotten.add(key)
+                hit += 1
+    return hit
+
+
+async def rot_at_rest(cluster: ClusterAtHand, node: int, seed: int) -> None:
+    """Bits flip on the disk of a node that is stopped, as often as `damage_tables` does."""
+    cluster.kill(node)
+    assert damage_tables(cluster.machine(node).disk, random.Random(seed))
+    await cluster.start(node)
+
+
+def ranges(cluster: ClusterAtHand, node: int) -> list[DamagedRange]:
+    """What a node takes for damaged, without what is mended."""
+    return [each for each, _ in cluster.running[node].engine.logs.damages.all()]
+
+
+def mended(cluster: ClusterAtHand, *nodes: int) -> Callable[[], bool]:
+    """Whether these nodes found rot, and mended all of it."""
+
+    def is_mended() -> bool:
+        books = [cluster.running[node].engine.logs.damages for node in nodes]
+        return all(book.mended and not book.all() for book in books)
+
+    return is_mended
+
+
+def test_what_rots_on_all_nodes_but_one_is_mended_and_byte_equal() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        await flushed(cluster)
+        before = await copies(cluster)
+        whole = await bodies(cluster)
+        for node in (1, 2):
+            await rot_at_rest(cluster, node, node)
+        await until(mended(cluster, 1, 2))
+        assert not await missing(cluster)
+        assert (await copies(cluster)).keys() == before.keys()
+        assert await bodies(cluster) == whole
+        for node in (1, 2, 3):
+            cluster.kill(node)
+        await cluster.start()
+        assert mended(cluster, 1, 2)()
+        assert not await missing(cluster)
+        assert await bodies(cluster) == whole
+
+    simulate(scenario, nodes=3, storage=SCRUBBED)
+
+
+async def bodies(cluster: ClusterAtHand) -> dict[tuple[int, int, int], bytes]:
+    """By node, log and first LSN: header and body as stored."""
+    found = {}
+    for number, node in sorted(cluster.running.items()):
+        for log in sorted(node.engine.cache.logs):
+            for block in await held_blocks(node.engine, log):
+                place = (number, log, block.header.first)
+                found[place] = bytes(block.wire[:96]) + bytes(block.body)
+    return found
+
+
+def test_an_index_entry_that_rots_is_mended_by_what_an_f_majority_says() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        before = await copies(cluster)
+        for node in (2, 4):
+            rot(cluster, node, 1, b"i", most=3)
+        await until(mended(cluster, *(n for n in (2, 4) if tables_of(cluster, n).rotten())))
+        assert await copies(cluster) == before
+
+    simulate(scenario, nodes=5, storage=SCRUBBED)
+
+
+def test_what_a_read_finds_is_mended_and_the_reader_is_told_of_no_loss() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        assert rot(cluster, 1, 1, most=5)
+        async with cluster.client() as store:
+            wanted = [b"1/%d" % number for number in range(20)]
+            assert await values(store, "log-1") == wanted
+            await held_blocks(cluster.running[1].engine, 1)
+            await until(mended(cluster, 1))
+            assert await values(store, "log-1") == wanted
+        assert not await missing(cluster)
+
+    simulate(scenario, nodes=3, storage=UNSCRUBBED)
+
+
+def test_nothing_is_taken_from_a_node_whose_copy_has_rotted_too() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1, records=5)
+        await flushed(cluster)
+        for node in (1, 2, 3):
+            rot(cluster, node, 1)
+        await asyncio.sleep(30)
+        assert all(ranges(cluster, node) for node in (1, 2, 3))
+        assert [len(await held_blocks(cluster.running[n].engine, 1)) for n in (1, 2, 3)] == [4] * 3
+        # One copy is good again, by a miracle: it is enough.
+        for table in tables_of(cluster, 3)._tables.values():
+            table.rotten.clear()
+        cluster.running[3].engine.logs.damages._whys.clear()
+        await until(mended(cluster, 1, 2), timeout_s=200)
+
+    simulate(scenario, nodes=3, storage=SCRUBBED)
+
+
+def test_a_body_that_fails_its_checksum_is_not_taken() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1, records=5)
+        await flushed(cluster)
+        # Nobody has noticed: the row passes its own checksum, and the body does not.
+        for table in tables_of(cluster, 2)._tables.values():
+            for key in [key for key in table.rows if key[:1] == b"b"]:
+                table.rows[key] = bytes(len(table.rows[key]))
+        rot(cluster, 1, 1)
+        await held_blocks(cluster.running[1].engine, 1)
+        await until(mended(cluster, 1))
+        taken = cluster.running[1]._repairs
+        assert taken.blocks == 1
+        found = {block.header.first: block for block in await held_blocks(taken._engine, 1)}
+        assert all(repairs.is_good(block, block.header) for block in found.values())
+
+    simulate(scenario, nodes=3, storage=UNSCRUBBED)
+
+
+def test_a_range_counts_as_damaged_until_its_copy_is_durable(monkeypatch) -> None:
+    seen: list[bool] = []
+    right = Repairs._store
+
+    async def watched(self: Repairs, block: StoredBlock) -> None:
+        seen.append(bool(self._logs.damages.all()))
+        await right(self, block)
+        seen.append(self._engine.cache.log(1).copy_of(block.header) is not None)
+        seen.append(bool(self._logs.damages.all()))
+
+    swap(monkeypatch, Repairs._store, watched)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        rot(cluster, 1, 1)
+        await until(mended(cluster, 1))
+
+    simulate(scenario, nodes=3, storage=SCRUBBED)
+    assert seen == [True, True, True]
+
+
+def test_a_partition_that_rotted_takes_no_more_blocks() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        logs = cluster.running[1].engine.logs
+        (before,) = logs.partitions
+        files = before.files
+        rot(cluster, 1, 1)
+        await until(mended(cluster, 1))
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        assert before.files == files
+        assert len(logs.partitions) == 2
+
+    simulate(scenario, nodes=3, storage=SCRUBBED)
+
+
+async def trimmed_without(cluster: ClusterAtHand, node: int) -> int:
+    """Rows rot on a node that is away while all others but one trim the log; the tail."""
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    cluster.kill(node)
+    assert damage_tables(cluster.machine(node).disk, random.Random(1))
+    async with cluster.client() as store:
+        tail = int(await store.tail("log-1"))
+    await cluster.running[2].engine.trim(1, tail, tail)
+    await cluster.start(node)
+    await asyncio.sleep(30)
+    return tail
+
+
+def test_repair_that_does_not_ask_who_trimmed_is_seen() -> None:
+    async def scenario(cluster: ClusterAtHand) -> int:
+        await trimmed_without(cluster, 1)
+        return cluster.running[1]._repairs.blocks
+
+    with planted(find_bug("repair-untrims")):
+        assert simulate(scenario, nodes=3, storage=SCRUBBED)
+
+
+def test_what_was_trimmed_is_not_brought_back_and_its_range_goes() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        tail = await trimmed_without(cluster, 1)
+        node = cluster.running[1]
+        assert node._repairs.blocks == 0
+        assert ranges(cluster, 1), "it was found, and waits for the trim"
+        await node.engine.trim(1, tail, tail)
+        await asyncio.sleep(70)
+        assert node._repairs.waits == ""
+        assert await held_blocks(node.engine, 1) == []
+
+    simulate(scenario, nodes=3, storage=SCRUBBED)
+
+
+def test_a_node_without_free_space_repairs_once_it_has_some() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        engine = cluster.running[1].engine
+        engine.low_space = "the disk is nearly full"
+        rot(cluster, 1, 1)
+        await asyncio.sleep(20)
+        assert ranges(cluster, 1)
+        assert "free space" in cluster.running[1]._repairs.waits
+        engine.low_space = ""
+        await until(mended(cluster, 1), timeout_s=100)
+
+    # The watch over the disk would say at once that there is space.
+    simulate(scenario, nodes=3, storage=StorageSettings(
+        flush_age_s=0.2, recent_bytes=0, scrub_bytes_s=MIB, scrub_every_s=2.0, disk_look_s=3600.0,
+    ))  # fmt: skip
+
+
+def test_the_drops_of_a_mended_partition_forget_what_was_mended() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        rot(cluster, 1, 1)
+        await until(mended(cluster, 1))
+        await put_records(cluster, logs=1, records=2)
+        await flushed(cluster)
+        logs = cluster.running[1].engine.logs
+        async with cluster.client() as store:
+            await store.trim("log-1", await store.tail("log-1"))
+        await logs.drop_trimmed(cluster.running[1].engine.gone_of)
+        assert logs.damages.of_log(1) == []
+        assert logs.damages.mended == 0
+
+    simulate(scenario, nodes=3, storage=SCRUBBED)

@@ -1,0 +1,39 @@
+"""Other functions and values in the product's code, for a test: by reference, never by a string.
+
+A function or a constant that is renamed breaks the type check and the import of its tests, not
+their meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cordwood.sim.constants import find_constant
+from cordwood.sim.planted.bug import at
+
+
+def swap(
+    monkeypatch: pytest.MonkeyPatch,
+    target: Callable[..., Any],
+    other: Callable[..., Any],
+    *,
+    within: ModuleType | type | None = None,
+) -> None:
+    """Put a function in a function's place, such as `LogAppender.on_refused`.
+
+    Args:
+        within: the only module whose imported name is replaced, or the class that was given the
+            function; None for where it is defined.
+    """
+    for owner, name, made in at(target, within=within).instead(other)():
+        monkeypatch.setattr(owner, name, made)
+
+
+def swap_value(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any], other: object) -> None:
+    """Another value for a constant: `swap_value(monkeypatch, lambda: peers.PING_EVERY_S, 0.1)`."""
+    owner, name = find_constant(read)
+    monkeypatch.setattr(owner, name, other)
