@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate
+from cluster_at_hand import ClusterAtHand, read_all, simulate, values
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read.senders import TRIMS_S
@@ -126,3 +126,22 @@ class TestTrim:
                 assert shape(found) == [f"trim e1n1..{last}", "e2n1"]
 
         simulate(scenario, copies=2, nodes=4)
+
+
+def test_a_tail_is_no_position_in_the_log_that_gets_its_name_meanwhile() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as other:
+            await store.append_many("log", [b"0", b"1"])
+            await other.append_many("next", [b"2", b"3", b"4", b"5"])
+            sequencer = cluster.machine(cluster.sequencer_of(1))
+            trim = asyncio.ensure_future(store.trim("log", "tail"))
+            await asyncio.sleep(0.0006)
+            sequencer.pause()  # the tail is asked of it
+            await other.log_tree.rename("log", "old")
+            await other.log_tree.rename("next", "log")
+            sequencer.resume()
+            await trim
+            assert await values(other, "log") == [b"2", b"3", b"4", b"5"]
+            assert await values(other, "old") == []
+
+    simulate(scenario)

@@ -204,26 +204,31 @@ class LogCalls:
         if info is None or call.log not in (None, info.log_id):
             raise _unknown(call.name)
         who_has(call.tokens)(info.name, info.attributes, None)
-        await self._epochs.raise_token(info.log_id, call.token, call.holder)
-        return await self._ask_epochs(call.name)
+        # Race: by its name the answer could be another log's by now.
+        record = await self._epochs.raise_token(info.log_id, call.token, call.holder)
+        return _epochs_reply(info.log_id, record)
 
     async def _ask_epochs(self, name: str) -> EpochsReply:
         info = await self._logs.get(name)
         record = await self._epochs.read(info.log_id) if info is not None else None
         if info is None or record is None:
             raise _unknown(name)
-        return EpochsReply(
-            info.log_id,
-            record.next_epoch,
-            record.clean_epoch,
-            record.clean_tail,
-            record.owner,
-            record.owner_before,
-            epoch_nodes(record),
-            record.token,
-            record.holder,
-        )
+        return _epochs_reply(info.log_id, record)
 
 
 def _unknown(name: str) -> UnknownLog:
     return UnknownLog(f"there is no log {name!r}: make it with `cordwood logs create`")
+
+
+def _epochs_reply(log: int, record: EpochRecord) -> EpochsReply:
+    return EpochsReply(
+        log,
+        record.next_epoch,
+        record.clean_epoch,
+        record.clean_tail,
+        record.owner,
+        record.owner_before,
+        epoch_nodes(record),
+        record.token,
+        record.holder,
+    )

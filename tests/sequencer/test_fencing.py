@@ -86,6 +86,44 @@ def test_a_token_holds_whichever_node_sequences_and_whoever_dies(seed: int) -> N
     simulate(scenario, nodes=5, copies=3, seed=seed)
 
 
+def test_a_token_is_for_the_log_that_has_the_name_now() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as holder, cluster.client() as third, cluster.client() as other:
+            await other.append("elected", b"before")
+            for store in (holder, third):
+                await store.append("elected", b"remembers where the name led")
+            await other.log_tree.rename("elected", "old")
+            await other.append("elected", b"0")
+            await holder.fence("elected", 5, holder="one")
+            await holder.append("elected", b"1")
+            await third.use_fencing_token("elected", 5)
+            await third.append("elected", b"2")
+            with pytest.raises(TokenFenced, match="one holds"):
+                await other.append("elected", b"without one")
+            assert await values(other, "elected") == [b"0", b"1", b"2"]
+            await other.append("old", b"its token is another one")
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_token_that_was_raised_is_told_though_the_log_is_renamed_meanwhile(seed: int) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as holder, cluster.client() as other:
+            await other.append("elected", b"0")
+            fence = asyncio.ensure_future(holder.fence("elected", 5))
+            await asyncio.sleep(0.0008)
+            await other.log_tree.rename("elected", "old")
+            is_told = True
+            try:
+                await fence
+            except UnknownLog:
+                is_told = False
+            assert ((await other.log_tree.epochs("old")).token == 5) == is_told
+
+    simulate(scenario, seed=seed)
+
+
 def test_a_producer_is_told_of_what_it_stored_before_it_was_shut_out() -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as old, cluster.client() as new:

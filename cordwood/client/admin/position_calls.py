@@ -76,8 +76,7 @@ class PositionCalls:
             AccessDenied: the log wants a write token, as to append.
             Retryable: no sequencer, or no node at all, answered.
         """
-        position = await self._positions.tail(log) if lsn == "tail" else to_lsn(lsn)
-        return await self._positions.trim(log, position)
+        return await self._positions.trim(log, None if lsn == "tail" else to_lsn(lsn))
 
     async def find_time(
         self, log: AnyLog, time: Timestamp, *, approximate: bool = False

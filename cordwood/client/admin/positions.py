@@ -194,14 +194,13 @@ class Positions:
         self._read = read
         self._settings = settings
 
-    async def tail(self, log: AnyLog) -> Lsn:
-        """See `Store.tail`."""
-        return (await self._opened(log))[1]
-
-    async def trim(self, log: AnyLog, lsn: int) -> Trimmed:
-        """See `Store.trim`."""
+    async def trim(self, log: AnyLog, lsn: int | None) -> Trimmed:
+        """See `Store.trim`; None is the tail."""
+        # Race: a log is looked up once. Its tail is no position in the log that gets its name then.
         info, tail = await self._opened(log)
         check_write_token(info, self._settings.write_tokens)
+        if lsn is None:
+            lsn = tail
         if lsn > tail:
             raise Rejected(
                 f"{info.name} ends at {format_lsn(tail)}, and {format_lsn(lsn)} is past that: "

@@ -168,12 +168,14 @@ class Stages:
         _check_token(token, 1)
         if len(holder) > HOLDER_CHARS_MAX:
             raise BadSetting(f"a holder is named in up to {HOLDER_CHARS_MAX} characters")
-        info = await self._find_to_append(log)
+        self._cluster.forget_log(log)
+        await self._find_to_append(log)
         raised = await self.log_tree.raise_token(log, token, holder)
-        self._appends.fencing[info.log_id] = token
+        # Race: the name may lead to another log by now. The token is this one's.
+        self._appends.fencing[raised.log] = token
         # Its answer comes from a sequencer that nobody has overtaken, so of a later epoch than
         # the one that was taken with the token; those below are sealed by then.
-        tail = await self.tail(log)
+        tail = await self.tail(raised.log)
         assert tail.epoch >= raised.next_epoch - 1, "who answers for the tail rules"
         return tail.epoch
 
@@ -185,5 +187,6 @@ class Stages:
             BadSetting: no such token.
         """
         _check_token(token, 0)
+        self._cluster.forget_log(log)  # it may have been renamed a moment ago
         info = await self._find_to_append(log)
         self._appends.fencing[info.log_id] = token
