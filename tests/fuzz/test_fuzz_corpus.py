@@ -12,10 +12,12 @@ from decoders_found import decoders, reached
 from fuzz_node import FuzzedNode, frames_of
 from fuzz_run import CANARY, CORPUS, DECODED_BYTES_MAX, NODE, bounded, corpus, names
 from fuzz_targets import DECODERS, TARGETS
+from swaps import swap
 
 from cordwood.errors import BadSetting, CordwoodError, Malformed
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.metadata.epoch_store import _decode
+from cordwood.sequencer import role
 from cordwood.sim.history import from_jsonl
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.options import parse_options
@@ -149,7 +151,7 @@ def test_a_handler_that_raises_what_is_not_ours_is_told(
     def broken(payload: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("cordwood.sequencer.role.read_append", broken)
+    swap(monkeypatch, role.read_append, broken, within=role)
     with pytest.raises(KeyError, match="planted"):
         run_corpus(node)
 
@@ -158,7 +160,7 @@ def test_a_task_that_dies_is_told(node: FuzzedNode, monkeypatch: pytest.MonkeyPa
     async def broken(self: object, ask: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("cordwood.sequencer.role.SequencerRole.tail", broken)
+    swap(monkeypatch, role.SequencerRole.tail, broken)
     with pytest.raises(AssertionError, match="a task of the node ended"):
         run_corpus(node)
 
