@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import copies, missing, put_records
 from swaps import swap
 
+from cordwood.errors import OutcomeUnknown
 from cordwood.layout import logs_db
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
+from cordwood.log_attributes import LogAttributes
 from cordwood.settings import MIB, StorageSettings
 from cordwood.sim.damage import damage_tables
 from cordwood.sim.holdings import held_blocks
@@ -20,6 +24,7 @@ from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.repair import repairs
 from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.space.kept_bytes import kept_here
 
 SCRUBBED = StorageSettings(flush_age_s=0.2, recent_bytes=0, scrub_bytes_s=MIB, scrub_every_s=2.0)
 UNSCRUBBED = StorageSettings(flush_age_s=0.2, recent_bytes=0, scrub_bytes_s=0)
@@ -281,3 +286,86 @@ def test_the_drops_of_a_mended_partition_forget_what_was_mended() -> None:
         assert logs.damages.mended == 0
 
     simulate(scenario, nodes=3, storage=SCRUBBED)
+
+
+def test_a_copy_that_the_end_of_its_epoch_removed_does_not_stay_damaged() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        alone = cluster.sequencer_of(1)
+        rest = [f"node-{number}" for number in cluster.numbers if number != alone]
+        cluster.simulation.network.partition([f"node-{alone}"], rest)
+        async with cluster.client(timeout_s=3) as store:
+            with pytest.raises(OutcomeUnknown):
+                await store.append("log-1", b"stored by its sequencer alone")
+            await asyncio.sleep(1)
+            await cluster.running[alone].flush()
+            await asyncio.sleep(20)
+            await store.append("log-1", b"of the next epoch")
+            cluster.simulation.network.mend_all()
+            held = cluster.running[alone].engine.cache.log(1)
+            await until(lambda: 1 in held.ends)
+        removed = held.ends[1].lng + 1
+        for table in tables_of(cluster, alone)._tables.values():
+            bodies = (key for key in table.rows if key[:1] == b"b")
+            table.rotten |= {key for key in bodies if logs_db.read_place(key)[1] == removed}
+        await until(mended(cluster, alone))
+
+    simulate(scenario, nodes=3, copies=2, storage=SCRUBBED)
+
+
+def test_a_repaired_block_is_not_counted_again_by_retention_by_size() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log-1", attributes=LogAttributes(backlog_bytes=1 << 20))
+            for number in range(20):
+                await store.append("log-1", b"%04d" % number * 250)
+        await flushed(cluster)
+        for node in (1, 2):
+            assert rot(cluster, node, 1, most=20)
+        await until(mended(cluster, 1, 2))
+        async with cluster.client() as store:
+            await store.append("log-1", b"last")
+        await flushed(cluster)
+        engines = [node.engine for node in cluster.running.values()]
+        kept = [(await kept_here(engine, 1, [0]))[0] for engine in engines]
+        assert 0 < sum(kept) <= 20 * 1000 + 4
+
+    simulate(scenario, nodes=3, storage=SCRUBBED)
+
+
+def test_a_read_that_begins_before_a_repair_does_not_tell_its_block_absent(monkeypatch) -> None:
+    """A drop of another partition has the read begin anew amid the repair."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=2)
+        await flushed(cluster)
+        node = cluster.running[1]
+        logs, tables = node.engine.logs, tables_of(cluster, 1)
+        assert rot(cluster, 1, 1) == 1
+        ((_, rotten),) = tables.rotten()
+        _, last, first = logs_db.read_place(rotten)
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        right = MemoryTables.scan
+
+        async def slow(self: MemoryTables, *args: Any, **named: Any) -> Any:
+            if self is tables and asyncio.current_task() is reading:
+                begun.set()
+                await go_on.wait()
+            return await right(self, *args, **named)
+
+        monkeypatch.setattr(MemoryTables, "scan", slow)
+        reading = asyncio.create_task(
+            node.engine.reader.read(1, first, last, bytes_max=MIB, blocks_max=10)
+        )
+        await begun.wait()
+        damaged = DamagedRange(logs.partitions[0].number, 1, first, last)
+        assert await logs.note_damage(damaged, "it rotted")
+        await until(mended(cluster, 1))
+        logs.forgotten += 1  # as any drop of a trimmed partition
+        go_on.set()
+        run = await reading
+        assert run.damaged or [block.header.first for block in run.blocks] == [first]
+
+    simulate(scenario, nodes=3, storage=StorageSettings(
+        flush_age_s=3600.0, recent_bytes=0, scrub_bytes_s=0,
+    ))  # fmt: skip

@@ -626,10 +626,12 @@ class LogsStore:
                 the run says so, and goes on behind it.
         """
         query = IndexQuery(log, start, bound, counts, wanted, bytes_max, blocks_max)
+        # Race: what is mended from now on may be in the cache alone, which the caller looked into
+        # before. So it stays unknown to this read, also where the read begins anew.
+        mended = frozenset(filter(self.damages.is_mended, self.damages.of_log(log)))
         while True:
             forgotten = self.forgotten
             known = self.damages.of_log(log)
-            mended = frozenset(each for each in known if self.damages.is_mended(each))
             noticed: list[DamagedRange] = []
             try:
                 directory = await self.directory(log)

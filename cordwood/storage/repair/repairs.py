@@ -254,8 +254,12 @@ class Repairs:
         return found
 
     async def _known(self, damaged: DamagedRange) -> BlockHeader | None:
-        """The header of the block that all of a range is, where its index entry can be read."""
+        """The header of the block that all of a range is, where its index entry can be read.
+
+        A copy that the end of its epoch removed is left out: no other node has it.
+        """
         log, last = damaged.log, damaged.last
+        held = self._engine.cache.log(log)
         partition = next(
             (each for each in self._logs.partitions if each.number == damaged.partition), None
         )
@@ -266,9 +270,10 @@ class Repairs:
                 partition.table, logs_db.index_start(log, last), logs_db.index_start(log, last + 1),
                 rows_max=SCAN_ROWS, bytes_max=LOOK_BYTES,
             )  # fmt: skip
-            heads = [logs_db.read_head(wire).header for _, wire in rows]
+            blocks = [logs_db.read_head(wire) for _, wire in rows]
         except Corrupt:
             return None
+        heads = [block.header for block in blocks if held.counts_block(block)]
         here = {head for head in heads if (head.first, head.last) == (damaged.first, last)}
         return here.pop() if is_end and len(here) == 1 else None
 

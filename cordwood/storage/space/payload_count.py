@@ -3,9 +3,9 @@
 Retention by size must know what a whole log has above an LSN, and copies of a block lie on many
 nodes, not always as many. A block goes out in its first wave once, to one copyset. So each
 member of that copyset answers for its share of the body, and the shares add up to the body at
-most. A copy of a later wave or of a recovery answers for nothing, nor does a block that no LNG
-covers: a recovery may plug it. What is not counted is kept longer; what is counted twice
-would be deleted too early.
+most. A copy of a later wave, of a recovery or of a repair answers for nothing, nor does a block
+that no LNG covers: a recovery may plug it. What is not counted is kept longer; what is counted
+twice would be deleted too early.
 
 A flush comes before the LNG of its newest blocks. These wait here, in memory, and are added
 to their own part of the directory by the flush that knows.
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cordwood.block import BlockKind
+from cordwood.block import BlockKind, EnvelopeFlag
 from cordwood.layout.logs_db import DirectoryEntry, LogState
 from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.storage.logs_db.partition import Added, Partition, PartitionBlocks
@@ -57,7 +57,8 @@ def answered_bytes(block: StoredBlock) -> int:
     envelope, header = block.envelope, block.header
     if envelope.wave != 1 or envelope.seal_epoch or header.kind is not BlockKind.DATA:
         return 0
-    if type(block) is AmendedBlock:
+    # What a repair stored again was counted where it rotted, in a partition that is still there.
+    if type(block) is AmendedBlock or envelope.flags & EnvelopeFlag.REBUILT:
         return 0
     frame = BODY_FRAME_BYTES + RECORD_FRAME_BYTES * header.count
     payload = max(header.stored_bytes - frame, header.stored_bytes // 4)
