@@ -15,6 +15,7 @@ from cordwood import durable
 from cordwood.errors import BadSetting
 from cordwood.spark.checkpoint import Checkpoint, begins_at
 from cordwood.spark.jobs.delta_table import DeltaLake
+from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.land import Landed, Lander
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.jobs.parquet_table import ParquetTable
@@ -168,6 +169,31 @@ def test_a_delta_table_that_was_restored_says_where_it_ends_now(tmp_path, checkp
     DeltaTable(str(root)).restore(datetime.fromtimestamp(before / 1000, UTC))
     with pytest.raises(BadSetting, match="Restore it once more, to the number of a version"):
         lake.published("q")
+
+
+def test_an_iceberg_table_that_was_rolled_back_is_refused_until_it_is_rolled_forward(tmp_path):
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = IcebergTable(root, ())
+    for batch in range(3):
+        landed(root, lake, batch)
+    table = lake._open()
+    assert table is not None
+    first, second, third = (each.snapshot_id for each in table.metadata.snapshots)
+    table.manage_snapshots().rollback_to_snapshot(second).commit()
+    for told in (lambda: lake.published("q"), lake.last_offset, lambda: landed(root, lake, 3)):
+        with pytest.raises(BadSetting, match=f"batch 2 of query q.* Make snapshot {third} current"):
+            told()
+    # What another job appends on top hides nothing.
+    table = lake._catalog.load_table(lake._name)
+    table.append(pa.table({"lsn": [7]}))
+    with pytest.raises(BadSetting, match="rolled back"):
+        lake.published("q")
+    table.refresh().manage_snapshots().set_current_snapshot(third).commit()
+    assert lake.published("q") == 2
+    table.refresh().append(pa.table({"lsn": [8]}))
+    table.refresh().maintenance.expire_snapshots().by_ids([first, second]).commit()
+    assert lake.last_offset() == end(2)
 
 
 def test_records_that_a_dead_batch_set_apart_go(tmp_path):
