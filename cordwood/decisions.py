@@ -455,14 +455,6 @@ class GapConcluded(RunDecision):
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectsDoubted(Decision):
-    """Main storage gives no whole record at an LSN, so a reader asks all nodes for theirs."""
-
-    lsn: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class Rewound(Decision):
     """A reader asks all nodes anew, from an LSN on."""
 

@@ -27,9 +27,12 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cordwood.block import Buffer
 from cordwood.errors import Corrupt
+
+if TYPE_CHECKING:
+    from cordwood.block import Buffer  # Spark's processes load this module, and not msgspec
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
+from swaps import swap
 
 from cordwood.block import Record
 from cordwood.client.cluster import Cluster
@@ -67,7 +68,7 @@ def test_a_reader_passes_into_new_nodesets_without_the_metadata_store(
             for number, size in enumerate(sizes, 1):
                 await spread(writer, size)
                 await writer.append("log", b"%d" % number)
-            monkeypatch.setattr(Cluster, "ask_log", out)
+            swap(monkeypatch, Cluster.ask_log, out)
             found: list[bytes] = []
             async with asyncio.timeout(60):
                 while len(found) <= len(sizes):
@@ -89,17 +90,16 @@ def test_nothing_of_an_epoch_is_released_before_its_nodes_keep_its_nodeset(
         async with cluster.client() as store:
             await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
             await store.append("log", b"1")
-            keep = StorageEngine.tell_nodesets
 
             async def refuse(self: StorageEngine, *_: object) -> None:
                 raise Retryable("not now")
 
-            monkeypatch.setattr(StorageEngine, "tell_nodesets", refuse)
-            await spread(store, 5)
-            lsn = await store.append("log", b"2")
-            await asyncio.sleep(3)
-            assert all(n.engine.cache.log(LOG).released < lsn for n in cluster.running.values())
-            monkeypatch.setattr(StorageEngine, "tell_nodesets", keep)
+            with monkeypatch.context() as refusing:
+                swap(refusing, StorageEngine.tell_nodesets, refuse)
+                await spread(store, 5)
+                lsn = await store.append("log", b"2")
+                await asyncio.sleep(3)
+                assert all(n.engine.cache.log(LOG).released < lsn for n in cluster.running.values())
             items = await read_all(store, "log", until=lsn)
             assert [i.value for i in items if isinstance(i, Record)] == [b"1", b"2"]
             assert sum(epoch == 2 for epoch, _ in told(cluster).values()) >= 3

@@ -7,8 +7,10 @@ import datetime
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
+from swaps import swap_value
 
 from cordwood.block import Record
+from cordwood.client.admin import positions
 from cordwood.errors import Rejected, UnknownLog, Unreachable
 from cordwood.lsn import OLDEST, make_lsn
 from cordwood.settings import StorageSettings
@@ -172,7 +174,7 @@ class TestKeys:
         simulate(scenario, nodes=3)
 
     def test_a_log_without_keys_is_not_searched_to_its_end(self, monkeypatch):
-        monkeypatch.setattr("cordwood.client.admin.positions.KEYLESS_MAX", 10)
+        swap_value(monkeypatch, lambda: positions.KEYLESS_MAX, 10)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import UnknownLog
@@ -158,7 +159,7 @@ class TestDeleted:
             asked.append(log)
             return await by_id(tree, log)
 
-        monkeypatch.setattr(LogTree, "by_id", counted)
+        swap(monkeypatch, LogTree.by_id, counted)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -176,7 +176,10 @@ class LedgerAutorecovery:
             CordwoodError: the metadata store does not answer.
         """
         async for held in self._ledgers.all():
-            await self._mark(mark_of(held.metadata, {self._node}, self._host.clock.now_us()))
+            mark = mark_of(held.metadata, {self._node}, self._host.clock.now_us())
+            if mark is not None:
+                # Race: a worker may be filling this node's last disk; its mark must not go with it.
+                await self._marks.add(mark, anew=True)
 
     # The worker.
 
@@ -220,9 +223,15 @@ class LedgerAutorecovery:
             case Step.DONE:
                 await self._marks.finish(mark.ledger, version)
             case Step.REPAIR if metadata is not None:
-                await store.ledgers.repair(mark.ledger, metadata.password, nodes=mark.nodes)
+                whole = _whole(await self._members())
+                back = [node for node in mark.nodes if node in whole]
+                await store.ledgers.repair(
+                    mark.ledger, metadata.password, nodes=mark.nodes, refills=back
+                )
                 self.repaired += 1
                 logger.info("ledger %d has all its copies again", mark.ledger)
+                # Nodes that were filled in their own places are named still.
+                await self._marks.finish(mark.ledger, version)
             case Step.RECOVER if metadata is not None:
                 await store.ledgers.recover(mark.ledger, metadata.password)
             case _:

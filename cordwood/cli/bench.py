@@ -1,4 +1,4 @@
-"""`cordwood bench`: append, ledgers, read, node, logsdb, cold, tier, idle, import, sim, spark."""
+"""`cordwood bench`: append, ledgers, read, node, cold, tier, rebuild, idle, sim, and more."""
 
 from __future__ import annotations
 
@@ -324,6 +324,26 @@ def ledgers(
     from cordwood.bench.ledgers import bench_ledgers
 
     work = bench_ledgers(url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say)
+    show_figures(run_measurement(work), as_json)
+
+
+@app.command()
+def rebuild(
+    nodes: Annotated[int, typer.Option("--nodes", min=4, help="Of a fresh cluster.")] = 6,
+    mib: Annotated[int, typer.Option("--mib", min=1, help="MiB of payloads.")] = 256,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")] = 1,
+    directory: DirOption = ".",
+    as_json: JsonOption = False,
+) -> None:
+    """Kill one node for good, and make its blocks anew on the others beside small appends.
+
+    The references are block appends, and the same small appends, before the loss.
+    """
+    from cordwood.bench.rebuild import RebuildProfile, bench_rebuild
+    from cordwood.settings import MIB
+
+    profile = RebuildProfile(nodes=nodes, total_bytes=mib * MIB)
+    work = bench_rebuild(profile, directory=directory, repeats=repeat, say=say)
     show_figures(run_measurement(work), as_json)
 
 

@@ -1,4 +1,4 @@
-"""`cordwood tier upload | status | verify | repair | export | collect`: main storage by hand.
+"""`cordwood tier upload | status | verify | repair | export | collect | iceberg`: by hand.
 
 All but `upload` need the object store alone: no node, no metadata store. Logs are named by their
 numbers there, since names are kept by the cluster.
@@ -149,6 +149,43 @@ def status(
             for row in rows
         ],
     )  # fmt: skip
+
+
+@app.command()
+def iceberg(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="namespace.table; made if it is not there.")
+    ],
+    store: StoreOption,
+    catalog: Annotated[
+        str, typer.Option("--catalog", metavar="NAME", help="As in .pyiceberg.yaml.")
+    ] = "default",
+    catalog_property: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="Of the catalog: uri=…, warehouse=…"),
+    ] = None,
+    option: OptionsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have an Iceberg table name all objects that are committed, as they are.
+
+    What is trimmed leaves the table; run it more often than objects outlive a trim.
+    """
+    from cordwood.tier.iceberg import open_catalog, sync_table, whole_objects
+
+    with contextlib.closing(open_catalog(catalog, _options(catalog_property or []))) as opened:
+        whole, left_out = _run(store, option, lambda host, objects: whole_objects(objects, host))
+        done = sync_table(opened, table, store, whole)
+    if as_json:
+        shown = {
+            "table": table, "added": done.added, "removed": done.removed, "kept": done.kept,
+            "left_out": sorted(left_out),
+        }  # fmt: skip
+        typer.echo(json.dumps(shown))
+        return
+    typer.echo(f"{table}: {done.added} objects added, {done.removed} removed, {done.kept} kept")
+    if left_out:
+        typer.echo(f"{len(left_out)} are left out: not all logs in them are committed", err=True)
 
 
 @app.command()

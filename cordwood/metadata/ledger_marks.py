@@ -44,14 +44,20 @@ class LedgerMarks:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
-    async def add(self, mark: Mark) -> None:
-        """Keep a mark, merged with what is there."""
+    async def add(self, mark: Mark, *, anew: bool = False) -> None:
+        """Keep a mark, merged with what is there.
+
+        Args:
+            anew: write it where it is there already: a repair that is under way does not end it.
+        """
         key = _key(mark.ledger)
 
         def merge(value: bytes | None) -> bytes | None:
             before = None if value is None else _read(key, value, mark.ledger)
             after = merged(before, mark)
-            return None if after == before else _pack(after)
+            if anew:
+                after = after._replace(since_us=mark.since_us)
+            return None if after == before and not anew else _pack(after)
 
         await change_repeatably(self._store, key, merge)
 

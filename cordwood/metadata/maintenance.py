@@ -15,6 +15,15 @@ from cordwood.metadata.store import MetadataStore
 _KEY = "maintenance"
 
 
+def read_requests(value: bytes) -> MaintenanceSet:
+    """The stored value.
+
+    Raises:
+        Malformed: it is none that this version writes.
+    """
+    return read_json(value, MaintenanceSet, "the requests for maintenance")
+
+
 class MaintenanceStore:
     """See the module. Every call may raise Unreachable or Overloaded (ask again), and Malformed (a
     newer version wrote it)."""
@@ -27,7 +36,7 @@ class MaintenanceStore:
         found = await self._store.get(_KEY)
         if found is None:
             return MaintenanceSet(), 0
-        return read_json(found.value, MaintenanceSet, "the requests for maintenance"), found.version
+        return read_requests(found.value), found.version
 
     async def write(self, after: MaintenanceSet, version: int) -> None:
         """Write the set over the version that was read.

@@ -19,8 +19,9 @@ from cordwood.layout.rebuild_events import read_set
 from cordwood.nodes import NodeId
 from cordwood.rebuilding import RebuildingSet
 from cordwood.sim.cluster import SimCluster
-from cordwood.sim.end_events import DiskLost, DisksReplaced
+from cordwood.sim.end_events import DiskLost, DisksReplaced, LedgersLacking
 from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.ledger_copies import is_marked, lacking_ledgers
 from cordwood.sim.stored_tree import StoredTree
 
 LOOK_S = 0.3
@@ -69,6 +70,8 @@ class DiskLosses:
             self._let_go()
             for node in self._refused():
                 self._empty(node)
+            if is_marked(self._cluster):
+                continue  # what the last disk had of ledgers is not whole yet
             room = self._cluster.options.replication.copies - 1 - len(self._missing())
             if due_s <= loop.time() < self._until_s and room > 0:
                 due_s = loop.time() + self._chance.expovariate(1 / LOSE_S)
@@ -109,7 +112,13 @@ class DiskLosses:
         """Wait until nothing is lost any more, and note what still is."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + HEALED_S
-        while (self.rebuilding.lost or self._away) and loop.time() < ends_s:  # noqa: ASYNC110
+        while self._is_hurt() and loop.time() < ends_s:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         waits = tuple(sorted({*self._away, *(each.node for each in self.rebuilding.lost)}))
         self._recorder.add(DisksReplaced(self._recorder.now_us, self.lost, waits))
+        lacking = tuple(await lacking_ledgers(self._cluster))
+        marked = is_marked(self._cluster)
+        self._recorder.add(LedgersLacking(self._recorder.now_us, marked, lacking))
+
+    def _is_hurt(self) -> bool:
+        return bool(self.rebuilding.lost or self._away) or is_marked(self._cluster)

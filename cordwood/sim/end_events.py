@@ -38,6 +38,18 @@ class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
     waits: tuple[int, ...] = ()
 
 
+class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking"):
+    """At the end of a run in which disks were lost and ledgers written.
+
+    Attributes:
+        marked: whether ledgers are still known to lack copies.
+        ledgers: closed ones of which an entry has fewer than Qa copies where it should be.
+    """
+
+    marked: bool
+    ledgers: tuple[int, ...] = ()
+
+
 class CopiesMended(HistoryEvent, frozen=True, gc=False, tag="copies-mended"):
     """At the end of a run in which copies rotted: each should be good again.
 
@@ -66,5 +78,12 @@ class PaceEnded(HistoryEvent, frozen=True, gc=False, tag="pace-ended"):
 
 
 EndEvent: TypeAlias = (
-    NodesLost | NodesBack | DiskLost | DisksReplaced | CopiesMended | PaceBegan | PaceEnded
+    NodesLost
+    | NodesBack
+    | DiskLost
+    | DisksReplaced
+    | LedgersLacking
+    | CopiesMended
+    | PaceBegan
+    | PaceEnded
 )

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from cordwood.admin import ledger_autorecovery
 from cordwood.client import cluster
 from cordwood.client.append import log_appends
 from cordwood.client.read import consumer, read_stream, shared_tail
+from cordwood.protocol import ledger_autorecovery as ledger_rule
 from cordwood.protocol import node_states, producers, read_window, slow_nodes
 from cordwood.protocol.producers import Budget
 from cordwood.recovery import ask, collect_digest
 from cordwood.sequencer import activation, appender, releases, role
-from cordwood.sim import network, transport
+from cordwood.sim import ledger_clients, network, transport
 from cordwood.sim.constants import find_constant
 from cordwood.storage import data_directory
 from cordwood.storage.push import read_ahead, read_streams
@@ -81,6 +83,8 @@ _WALS: tuple[Callable[..., WalLimits], ...] = tuple(
     )
 )
 
+_SHAPES: tuple[tuple[tuple[int, int, int], ...], ...] = (((3, 3, 2), (4, 3, 2), (3, 2, 2)),)
+
 KNOBS: Mapping[str, Knob[Any]] = {
     knob.name: knob
     for knob in (
@@ -133,6 +137,12 @@ KNOBS: Mapping[str, Knob[Any]] = {
         Knob(lambda: server.STRANGERS_MAX, (30, 100)),
         # For scenarios alone: so little that honest callers are cut off, too.
         Knob(lambda: arrivals.UNFINISHED_BYTES_MAX, (20_000,), 0.0),
+        # Likewise: runs are shorter than what lost nodes had of ledgers waits for.
+        Knob(lambda: ledger_autorecovery.LOOK_S, (1.0,), 0.0),
+        Knob(lambda: ledger_rule.GRACE_US, (2_000_000,), 0.0),
+        Knob(lambda: ledger_rule.AGAIN_MAX_S, (5.0,), 0.0),
+        # Likewise: an entry outlives Qa-1 lost disks, and one is lost at a time.
+        Knob(lambda: ledger_clients.SHAPES, _SHAPES, 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""

@@ -122,6 +122,13 @@ of a run, or some thousand, arrive in pieces, and each piece is a step more."""
 FAR_BURST = 30
 """Records of a call there: so many, one behind the other, take two seconds of a client's five."""
 
+DISKS_SHARE = 0.1 / ((1 - DAMAGE_SHARE) * (1 - FILLS_SHARE) * (1 - ALONE_SHARE))
+"""Share of the seeds, of those that can, in which disks are lost for good: one in ten of all."""
+
+DISKS_KINDS = ("crash", "pause", "partition", "slow_links", "reset")
+DISKS_S = (8.0, 14.0)
+"""How long faults strike there; the healing of what was lost comes behind that."""
+
 CALM_S = 1.5
 """No faults before this: a log works after some tenths of a second."""
 
@@ -220,6 +227,9 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         ))  # fmt: skip
     if damage is Damage.NONE and stream(seed, "alone").random() < ALONE_SHARE:
         return _alone(options)
+    disks = stream(seed, "disks")
+    if damage is Damage.NONE and not fills and disks.random() < DISKS_SHARE:
+        return _losing_disks(options, disks)
     return options
 
 
@@ -253,6 +263,32 @@ def _alone(options: RunOptions) -> RunOptions:
         absent=(),
         paced=False,
         loses="",
+    )  # fmt: skip
+
+
+def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
+    """The run with disks that are lost for good at any time, and nodes to spare for new copies.
+
+    A dead node counts as lost soon, but later than the shortest crashes. Nobody is said to be given
+    up, or trims by time: what a lost disk held would then be owed to nobody. What lost disks held
+    of ledgers is not made anew.
+    """
+    nodes, copies = chance.choice(((6, 3), (5, 2)))
+    replication = Replication(copies)
+    cluster = replace(
+        options.cluster, nodes=nodes, racks=1, regions=0, replication=replication, weights={},
+        attributes=LogAttributes(), rebuild_after_s=4.0, refresh_s=1.0,
+    )  # fmt: skip
+    places = Nodeset(
+        tuple(Member(NodeId(n), "", cluster.location(NodeId(n))) for n in range(1, nodes + 1))
+    )
+    faults = replace(
+        options.faults, kinds=DISKS_KINDS, scenes=(), nodeset=places, replication=replication
+    )
+    work = replace(options.workload, read_only=(), given_up=(), scribes=0, lull_s=0.0)
+    return replace(
+        options, length_s=chance.uniform(*DISKS_S), cluster=cluster, faults=faults, workload=work,
+        link=None, absent=(), paced=False, loses="", loses_disks=True,
     )  # fmt: skip
 
 

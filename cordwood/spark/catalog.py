@@ -323,6 +323,25 @@ class Catalog:
             if log not in names and self._options.fail_on_data_loss:
                 raise data_loss(log, f"log {log}", first, None, "LOG_GONE")
 
+    def tiered(self, slices: Sequence[Slice]) -> dict[int, tuple[str, int]]:
+        """By log, the address of main storage and the last LSN that it holds, if it holds any.
+
+        Slices of new records are not asked about: main storage has none of them.
+        """
+        found: dict[int, tuple[str, int]] = {}
+        for log in {each.log_id: None for each in self.not_new(slices)}:
+            try:
+                told = self.store.tiered(log)
+            except CordwoodError as error:
+                # Nodes give the same records, and tasks have the patience to ask them.
+                logger.warning("log %d is read from nodes: %s", log, error)
+                continue
+            if not told.address:
+                break
+            if told.upto:
+                found[log] = (told.address, int(told.upto))
+        return found
+
     def spans(self, slices: Sequence[Slice]) -> list[Span]:
         """What is known of the slices, for `splitting.plan`."""
         runs = [self.runs(each.log_id, each.start, each.stop) for each in slices]

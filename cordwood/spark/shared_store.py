@@ -1,4 +1,4 @@
-"""One client for each cluster in a Spark worker process.
+"""One client for each cluster in a Spark worker process, and one for each object store.
 
 Spark forks its Python workers and uses them again for later tasks and batches, so a
 connected client pays for many. Threads and event loops do not survive a fork: a client
@@ -15,6 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cordwood.client.blocking.blocking_history import BlockingHistory
     from cordwood.client.blocking.blocking_store import BlockingStore
     from cordwood.settings import ClientSettings
 
@@ -23,6 +24,8 @@ STORES_MAX = 8
 
 _Key = tuple[int, str, "ClientSettings"]
 _stores: dict[_Key, BlockingStore] = {}
+_histories: dict[tuple[int, str], BlockingHistory] = {}
+"""By process and address."""
 
 
 def shared_store(
@@ -52,6 +55,27 @@ def shared_store(
     return store
 
 
+def shared_history(address: str) -> BlockingHistory:
+    """This process's way to an object store, opened.
+
+    Raises:
+        BadSetting: it is no store that opens here.
+    """
+    from cordwood.client.blocking.blocking_history import BlockingHistory
+
+    key = (os.getpid(), address)
+    found = _histories.pop(key, None) or BlockingHistory(address)
+    _histories[key] = found
+    ours = _our_histories()
+    if len(ours) > STORES_MAX:
+        _histories.pop(ours[0]).close()
+    return found
+
+
+def _our_histories() -> list[tuple[int, str]]:
+    return [key for key in _histories if key[0] == os.getpid()]
+
+
 def _ours() -> list[_Key]:
     """Of this process, those used longest ago first."""
     return [key for key in _stores if key[0] == os.getpid()]
@@ -61,3 +85,5 @@ def _ours() -> list[_Key]:
 def _close_ours() -> None:
     for key in _ours():
         _stores.pop(key).close()
+    for each in _our_histories():
+        _histories.pop(each).close()

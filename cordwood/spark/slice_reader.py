@@ -1,7 +1,8 @@
 """Slices of logs in, Arrow batches out: what a task does.
 
-Blocks come straight from the storage nodes and become batches without touching records
-one by one; only runs of tiny blocks are gathered record by record. What arrives must
+Blocks come straight from the storage nodes, or from objects where the driver found that main
+storage holds the slice. They become batches without touching records one by one; only runs of tiny
+blocks are gathered record by record. What arrives must
 tile the slice: a record that was skipped, or came twice, ends the task.
 
 Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch), §8 (gaps).
@@ -9,7 +10,8 @@ Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch), §8 (gaps).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind
@@ -17,16 +19,19 @@ from cordwood.client.blocking.blocking_readers import BlockingReader
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.blocks import DeliveredBlock
 from cordwood.client.values import BatchGatherer
-from cordwood.errors import UnknownLog, Unreachable
+from cordwood.errors import CordwoodError, UnknownLog, Unreachable
 from cordwood.lsn import format_lsn
 from cordwood.spark.gap_probe import HARMLESS, unreadable
 from cordwood.spark.gap_rows import gap_row, with_gap_columns
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import GAP_COLUMNS
+from cordwood.spark.shared_store import shared_history
 from cordwood.spark.splitting import Slice
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
 
 STALL_TIMEOUT_S = 120.0
 """How long a task waits for the next block: Spark's own patience (`spark.network.timeout`),
@@ -36,7 +41,7 @@ Taken = DeliveredBlock | Gap
 
 
 def read_slices(
-    store: BlockingStore,
+    connect: Callable[[], BlockingStore],
     slices: Sequence[Slice],
     columns: Sequence[str],
     *,
@@ -46,6 +51,7 @@ def read_slices(
     """Read slices one after another, in batches that may hold several of them.
 
     Args:
+        connect: reaches the cluster; called only for what objects do not give.
         with_gaps: give every gap as a row too, with GAP_COLUMNS behind `columns`; then none
             is a failure.
     Raises:
@@ -53,7 +59,7 @@ def read_slices(
         Unreachable: no node sent anything for STALL_TIMEOUT_S.
     """
     gatherer = BatchGatherer([name for name in columns if name not in GAP_COLUMNS])
-    batches = _read(store, slices, gatherer, fail_on_data_loss, with_gaps)
+    batches = _read(connect, slices, gatherer, fail_on_data_loss, with_gaps)
     yield from map(_as_records, batches) if with_gaps else batches
 
 
@@ -63,39 +69,45 @@ def _as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _read(
-    store: BlockingStore,
+    connect: Callable[[], BlockingStore],
     slices: Sequence[Slice],
     gatherer: BatchGatherer,
     fail_on_data_loss: bool,
     with_gaps: bool,
 ) -> Iterator[pa.RecordBatch]:
+    failing = fail_on_data_loss and not with_gaps
     for each in slices:
-        opened = _opened(store, each)
-        if opened is None:
-            if fail_on_data_loss:
-                raise data_loss(each.log_id, each.name, each.start, None, "LOG_GONE")
-            continue
-        with opened as reader:
-            runs = _runs(reader, each)
-            failing = fail_on_data_loss and not with_gaps
-            for taken in tiled(each, runs, fail_on_data_loss=failing):
+        try:
+            for taken in tiled(each, _runs_of(connect, each), fail_on_data_loss=failing):
                 if not isinstance(taken, Gap):
                     yield from gatherer.add(each.name, taken)
                 elif with_gaps:
                     yield from gatherer.finish()
                     yield gap_row(each, taken, gatherer.columns)
+        except UnknownLog as error:
+            # It was deleted after the slice was planned. It is looked for by number: a log that
+            # was renamed is the same one, and what has its name now is not.
+            if fail_on_data_loss:
+                raise data_loss(each.log_id, each.name, each.start, None, "LOG_GONE") from error
     yield from gatherer.finish()
 
 
-def _opened(store: BlockingStore, read: Slice) -> BlockingReader | None:
-    """A reader of the slice; None if its log was deleted after the slice was planned.
-
-    By number: a log that was renamed is the same one, and what has its name now is not.
-    """
-    try:
-        return store.read(read.log_id, read.start, read.stop - 1)
-    except UnknownLog:
-        return None
+def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Iterator[Sequence[Taken]]:
+    """What a slice has: from objects where it is marked so, and the rest from nodes."""
+    start = read.start
+    if read.objects:
+        try:
+            for run in shared_history(read.objects).runs(read.log_id, start, read.stop):
+                start = run[-1].last + 1
+                yield run
+            why = "main storage ends there"
+        except CordwoodError as error:
+            why = str(error)
+        if start >= read.stop:
+            return
+        logger.warning("%s is read from nodes from %s on: %s", read.name, format_lsn(start), why)
+    with connect().read(read.log_id, start, read.stop - 1) as reader:
+        yield from _runs(reader, read)
 
 
 def _runs(reader: BlockingReader, read: Slice) -> Iterator[Sequence[Taken]]:

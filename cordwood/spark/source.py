@@ -21,6 +21,7 @@ import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -70,7 +71,7 @@ from cordwood.spark.pushdown import Narrowed, narrow
 from cordwood.spark.runs import advance, records_in
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import SinkOptions, check_columns, parse_sink_options
-from cordwood.spark.splitting import Slice, plan
+from cordwood.spark.splitting import Slice, mark_objects, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -218,11 +219,11 @@ class _SliceReader:
             from cordwood.spark.slice_reader import read_slices
 
             options = self._options
-            store = shared_store(
-                options.servers, options.request_timeout_s, options.client_settings()
+            connect = partial(
+                shared_store, options.servers, options.request_timeout_s, options.client_settings()
             )
             yield from read_slices(
-                store,
+                connect,
                 slices,
                 options.columns,
                 fail_on_data_loss=options.fail_on_data_loss,
@@ -245,7 +246,7 @@ def _partitions(catalog: Catalog, slices: Sequence[Slice], options: SourceOption
         target_bytes=options.target_partition_bytes,
         min_partitions=options.min_partitions,
     )
-    return [InputPartition(each) for each in planned]
+    return [InputPartition(each) for each in mark_objects(planned, catalog.tiered(slices))]
 
 
 class CordwoodReader(_SliceReader, DataSourceReader):

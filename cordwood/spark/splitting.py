@@ -10,8 +10,8 @@ Source: docs/sources/spark.md §8 ("Splitting one large log").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cordwood.spark.runs import LsnRun, advance, records_in
 
@@ -25,12 +25,17 @@ PARTITIONS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The LSNs `[start, stop)` of one log; what a task is told."""
+    """The LSNs `[start, stop)` of one log; what a task is told.
+
+    Attributes:
+        objects: the address of main storage, which holds all of them; "" to ask nodes.
+    """
 
     log_id: int
     name: str
     start: int
     stop: int
+    objects: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,33 @@ def plan(
     target = min(target_bytes, data // min_partitions) if min_partitions else target_bytes
     target = max(target, data // PARTITIONS_MAX, 1)
     return list(_pack((piece for span in cuttable for piece in _cut(span, target)), target))
+
+
+def mark_objects(
+    partitions: Iterable[Sequence[Slice]], tiered: Mapping[int, tuple[str, int]]
+) -> list[tuple[Slice, ...]]:
+    """The same partitions, whose slices say what is read from main storage.
+
+    Nodes let go of more as time goes by. So this comes after the cuts, and moves none of them: a
+    batch that is run again has the same records in each partition.
+
+    Args:
+        tiered: by log, the address of main storage and the last LSN that it holds.
+    """
+    return [
+        tuple(part for each in slices for part in _marked(each, *tiered.get(each.log_id, ("", 0))))
+        for slices in partitions
+    ]
+
+
+def _marked(whole: Slice, address: str, upto: int) -> Iterator[Slice]:
+    middle = min(whole.stop, upto + 1)
+    if not address or middle <= whole.start:
+        yield whole
+        return
+    yield replace(whole, stop=middle, objects=address)
+    if middle < whole.stop:
+        yield replace(whole, start=middle)
 
 
 def _cut(span: Span, target: int) -> Iterator[tuple[Slice, int]]:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from swaps import swap_value
 from verbs_at_hand import run_verb
 
 import cordwood
+from cordwood.bench import read_tail as read_tail_module
 from cordwood.bench.disk_reference import disk_reference
 from cordwood.bench.loopback import Sink, loopback_bytes_per_second
 from cordwood.bench.read_tail import TailProfile
@@ -71,7 +73,7 @@ class TestVerbs:
 
     def test_read_at_the_tail(self, tmp_path, monkeypatch):
         small = TailProfile(seconds=0.2, rate=400, records=128, readers=3)
-        monkeypatch.setattr("cordwood.bench.read_tail.TAIL", small)
+        swap_value(monkeypatch, lambda: read_tail_module.TAIL, small)
         lag, beside = figures(
             "read", "--tail", "--nodes", "1", "--repeat", "1", "--dir", str(tmp_path),
         )  # fmt: skip

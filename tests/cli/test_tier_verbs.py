@@ -221,3 +221,16 @@ class TestOthers:
         assert _options(["region=eu", "endpoint=http://h:1/?a=b"]) == {
             "region": "eu", "endpoint": "http://h:1/?a=b",
         }  # fmt: skip
+
+
+class TestIceberg:
+    @pytest.mark.filterwarnings("ignore")
+    def test_a_table_names_the_objects(self, objects, tmp_path):
+        catalog = ["--catalog", "lake", "--property", "type=sql",
+                   "--property", f"uri=sqlite:///{tmp_path / 'catalog.db'}",
+                   "--property", f"warehouse=file://{tmp_path / 'warehouse'}"]  # fmt: skip
+        for added, kept in ((1, 0), (0, 1)):
+            shown = json.loads(run("iceberg", "lake.h", "--store", objects, *catalog, "--json"))
+            assert (shown["added"], shown["kept"], shown["left_out"]) == (added, kept, [])
+        assert "1 kept" in run("iceberg", "lake.h", "--store", objects, *catalog)
+        assert "namespace" in run("iceberg", "h", "--store", objects, *catalog, ends_with=1)

@@ -175,15 +175,15 @@ class TestUp:
         assert [pid for pid in pids if is_alive(pid)] == []
         assert b"start one with `cordwood up`" in here("tail", "demo", exit_code=1)
 
-    def test_a_killed_node_comes_back_and_a_restart_has_the_records(self, shell, cluster):
+    def test_a_killed_node_comes_back_and_a_restart_has_the_records(self, shell, here, cluster):
         process, pids = cluster
-        shell.printed("append", "demo", "one")
+        here("append", "demo", "one")
         follower = shell.start("tail", "demo", "--follow")
         assert read_until(follower, "one") == "one\n"
         os.kill(pids[0], signal.SIGKILL)
         read_until(process, "node 1 ended (SIGKILL)")
         read_until(process, "node 1 is back")
-        shell.printed("append", "demo", "two")
+        here("append", "demo", "two")
         assert read_until(follower, "two") == "two\n"
         follower.send_signal(signal.SIGINT)
         said, problems = follower.communicate(timeout=10)
@@ -194,7 +194,7 @@ class TestUp:
         assert process.wait(timeout=10) == 0
         again = shell.start("up")
         read_until(again, "Ready in")
-        assert shell.printed("tail", "demo") == b"one\ntwo\n"
+        assert here("tail", "demo") == b"one\ntwo\n"
         again.send_signal(signal.SIGTERM)
         again.communicate(timeout=10)
         assert again.returncode == 0

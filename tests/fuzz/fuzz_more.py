@@ -43,7 +43,7 @@ from cordwood.layout.rebuild_events import pack_event, pack_set, read_event, rea
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
 from cordwood.ledger import DigestKind
 from cordwood.local_cluster import ClusterShape
-from cordwood.metadata import lease, ledger_marks, log_numbers, publications
+from cordwood.metadata import lease, ledger_marks, log_numbers, maintenance, publications
 from cordwood.protocol.event_log import apply
 from cordwood.rebuilding import RebuildingSet, Unrecoverable
 from cordwood.spark.checkpoint import Checkpoint
@@ -212,6 +212,7 @@ def records_of_metadata(data: bytes) -> None:
         lambda: lease._decode("/lease", data),
         lambda: ledger_marks._read("ledger-marks/7", data, 7),
         lambda: read_json(data, log_numbers._Counter, "the counter of logs"),
+        lambda: maintenance.read_requests(data),
     )
     for decode in decoders:
         with suppress(CordwoodError):

@@ -12,10 +12,12 @@ from decoders_found import decoders, reached
 from fuzz_node import FuzzedNode, frames_of
 from fuzz_run import CANARY, CORPUS, DECODED_BYTES_MAX, NODE, bounded, corpus, names
 from fuzz_targets import DECODERS, TARGETS
+from swaps import swap
 
 from cordwood.errors import BadSetting, CordwoodError, Malformed
 from cordwood.layout.nodesets import read_nodesets
 from cordwood.metadata.epoch_store import _decode
+from cordwood.sequencer import role
 from cordwood.sim.history import from_jsonl
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.options import parse_options
@@ -51,6 +53,7 @@ def test_a_target_lets_through_what_is_not_ours(monkeypatch: pytest.MonkeyPatch)
 
 NOT_FUZZED = {
     ("decisions.py", "parse_story"): "a few characters of a setting: tests/test_decisions.py",
+    ("host/local_socket.py", "reach_beside"): "the kernel's word: who is at the other end",
     ("layout/block_header.py", "peek_stored_bytes"): "reads what was checked before",
     ("layout/object_columns.py", "__init__"): "columns that Arrow made: tests/layout damages them",
     ("layout/object_file.py", "read"): "called by Arrow: tests/layout/test_object_file.py",
@@ -59,9 +62,11 @@ NOT_FUZZED = {
         "read_footer",
     ): "Arrow takes it apart: tests/layout damages it",
     ("layout/object_file.py", "read_group"): "Arrow takes it apart: tests/layout damages it",
+    ("layout/object_file.py", "read_buffer"): "called by Arrow: tests/layout/test_object_file.py",
     ("layout/object_file.py", "readable"): "only says that it is; called by Arrow",
     ("layout/waves.py", "store_blocks"): "reads what the same process packed",
     ("layout/message.py", "check_call"): "reads what this process packed",
+    ("layout/object_writer.py", "read_back"): "reads what this process made; tests/tier",
     ("local_cluster.py", "_read_or_make_shape"): "opens a file; `identity` has what it reads",
     ("metadata/log_numbers.py", "_take_for"): "a call; `records_of_metadata` has what it reads",
     ("metadata/log_numbers.py", "decide"): "a call; `records_of_metadata` has what it reads",
@@ -75,6 +80,7 @@ NOT_FUZZED = {
     ("spark/jobs/notes.py", "_read_json"): "opens a file; tests/spark/jobs/test_notes.py has it",
     ("spark/jobs/notes.py", "offset_in"): "as _read_json, of a table's own log",
     ("storage/data_directory.py", "_check_newest"): "opens files; `identity` has what it reads",
+    ("storage/repair/copy_fetch.py", "takes"): "four bytes as a number; `stream_control` reads on",
 }
 """Why a function that decodes has no target of its own."""
 
@@ -149,7 +155,7 @@ def test_a_handler_that_raises_what_is_not_ours_is_told(
     def broken(payload: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("cordwood.sequencer.role.read_append", broken)
+    swap(monkeypatch, role.read_append, broken, within=role)
     with pytest.raises(KeyError, match="planted"):
         run_corpus(node)
 
@@ -158,7 +164,7 @@ def test_a_task_that_dies_is_told(node: FuzzedNode, monkeypatch: pytest.MonkeyPa
     async def broken(self: object, ask: object) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("cordwood.sequencer.role.SequencerRole.tail", broken)
+    swap(monkeypatch, role.SequencerRole.tail, broken)
     with pytest.raises(AssertionError, match="a task of the node ended"):
         run_corpus(node)
 

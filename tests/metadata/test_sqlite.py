@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 from metadata_play import run_on_sqlite
+from swaps import swap_value
 
 from cordwood.errors import BadSetting, Corrupt, OutcomeUnknown, Overloaded, Unreachable
 from cordwood.host.real import real_host
+from cordwood.metadata import sqlite as sqlite_module
 from cordwood.metadata.sqlite import APPLICATION_ID, SCHEMA, SqliteMetadata
 from cordwood.metadata.store import MetadataStore, Versioned
 
@@ -254,7 +256,7 @@ class TestTogether:
         run_on_sqlite(path, act)
 
     def test_more_than_may_wait_are_refused(self, path, monkeypatch):
-        monkeypatch.setattr("cordwood.metadata.sqlite.CALLS_MAX", 300)
+        swap_value(monkeypatch, lambda: sqlite_module.CALLS_MAX, 300)
 
         async def act(store: Any) -> None:
             ended = await asyncio.gather(

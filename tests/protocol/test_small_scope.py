@@ -9,6 +9,7 @@ import pytest
 import small_scope
 from folded_scope import Folding, Walked, walk_unfolded
 from small_scope import NODES, Broken, start, steps
+from swaps import swap
 
 from cordwood.protocol.digest import Digest
 from cordwood.protocol.seal import SealTable, SealTally
@@ -126,21 +127,19 @@ def test_rules_do_not_know_nodes_by_name(largest):
 
 
 def seals_are_not_obeyed(monkeypatch):
-    monkeypatch.setattr(SealTable, "admits", lambda self, *_: True)
+    swap(monkeypatch, SealTable.admits, lambda self, *_: True)
 
 
 def lng_too_high(monkeypatch):
     right = SealTally.lng
-    monkeypatch.setattr(
-        SealTally, "lng", lambda self, epoch: min(right(self, epoch) + 1, (1 << 32) + 2)
-    )
+    swap(monkeypatch, SealTally.lng, lambda self, epoch: min(right(self, epoch) + 1, (1 << 32) + 2))
 
 
 def last_copy_unseen(monkeypatch):
     right = Digest.add
-    monkeypatch.setattr(
-        Digest,
-        "add",
+    swap(
+        monkeypatch,
+        Digest.add,
         lambda self, copies: right(self, sorted(copies, key=lambda c: c.header.first)[:-1]),
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from crc32c import crc32c
+from swaps import swap
 
 from cordwood.block import BlockHeader, Envelope
 from cordwood.client.store import Store
@@ -53,9 +54,9 @@ class Written:
             self.kinds["wal bytes"] += sum(map(len, parts))
             return store(me, wave, parts, taken, *rest, **named)
 
-        monkeypatch.setattr(Connection, "send", counted)
-        monkeypatch.setattr(StorageEngine, "append_amend", amended)
-        monkeypatch.setattr(StorageEngine, "append_store", stored)
+        swap(monkeypatch, Connection.send, counted)
+        swap(monkeypatch, StorageEngine.append_amend, amended)
+        swap(monkeypatch, StorageEngine.append_store, stored)
 
 
 async def plant_tail(cluster: ClusterAtHand, holders: Sequence[int]) -> list[bytes]:

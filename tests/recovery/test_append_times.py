@@ -139,6 +139,7 @@ def test_a_bound_that_is_told_late_takes_back_no_end_that_nodes_were_told():
                 asked = [asyncio.ensure_future(sequenced_by(store, slow))]
                 await waits.wait()
                 network.mend_all()
+                await asyncio.sleep(2)  # epoch 3 is sealed with the holder: it is connected again
                 asked.append(asyncio.ensure_future(sequenced_by(store, quick)))
                 await told.wait()
                 cluster.kill(quick)

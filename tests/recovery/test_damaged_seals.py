@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
+from swaps import swap
 
 from cordwood.block import Record
 from cordwood.layout.message import SealReply
@@ -47,7 +48,7 @@ def test_a_record_whose_other_holder_lost_it_is_kept(
                     await asyncio.sleep(1)
                 return await right(engine, *what)
 
-            monkeypatch.setattr(StorageEngine, "seal", seal)
+            swap(monkeypatch, StorageEngine.seal, seal)
             await cluster.start(rotten, absent, whole)
             assert "cannot be read" in cluster.running[rotten].engine.damage
             assert max(cluster.held(rotten, 1))[1] == last - 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
+from swaps import swap
 from test_second_attempts import LOG, read
 
 from cordwood.client.append.producer import Producer
@@ -51,7 +52,7 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
                 await asyncio.gather(*flight)
                 old = cluster.sequencer_of(LOG)
                 cluster.kill(old)  # before its last releases leave
-            monkeypatch.setattr(EpochStore, "set_clean", set_clean)
+            swap(monkeypatch, EpochStore.set_clean, set_clean)
             monkeypatch.setattr(activation, "recover_log", recover)
             await asyncio.sleep(4)
             async with cluster.client(timeout_s=30) as third:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from swaps import swap
 
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, NoSequencer, OutcomeUnknown
@@ -85,7 +86,7 @@ def test_a_node_is_read_only_before_it_takes_its_first_store(
             await store.append("log", b"1")
             await store.set_storage(2, read_only=True)
             cluster.kill(2)
-            monkeypatch.setattr(Node, "_refresh_members", refresh_members)
+            swap(monkeypatch, Node._refresh_members, refresh_members)
             await cluster.start(2)
             assert seen[0] == (False, True), "it knows before it listens"
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
+from swaps import swap
 
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.log_questions import Trim, TrimReply
@@ -118,8 +119,8 @@ def test_who_learns_at_the_end_that_its_own_epoch_is_recovered_steps_down(
         found = await set_clean(self, log, epoch, *how)
         return found if recovered else msgspec.structs.replace(found, clean_epoch=epoch + 1)
 
-    monkeypatch.setattr(Activation, "recover", recover)
-    monkeypatch.setattr(EpochStore, "set_clean", late)
+    swap(monkeypatch, Activation.recover, recover)
+    swap(monkeypatch, EpochStore.set_clean, late)
 
     async def main(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=20.0) as store:

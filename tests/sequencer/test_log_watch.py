@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
+from swaps import swap
 
+from cordwood.client.find import tail_calls
 from cordwood.errors import AccessDenied, OutcomeUnknown
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.sequencer.activation import Activation
@@ -30,7 +32,7 @@ def test_an_epoch_that_ends_while_its_attributes_are_looked_at_is_not_drained_ag
                 appender.drain()  # as where its numbers run out
             return may_have_it
 
-        monkeypatch.setattr(LogWatch, "_may_have_it", look)
+        swap(monkeypatch, LogWatch._may_have_it, look)
         async with cluster.client(timeout_s=20.0) as store:
             await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
             await store.append("log", b"1")
@@ -107,7 +109,7 @@ def test_an_epoch_begins_with_the_attributes_that_were_set_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It went on with those from before it waited for nodes, until the next change of any log."""
-    monkeypatch.setattr("cordwood.client.find.tail_calls.check_write_token", lambda *_: None)
+    swap(monkeypatch, tail_calls.check_write_token, lambda *_: None, within=tail_calls)
     simulate(lambda cluster: a_token_is_set_while_an_epoch_begins(cluster, 0), nodes=6)
 
 
@@ -115,7 +117,7 @@ def test_all_logs_are_checked_once_a_minute_whatever_else_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every write to the metadata store put the check off, and there is always another one."""
-    monkeypatch.setattr("cordwood.client.find.tail_calls.check_write_token", lambda *_: None)
-    monkeypatch.setattr(Activation, "note_attributes", lambda *_: None)  # a change that is missed
+    swap(monkeypatch, tail_calls.check_write_token, lambda *_: None, within=tail_calls)
+    swap(monkeypatch, Activation.note_attributes, lambda *_: None)  # a change that is missed
     heard_s = 2 * WATCH_S
     simulate(lambda cluster: a_token_is_set_while_an_epoch_begins(cluster, heard_s), nodes=6)

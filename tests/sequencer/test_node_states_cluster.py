@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from crc32c import crc32c
+from swaps import swap
 
 from cordwood.nodes import NodeId
 from cordwood.protocol.node_states import NodeState
@@ -69,7 +70,7 @@ def test_waves_wait_for_disks_that_all_turn_slow(monkeypatch: pytest.MonkeyPatch
         send(self, run, copyset, at)
         waves.append(run.wave)
 
-    monkeypatch.setattr(appender.LogAppender, "_send", counted)
+    swap(monkeypatch, appender.LogAppender._send, counted)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=30) as store:
@@ -113,7 +114,7 @@ def test_a_quiet_log_changes_its_copyset_with_time(monkeypatch: pytest.MonkeyPat
         chosen.append(copyset)
         send(self, run, copyset, at)
 
-    monkeypatch.setattr(appender.LogAppender, "_send", noted)
+    swap(monkeypatch, appender.LogAppender._send, noted)
     monkeypatch.setattr(appender, "STICKY_S", 10.0)
 
     async def scenario(cluster: ClusterAtHand) -> None:
@@ -140,7 +141,7 @@ def test_who_stored_an_earlier_wave_is_sent_the_envelope_alone(
         amended.append(sum(block.header.stored_bytes for block in blocks))
         append_amend(self, wave, blocks, *rest)
 
-    monkeypatch.setattr(StorageEngine, "append_amend", counted)
+    swap(monkeypatch, StorageEngine.append_amend, counted)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=20) as store:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
+from swaps import swap
 
 from cordwood.layout.waves import Refusal
 from cordwood.nodes import Authority, NodeId
@@ -50,7 +51,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Refusal, int]]:
         seen.append((refusal.reason, refusal.epoch))
         right(me, run, node, refusal, at)
 
-    monkeypatch.setattr(LogAppender, "on_refused", noted)
+    swap(monkeypatch, LogAppender.on_refused, noted)
     return seen
 
 

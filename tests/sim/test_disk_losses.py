@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from cordwood.sim.end_events import DisksReplaced
+from cordwood.sim.end_events import DisksReplaced, LedgersLacking
+from cordwood.sim.ledger_events import LedgerAudited
 from cordwood.sim.planted import planted
 from cordwood.sim.planted.bug import PlantedBug
 from cordwood.sim.planted.rebuilding import BUGS
-from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, TWO_COPIES_LOST
+from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, LEDGERS_LOST, TWO_COPIES_LOST
 from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.swarm import swarm_options
 
@@ -29,6 +30,16 @@ def lost(outcome: Outcome) -> list[int]:
 def test_a_short_run_loses_a_disk_and_is_whole_in_the_end() -> None:
     outcome = run("three", 101, 8.0)
     assert lost(outcome) != [0]
+    assert outcome.violations == ()
+
+
+def test_a_short_run_makes_the_copies_of_ledgers_anew() -> None:
+    options = replace(LEDGERS_LOST(swarm_options(1)), length_s=8.0)
+    outcome = run_seed(1, options)
+    assert lost(outcome) != [0]
+    assert any(isinstance(event, LedgerAudited) for event in outcome.history)
+    (end,) = [event for event in outcome.history if isinstance(event, LedgersLacking)]
+    assert (end.marked, end.ledgers) == (False, ())
     assert outcome.violations == ()
 
 

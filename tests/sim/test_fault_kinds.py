@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from cordwood.sim import disk_faults, fault_kinds
+from cordwood.sim.damage import damage_tables, damage_wal, zero_wal
 from cordwood.sim.disk import SimDisk
 from cordwood.sim.fault_kinds import FAULT_KINDS
 from cordwood.sim.fault_plan import Damage, Fault, FaultOptions
 from cordwood.sim.history import DiskGiven, NodeStarted
 from cordwood.sim.options import RunOptions
+from cordwood.sim.planted.bug import at
 from cordwood.sim.replay import quiet_run
 from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.workload import WorkloadOptions
@@ -49,18 +52,19 @@ def test_a_node_on_a_disk_that_is_not_its_own_waits_for_it(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [
-        ("rot", "fault_kinds.damage_wal"),
-        ("rotten_tables", "fault_kinds.damage_tables"),
-        ("zeroed", "disk_faults.zero_wal"),
+        ("rot", at(damage_wal, within=fault_kinds)),
+        ("rotten_tables", at(damage_tables, within=fault_kinds)),
+        ("zeroed", at(zero_wal, within=disk_faults)),
     ],
 )
 def test_what_damages_a_node_damages_no_other_whose_disk_it_has(
-    kind: str, damage: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, damage: at[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 12621598. What was to damage one node hit another's disk, which it had: then two had
     lost records of two copies, and no epoch could be recovered but by an operator's word."""
     hit: list[SimDisk] = []
-    monkeypatch.setattr(f"cordwood.sim.{damage}", lambda disk, _: hit.append(disk))
+    for owner, name, noting in damage.instead(lambda disk, _: hit.append(disk))():
+        monkeypatch.setattr(owner, name, noting)
     strike(kind)
     assert len(hit) == 1
     outcome = strike(kind, Fault("swapped_disks", (2,), 1.0, 4.0))

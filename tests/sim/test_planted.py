@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import pytest
 
 from cordwood.decisions import WaveRetried, tell
 from cordwood.errors import BadSetting
+from cordwood.sim.crash_states.planted import CRASH_BUGS
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.knobs import KNOBS, draw_turns, turned, value_text
 from cordwood.sim.planted import PLANTED_BUGS, find_bug, planted
@@ -151,3 +153,15 @@ def test_a_scene_plants_the_bug_that_is_left_to_it(bug):
     root = Path(__file__).parents[2]
     planting = {root / bug.scene, root / "cordwood/sim/crash_states/planted.py"}
     assert any(f'"{bug.name}"' in path.read_text() for path in planting)
+
+
+def test_the_page_s_table_has_a_row_for_each_planted_bug() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    table = page.partition("| bug | seed | by |\n")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", table, re.M))
+    crash_bugs = {each.bug.name for each in CRASH_BUGS}
+    assert {bug.name for bug in PLANTED_BUGS} - rows.keys() == set()
+    assert rows.keys() - {bug.name for bug in PLANTED_BUGS} - crash_bugs == set()
+    for bug in PLANTED_BUGS:
+        by_scene = f"scene | `{bug.scene}`"
+        assert (rows[bug.name] == by_scene) is bool(bug.scene), bug.name

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+from swaps import swap, swap_value
 
 from cordwood.block import Record
 from cordwood.client.aio import open_store
@@ -25,6 +26,8 @@ from cordwood.embedded import embedded_store
 from cordwood.errors import BadSetting, OutOfSequence, RecordTooLarge, Rejected, Unreachable
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import MIB, ClientSettings
+from cordwood.spark import sink as sink_module
+from cordwood.spark import sink_rows as sink_rows_module
 from cordwood.spark.delivery import publish, publish_in_parts, stage_all
 from cordwood.spark.idempotent import OnceAppender, producer_id
 from cordwood.spark.options import SERVERS
@@ -150,7 +153,7 @@ class TestPortions:
         assert (found.values, found.keys) == ([b"1", b"2"], [None, b"k"])
 
     def test_many_logs_do_not_fill_the_memory(self, monkeypatch):
-        monkeypatch.setattr("cordwood.spark.sink_rows.HELD_BYTES", 1000)
+        swap_value(monkeypatch, lambda: sink_rows_module.HELD_BYTES, 1000)
         rows = batch(
             value=pa.array([b"x" * 100] * 50), log=pa.array([f"/l{n % 25}" for n in range(50)])
         )
@@ -287,7 +290,7 @@ class TestOnce:
                 raise RecordTooLarge("4 blocks; it has at most 3")
             return whole(self, query, batch, refs, *more, **how)
 
-        monkeypatch.setattr(BlockingStore, "publish", narrow)
+        swap(monkeypatch, BlockingStore.publish, narrow, within=BlockingStore)
         publish_in_parts(store, "w", refs)
         assert values(store, "/a") == list(range(1000))
 
@@ -295,15 +298,15 @@ class TestOnce:
         def narrow(self, *_, **__):
             raise RecordTooLarge("a batch of 5000 staged blocks; it has at most 4000")
 
-        monkeypatch.setattr(BlockingStore, "publish", narrow)
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        swap(monkeypatch, BlockingStore.publish, narrow, within=BlockingStore)
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         writer = CordwoodWriter(parse_sink_options({**LEAST, "txnAppId": "x", "txnVersion": "1"}))
         message = writer.write(iter(numbered(0, 10)))
         with pytest.raises(RecordTooLarge, match=r"idempotent.*coalesce.*maxBytesPerTrigger"):
             writer.commit([message])
 
     def test_a_version_that_was_written_is_skipped(self, store, monkeypatch):
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         for version, rows in (("1", (0, 5)), ("1", (5, 9)), ("0", (5, 9)), ("2", (5, 7))):
             asked = {**LEAST, "txnAppId": "nightly", "txnVersion": version}
             writer = CordwoodWriter(parse_sink_options(asked))
@@ -312,7 +315,7 @@ class TestOnce:
 
     def test_a_version_is_each_logs_own(self, store, monkeypatch):
         """As in Delta's foreachBatch, which writes one version into two tables."""
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         for log in ("good", "bad", "/good"):
             asked = {**LEAST, "log": log, "txnAppId": "app", "txnVersion": "7"}
             writer = CordwoodWriter(parse_sink_options(asked))
@@ -320,7 +323,7 @@ class TestOnce:
         assert values(store, "/good") == values(store, "/bad") == list(range(10))
 
     def test_a_version_is_not_skipped_for_other_logs_of_the_column(self, store, monkeypatch):
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         asked = {SERVERS: "h:1", "txnAppId": "app", "txnVersion": "7"}
 
         def write(log: str) -> None:
@@ -335,7 +338,7 @@ class TestOnce:
         assert values(store, "/one") == [1]
 
     def test_a_version_goes_into_a_log_that_was_made_again(self, store, monkeypatch):
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         for _ in range(2):
             store.create_log("/a")
             writer = CordwoodWriter(
@@ -347,7 +350,7 @@ class TestOnce:
 
     def test_a_batch_that_was_planned_anew_is_no_repeat(self, store, monkeypatch, tmp_path):
         """A power cut took offsets/1: Spark plans batch 1 anew, with a later end."""
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         offsets = tmp_path / "checkpoint" / "offsets"
         offsets.mkdir(parents=True)
         (offsets.parent / "metadata").write_text('{"id": "q"}')
@@ -371,19 +374,20 @@ class TestOnce:
         assert values(store, "/a") == list(range(30))
 
     def test_what_was_aborted_is_not_there_and_what_was_published_stays(self, store, monkeypatch):
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", lambda *_: store)
-        writer = CordwoodWriter(parse_sink_options(LEAST))
-        message = writer.write(iter(numbered(0, 5)))
-        writer.commit([message])
-        writer.abort([message, None])
-        other = CordwoodWriter(parse_sink_options(LEAST))
-        other.abort([other.write(iter(numbered(5, 9)))])
+        with monkeypatch.context() as here:
+            swap(here, sink_module.shared_store, lambda *_: store, within=sink_module)
+            writer = CordwoodWriter(parse_sink_options(LEAST))
+            message = writer.write(iter(numbered(0, 5)))
+            writer.commit([message])
+            writer.abort([message, None])
+            other = CordwoodWriter(parse_sink_options(LEAST))
+            other.abort([other.write(iter(numbered(5, 9)))])
         assert values(store, "/a") == list(range(5))
 
         def away(*_):
             raise Unreachable("the cluster is gone, which is why Spark aborts")
 
-        monkeypatch.setattr("cordwood.spark.sink.shared_store", away)
+        swap(monkeypatch, sink_module.shared_store, away, within=sink_module)
         writer.abort([message])
 
 

@@ -203,11 +203,11 @@ def test_a_log_that_has_the_name_of_a_planned_one_is_not_read_for_it(tmp_path):
         planned = store.create_log("/log").log_id
         store.append_many("/log", [b"old"] * 3)
         asked = [Slice(planned, "/log", OLDEST, OLDEST + 3)]
-        (batch,) = read_slices(store, asked, ["value"], fail_on_data_loss=True)
+        (batch,) = read_slices(lambda: store, asked, ["value"], fail_on_data_loss=True)
         assert batch["value"].to_pylist() == [b"old"] * 3
         store.log_tree.delete("/log")
         assert store.create_log("/log").log_id != planned
         store.append_many("/log", [b"new"] * 3)
         with pytest.raises(DataLoss, match=f"log={planned} .*type=LOG_GONE"):
-            list(read_slices(store, asked, ["value"], fail_on_data_loss=True))
-        assert list(read_slices(store, asked, ["value"], fail_on_data_loss=False)) == []
+            list(read_slices(lambda: store, asked, ["value"], fail_on_data_loss=True))
+        assert list(read_slices(lambda: store, asked, ["value"], fail_on_data_loss=False)) == []

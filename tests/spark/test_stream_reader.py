@@ -19,12 +19,15 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     ReadMinRows,
 )
+from swaps import swap_value
 
 from cordwood.block import Record
 from cordwood.client.blocking.blocking_store import BlockingStore, connect
 from cordwood.errors import BadSetting, UnknownLog, Unreachable
 from cordwood.layout.arrow import COLUMNS
 from cordwood.lsn import OLDEST, Lsn, format_lsn, parse_lsn
+from cordwood.spark import catalog
+from cordwood.spark import group as group_module
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SELECTIONS, SERVERS
 from cordwood.spark.slice_reader import read_slices
@@ -343,7 +346,7 @@ class TestGroup:
     def test_cursors_follow_what_is_done_and_never_what_is_planned(
         self, store, log, new_reader, group, monkeypatch
     ):
-        monkeypatch.setattr("cordwood.spark.group.SAVE_EVERY_S", 0.0)
+        swap_value(monkeypatch, lambda: group_module.SAVE_EVERY_S, 0.0)
         store.append_many(log, numbers(0, 30))
         reader = new_reader(startingOffsets="earliest", groupId=group)
         start = stored(reader.initialOffset())
@@ -511,9 +514,9 @@ class TestDiscovery:
     @pytest.fixture(autouse=True)
     def lists_at_once(self, monkeypatch):
         """However slow the machine is."""
-        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_EVERY_S", 0.0)
-        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_SHARE", 0)
-        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_WAIT_S", 30.0)
+        swap_value(monkeypatch, lambda: catalog.DISCOVER_EVERY_S, 0.0)
+        swap_value(monkeypatch, lambda: catalog.DISCOVER_SHARE, 0)
+        swap_value(monkeypatch, lambda: catalog.DISCOVER_WAIT_S, 30.0)
 
     def test_a_log_that_comes_is_read_whole(self, store, log, new_reader):
         store.append(f"{log}/a", b"old")
@@ -538,7 +541,7 @@ class TestDiscovery:
 
     def test_a_list_that_takes_long_holds_no_batch_up(self, store, log, new_reader, monkeypatch):
         """It comes with a later batch; what is known is read meanwhile."""
-        monkeypatch.setattr("cordwood.spark.catalog.DISCOVER_WAIT_S", 0.0)
+        swap_value(monkeypatch, lambda: catalog.DISCOVER_WAIT_S, 0.0)
         store.append(f"{log}/a", b"1")
         reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
         start = stored(reader.initialOffset())
@@ -600,8 +603,11 @@ class TestDiscovery:
         # As an executor does it, which never heard of the log.
         with connect(cluster.url) as task_store:
             with pytest.raises(DataLoss, match=f"log={gone.log_id} .*type=LOG_GONE"):
-                list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=True))
-            assert list(read_slices(task_store, [gone], COLUMNS, fail_on_data_loss=False)) == []
+                list(read_slices(lambda: task_store, [gone], COLUMNS, fail_on_data_loss=True))
+            assert (
+                list(read_slices(lambda: task_store, [gone], COLUMNS, fail_on_data_loss=False))
+                == []
+            )
 
 
 class TestNames:
@@ -619,7 +625,9 @@ class TestNames:
         store.append(log, b"a stranger's")
         slices = [each for partition in planned for each in partition.value]
         with connect(cluster.url) as task_store:
-            batches = read_slices(task_store, slices, COLUMNS, fail_on_data_loss=fails == "true")
+            batches = read_slices(
+                lambda: task_store, slices, COLUMNS, fail_on_data_loss=fails == "true"
+            )
             assert [v for batch in batches for v in batch["value"].to_pylist()] == [b"1"]
         store.append(f"{log}-new", b"2")
         end = stored(reader.latestOffset(middle, ALL))

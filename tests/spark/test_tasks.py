@@ -75,7 +75,7 @@ class TestSharedStore:
 
 class TestReadSlices:
     def read(self, store, *slices: Slice, fail: bool = True) -> list[int]:
-        batches = read_slices(store, slices, ("lsn",), fail_on_data_loss=fail)
+        batches = read_slices(lambda: store, slices, ("lsn",), fail_on_data_loss=fail)
         return [lsn for batch in batches for lsn in batch["lsn"].to_pylist()]
 
     def test_reads_one_after_another(self, store, log):
@@ -106,7 +106,7 @@ class TestReadSlices:
         last = store.append_many(log, [b"x" * 100] * 50_000)[-1]
         first = last - 49_999
         asked = Slice(store.log(log).log_id, log, first, last + 1)
-        batches = read_slices(store, [asked], ("lsn",), fail_on_data_loss=True)
+        batches = read_slices(lambda: store, [asked], ("lsn",), fail_on_data_loss=True)
         assert next(batches)["lsn"][0].as_py() == first
         batches.close()
         assert list(batches) == []

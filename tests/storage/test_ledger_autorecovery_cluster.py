@@ -44,8 +44,10 @@ async def marked(cluster: ClusterAtHand) -> list[int]:
     return [ledger async for ledger in LedgerMarks(cluster.metadata).all()]
 
 
-async def until_whole(cluster: ClusterAtHand, store: Store, *ledgers: int) -> None:
-    async with asyncio.timeout(400):
+async def until_whole(
+    cluster: ClusterAtHand, store: Store, *ledgers: int, timeout_s: float = 400
+) -> None:
+    async with asyncio.timeout(timeout_s):
         for ledger in ledgers:
             while True:
                 found = await store.ledgers.metadata(ledger)
@@ -143,6 +145,25 @@ class TestLostNode:
                 await until_whole(cluster, store, made.ledger_id)
 
         simulate(scenario, nodes=5, storage=UNFLUSHED)
+
+    def test_a_node_that_is_back_empty_is_filled_where_no_other_is_to_spare(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                closed, left = [await store.ledgers.create(**E3) for _ in range(2)]
+                for made in (closed, left):
+                    await made.append_many(payloads(30))
+                await closed.close()
+                left.abandon()
+                for _ in range(2):
+                    lose_disk(cluster, 2)
+                    await call_lost(cluster, 2)
+                    cluster.keep_starting(2)
+                    await until(lambda: 2 in cluster.running, timeout_s=600)
+                    await until_whole(cluster, store, closed.ledger_id, left.ledger_id)
+                found = await store.ledgers.metadata(closed.ledger_id)
+                assert found.fragments == closed.metadata.fragments
+
+        simulate(scenario, nodes=3, storage=UNFLUSHED)
 
     def test_what_lacks_copies_is_told_where_no_node_is_to_spare(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:

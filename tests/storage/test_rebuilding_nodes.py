@@ -16,6 +16,7 @@ from rebuild_scene import (
     order,
     put_records,
 )
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import NotOurCluster
@@ -174,7 +175,7 @@ def test_a_donor_that_dies_half_way_goes_on_where_it_was(monkeypatch: pytest.Mon
 
         await put_records(cluster)
         lose_disk(cluster, 2)
-        monkeypatch.setattr(Moves, "_send", send)
+        swap(monkeypatch, Moves._send, send)
         await call_lost(cluster, 2)
         await until(lambda: bool(dead))
         await asyncio.sleep(2)

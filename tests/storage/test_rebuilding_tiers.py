@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate, values
-from rebuild_scene import call_lost, copies, healed, keep_starting, lose_disk
+from rebuild_scene import call_lost, copies, healed, lose_disk
 
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import StorageSettings, TierSettings
@@ -34,7 +34,7 @@ def test_a_node_that_let_go_into_main_storage_holds_no_rebuilding_up() -> None:
             assert gone[pressed] > 0 == sum(gone.values()) - gone[pressed]
             lose_disk(cluster, dead)
             await call_lost(cluster, dead)
-            keep_starting(cluster, dead)
+            cluster.keep_starting(dead)
             await healed(cluster, timeout_s=60)
             assert await values(store, "log") == written
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import copies, missing, put_records
+from swaps import swap
 
 from cordwood.layout import logs_db
 from cordwood.layout.scrub_rows import DamagedRange
@@ -179,7 +180,7 @@ def test_a_range_counts_as_damaged_until_its_copy_is_durable(monkeypatch) -> Non
         seen.append(self._engine.cache.log(1).copy_of(block.header) is not None)
         seen.append(bool(self._logs.damages.all()))
 
-    monkeypatch.setattr(Repairs, "_store", watched)
+    swap(monkeypatch, Repairs._store, watched)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         await put_records(cluster, logs=1)

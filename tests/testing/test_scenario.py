@@ -8,6 +8,7 @@ import random
 import time
 
 import pytest
+from swaps import swap
 
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Corrupt, OutcomeUnknown, Retryable
@@ -419,7 +420,7 @@ class TestEndings:
             taken = take(self)
             return take(self) if taken is not None and taken.first & 0xFF == 5 else taken
 
-        monkeypatch.setattr(ReadStream, "take", skipping)
+        swap(monkeypatch, ReadStream.take, skipping)
         with pytest.raises(BrokenPromise, match="passed without delivering test/4") as caught:
             simulate(scenario)
         assert {each.invariant for each in caught.value.violations} == {"S2", "S6"}
@@ -430,7 +431,7 @@ class TestEndings:
             store = await cluster.connect()
             await store.append_many("orders", [b"%d" % n for n in range(3)])
             await store.append("orders", b"3")
-            monkeypatch.setattr(ReadStream, "take", skipping)
+            swap(monkeypatch, ReadStream.take, skipping)
             read = [item async for item in await store.read("orders")]
             assert len(read) == 4
 
@@ -449,7 +450,7 @@ class TestEndings:
         async def scenario(cluster):
             store = await cluster.connect()
             await store.append("orders", b"1")
-            monkeypatch.setattr(ReadStream, "take", failing)
+            swap(monkeypatch, ReadStream.take, failing)
 
         def failing(self):
             raise Corrupt("nothing can be read")

@@ -9,11 +9,12 @@ import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.admin.positions import Point
+from cordwood.client.admin.positions import Point, Tiered
 from cordwood.client.store import Store
 from cordwood.errors import Corrupt
 from cordwood.layout.object_names import origin_name
 from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import Lsn
 from cordwood.settings import StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks
 
@@ -58,6 +59,21 @@ class TestTheWholeWay:
                 assert await values(store, "log") == written
                 more = await write(store, "log", 10)
                 assert await values(store, "log") == written + more
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+    def test_it_is_told_up_to_where_main_storage_holds_a_log(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await store.create_log("here")
+                await write(store, "log", 40)
+                await store.append("here", b"x")
+                assert (await store.tiered("here")) == Tiered(BUCKET, Lsn(0))
+                upto = (await store.tiered("log")).upto
+                assert upto == max(gone(cluster)) < await store.tail("log")
+                await asyncio.sleep(20)
+                assert (await store.tiered("log")).upto == await store.tail("log")
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 

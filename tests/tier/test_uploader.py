@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from made_objects import NOW_US, Made, written
+from swaps import swap
 
 from cordwood.block import Codec, Gap, GapKind
 from cordwood.errors import BadSetting, CordwoodError, Corrupt, Fenced, OutcomeUnknown, Retryable
@@ -225,7 +226,7 @@ class TestReadingBack:
             content[done.footer.index.groups[0].start + 20] ^= 4
             return replace(done, content=content)
 
-        monkeypatch.setattr(ObjectWriter, "write_out", damaged)
+        swap(monkeypatch, ObjectWriter.write_out, damaged)
 
         async def act(store, host: Host) -> None:
             made = history(10)

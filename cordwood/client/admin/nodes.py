@@ -250,22 +250,30 @@ class Nodes:
         assert isinstance(reply, MaintenanceReply), "these calls have one kind of answer"
         return reply
 
-    async def rebuilding(self) -> Rebuilding:
+    async def rebuilding(self, *, donors: bool = True) -> Rebuilding:
         """Which nodes are being rebuilt, and how far each donor is.
 
+        Args:
+            donors: ask each node what it does as a donor; without, one node is asked for the rest.
         Raises:
             Unreachable: no node answered.
         """
+        if not donors:
+            reply = await self._cluster.call_any(
+                AskRebuilding(), timeout_s=self._settings.timeout_s
+            )
+            assert isinstance(reply, RebuildingReply), "AskRebuilding has one kind of answer"
+            return Rebuilding(read_set(reply.set).lost, {})
         answers = await self._ask_each(AskRebuilding(), RebuildingReply)
         replies = [each for each in answers.values() if isinstance(each, RebuildingReply)]
         if not replies:
             raise Unreachable("no node says what is being rebuilt")
         newest = max(map(read_set, (each.set for each in replies)), key=lambda each: each.through)
-        donors = {
+        states = {
             node: each if isinstance(each, CordwoodError) else each.donor
             for node, each in answers.items()
         }
-        return Rebuilding(newest.lost, donors)
+        return Rebuilding(newest.lost, states)
 
     async def say_rebuild(self, node: int, order: str, *, forced: bool = False) -> None:
         """Have the data of a node made anew, or not.

@@ -13,6 +13,7 @@ from cordwood.client.admin.positions import (
     Point,
     Positions,
     Size,
+    Tiered,
     TimePosition,
     Trimmed,
 )
@@ -176,6 +177,14 @@ class PositionCalls:
         start_us = -TIME_US_MAX if start is None else _to_us(start)
         stop_us = TIME_US_MAX if stop is None else _to_us(stop)
         return await self._positions.data_size(log, start_us, stop_us)
+
+    async def tiered(self, log: AnyLog) -> Tiered:
+        """Up to where main storage holds a log in the place of nodes, and its address.
+
+        Raises:
+            CordwoodError: as `find_time`.
+        """
+        return await self._positions.tiered(log)
 
 
 def _too_few(what: str, log: AnyLog, found: Extent) -> Unreachable:

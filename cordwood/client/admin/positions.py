@@ -164,6 +164,19 @@ class Size:
     missing: Mapping[NodeId, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """What nodes let go of, and where it is.
+
+    Attributes:
+        address: main storage, as nodes tell it; "" for none.
+        upto: main storage holds the log up to here, in the nodes' place; e0n0 for nothing.
+    """
+
+    address: str
+    upto: Lsn
+
+
 class Positions:
     """See the module; the calls are `Store`'s."""
 
@@ -273,6 +286,16 @@ class Positions:
                 # A node that lets go late may hold none of the last of what the others let go of.
                 last = max(last, await tiered.last(trim) or last)
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
+
+    async def tiered(self, log: AnyLog) -> Tiered:
+        """See `Store.tiered`."""
+        address = self._cluster.tier_store
+        if not address:
+            return Tiered("", Lsn(0))
+        info, tail = await self._opened(log)
+        call = AskExtent(info.log_id, int(tail), 0, token=self._token(info))
+        told, _ = await self._ask_nodes(info, call, ExtentReply)
+        return Tiered(address, Lsn(max((each.tier for each in told.values()), default=0)))
 
     async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:
         """See `Store.data_size`."""

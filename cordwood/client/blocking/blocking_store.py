@@ -105,6 +105,7 @@ class BlockingStore(Facade[Store]):
     tail_attributes = blocking(Store.tail_attributes)
     is_empty = blocking(Store.is_empty)
     data_size = blocking(Store.data_size)
+    tiered = blocking(Store.tiered)
 
     tail = blocking(Store.tail)
     tails = blocking(Store.tails, timed=False)

@@ -9,7 +9,7 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
-from cordwood.errors import Overloaded, Rejected
+from cordwood.errors import Overloaded, Rejected, TooFewNodes
 from cordwood.layout.ledger_entry import ledger_key_of
 from cordwood.layout.message_ledgers import AddEntries, AddRefusal, AddReply, EntryItem
 from cordwood.ledger import LedgerState
@@ -36,7 +36,7 @@ class LedgerRepair:
 
     Attributes:
         copied: entries that were written to other nodes.
-        moved: by lost node, the node in its place, over all fragments.
+        moved: by lost node, the node in its place, over all fragments; itself where it was filled.
     """
 
     def __init__(
@@ -45,7 +45,14 @@ class LedgerRepair:
         calls: LedgerMetadataCalls,
         cluster: Cluster,
         is_lost: Callable[[int], bool],
+        refills: Collection[int] = (),
     ) -> None:
+        """
+        Args:
+            refills: lost nodes that may be back with empty disks: one that is has its entries
+                written to it once more where no other node takes them.
+        """
+        self._refills = refills
         self.copied = 0
         self.moved: dict[int, int] = {}
         self._opened = opened
@@ -83,7 +90,7 @@ class LedgerRepair:
         if known is not None and known not in fragment.nodes:
             node = known
         else:
-            (node,) = await self._calls.choose_soon(1, fragment.nodes, stay)
+            node = await self._choose(lost, fragment.nodes, stay)
         later = metadata.fragments[number + 1 :]
         end = later[0].first - 1 if later else metadata.last
         entries = [
@@ -96,6 +103,9 @@ class LedgerRepair:
             copies = await self._opened.copies(entries[at : at + READ_AT_ONCE])
             await self._write(node, copies)
             at += len(copies)
+        if node == lost:
+            self.moved[lost] = node
+            return
         nodes = tuple(node if each == lost else each for each in fragment.nodes)
         fragments = [*metadata.fragments]
         fragments[number] = replace(fragment, nodes=nodes)
@@ -108,6 +118,15 @@ class LedgerRepair:
                 f"somebody else changed ledger {metadata.ledger} meanwhile: repair it once more"
             )
         self.moved[lost] = node
+
+    async def _choose(self, lost: int, taken: Sequence[int], stay: Sequence[int]) -> int:
+        try:
+            (node,) = await self._calls.choose_soon(1, taken, stay)
+        except TooFewNodes:
+            if lost not in self._refills:
+                raise
+            (node,) = await self._calls.choose(1, [n for n in taken if n != lost], stay)
+        return node
 
     async def _write(self, node: int, copies: Sequence[EntryItem]) -> None:
         some: list[EntryItem] = []

@@ -239,13 +239,20 @@ class Ledgers:
         return isinstance(reply, LacReply) and reply.is_fenced
 
     async def repair(
-        self, ledger: int, password: bytes = b"", *, nodes: Collection[int] = ()
+        self,
+        ledger: int,
+        password: bytes = b"",
+        *,
+        nodes: Collection[int] = (),
+        refills: Collection[int] = (),
     ) -> dict[int, int]:
         """Make new copies of what lost nodes held of a closed ledger, on other nodes.
 
         Args:
             nodes: lost for good, beside those that are no members of the cluster and those whose
                 data is said to be gone or to lie elsewhere (`cordwood nodes status`).
+            refills: of these, nodes that are back with empty disks. Where no other node takes
+                entries, theirs are written to them again.
         Returns:
             By lost node of this ledger, the node that keeps its entries now.
         Raises:
@@ -262,7 +269,7 @@ class Ledgers:
             return node in nodes or member is None or member.authority in REBUILT
 
         opened = await self.open(ledger, password)
-        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost)
+        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost, refills)
         await repair.run()
         return repair.moved
 

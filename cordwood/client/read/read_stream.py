@@ -32,7 +32,6 @@ from cordwood.client.read.stream_items import StreamItems
 from cordwood.client.read.tier_read import ReadTier, TierRead
 from cordwood.decisions import (
     GapConcluded,
-    ObjectsDoubted,
     ReaderEnded,
     ReaderHealth,
     ReaderStuck,
@@ -418,7 +417,6 @@ class ReadStream(StreamItems):
     def _on_tier_failed(self, error: CordwoodError) -> None:
         """An object is damaged. Nodes let go each for itself, so one may still hold a copy, and
         may not send it while another is to send for both: all are asked for all that they have."""
-        tell(ObjectsDoubted(self.info.log_id, self._buffer.next, str(error)))
         logger.warning("log %d: nodes are asked for what %s", self.info.log_id, error)
         self._end_tier_read()
         self._tier_failed = (self._buffer.next, error)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.end_events import CopiesMended, DisksReplaced
+from cordwood.sim.end_events import CopiesMended, DisksReplaced, LedgersLacking
 from cordwood.sim.history import DumpedSlots, FaultStruck, NodeDumped
 
 UNMENDED = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
@@ -21,7 +21,7 @@ UNMENDED = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
-    """L4: nothing is lost for ever, and each block is where its latest envelope says."""
+    """L4: nothing is lost for ever, and each block and entry is where it should be."""
     kinds = {e.kind for _, e in evidence.of(FaultStruck) if isinstance(e, FaultStruck)}
     ends = [event for _, event in evidence.of(DisksReplaced)]
     if not kinds & UNMENDED:
@@ -36,7 +36,18 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
         if isinstance(event, CopiesMended) and event.waits:
             text = f"nodes {list(event.waits)} have rotten copies, long after all is well"
             found.append(Violation("L4", text, 0, 0, (event,)))
-    return [*found, *_false_envelopes(evidence)]
+    return [*found, *_lacking_ledgers(evidence), *_false_envelopes(evidence)]
+
+
+def _lacking_ledgers(evidence: Evidence) -> Iterator[Violation]:
+    for _, event in evidence.of(LedgersLacking):
+        assert isinstance(event, LedgersLacking), "as asked for"
+        if event.ledgers:
+            text = f"ledgers {list(event.ledgers)} have entries with fewer copies than Qa"
+            yield Violation("L4", text, 0, 0, (event,))
+        if event.marked:
+            text = "ledgers are marked as lacking copies, long after all is well"
+            yield Violation("L4", text, 0, 0, (event,))
 
 
 def _false_envelopes(evidence: Evidence) -> Iterator[Violation]:

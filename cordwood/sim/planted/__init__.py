@@ -13,6 +13,7 @@ from cordwood.errors import BadSetting
 from cordwood.sim.planted import (
     client,
     epochs,
+    ledger_repairs,
     ledgers,
     names,
     operators,
@@ -47,6 +48,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *names.BUGS,
     *tier.BUGS,
     *ledgers.BUGS,
+    *ledger_repairs.BUGS,
 )
 """Every bug that can be planted."""
 

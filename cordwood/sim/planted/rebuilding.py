@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from cordwood.block import Envelope
 from cordwood.layout.waves import StoredBlock
+from cordwood.metadata.membership import Membership
 from cordwood.nodes import NodeId
 from cordwood.protocol import event_log
 from cordwood.protocol.event_log import Verdict
@@ -71,7 +72,14 @@ def _lost_may_give(right: Any, self: Losses, block: Held) -> Any:
     return block.copyset[0]
 
 
+async def _nothing_owed(self: Membership, node_id: NodeId) -> None:
+    return
+
+
 BUGS = (
+    PlantedBug("seals-not-owed", "a node says that it is back, and no start seals what it missed",
+               at(Membership.owe_seals).instead(_nothing_owed),
+               scene="tests/storage/test_rebuilding_races.py"),
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
                at(Moves._send).around(_unawaited), scenario=DISKS_LOST),
     PlantedBug("rebuild-refusal-ignored", "a donor goes on where a node refused or went away",

@@ -1,6 +1,6 @@
 """Scenarios in which disks are lost for good, see `sim.disk_losses`.
 
-Nobody writes ledgers there: what a lost node held of ledgers is not made anew yet.
+Ledgers are written in one of their own: an entry outlives one disk less than it has acks.
 """
 
 from __future__ import annotations
@@ -46,3 +46,14 @@ TWO_COPIES_LOST = scenario(
     every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
 )  # fmt: skip
 """The same with two copies: what is lost again before it is whole is gone."""
+
+LEDGERS_LOST = scenario(
+    "crash", "pause",
+    shape=both(cluster_of(6, 2), _losing),
+    every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=3,
+    turns=(
+        ("admin.ledger_autorecovery.LOOK_S", 0), ("protocol.ledger_autorecovery.GRACE_US", 0),
+        ("protocol.ledger_autorecovery.AGAIN_MAX_S", 0), ("sim.ledger_clients.SHAPES", 0),
+    ),
+)  # fmt: skip
+"""One disk after the other is lost while ledgers are written and recovered."""

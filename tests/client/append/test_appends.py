@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from swaps import swap
 
 from cordwood.block import Record
 from cordwood.client.append.producer import Producer
@@ -460,7 +461,7 @@ class TestRetries:
                 return Overloaded("not just now"), NodeId(0)
             return admit(self, *asked)
 
-        monkeypatch.setattr(SequencerRole, "_admit", moody)
+        swap(monkeypatch, SequencerRole._admit, moody)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client(block_records=2, timeout_s=60) as store:
@@ -490,7 +491,7 @@ class TestRetries:
                 return NoSequencer(f"node {successor} takes over"), successor
             return admit(self, *asked)
 
-        monkeypatch.setattr(SequencerRole, "_admit", moody)
+        swap(monkeypatch, SequencerRole._admit, moody)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client(block_records=2, timeout_s=60) as store:
@@ -523,7 +524,7 @@ class TestRetries:
                 return admit(self, *asked)
             return refusals[0] if len(refusals) == 1 else refusals.pop(0), NodeId(0)
 
-        monkeypatch.setattr(SequencerRole, "_admit", refuse)
+        swap(monkeypatch, SequencerRole._admit, refuse)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client(timeout_s=20) as store:

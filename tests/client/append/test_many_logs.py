@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from swaps import swap
 
 from cordwood.client.append import appends
 from cordwood.client.append.log_appends import LogAppends
@@ -21,7 +22,7 @@ def test_logs_that_wait_for_nothing_are_not_looked_at(monkeypatch: pytest.Monkey
         looked.append(self.log)
         return is_due(self, now)
 
-    monkeypatch.setattr(LogAppends, "is_due", noting)
+    swap(monkeypatch, LogAppends.is_due, noting)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

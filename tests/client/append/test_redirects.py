@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from swaps import swap
 
 from cordwood.client.store import Store
 from cordwood.metadata.epoch_store import EpochStore
@@ -27,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         frames.append(True)
         on_append(self, connection, frame)
 
-    monkeypatch.setattr(SequencerRole, "on_append", counted)
+    swap(monkeypatch, SequencerRole.on_append, counted)
     return frames
 
 
@@ -39,7 +40,7 @@ def test_nodes_that_send_a_client_in_circles_are_told_to_sequence(
     def next_one(self: Eligibility, log: int, activate_here: bool) -> NodeId:
         return NodeId(0 if activate_here else self._node % 3 + 1)
 
-    monkeypatch.setattr(Eligibility, "elsewhere", next_one)
+    swap(monkeypatch, Eligibility.elsewhere, next_one)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=10) as store:

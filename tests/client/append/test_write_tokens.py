@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from swaps import swap
 
+from cordwood.client.admin import positions
+from cordwood.client.admin.log_tree import check_write_token
 from cordwood.client.append.producer import Producer
+from cordwood.client.find import tail_calls
 from cordwood.errors import AccessDenied, BadSetting, Unreachable
 from cordwood.layout.tokens import TOKENS_MAX
 from cordwood.log_attributes import LogAttributes, token_digest
@@ -25,8 +29,8 @@ SHOWN = {"write_tokens": ("another", TOKEN)}
 @pytest.fixture
 def _careless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients do not look themselves whether a log asks for a token that they do not have."""
-    for room in ("find.tail_calls", "admin.positions"):
-        monkeypatch.setattr(f"cordwood.client.{room}.check_write_token", lambda *_: None)
+    for room in (tail_calls, positions):
+        swap(monkeypatch, check_write_token, lambda *_: None, within=room)
 
 
 @pytest.mark.usefixtures("_careless")

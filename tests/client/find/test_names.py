@@ -7,6 +7,7 @@ import json
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
@@ -151,7 +152,7 @@ class TestRenamed:
                 async def died(self: LogTree) -> None:
                     pass
 
-                monkeypatch.setattr(LogTree, "note_change", died)
+                swap(monkeypatch, LogTree.note_change, died)
                 await store.log_tree.rename("/a", "/b")
                 await fill(store, "/a", b"new")
                 await asyncio.sleep(BELIEVED_S + BOUND_S)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from swaps import swap
 from test_publishing_cluster import (
     SMALL_GROUPS,
     Q,
@@ -191,8 +192,8 @@ def test_what_goes_before_its_commit_is_noted_as_done_stops_the_query(monkeypatc
                     raise Retryable("the node was killed before it noted this")
                 return finish(self, call)
 
-            monkeypatch.setattr(Publications, "_decide", dies)
-            with contextlib.suppress(OutcomeUnknown, Retryable):
+            with monkeypatch.context() as dying, contextlib.suppress(OutcomeUnknown, Retryable):
+                swap(dying, Publications._decide, dies)
                 await store.publish(Q, 0, [await store.stage("log", records(0))])
             try:
                 await store.publish(Q, 1, [await store.stage("log", records(1))])

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from swaps import swap
 
 from cordwood.client.publish import publishing
 from cordwood.client.publish.staging import StagedRef
@@ -358,7 +359,7 @@ def die_at_group(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
         begun.append(number)
         return await append_group(self, *arguments)
 
-    monkeypatch.setattr(publishing.Publisher, "append_one_group", dying)
+    swap(monkeypatch, publishing.Publisher.append_one_group, dying)
     return begun
 
 
@@ -451,7 +452,7 @@ def test_a_sequencer_with_lower_limits_is_given_smaller_groups(
     async def boasts(self: Any, asked: Any) -> PublicationReply:
         return msgspec.structs.replace(await call(self, asked), group_bytes_max=MIB)
 
-    monkeypatch.setattr(publishing.Publisher, "call_store", boasts)
+    swap(monkeypatch, publishing.Publisher.call_store, boasts)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.aio import open_store
@@ -477,7 +478,7 @@ class TestUnopened:
                         raise Corrupt("it cannot be opened")
                     return right(self, taken)
 
-                monkeypatch.setattr(StreamItems, "items_of", items_of)
+                swap(monkeypatch, StreamItems.items_of, items_of)
                 found: dict[str, list[int]] = {"/a": [], "/b": []}
                 async with await store.consumer("c", "a", "b") as consumer:
                     errors = 0

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from swaps import swap_value
 
 from cordwood.block import Record
+from cordwood.protocol import read_window
 
 EPOCHS = 6
 
@@ -21,8 +23,8 @@ def test_ends_of_epochs_use_up_no_credit(
     After some hundred epochs the node could send nothing more, and the reader stood still for
     good. Here a node may send one byte ahead, so the first bridge is enough.
     """
-    monkeypatch.setattr("cordwood.protocol.read_window.CREDIT_BYTES_MIN", 1)
-    monkeypatch.setattr("cordwood.protocol.read_window.CREDIT_BYTES_FIRST", 1)
+    swap_value(monkeypatch, lambda: read_window.CREDIT_BYTES_MIN, 1)
+    swap_value(monkeypatch, lambda: read_window.CREDIT_BYTES_FIRST, 1)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(scd_enabled=scd_enabled) as store:

@@ -7,8 +7,10 @@ import logging
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.client.admin import positions
 from cordwood.client.read.replica_scan import scan_copies
 from cordwood.errors import AccessDenied, BadSetting
 from cordwood.layout.reading import ReadStatus
@@ -262,7 +264,7 @@ class TestQuestions:
         simulate(scenario)
 
     def test_a_client_that_says_it_may_is_asked_by_the_nodes(self, monkeypatch) -> None:
-        monkeypatch.setattr("cordwood.client.admin.positions.check_read_token", lambda *_: "")
+        swap(monkeypatch, positions.check_read_token, lambda *_: "", within=positions)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
@@ -325,7 +327,7 @@ class TestLearning:
                     gets += key.startswith("log_ids/")
                     return await get(self, key)
 
-                monkeypatch.setattr(MemoryMetadata, "get", counted)
+                swap(monkeypatch, MemoryMetadata.get, counted)
                 streams.pop().close()
                 await store.log_tree.set_attributes("log-0", guarded())
                 gets = 0

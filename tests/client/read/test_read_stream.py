@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read.read_grace import GRACE_S
@@ -17,6 +18,7 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX, Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, shuffled
+from cordwood.sequencer import role
 from cordwood.settings import MIB
 
 LOG = 1
@@ -399,7 +401,7 @@ class TestOver:
                 async def refuse(*_: object) -> None:
                     raise AccessDenied("this client may not read it")
 
-                monkeypatch.setattr("cordwood.sequencer.role.SequencerRole.tail", refuse)
+                swap(monkeypatch, role.SequencerRole.tail, refuse)
                 async with asyncio.timeout(30):
                     items = await stream.next_items()
                 assert items == [Gap(at(4), Lsn(LSN_MAX), GapKind.ACCESS)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import REFRESH_S
@@ -25,6 +26,7 @@ from cordwood.errors import (
 )
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.read_window import CREDIT_BYTES_MIN
+from cordwood.sequencer import appender
 from cordwood.storage.push import read_streams
 from cordwood.storage.push.read_streams import ReadStreams
 
@@ -361,7 +363,7 @@ class TestLeftOut:
         simulate(scenario)
 
     def test_single_copies_tile_where_blocks_are_left_out(self, monkeypatch) -> None:
-        monkeypatch.setattr("cordwood.sequencer.appender.STICKY_BYTES", 1)
+        swap_value(monkeypatch, lambda: appender.STICKY_BYTES, 1)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             for settings in ({}, {"scd_enabled": False}):
@@ -762,7 +764,7 @@ class TestRefusedStreams:
                 await fill(store, "one", 3)
                 await fill(store, "two", 3)
                 first = await store.read("one")
-                monkeypatch.setattr(ReadStreams, "start", noting)
+                swap(monkeypatch, ReadStreams.start, noting)
                 async with await store.reader("two") as reader:
                     ends, told = now() + 60, 0
                     while now() < ends:

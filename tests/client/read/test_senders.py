@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, until
+from swaps import swap_value
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read.read_stream import STUCK_S
@@ -13,7 +14,9 @@ from cordwood.client.store import Store
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.nodes import Authority, NodeId
+from cordwood.protocol import read_window
 from cordwood.protocol.single_copy import CopyFilter, Doubt, Shuffle, shuffled
+from cordwood.sequencer import appender
 
 LOG = 1
 FIVE = {"nodes": 5, "copies": 3, "wal_bytes": 16 << 20}
@@ -53,7 +56,7 @@ def sender_of(cluster: ClusterAtHand, esn: int) -> int:
 
 def spread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copyset for each block."""
-    monkeypatch.setattr("cordwood.sequencer.appender.STICKY_BYTES", 1)
+    swap_value(monkeypatch, lambda: appender.STICKY_BYTES, 1)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +137,8 @@ def test_when_a_sender_fails_others_send_within_seconds(monkeypatch, how) -> Non
 
 def test_a_node_that_comes_back_sends_its_share_again(monkeypatch) -> None:
     spread(monkeypatch)
-    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MIN", 20)
-    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MAX", 20)
+    swap_value(monkeypatch, lambda: read_window.LSNS_MIN, 20)
+    swap_value(monkeypatch, lambda: read_window.LSNS_MAX, 20)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
@@ -169,8 +172,8 @@ def forget(cluster: ClusterAtHand, number: int, esn: int) -> None:
 
 def test_what_its_sender_has_lost_is_asked_of_all_and_is_no_loss(monkeypatch) -> None:
     spread(monkeypatch)
-    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MIN", 50)
-    monkeypatch.setattr("cordwood.protocol.read_window.LSNS_MAX", 50)
+    swap_value(monkeypatch, lambda: read_window.LSNS_MIN, 50)
+    swap_value(monkeypatch, lambda: read_window.LSNS_MAX, 50)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

@@ -12,6 +12,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from hypothesis import given
 from hypothesis import strategies as st
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read import shared_tail
@@ -297,7 +298,7 @@ def test_one_from_far_back_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None
             leaders.append(leader.taken_lsn)
             real(self, leader, *rest)
 
-        monkeypatch.setattr(SharedTail, "__init__", told)
+        swap(monkeypatch, SharedTail.__init__, told)
         async with at_the_tail(cluster, 0) as (store, takers, join):
             await append(store, 50)
             tail = await store.tail("log")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 from engine import Context
+from swaps import swap, swap_value
 
 from cordwood.client.aio import open_store
 from cordwood.client.blocking.blocking_store import open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.settings import MIB, ClientSettings
+from cordwood.spark import catalog, delivery, sink, sink_rows, source
+from cordwood.spark.shared_store import shared_store
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +27,9 @@ def store(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def in_this_process(store, monkeypatch):
     """Source and sink use this store; there is no other process to connect from."""
-    for room in ("source", "catalog", "sink"):
-        monkeypatch.setattr(f"cordwood.spark.{room}.shared_store", lambda *_: store)
-    monkeypatch.setattr("cordwood.spark.sink.TaskContext", Context)
-    monkeypatch.setattr("cordwood.spark.delivery.PUBLISH_PAUSE_S", 0.0)
+    for room in (source, catalog, sink):
+        swap(monkeypatch, shared_store, lambda *_: store, within=room)
+    swap_value(monkeypatch, lambda: sink.TaskContext, Context)
+    swap_value(monkeypatch, lambda: delivery.PUBLISH_PAUSE_S, 0.0)
     # Tasks are tiny here, and have several row blocks all the same.
-    monkeypatch.setattr("cordwood.spark.sink_rows.ROW_BLOCK_RECORDS", 5)
+    swap_value(monkeypatch, lambda: sink_rows.ROW_BLOCK_RECORDS, 5)

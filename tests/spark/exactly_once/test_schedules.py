@@ -9,6 +9,7 @@ import uuid
 import pytest
 from engine import POINTS, Checkpoint, Died, Engine, at_the_sink, by_chance, in_the_source
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from swaps import swap
 
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import OutcomeUnknown
@@ -118,7 +119,7 @@ def test_a_publish_whose_answer_is_lost(store, monkeypatch):
             raise OutcomeUnknown("the answer was lost")
         return told
 
-    monkeypatch.setattr(BlockingStore, "publish", forgetful)
+    swap(monkeypatch, BlockingStore.publish, forgetful, within=BlockingStore)
     schedule = Schedule(store, 1)
     assert schedule.run() == []
     assert lost

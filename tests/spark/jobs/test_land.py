@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from job_logs import appended
 from pyspark.errors import StreamingQueryException
+from swaps import swap
 
 from cordwood.cli.app import run
 from cordwood.errors import BadSetting, StoreInUse
@@ -73,11 +74,11 @@ class TestFormats:
             on_batch(lander, frame, batch)
             raise RuntimeError("planted crash")
 
-        monkeypatch.setattr(Lander, "on_batch", dies)
-        with pytest.raises(StreamingQueryException, match="planted crash"):
-            lands(format=format_, decode="json")
+        with monkeypatch.context() as dying:
+            swap(dying, Lander.on_batch, dies)
+            with pytest.raises(StreamingQueryException, match="planted crash"):
+                lands(format=format_, decode="json")
         assert values(table, format_) == appended(store, log)
-        monkeypatch.setattr(Lander, "on_batch", on_batch)
 
         second = [json.dumps({"id": n, "x": n / 2}).encode() for n in range(40, 60)]
         lsns = store.append_many(log, [*second, b"broken", b'{"id": "text"}'])
@@ -184,16 +185,15 @@ class TestRestart:
         self, lands, store, log, tmp_path, monkeypatch
     ):
         store.append_many(log, [b"%d" % n for n in range(50)])
-        publish = ParquetTable.publish
 
         def dies(*_: object) -> None:
             raise RuntimeError("planted crash")
 
-        monkeypatch.setattr(ParquetTable, "publish", dies)
-        with pytest.raises(StreamingQueryException, match="planted crash"):
-            lands(source={"maxRecordsPerTrigger": "20"}, partition_by=())
+        with monkeypatch.context() as dying:
+            swap(dying, ParquetTable.publish, dies)
+            with pytest.raises(StreamingQueryException, match="planted crash"):
+                lands(source={"maxRecordsPerTrigger": "20"}, partition_by=())
         assert list((tmp_path / "table").glob("*.parquet")) == []
-        monkeypatch.setattr(ParquetTable, "publish", publish)
         store.append_many(log, [b"%d" % n for n in range(50, 60)])
         landed = lands(source={"maxRecordsPerTrigger": "20", "minPartitions": "3"}, partition_by=())
         assert landed.records == 60

@@ -1,0 +1,72 @@
+"""Planted bugs of the auto-recovery of ledgers: where disks are lost, or in scenes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cordwood.admin import ledger_autorecovery as role
+from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
+from cordwood.client.ledgers.ledger_repair import LedgerRepair
+from cordwood.ledger import LedgerMetadata, LedgerState
+from cordwood.metadata import ledger_marks
+from cordwood.metadata.ledger_marks import LedgerMarks, _key
+from cordwood.protocol import ledger_autorecovery as rule
+from cordwood.protocol.ledger_autorecovery import Mark, Step
+from cordwood.sim.planted.bug import Plant, PlantedBug, at, together
+from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST
+
+SCENE = "tests/storage/test_ledger_autorecovery_bugs.py"
+
+
+def _looks_at_the_last_fragment(metadata: LedgerMetadata) -> frozenset[int]:
+    return frozenset(metadata.newest.nodes)
+
+
+async def _marks_nothing(self: LedgerAutorecovery) -> None:
+    return None
+
+
+async def _takes_any_version_away(self: LedgerMarks, ledger: int, version: int) -> bool:
+    found = await self._store.get(_key(ledger))
+    return found is not None and bool(
+        await self._store.compare_and_set(_key(ledger), None, found.version)
+    )
+
+
+def _shuts_writers_out(right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Any:
+    found = right(metadata, mark, now_us)
+    is_open = metadata is not None and metadata.state is LedgerState.OPEN
+    return Step.RECOVER if is_open and found is Step.WAIT else found
+
+
+async def _copies_nothing(self: LedgerRepair, node: int, copies: Any) -> None:
+    return None
+
+
+def _forgets_the_first(right: Any, before: Mark | None, found: Mark) -> Any:
+    return right(None, found)
+
+
+def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
+    return PlantedBug(f"ledger-repair-{name}", story, plant, scenario=LEDGERS_LOST)
+
+
+def _scene(name: str, story: str, plant: Plant) -> PlantedBug:
+    return PlantedBug(f"ledger-repair-{name}", story, plant, scene=SCENE)
+
+
+BUGS = (
+    _bug("last-fragment", "only the last fragment of a ledger is looked at for lost nodes",
+         together(at(rule.named).instead(_looks_at_the_last_fragment),
+                  at(rule.named, within=role).instead(_looks_at_the_last_fragment))),
+    _bug("unmarked", "a node that begins anew does not mark what names it",
+         at(LedgerAutorecovery.note_anew).instead(_marks_nothing)),
+    _scene("grown-mark", "a mark goes though it grew while its ledger was repaired",
+         at(LedgerMarks.finish).instead(_takes_any_version_away)),
+    _scene("shuts-out", "a ledger whose writer went on elsewhere is recovered",
+         at(rule.step, within=role).around(_shuts_writers_out)),
+    _bug("names-first", "a node is named that has no copies",
+         at(LedgerRepair._write).instead(_copies_nothing)),
+    _scene("forgets", "a mark of another loss replaces the one that is there",
+         at(rule.merged, within=ledger_marks).around(_forgets_the_first)),
+)  # fmt: skip

@@ -1,0 +1,144 @@
+"""The objects of main storage as an Iceberg table: the files as they are, and no copy of them.
+
+The table names each object that is committed as a whole. An object of several logs of which one
+share was not committed stays out, because its records are in another object as well. A second run
+adds what is new and takes out what manifests do not name any more; each run is one commit of the
+catalog, or none. Objects are deleted some time after a trim, whatever a table says of them: take
+them out before by running this more often than the grace.
+
+pyiceberg is imported inside functions; the extra `lake` brings it.
+
+Source: docs/objects.md, "As an Iceberg table"; Apache Iceberg, "Table spec".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cordwood.errors import BadSetting, ObjectChanged
+from cordwood.host.seams import Host
+from cordwood.layout.object_columns import object_schema
+from cordwood.layout.object_names import LOGS
+from cordwood.tier.history import GET_S
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_reader import entry_footer
+from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.repair import find_logs, is_lost
+from cordwood.tier.verify import all_entries
+from cordwood.tiered import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """How many objects a table got, lost, and kept."""
+
+    added: int
+    removed: int
+    kept: int
+
+
+async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[str]]:
+    """The names of the objects that are committed as a whole, and of those that are not.
+
+    Raises:
+        Corrupt: a manifest or a footer is not what was written.
+        Retryable: the store does not answer.
+    """
+    committed: dict[str, dict[int, Entry]] = {}
+    starts: dict[int, int] = {}
+    for log in await find_logs(store):
+        manifest = LogManifest(store, log, host, "iceberg")
+        if (head := await manifest.load()) is None:
+            continue
+        starts[log] = head.start
+        async for entry in all_entries(manifest):
+            if not is_lost(entry):
+                committed.setdefault(entry.name, {})[log] = entry
+    whole: set[str] = set()
+    for name, entries in committed.items():
+        if name.startswith(LOGS):  # of one log alone, and its one run is committed
+            whole.add(name)
+            continue
+        footer = await entry_footer(store, next(iter(entries.values())), timeout_s=GET_S)
+        # What is trimmed of one log stays while the others' records are wanted.
+        if all(
+            run.log in entries or run.last < starts.get(run.log, 0) for run in footer.index.runs
+        ):
+            whole.add(name)
+    return whole, committed.keys() - whole
+
+
+def sync_table(catalog: Any, name: str, address: str, whole: Collection[str]) -> Synced:
+    """Have a table name exactly these objects.
+
+    Args:
+        catalog: pyiceberg's.
+        name: of the table, as `cordwood.history`; made if it is not there.
+        address: of the object store.
+    Raises:
+        BadSetting: the table is another one, or the name is none.
+        ObjectChanged: another process changed the table meanwhile; run it again.
+    """
+    from pyiceberg.exceptions import CommitFailedException
+
+    table = _opened(catalog, name)
+    wanted = {_uri(address, each) for each in whole}
+    there = {task.file.file_path: task.file for task in table.scan().plan_files()}
+    gone = [file for path, file in there.items() if path not in wanted]
+    new = sorted(wanted - there.keys())
+    if gone or new:
+        try:
+            with table.transaction() as change:
+                if gone:
+                    with change.update_snapshot().overwrite() as snapshot:
+                        for file in gone:
+                            snapshot.delete_data_file(file)
+                if new:
+                    change.add_files(new)
+        except CommitFailedException as error:
+            raise ObjectChanged(f"the table {name} was changed meanwhile: run it again") from error
+    return Synced(len(new), len(gone), len(there) - len(gone))
+
+
+def _opened(catalog: Any, name: str) -> Any:
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+    namespace, dot, _ = name.rpartition(".")
+    if not dot:
+        raise BadSetting(f"{name!r} is no table's name: write namespace.table")
+    try:
+        table = catalog.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        catalog.create_namespace_if_not_exists(namespace)
+        return catalog.create_table(name, schema=object_schema())
+    ours = list(object_schema().names)
+    if [field.name for field in table.schema().fields] != ours:
+        raise BadSetting(f"the table {name} has other columns than objects: {', '.join(ours)}")
+    return table
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Any:
+    """A catalog of pyiceberg's, by its name in `.pyiceberg.yaml` or by properties.
+
+    Raises:
+        BadSetting: pyiceberg is not installed, or knows no such catalog.
+    """
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ImportError:
+        raise BadSetting("Iceberg tables need pyiceberg: pip install 'cordwood[lake]'") from None
+    try:
+        return load_catalog(name, **properties)
+    except Exception as error:
+        raise BadSetting(f"the catalog {name} cannot be opened: {type(error).__name__}") from error
+
+
+def _uri(address: str, name: str) -> str:
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme != "file":
+        return f"{address.rstrip('/')}/{name}"
+    # pyiceberg takes what stands behind file:// as it is.
+    return f"file://{Path(address.removeprefix('file://')).absolute()}/{name}"

@@ -1,0 +1,30 @@
+"""`cordwood bench rebuild`: a node is lost for good, and healed beside small appends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cordwood.bench.rebuild import RebuildProfile, bench_rebuild
+from cordwood.errors import BadSetting
+from cordwood.settings import MIB
+
+
+def test_three_nodes_have_no_place_for_the_copies_of_a_lost_one() -> None:
+    with pytest.raises(BadSetting, match="four nodes"):
+        asyncio.run(
+            bench_rebuild(RebuildProfile(nodes=3), directory=".", repeats=1, say=lambda _: None)
+        )
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_healed_and_all_figures_are_told(tmp_path) -> None:
+    profile = RebuildProfile(nodes=4, total_bytes=16 * MIB, seconds=1.0)
+    work = bench_rebuild(profile, directory=str(tmp_path), repeats=1, say=lambda _: None)
+    figures = {each.name: each for each in asyncio.run(work)}
+    assert list(figures) == [
+        "rebuild_moved", "rebuild_beside", "rebuild_beside_p99", "rebuild_largest_share"
+    ]  # fmt: skip
+    assert all(each.value > 0 and each.ratio for each in figures.values())
+    assert 1 <= (figures["rebuild_largest_share"].ratio or 0) < 3

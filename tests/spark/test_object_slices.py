@@ -1,0 +1,156 @@
+"""Slices that main storage holds: read from objects without a node, and from nodes if need be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from made_objects import NOW_US, Made
+
+import cordwood
+from cordwood.block import Gap, GapKind
+from cordwood.host.real import real_host
+from cordwood.layout.body import encode_body
+from cordwood.lsn import OLDEST
+from cordwood.spark.offsets import DataLoss
+from cordwood.spark.slice_reader import read_slices
+from cordwood.spark.splitting import Slice, mark_objects
+from cordwood.tier.addresses import open_object_store
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.uploader import Item, LogUploader
+
+LOG = 7
+COUNT = 60
+
+
+def history(first: int = OLDEST) -> Made:
+    """A log of 60 records in blocks of 20, with a hole behind the first block."""
+    made = Made(LOG, "/orders", first)
+    for number in range(3):
+        made.block(encode_body([b"%d" % n for n in range(20 * number, 20 * number + 20)],
+                               timestamps_us=NOW_US))  # fmt: skip
+        if number == 0:
+            made.gap(2, GapKind.HOLE)
+    return made
+
+
+def upload(made: Made, directory: Path) -> str:
+    """Put a log's history into a directory; its address."""
+
+    async def items() -> AsyncIterator[Item]:
+        for item in made.items:
+            yield item
+
+    async def main() -> None:
+        async with real_host() as host:
+            store = await open_object_store(host, str(directory))
+            manifest = LogManifest(store, LOG, host, "test")
+            uploader = LogUploader(store, manifest, host, LOG, "/orders", object_bytes=100)
+            await uploader.run(items(), made.first)
+            await store.close()
+
+    asyncio.run(main())
+    return str(directory)
+
+
+def nobody():
+    raise AssertionError("a node was asked")
+
+
+def values(connect, *slices: Slice, fails: bool = True) -> list[bytes]:
+    batches = read_slices(connect, slices, ["lsn", "value"], fail_on_data_loss=fails)
+    return [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 62), (5, 21), (20, 22), (30, 31)])
+def test_objects_give_a_slice_and_no_node_is_asked(tmp_path, low: int, high: int) -> None:
+    made = history()
+    address = upload(made, tmp_path / "history")
+    asked = Slice(LOG, "/orders", made.first + low, made.first + high, address)
+    lsns = [*range(20), *range(22, 62)]  # of the records, from the first on
+    expected = [b"%d" % n for n, lsn in enumerate(lsns) if low <= lsn < high]
+    assert values(nobody, asked) == expected
+
+
+def test_what_objects_do_not_give_nodes_do(tmp_path) -> None:
+    """The store's address means another directory where the task runs, or an object is damaged."""
+    with cordwood.connect(tmp_path / "cluster") as store:
+        log = store.create_log("/orders").log_id
+        first = store.append_many("/orders", [b"%d" % n for n in range(COUNT)])[0]
+        asked = Slice(log, "/orders", first, first + COUNT, str(tmp_path / "elsewhere"))
+        assert values(lambda: store, asked) == [b"%d" % n for n in range(COUNT)]
+
+
+def test_a_damaged_object_is_read_from_nodes_from_there_on(tmp_path) -> None:
+    with cordwood.connect(tmp_path / "cluster") as store:
+        log = store.create_log("/orders").log_id
+        assert log < LOG
+        while log < LOG:
+            log = store.create_log(f"/orders-{log}").log_id
+        name = store.log(log).name
+        first = store.append_many(name, [b"%d" % n for n in range(COUNT)])[0]
+        made = Made(LOG, "/orders", int(first))
+        for at in (0, 20, 40):
+            body = encode_body([b"%d" % n for n in range(at, at + 20)], timestamps_us=NOW_US)
+            made.block(body)
+        address = upload(made, tmp_path / "history")
+        objects = sorted((tmp_path / "history").rglob("*.parquet"))
+        assert len(objects) > 1
+        content = bytearray(objects[1].read_bytes())
+        content[40] ^= 1
+        objects[1].chmod(0o600)
+        objects[1].write_bytes(content)
+        asked = Slice(log, name, first, first + COUNT, address)
+        calls: list[int] = []
+
+        def connect():
+            calls.append(1)
+            return store
+
+        assert values(connect, asked) == [b"%d" % n for n in range(COUNT)]
+        assert calls == [1]
+
+
+def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path) -> None:
+    made = history()
+    address = upload(made, tmp_path / "history")
+
+    async def trim() -> None:
+        async with real_host() as host:
+            store = await open_object_store(host, address)
+            manifest = LogManifest(store, LOG, host, "test")
+            await manifest.load()
+            await manifest.trim(made.first + 30)
+            await store.close()
+
+    asyncio.run(trim())
+    asked = Slice(LOG, "/orders", made.first, made.next, address)
+    with pytest.raises(DataLoss, match="TRIM"):
+        values(nobody, asked)
+    assert values(nobody, asked, fails=False) == [b"%d" % n for n in range(28, 60)]
+
+
+def test_marks_move_no_cut() -> None:
+    cuts = [(Slice(1, "/a", 1, 10), Slice(2, "/b", 1, 5)), (Slice(1, "/a", 10, 30),)]
+    assert mark_objects(cuts, {}) == cuts
+    marked = mark_objects(cuts, {1: ("s3://x", 14)})
+    assert marked == [
+        (Slice(1, "/a", 1, 10, "s3://x"), Slice(2, "/b", 1, 5)),
+        (Slice(1, "/a", 10, 15, "s3://x"), Slice(1, "/a", 15, 30)),
+    ]
+    assert mark_objects(cuts, {2: ("s3://x", 0)}) == cuts
+    assert mark_objects(cuts, {1: ("s3://x", 9)})[1] == cuts[1]
+    assert mark_objects(cuts, {1: ("s3://x", 99)})[1] == (Slice(1, "/a", 10, 30, "s3://x"),)
+
+
+def test_gaps_are_told_from_objects(tmp_path) -> None:
+    made = history()
+    address = upload(made, tmp_path / "history")
+    asked = Slice(LOG, "/orders", made.first, made.next, address)
+    columns = ["lsn", "record_type", "gap_type", "gap_end_lsn"]
+    batches = read_slices(nobody, [asked], columns, fail_on_data_loss=True, with_gaps=True)
+    gaps = [kind for batch in batches for kind in batch["gap_type"].to_pylist() if kind]
+    assert len(gaps) == 1
+    assert any(isinstance(item, Gap) for item in made.items)

@@ -1,0 +1,94 @@
+"""Bugs of the auto-recovery of ledgers: each scene holds, and with its bug planted it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, until
+from rebuild_scene import call_lost, lose_disk
+from test_ledger_autorecovery_cluster import E3, UNFLUSHED, marked, payloads, until_whole
+
+from cordwood.errors import LedgerFenced, OutcomeUnknown
+from cordwood.metadata.ledger_marks import LedgerMarks
+from cordwood.protocol.ledger_autorecovery import Mark
+from cordwood.sim.planted import PlantedBug, planted
+from cordwood.sim.planted.ledger_repairs import BUGS
+
+WHOLE_S = 200
+"""Some looks for marks, and the grace of an open ledger."""
+
+Scene = Callable[[ClusterAtHand], Awaitable[None]]
+
+
+async def a_node_is_lost(cluster: ClusterAtHand) -> None:
+    """A closed ledger names it in its first fragment, an open one has gone on elsewhere."""
+    async with cluster.client() as store:
+        closed, lives = [await store.ledgers.create(**E3) for _ in range(2)]
+        lost = closed.metadata.newest.nodes[0]
+        assert lost in lives.metadata.newest.nodes
+        for made in (closed, lives):
+            await made.append_many(payloads(20))
+        lose_disk(cluster, lost)
+        for made in (closed, lives):
+            await made.append_many(payloads(20))
+            await asyncio.sleep(10)  # the lost node is found out
+            await made.append_many(payloads(20))
+            assert lost not in made.metadata.newest.nodes
+        await closed.close()
+        await call_lost(cluster, lost)
+        await until(lambda: bool(cluster.metadata.data.listed("ledger-marks/")), timeout_s=WHOLE_S)
+        await until_whole(cluster, store, closed.ledger_id, timeout_s=WHOLE_S)
+        found = await store.ledgers.metadata(closed.ledger_id)
+        assert all(lost not in each.nodes for each in found.fragments)
+        assert await lives.append(b"more") == 60
+        assert await marked(cluster) == [lives.ledger_id]
+
+
+async def a_node_is_back_before_anybody_looks(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        made = await store.ledgers.create(**E3)
+        await made.append_many(payloads(20))
+        await made.close()
+        lost = made.metadata.newest.nodes[0]
+        lose_disk(cluster, lost)
+        await call_lost(cluster, lost)
+        cluster.keep_starting(lost)
+        await until(lambda: lost in cluster.running, timeout_s=25)
+        await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
+
+
+async def a_second_node_is_lost_meanwhile(cluster: ClusterAtHand) -> None:
+    marks = LedgerMarks(cluster.metadata)
+    await marks.add(Mark(7, (1,), 5))
+    before = await marks.get(7)
+    assert before is not None
+    await marks.add(Mark(7, (2,), 6))
+    await marks.finish(7, before[1])
+    found = await marks.get(7)
+    assert found is not None
+    assert found[0].nodes == (1, 2)
+
+
+SCENES: dict[str, Scene] = {
+    "ledger-repair-last-fragment": a_node_is_lost,
+    "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
+    "ledger-repair-grown-mark": a_second_node_is_lost_meanwhile,
+    "ledger-repair-shuts-out": a_node_is_lost,
+    "ledger-repair-names-first": a_node_is_lost,
+    "ledger-repair-forgets": a_second_node_is_lost_meanwhile,
+}
+
+CAUGHT = (AssertionError, TimeoutError, LedgerFenced, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("scene", [*dict.fromkeys(SCENES.values())], ids=lambda s: s.__name__)
+def test_the_scene_holds(scene: Scene) -> None:
+    simulate(scene, nodes=4, storage=UNFLUSHED)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_the_scene_catches_the_bug(bug: PlantedBug) -> None:
+    with planted(bug), pytest.raises(CAUGHT):
+        simulate(SCENES[bug.name], nodes=4, storage=UNFLUSHED)

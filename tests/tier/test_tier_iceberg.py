@@ -1,0 +1,195 @@
+"""Objects of main storage as an Iceberg table: each record once, whatever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from made_objects import NOW_US, Made
+from pyiceberg.catalog.sql import SqlCatalog
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+from cordwood.errors import BadSetting, Fenced
+from cordwood.host.real import real_host
+from cordwood.host.seams import Host
+from cordwood.layout.body import encode_body
+from cordwood.tier.addresses import open_object_store
+from cordwood.tier.collect import collect_log
+from cordwood.tier.iceberg import Synced, sync_table, whole_objects
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.patient_store import PatientStore
+from cordwood.tier.shared_upload import LogItems, upload_shared
+from cordwood.tier.uploader import LogUploader
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TABLE = "lake.history"
+
+
+class Lake:
+    """An object store in a directory, and a catalog beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.address = str(path / "history")
+        uri = f"sqlite:///{path / 'catalog.db'}"
+        self.catalog = SqlCatalog("lake", uri=uri, warehouse=f"file://{path / 'warehouse'}")
+        self.catalog.close()
+        self.catalog.engine = create_engine(uri, poolclass=NullPool)
+
+    def do(self, act: Callable[[PatientStore, Host], Awaitable[object]]) -> None:
+        async def main() -> None:
+            async with real_host() as host:
+                store = await open_object_store(host, self.address)
+                await act(store, host)
+                await store.close()
+
+        asyncio.run(main())
+
+    def upload(self, made: Made, object_bytes: int = 100) -> None:
+        async def act(store: PatientStore, host: Host) -> None:
+            manifest = LogManifest(store, made.log, host, "test")
+            uploader = LogUploader(
+                store, manifest, host, made.log, made.name, object_bytes=object_bytes
+            )
+            first = await uploader.next_lsn() or made.first
+
+            async def items():
+                for item in made.items:
+                    if item[0].first >= first:
+                        yield item
+
+            await uploader.run(items(), first)
+
+        self.do(act)
+
+    def sync(self) -> tuple[Synced, set[str]]:
+        found: list[tuple[set[str], set[str]]] = []
+
+        async def act(store: PatientStore, host: Host) -> None:
+            found.append(await whole_objects(store, host))
+
+        self.do(act)
+        ((whole, left_out),) = found
+        return sync_table(self.catalog, TABLE, self.address, whole), left_out
+
+    def rows(self, where: str | None = None) -> list[tuple[int, int, bytes]]:
+        """Log, LSN and value of all that the table has."""
+        table = self.catalog.load_table(TABLE)
+        scan = table.scan() if where is None else table.scan(row_filter=where)
+        found = scan.to_arrow()
+        return sorted(zip(*(found[name].to_pylist() for name in ("log_id", "lsn", "value")),
+                          strict=True))  # fmt: skip
+
+
+def blocks(made: Made, count: int) -> Made:
+    for _ in range(count):
+        values = [b"%d" % (made.next + at) for at in range(20)]
+        made.block(encode_body(values, timestamps_us=NOW_US))
+    return made
+
+
+def rows_of(*logs: Made) -> list[tuple[int, int, bytes]]:
+    return sorted(
+        (made.log, int(header.first) + at, b"%d" % (header.first + at))
+        for made in logs
+        for header, _ in made.items
+        for at in range(header.count)
+    )
+
+
+def test_a_table_has_each_record_once_and_follows(tmp_path) -> None:
+    lake, made, other = Lake(tmp_path), blocks(Made(7), 3), blocks(Made(8), 1)
+    lake.upload(made)
+    lake.upload(other)
+    assert lake.sync() == (Synced(4, 0, 0), set())
+    assert lake.rows() == rows_of(made, other)
+    assert lake.sync() == (Synced(0, 0, 4), set())
+    lake.upload(blocks(made, 2))
+    assert lake.sync() == (Synced(2, 0, 4), set())
+    assert lake.rows() == rows_of(made, other)
+    narrow = lake.rows(f"log_id = 7 AND lsn >= {made.next - 5}")
+    assert narrow == rows_of(made)[-5:]
+
+
+def test_what_is_trimmed_leaves_the_table_before_its_object_goes(tmp_path) -> None:
+    lake, made = Lake(tmp_path), blocks(Made(7), 3)
+    lake.upload(made)
+    lake.sync()
+
+    async def trim(store: PatientStore, host: Host) -> None:
+        manifest = LogManifest(store, 7, host, "test")
+        await manifest.load()
+        await manifest.trim(made.first + 20)
+
+    async def collect(store: PatientStore, host: Host) -> None:
+        manifest = LogManifest(store, 7, host, "test")
+        await manifest.load()
+        await collect_log(store, manifest, 7, host.clock.now_us() + 10**12, 0)
+
+    lake.do(trim)
+    assert lake.sync() == (Synced(0, 1, 2), set())
+    lake.do(collect)
+    assert lake.rows() == rows_of(made)[20:]
+
+
+def share(lake: Lake, *logs: Made, committed: int) -> None:
+    """Upload logs into one object; the first ones of them are committed."""
+
+    async def act(store: PatientStore, host: Host) -> None:
+        shares = [
+            LogItems(each.log, each.name, 0, LogManifest(store, each.log, host, "test"),
+                     each.first, list(each.items))
+            for each in logs
+        ]  # fmt: skip
+        for each in shares[committed:]:
+            each.manifest.commit = overtaken  # type: ignore[method-assign]
+        await upload_shared(store, host, shares)
+
+    lake.do(act)
+
+
+async def overtaken(entry):
+    """Another uploader took a turn between the put and the commit."""
+    raise Fenced("another uploader has begun")
+
+
+def test_an_object_of_which_a_share_is_not_committed_stays_out(tmp_path) -> None:
+    lake, one, two = Lake(tmp_path), blocks(Made(7), 1), blocks(Made(8, "/b"), 1)
+    share(lake, one, two, committed=1)
+    lake.upload(two)  # by the other uploader, into an object of its own
+    done, left_out = lake.sync()
+    assert (done, len(left_out)) == (Synced(1, 0, 0), 1)
+    assert lake.rows() == rows_of(two)
+
+
+def test_a_shared_object_stays_while_one_of_its_logs_is_wanted(tmp_path) -> None:
+    lake, one, two = Lake(tmp_path), blocks(Made(7), 1), blocks(Made(8, "/b"), 1)
+    share(lake, one, two, committed=2)
+    assert lake.sync() == (Synced(1, 0, 0), set())
+    assert lake.rows() == rows_of(one, two)
+    for each in (two, one):
+
+        async def trim(store: PatientStore, host: Host, each: Made = each) -> None:
+            manifest = LogManifest(store, each.log, host, "test")
+            await manifest.load()
+            await manifest.trim(each.next)
+
+        lake.do(trim)
+        gone = 1 if each is one else 0
+        assert lake.sync() == (Synced(0, gone, 1 - gone), set())
+
+
+def test_another_table_is_not_touched(tmp_path) -> None:
+    import pyarrow as pa
+
+    lake = Lake(tmp_path)
+    lake.upload(blocks(Made(7), 1))
+    lake.catalog.create_namespace_if_not_exists("lake")
+    lake.catalog.create_table(TABLE, schema=pa.schema([pa.field("x", pa.int64())]))
+    with pytest.raises(BadSetting, match="other columns"):
+        lake.sync()
+    with pytest.raises(BadSetting, match="namespace"):
+        sync_table(lake.catalog, "history", lake.address, set())
