@@ -116,7 +116,8 @@ class Checkpoint:
         if committed > published:
             raise self._refused(
                 f"it says that batch {committed} is done, and the last one in the table is "
-                f"{published}: the table lost a commit, or is another"
+                f"{published}: the table lost a commit, was restored to an older version, or is "
+                "another"
             )
         if planned < published:
             raise self._refused(
@@ -147,11 +148,7 @@ class Checkpoint:
         """
         if last is None or (planned := self.newest("offsets")) < 0:
             return
-        if planned > published + 1:
-            raise self._refused(
-                f"it knows batches up to {planned}, and the last one in the table is {published}: "
-                "the table lost a commit, or is another"
-            )
+        self.check_next(planned, published)
         if published >= 0:
             goes_on = self.end_of(published) == last
         else:
@@ -163,6 +160,18 @@ class Checkpoint:
                 if published >= 0
                 else "its first batch begins elsewhere than where the table ends: another query "
                 "landed records since"
+            )
+
+    def check_next(self, batch: int, published: int) -> None:
+        """Check that no batch is missing between a batch and the newest one of its query.
+
+        Raises:
+            BadSetting: one is.
+        """
+        if batch > published + 1:
+            raise self._refused(
+                f"it knows batches up to {batch}, and the last one in the table is {published}: "
+                "the table lost a commit, was restored to an older version, or is another"
             )
 
     def _refused(self, why: str) -> BadSetting:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from cordwood.durable import make_directories, publish, sync_files
+from cordwood.errors import BadSetting
 from cordwood.spark.jobs.notes import offset_in
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
 
@@ -30,6 +32,21 @@ OFFSET = "cordwood.offset"
 
 HISTORY_MAX = 100
 """Commits looked through first for the newest offset: compactions have none, and are fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The newest batch in a table.
+
+    Attributes:
+        version: of the table, with it; -1 for none.
+        offset: where it ends.
+        is_restored: whether the table was restored since some batch was landed.
+    """
+
+    version: int
+    offset: Mapping[str, Any] | None
+    is_restored: bool
 
 
 class DeltaLake:
@@ -50,20 +67,50 @@ class DeltaLake:
     def published(self, query: str) -> int:
         """See `table.LakeTable`."""
         table = self._open()
-        found = None if table is None else table.transaction_version(query)
+        if table is None:
+            return -1
+        newest = self._newest(table)
+        if newest.is_restored:
+            # Trap: Delta restores files, and leaves the newest transaction of each application.
+            if newest.version < 0:
+                return -1
+            table = DeltaTable(str(self._path), version=newest.version)
+        found = table.transaction_version(query)
         return -1 if found is None else found
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
         table = self._open()
-        if table is None:
-            return None
+        return None if table is None else self._newest(table).offset
+
+    def _newest(self, table: DeltaTable) -> _Newest:
+        """The newest batch whose files are in the table.
+
+        Raises:
+            BadSetting: the table was restored to a time, and its log does not say to which version.
+        """
         # Other jobs may have committed any number since: then all that the log has is looked at.
         for most in (HISTORY_MAX, None):
+            upto, is_restored = table.version(), False
             for commit in table.history(most):
+                if commit["version"] > upto:
+                    continue
                 if OFFSET in commit:
-                    return offset_in(self._log, commit[OFFSET])
-        return None
+                    offset = offset_in(self._log, commit[OFFSET])
+                    return _Newest(commit["version"], offset, is_restored)
+                if commit.get("operation") == "RESTORE":
+                    upto, is_restored = self._restored_to(commit), True
+        return _Newest(-1, None, is_restored)
+
+    def _restored_to(self, commit: Mapping[str, Any]) -> int:
+        version = str(commit.get("operationParameters", {}).get("version"))
+        if not version.isdigit():
+            raise BadSetting(
+                f"{self._path} was restored to a time in its version {commit['version']}, and its "
+                "log does not say which batches that took away. Restore it once more, to the "
+                "number of a version (DeltaTable.history tells them)"
+            )
+        return int(version)
 
     @property
     def is_empty(self) -> bool:

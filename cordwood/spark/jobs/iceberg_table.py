@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
@@ -35,6 +36,8 @@ from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
 NAMESPACE = "cordwood"
 OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
+LANDED = "cordwood.landed"
+"""In the summary of a snapshot: the query and the batch that it adds."""
 
 _BATCH = re.compile(r"-1|[0-9]{1,18}")
 
@@ -136,7 +139,8 @@ class IcebergTable:
             if places:
                 # The files have names of this batch alone: no need to look for them in all
                 # manifests first.
-                change.add_files(places, check_duplicate_files=False)
+                note = {LANDED: f"{batch.query} {batch.batch}"}
+                change.add_files(places, note, check_duplicate_files=False)
             change.set_properties(
                 {BATCH + batch.query: str(batch.batch), OFFSET: json.dumps(dict(batch.offset))}
             )
@@ -161,10 +165,12 @@ class IcebergTable:
         """The table, or None if it is not made yet.
 
         Raises:
-            BadSetting: the directory was moved.
+            BadSetting: the directory was moved, or the table rolled back.
         """
         try:
-            return self._catalog.load_table(self._name)
+            table = self._catalog.load_table(self._name)
+            self._check_whole(table)
+            return table
         except NoSuchTableError:
             others = self._tables()
             if not others:
@@ -176,6 +182,36 @@ class IcebergTable:
             f"{self._path} was moved: {moved}. An Iceberg table has its place in all it notes; "
             "move it back, or land in another directory"
         )
+
+    def _check_whole(self, table: Table) -> None:
+        """Check that the batch that was landed last is in the table.
+
+        Trap: a rollback leaves the table's properties, which say that it is.
+
+        Raises:
+            BadSetting: the table was rolled back behind it.
+        """
+        ours = [
+            each
+            for each in table.metadata.snapshots
+            if each.summary is not None and LANDED in each.summary.additional_properties
+        ]
+        if not ours:
+            return
+        newest = max(ours, key=_sequence_of)
+        at = table.current_snapshot()
+        while at is not None and _sequence_of(at) > _sequence_of(newest):
+            before = at.parent_snapshot_id
+            # An ancestor may have expired: then nothing says that the table was rolled back.
+            at = None if before is None else table.snapshot_by_id(before)
+        if at is not None and at.snapshot_id != newest.snapshot_id:
+            assert newest.summary is not None, "it is one of those with a summary"
+            query, _, batch = newest.summary.additional_properties[LANDED].rpartition(" ")
+            raise BadSetting(
+                f"{self._path} was rolled back: its batch {batch} of query {query} is not in it "
+                "now, and what says where the landing goes on is not rolled back with it. Make "
+                f"snapshot {newest.snapshot_id} current again, or land in another directory"
+            )
 
     def _tables(self) -> list[str]:
         if not self._catalog.namespace_exists(NAMESPACE):
@@ -193,3 +229,7 @@ class IcebergTable:
         with table.update_spec() as update:
             for name in self._partition_by:
                 update.add_field(name, IdentityTransform(), name)
+
+
+def _sequence_of(snapshot: Snapshot) -> int:
+    return snapshot.sequence_number or 0

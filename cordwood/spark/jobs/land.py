@@ -232,7 +232,10 @@ class Lander:
         """Stage and publish one batch; Spark calls this, again if a run died in it."""
         began = time.monotonic()
         query = self._checkpoint.query()
-        if batch <= self._table.published(query):
+        published = self._table.published(query)
+        # Race: somebody restores the table while the query runs. What is landed on top hides it.
+        self._checkpoint.check_next(batch, published)
+        if batch <= published:
             # The number alone does not say which records a batch has: Spark plans one anew whose
             # offsets it lost.
             self._checkpoint.check(batch, self._end_noted(query, batch))

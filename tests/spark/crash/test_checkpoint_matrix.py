@@ -331,3 +331,21 @@ def test_the_right_to_read_is_taken_away_and_given_back(spark, cluster, store, t
     query.source[READ_TOKENS] = "secret"
     assert not query.refused()
     query.check()
+
+
+@pytest.mark.slow
+def test_a_delta_table_that_was_restored_is_landed_on_from_there(
+    spark, cluster, store, tmp_path
+) -> None:
+    from deltalake import DeltaTable
+
+    table = Table(spark, cluster, store, tmp_path, "delta")
+    versions = []
+    for _ in range(2):
+        assert not table.refused()
+        versions.append(DeltaTable(str(table.path)).version())
+    DeltaTable(str(table.path)).restore(versions[0])
+    assert "restored to an older version" in table.refused()
+    shutil.rmtree(table.checkpoint)
+    assert not table.refused()
+    table.check()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,10 +15,11 @@ from cordwood import durable
 from cordwood.errors import BadSetting
 from cordwood.spark.checkpoint import Checkpoint, begins_at
 from cordwood.spark.jobs.delta_table import DeltaLake
+from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.land import Landed, Lander
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.jobs.parquet_table import ParquetTable
-from cordwood.spark.jobs.table import StagedBatch, staged_files
+from cordwood.spark.jobs.table import LakeTable, StagedBatch, staged_files
 from cordwood.spark.options import SERVERS
 
 
@@ -128,6 +131,69 @@ def test_a_delta_log_that_was_cleaned_does_not_say_where_the_landing_ends(tmp_pa
     assert DeltaLake(root, ()).last_offset() is None
     with pytest.raises(BadSetting, match=r"is gone, and so is the commit.* in another directory"):
         lander.source_options()
+
+
+def landed(root: Path, lake: LakeTable, batch: int, query: str = "q") -> None:
+    staging = root / "_cordwood" / "staging" / f"{query}-{batch}"
+    staging.mkdir(parents=True)
+    pq.write_table(pa.table({"lsn": [batch]}), staging / f"part-{query}-{batch}.parquet")
+    schema = pa.schema([("lsn", pa.int64())])
+    lake.publish(StagedBatch(query, batch, end(batch), staged_files(staging), schema))
+
+
+def test_a_delta_table_that_was_restored_says_where_it_ends_now(tmp_path, checkpoint):
+    """The landing went on behind the batches that the restore took away, which were missing."""
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = DeltaLake(root, ())
+    for batch in range(3):
+        landed(root, lake, batch)
+    DeltaTable(str(root)).restore(2)
+    assert (lake.published("q"), lake.last_offset()) == (1, end(1))
+    (checkpoint.directory / "commits" / "2").write_text("v1\n{}")
+    with pytest.raises(BadSetting, match=r"restored to an older version.* Remove that directory"):
+        checkpoint.check(lake.published("q"), end(1))
+    with pytest.raises(BadSetting, match="restored to an older version"):
+        checkpoint.check_next(3, lake.published("q"))
+    checkpoint.check_next(2, lake.published("q"))
+    landed(root, lake, 0, "p")
+    assert (lake.published("p"), lake.last_offset()) == (0, end(0))
+    DeltaTable(str(root)).restore(1)
+    assert (lake.published("q"), lake.published("p"), lake.last_offset()) == (0, -1, end(0))
+    DeltaTable(str(root)).restore(0)
+    assert (lake.published("q"), lake.last_offset()) == (-1, None)
+    # The landing of "p" once more, which came after the first restore.
+    DeltaTable(str(root)).restore(5)
+    assert (lake.published("p"), lake.last_offset()) == (0, end(0))
+    before = DeltaTable(str(root)).history(2)[1]["timestamp"]
+    DeltaTable(str(root)).restore(datetime.fromtimestamp(before / 1000, UTC))
+    with pytest.raises(BadSetting, match="Restore it once more, to the number of a version"):
+        lake.published("q")
+
+
+def test_an_iceberg_table_that_was_rolled_back_is_refused_until_it_is_rolled_forward(tmp_path):
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = IcebergTable(root, ())
+    for batch in range(3):
+        landed(root, lake, batch)
+    table = lake._open()
+    assert table is not None
+    first, second, third = (each.snapshot_id for each in table.metadata.snapshots)
+    table.manage_snapshots().rollback_to_snapshot(second).commit()
+    for told in (lambda: lake.published("q"), lake.last_offset, lambda: landed(root, lake, 3)):
+        with pytest.raises(BadSetting, match=f"batch 2 of query q.* Make snapshot {third} current"):
+            told()
+    # What another job appends on top hides nothing.
+    table = lake._catalog.load_table(lake._name)
+    table.append(pa.table({"lsn": [7]}))
+    with pytest.raises(BadSetting, match="rolled back"):
+        lake.published("q")
+    table.refresh().manage_snapshots().set_current_snapshot(third).commit()
+    assert lake.published("q") == 2
+    table.refresh().append(pa.table({"lsn": [8]}))
+    table.refresh().maintenance.expire_snapshots().by_ids([first, second]).commit()
+    assert lake.last_offset() == end(2)
 
 
 def test_records_that_a_dead_batch_set_apart_go(tmp_path):
