@@ -47,6 +47,7 @@ class TestRenamed:
                 await fill(store, "/old", b"a stranger's")
                 number = (await store.log("/new")).log_id
                 await cluster.stop(cluster.sequencer_of(number))
+                await asyncio.sleep(1)  # the client hears that its connection is closed
                 await fill(store, "/new", b"1", b"2")
                 found: list[bytes] = []
                 given: list[bytes] = []
