@@ -87,13 +87,14 @@ async def seek_logs(metadata: MetadataStore, recorder: HistoryRecorder) -> None:
     tree = LogTree(metadata)
     listed = {int(info.log_id) for info in await tree.list()}
     for log in made:
-        recorder.add(await _sought(tree, log, listed, recorder.now_us))
+        recorder.add(await _sought(tree, log, listed, recorder))
 
 
-async def _sought(tree: LogTree, log: int, listed: Collection[int], now_us: int) -> LogSought:
+async def _sought(
+    tree: LogTree, log: int, listed: Collection[int], recorder: HistoryRecorder
+) -> LogSought:
     info = await tree.by_id(log)
     named = None if info is None else await tree.get(info.name)
     is_named = named is not None and named.log_id == log
-    return LogSought(
-        now_us, log, await tree.is_deleted(log), info is not None, is_named, log in listed
-    )
+    is_deleted = await tree.is_deleted(log)
+    return LogSought(recorder.now_us, log, is_deleted, info is not None, is_named, log in listed)
