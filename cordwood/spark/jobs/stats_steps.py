@@ -219,10 +219,13 @@ def _count(value: object) -> int:
 
 
 def _slice(value: Sequence[Any]) -> Slice:
-    log_id, name, start, stop = value
+    # An earlier version noted no address of main storage.
+    log_id, name, start, stop, objects = (*value, "") if len(value) == 4 else value
     if not isinstance(name, str):
         raise TypeError(f"{name!r} is no log's name")
-    return Slice(_count(log_id), name, _count(start), _count(stop))
+    if not isinstance(objects, str):
+        raise TypeError(f"{objects!r} is no address of main storage")
+    return Slice(_count(log_id), name, _count(start), _count(stop), objects)
 
 
 def _row(kind: type[Row], value: Mapping[str, Any]) -> Row:
