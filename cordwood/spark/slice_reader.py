@@ -11,7 +11,8 @@ Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch), §8 (gaps).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind
@@ -78,12 +79,15 @@ def _read(
     failing = fail_on_data_loss and not with_gaps
     for each in slices:
         try:
-            for taken in tiled(each, _runs_of(connect, each), fail_on_data_loss=failing):
-                if not isinstance(taken, Gap):
-                    yield from gatherer.add(each.name, taken)
-                elif with_gaps:
-                    yield from gatherer.finish()
-                    yield gap_row(each, taken, gatherer.columns)
+            # Trap: what ends the loop does not end the generator. Left to Python's collector, which
+            # may run in the client's own thread, its reader would not be closed.
+            with closing(_runs_of(connect, each)) as runs:
+                for taken in tiled(each, runs, fail_on_data_loss=failing):
+                    if not isinstance(taken, Gap):
+                        yield from gatherer.add(each.name, taken)
+                    elif with_gaps:
+                        yield from gatherer.finish()
+                        yield gap_row(each, taken, gatherer.columns)
         except UnknownLog as error:
             # It was deleted after the slice was planned. It is looked for by number: a log that
             # was renamed is the same one, and what has its name now is not.
@@ -92,7 +96,7 @@ def _read(
     yield from gatherer.finish()
 
 
-def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Iterator[Sequence[Taken]]:
+def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Generator[Sequence[Taken]]:
     """What a slice has: from objects where it is marked so, and the rest from nodes."""
     start = read.start
     if read.objects:

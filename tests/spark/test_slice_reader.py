@@ -211,3 +211,22 @@ def test_a_log_that_has_the_name_of_a_planned_one_is_not_read_for_it(tmp_path):
         with pytest.raises(DataLoss, match=f"log={planned} .*type=LOG_GONE"):
             list(read_slices(lambda: store, asked, ["value"], fail_on_data_loss=True))
         assert list(read_slices(lambda: store, asked, ["value"], fail_on_data_loss=False)) == []
+
+
+def test_a_task_that_fails_has_stopped_reading(tmp_path, monkeypatch):
+    """Its reader was left to the garbage collector, which cannot close it in every thread."""
+    opened = []
+    with cordwood.connect(tmp_path) as store:
+        log = store.create_log("/log").log_id
+        store.append_many("/log", [b"value"] * 3)
+        store.trim("/log", OLDEST + 1)
+        asked = [Slice(log, "/log", OLDEST, OLDEST + 3)]
+        read = type(store).read
+        monkeypatch.setattr(
+            type(store), "read", lambda *args: opened.append(read(*args)) or opened[-1]
+        )
+        with pytest.raises(DataLoss) as failed:
+            list(read_slices(lambda: store, asked, ["value"], fail_on_data_loss=True))
+        # The error is held here, and with it all that its frames hold.
+        assert failed.value.__traceback__ is not None
+        assert [each._stream.is_closed for each in opened] == [True]
