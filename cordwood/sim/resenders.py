@@ -132,11 +132,14 @@ class _Resender:
         )  # fmt: skip
         clients.calls.began(self._name, op)
         failures: list[CordwoodError] = []
+        has_left = False
         while True:
             try:
                 lsns = await self._ask(store, log, payloads, is_atomic)
             except (Retryable, OutcomeUnknown, Closed) as error:
                 failures.append(error)
+                if store is not self._store or not self._connected.is_set():
+                    has_left = True
             except CordwoodError as error:
                 failures.append(error)
                 break
@@ -155,7 +158,7 @@ class _Resender:
             except BadSetting:
                 break
             recorder.add(AppendAgain(recorder.now_us, op, _name_of(failures[-1]), ended_us))
-        recorder.append_raised(op, _told(failures))
+        recorder.append_raised(op, _told(failures, has_left))
         clients.calls.ended(self._name, op)
         # Other lanes that append to this log may still send again what they have in flight.
         if self._producer.epoch == producer.epoch and self._open[log] == 1:
@@ -186,11 +189,14 @@ def _name_of(error: CordwoodError) -> str:
     return GIVEN_UP if isinstance(error, GivenUp) else type(error).__name__
 
 
-def _told(failures: list[CordwoodError]) -> CordwoodError:
+def _told(failures: list[CordwoodError], has_left: bool) -> CordwoodError:
     """What is known of a call after all its tries.
 
-    A try that was given up may never have left the client, so nothing is claimed of its place.
+    A try that was given up may never have left the client, so nothing is claimed of its place. Nor
+    is anything asked of the cluster (L1) where the client left its connection.
     """
+    if has_left:
+        return GivenUp("the client left its connection")
     given_up = next((each for each in failures if isinstance(each, GivenUp)), None)
     unknown = next((each for each in failures if isinstance(each, OutcomeUnknown)), None)
     return given_up or unknown or failures[-1]
