@@ -74,14 +74,20 @@ class _Introduction(asyncio.Protocol):
 
     def __init__(self, handler: StreamHandler) -> None:
         self.handler = handler
+        self.is_open = False
         self.data_received = handler.data_received  # type: ignore[method-assign]
         self.eof_received = handler.eof_received  # type: ignore[method-assign]
-        self.connection_lost = handler.connection_lost  # type: ignore[method-assign]
         self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
         self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.is_open = True
         self.handler.connection_made(RealTransport(cast(asyncio.Transport, transport)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.is_open:  # once: see `RealNetwork.connect`
+            self.is_open = False
+            self.handler.connection_lost(exc)
 
 
 class _DirectIntroduction(asyncio.BufferedProtocol):
@@ -94,15 +100,21 @@ class _DirectIntroduction(asyncio.BufferedProtocol):
 
     def __init__(self, handler: DirectReceiver, scratch: memoryview) -> None:
         self.handler = handler
+        self.is_open = False
         self._scratch = scratch
         self._is_direct = False
         self.eof_received = handler.eof_received  # type: ignore[method-assign]
-        self.connection_lost = handler.connection_lost  # type: ignore[method-assign]
         self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
         self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.is_open = True
         self.handler.connection_made(RealTransport(cast(asyncio.Transport, transport)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.is_open:  # once: see `RealNetwork.connect`
+            self.is_open = False
+            self.handler.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         into = self.handler.receive_into()
@@ -179,23 +191,34 @@ class RealNetwork:
     ) -> StreamHandler:
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
+        introductions: list[_Introduction | _DirectIntroduction] = []
+
+        def introduced() -> asyncio.BaseProtocol:
+            introductions.append(self._introduce(make()))
+            return introductions[-1]
+
         try:
             async with asyncio.timeout(timeout_s):
                 beside = reach_beside(address) if self._has_unix_sockets else None
                 if beside is not None:
-                    _, introduction = await loop.create_unix_connection(
-                        lambda: self._introduce(make()), sock=beside
-                    )
+                    await loop.create_unix_connection(introduced, sock=beside)
                 else:
-                    _, introduction = await loop.create_connection(
-                        lambda: self._introduce(make()), host, port
-                    )
-        except TimeoutError as error:
-            raise Unreachable(f"{address} did not answer within {timeout_s:g} s") from error
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise Unreachable(f"cannot reach {address}: {reason}") from error
-        return introduction.handler
+                    await loop.create_connection(introduced, host, port)
+        except BaseException as error:
+            # Trap: uvloop closes a transport whose connect is cancelled, and its protocol, which
+            # has been told of the connection, hears no more of it.
+            for each in introductions:
+                each.connection_lost(None)
+            if isinstance(error, OSError):  # TimeoutError is one too
+                raise _unreachable(address, timeout_s, error) from error
+            raise
+        return introductions[-1].handler
+
+
+def _unreachable(address: str, timeout_s: float, error: OSError) -> Unreachable:
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"{address} did not answer within {timeout_s:g} s")
+    return Unreachable(f"cannot reach {address}: {error.strerror or error}")
 
 
 async def _bind(host: str, port: int, accept: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:

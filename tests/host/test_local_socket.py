@@ -163,3 +163,48 @@ def test_the_greeting_is_checked_there_as_on_tcp(run) -> None:
             await server.close()
 
     run(main)
+
+
+class Speaks(Quiet):
+    """Writes at the loop's next turn, as a connection does with its greeting."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        asyncio.get_running_loop().call_soon(self._speak)
+
+    def _speak(self) -> None:
+        if not self.lost.is_set():
+            self.transport.writelines([b"hello"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("has_unix_sockets", [True, False])
+def test_a_connection_whose_connect_is_cancelled_hears_that_it_went(run, has_unix_sockets) -> None:
+    """uvloop closed it and said nothing: the greeting then failed on a closed transport."""
+
+    async def main() -> None:
+        wrong: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: wrong.append(what))
+        network = RealNetwork(has_unix_sockets=has_unix_sockets)
+        listener = await network.listen("127.0.0.1:0", Quiet)
+        made: list[Speaks] = []
+
+        def make() -> Speaks:
+            made.append(Speaks())
+            return made[-1]
+
+        for turns in range(12):
+            connecting = asyncio.ensure_future(network.connect(listener.address, make, timeout_s=5))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if connecting.cancel():
+                await asyncio.wait([connecting])
+            if not connecting.cancelled():
+                made[-1].transport.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.05)
+        assert [
+            each for each in made if hasattr(each, "transport") and not each.lost.is_set()
+        ] == []
+        assert wrong == []
+        await listener.close()
+
+    run(main)
