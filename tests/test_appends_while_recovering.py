@@ -6,6 +6,7 @@ import asyncio
 from unittest import mock
 
 import pytest
+from scenarios import as_scenario
 
 from cordwood.block import Gap
 from cordwood.errors import NoSequencer
@@ -72,42 +73,40 @@ def test_they_are_acknowledged_at_once_and_seen_once_all_below_is_recovered(seed
     played(scenario, seed)
 
 
-def test_who_asks_for_the_tail_waits_or_is_told_why():
-    async def scenario(cluster, store, gate):
-        await store.append("orders", b"2")
-        asking = asyncio.ensure_future(store.tail("orders"))
-        await asyncio.sleep(1)
-        assert not asking.done()
-        gate.is_open.set()
-        assert (await asking).epoch == 2
-
-    played(scenario)
+@as_scenario(played)
+async def test_who_asks_for_the_tail_waits_or_is_told_why(cluster, store, gate) -> None:
+    await store.append("orders", b"2")
+    asking = asyncio.ensure_future(store.tail("orders"))
+    await asyncio.sleep(1)
+    assert not asking.done()
+    gate.is_open.set()
+    assert (await asking).epoch == 2
 
 
-def test_a_recovery_that_fails_is_tried_again_while_appends_go_on():
-    async def scenario(cluster, store, gate):
-        gate.error = NoSequencer("too many members are absent")
-        for n in range(10):
-            await store.append("orders", b"%d" % n)
-            await asyncio.sleep(0.2)
-        gate.error = None
-        gate.is_open.set()
-        await asyncio.sleep(1)
-        assert len(await read_soon(store)) == 11
-
-    played(scenario)
-
-
-def test_a_sequencer_that_dies_while_it_recovers_leaves_what_it_acknowledged_to_the_next():
-    async def scenario(cluster, store, gate):
-        last = await store.append("orders", b"2")
-        (second,) = cluster.sequencers()
-        cluster.crash(second)
+@as_scenario(played)
+async def test_a_recovery_that_fails_is_tried_again_while_appends_go_on(
+    cluster, store, gate
+) -> None:
+    gate.error = NoSequencer("too many members are absent")
+    for n in range(10):
+        await store.append("orders", b"%d" % n)
         await asyncio.sleep(0.2)
-        cluster.restart(*(n for n in cluster.nodes if n not in cluster.running))
-        gate.is_open.set()
-        assert await store.append("orders", b"3") > last
-        await store.tail("orders")
-        assert await read_soon(store) == [b"1", b"2", b"3"]
+    gate.error = None
+    gate.is_open.set()
+    await asyncio.sleep(1)
+    assert len(await read_soon(store)) == 11
 
-    played(scenario)
+
+@as_scenario(played)
+async def test_a_sequencer_that_dies_while_it_recovers_leaves_what_it_acknowledged_to_the_next(
+    cluster, store, gate
+) -> None:
+    last = await store.append("orders", b"2")
+    (second,) = cluster.sequencers()
+    cluster.crash(second)
+    await asyncio.sleep(0.2)
+    cluster.restart(*(n for n in cluster.nodes if n not in cluster.running))
+    gate.is_open.set()
+    assert await store.append("orders", b"3") > last
+    await store.tail("orders")
+    assert await read_soon(store) == [b"1", b"2", b"3"]

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from scenarios import as_scenario, awaited_by
 
 import cordwood
 from cordwood.block import Gap, GapKind, Record
@@ -363,15 +364,13 @@ class TestBlocking:
             assert records(store, "log") == {lsn: b"%d" % n for n, lsn in enumerate(lsns)}
 
 
-def test_asyncio_on_a_plain_loop(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with await cordwood.aio.connect(tmp_path) as store:
-            lsns = await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(20)))
-            assert lsns == [make_lsn(1, n) for n in range(1, 21)]
-            stream = await store.read("log")
-            assert len([item async for item in stream]) == 20
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_asyncio_on_a_plain_loop(*, tmp_path: Path) -> None:
+    async with await cordwood.aio.connect(tmp_path) as store:
+        lsns = await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(20)))
+        assert lsns == [make_lsn(1, n) for n in range(1, 21)]
+        stream = await store.read("log")
+        assert len([item async for item in stream]) == 20
 
 
 class TestServe:

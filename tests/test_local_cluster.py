@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from scenarios import as_scenario, awaited_by
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client import aio
@@ -127,38 +128,35 @@ class Writers:
         assert len(extra) == len(set(extra))
 
 
-def test_nodes_that_are_killed_or_stopped_while_appends_go_on(tmp_path: Path) -> None:
+@as_scenario(awaited_by(uvloop.run))
+async def test_nodes_that_are_killed_or_stopped_while_appends_go_on(*, tmp_path: Path) -> None:
     """Two copies on three nodes: any one of them may go, the sequencer's too."""
+    async with running(tmp_path, TWO_OF_THREE) as (cluster, store):
+        await store.append("log", b"first")
+        owner = await sequencer_of(store)
+        storage = next(node for node in cluster.nodes if node != owner)
+        writers = Writers(store)
+        await writers.go_on(200)
+        cluster.kill(storage)
+        await writers.go_on(200)
+        assert writers.unknown == [], "a storage node that dies costs nobody anything"
+        await cluster.start_node(storage)
+        await writers.go_on(100)
 
-    async def scenario() -> None:
-        async with running(tmp_path, TWO_OF_THREE) as (cluster, store):
-            await store.append("log", b"first")
-            owner = await sequencer_of(store)
-            storage = next(node for node in cluster.nodes if node != owner)
-            writers = Writers(store)
-            await writers.go_on(200)
-            cluster.kill(storage)
-            await writers.go_on(200)
-            assert writers.unknown == [], "a storage node that dies costs nobody anything"
-            await cluster.start_node(storage)
-            await writers.go_on(100)
+        cluster.send_signal(storage, signal.SIGSTOP)
+        await writers.go_on(100)
+        cluster.send_signal(storage, signal.SIGCONT)
+        await writers.go_on(100)
 
-            cluster.send_signal(storage, signal.SIGSTOP)
-            await writers.go_on(100)
-            cluster.send_signal(storage, signal.SIGCONT)
-            await writers.go_on(100)
-
-            cluster.kill(owner)
-            await writers.go_on(200)
-            await writers.stop()
-            writers.acked[Lsn((1 << 32) | 1)] = b"first"
-            assert max(writers.acked).epoch > 1, "another node took over"
-            writers.check(await read_all(store))
-            await cluster.start_node(owner)
-            await until(lambda: len(store._cluster.peers.up) == 3)
-            writers.check(await read_all(store, until=max(writers.acked)))
-
-    uvloop.run(scenario())
+        cluster.kill(owner)
+        await writers.go_on(200)
+        await writers.stop()
+        writers.acked[Lsn((1 << 32) | 1)] = b"first"
+        assert max(writers.acked).epoch > 1, "another node took over"
+        writers.check(await read_all(store))
+        await cluster.start_node(owner)
+        await until(lambda: len(store._cluster.peers.up) == 3)
+        writers.check(await read_all(store, until=max(writers.acked)))
 
 
 def large(items: list[Record | Gap]) -> int:
@@ -166,45 +164,43 @@ def large(items: list[Record | Gap]) -> int:
     return sum(isinstance(each, Record) and len(each.value) > MIB // 2 for each in items)
 
 
-def test_a_log_that_needs_every_node_waits_for_the_one_that_died_and_outgrows_its_wals(
-    tmp_path: Path,
+@as_scenario(awaited_by(uvloop.run))
+async def test_a_log_that_needs_every_node_waits_for_the_one_that_died_and_outgrows_its_wals(
+    *, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path, THREE_OF_THREE, timeout_s=5) as (cluster, store):
-            writers = Writers(store, 4)
-            await writers.go_on(100)
-            await writers.stop()
-            before = await store.tail("log")
-            owner = await sequencer_of(store)
-            cluster.kill(owner)
-            with pytest.raises(NoSequencer, match=rf"absent: node {owner}:"):
-                await until_refused(store, b"too early")
-            await cluster.start_node(owner)
-            after = await store.append("log", b"after")
-            assert after.epoch > before.epoch
-            items = await read_all(store)
-            writers.unknown += [b"too early", b"after"]
-            writers.check(items)
-            assert Gap(Lsn(before + 1), Lsn(2 << 32), GapKind.BRIDGE) in items
+    async with running(tmp_path, THREE_OF_THREE, timeout_s=5) as (cluster, store):
+        writers = Writers(store, 4)
+        await writers.go_on(100)
+        await writers.stop()
+        before = await store.tail("log")
+        owner = await sequencer_of(store)
+        cluster.kill(owner)
+        with pytest.raises(NoSequencer, match=rf"absent: node {owner}:"):
+            await until_refused(store, b"too early")
+        await cluster.start_node(owner)
+        after = await store.append("log", b"after")
+        assert after.epoch > before.epoch
+        items = await read_all(store)
+        writers.unknown += [b"too early", b"after"]
+        writers.check(items)
+        assert Gap(Lsn(before + 1), Lsn(2 << 32), GapKind.BRIDGE) in items
 
-            patient = ClientSettings(timeout_s=60)
-            async with await aio.connect(cluster.url, patient) as filler:
-                for _ in range(40):
-                    await filler.append("log", bytes(MIB - 100))
-            full = await read_all(store)
-            assert full[: len(items)] == items
-            assert large(full) == 40, "more than the WALs hold"
-            directory = cluster.directory
-            assert find_address(directory) == cluster.url
-        with pytest.raises(Unreachable, match="cordwood up"):
-            find_address(directory)
+        patient = ClientSettings(timeout_s=60)
+        async with await aio.connect(cluster.url, patient) as filler:
+            for _ in range(40):
+                await filler.append("log", bytes(MIB - 100))
+        full = await read_all(store)
+        assert full[: len(items)] == items
+        assert large(full) == 40, "more than the WALs hold"
+        directory = cluster.directory
+        assert find_address(directory) == cluster.url
+    with pytest.raises(Unreachable, match="cordwood up"):
+        find_address(directory)
 
-        async with running(tmp_path, None, timeout_s=5) as (again, store):
-            assert again.url == cluster.url, "the same nodes at the same addresses"
-            assert await read_all(store, until=max(writers.acked)) == items[: len(writers.acked)]
-            assert large(await read_all(store)) == 40
-
-    uvloop.run(scenario())
+    async with running(tmp_path, None, timeout_s=5) as (again, store):
+        assert again.url == cluster.url, "the same nodes at the same addresses"
+        assert await read_all(store, until=max(writers.acked)) == items[: len(writers.acked)]
+        assert large(await read_all(store)) == 40
 
 
 def test_nodes_stop_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
@@ -249,24 +245,22 @@ def is_alive(pid: int) -> bool:
 class TestRefusals:
     ONE = ClusterShape(nodes=1, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
 
-    def test_a_directory_has_one_cluster_of_one_shape_at_a_time(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with local_cluster(str(tmp_path), self.ONE):
-                with pytest.raises(StoreInUse, match=rf"process {os.getpid()}.*runs on it already"):
-                    await local_cluster(str(tmp_path)).__aenter__()
-            with pytest.raises(BadSetting, match=r"another shape \(1 nodes, 1 racks, WAL 4 MiB, "):
-                await local_cluster(str(tmp_path), TWO_OF_THREE).__aenter__()
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_a_directory_has_one_cluster_of_one_shape_at_a_time(
+        self, *, tmp_path: Path
+    ) -> None:
+        async with local_cluster(str(tmp_path), self.ONE):
+            with pytest.raises(StoreInUse, match=rf"process {os.getpid()}.*runs on it already"):
+                await local_cluster(str(tmp_path)).__aenter__()
+        with pytest.raises(BadSetting, match=r"another shape \(1 nodes, 1 racks, WAL 4 MiB, "):
+            await local_cluster(str(tmp_path), TWO_OF_THREE).__aenter__()
 
-        asyncio.run(scenario())
-
-    def test_an_embedded_store_is_no_cluster(self, tmp_path: Path) -> None:
-        async def scenario() -> None:
-            async with embedded_store(str(tmp_path), ClientSettings(), 4 * MIB):
-                pass
-            with pytest.raises(BadSetting, match="is an embedded store, not a cluster"):
-                await local_cluster(str(tmp_path), self.ONE).__aenter__()
-
-        asyncio.run(scenario())
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_an_embedded_store_is_no_cluster(self, *, tmp_path: Path) -> None:
+        async with embedded_store(str(tmp_path), ClientSettings(), 4 * MIB):
+            pass
+        with pytest.raises(BadSetting, match="is an embedded store, not a cluster"):
+            await local_cluster(str(tmp_path), self.ONE).__aenter__()
 
     def test_a_node_that_does_not_start_is_quoted_and_the_others_are_stopped(
         self, tmp_path: Path
@@ -296,24 +290,24 @@ def _command_line(pid: str) -> str:
         return ""
 
 
-def test_what_is_staged_survives_kill_9_of_every_process_and_is_published_once(tmp_path) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path / "c", THREE_OF_THREE, timeout_s=30.0) as (cluster, store):
-            blocks = [[bytes([at]) * 1000] * 100 for at in range(8)]
-            refs = [await store.stage("log", values) for values in blocks]
-            plain = [ref.to_json() for ref in refs]
-            for number in cluster.nodes:
-                cluster.kill(number)
-            for number, node in cluster.nodes.items():
-                while node.is_running:  # noqa: ASYNC110 - a process says nothing when it ends
-                    await asyncio.sleep(0.02)
-                await cluster.start_node(number)
-            async with await aio.connect(cluster.url, ClientSettings(timeout_s=30.0)) as other:
-                first = await other.publish("query", 0, plain)
-                again = await other.publish("query", 0, plain)
-                assert again.spans == first.spans
-                found = [item async for item in await other.read("log")]
-                values = [item.value for item in found if isinstance(item, Record)]
-                assert values == [value for some in blocks for value in some]
-
-    uvloop.run(scenario())
+@as_scenario(awaited_by(uvloop.run))
+async def test_what_is_staged_survives_kill_9_of_every_process_and_is_published_once(
+    *, tmp_path
+) -> None:
+    async with running(tmp_path / "c", THREE_OF_THREE, timeout_s=30.0) as (cluster, store):
+        blocks = [[bytes([at]) * 1000] * 100 for at in range(8)]
+        refs = [await store.stage("log", values) for values in blocks]
+        plain = [ref.to_json() for ref in refs]
+        for number in cluster.nodes:
+            cluster.kill(number)
+        for number, node in cluster.nodes.items():
+            while node.is_running:  # noqa: ASYNC110 - a process says nothing when it ends
+                await asyncio.sleep(0.02)
+            await cluster.start_node(number)
+        async with await aio.connect(cluster.url, ClientSettings(timeout_s=30.0)) as other:
+            first = await other.publish("query", 0, plain)
+            again = await other.publish("query", 0, plain)
+            assert again.spans == first.spans
+            found = [item async for item in await other.read("log")]
+            values = [item.value for item in found if isinstance(item, Record)]
+            assert values == [value for some in blocks for value in some]

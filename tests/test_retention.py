@@ -7,6 +7,7 @@ import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
@@ -34,67 +35,63 @@ async def values(store, log: str) -> tuple[int, list[GapKind]]:
 
 
 class TestByTime:
-    def test_what_is_too_old_goes_and_its_space_comes_back(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=LogAttributes(backlog_s=10))
-                await write(store, "log", 40)
-                left, gaps = await values(store, "log")
-                assert 10 <= left <= 20
-                assert gaps[0] is GapKind.TRIM
-                for node in cluster.running.values():
-                    assert 3 <= len(node.engine.logs.partitions) <= 9
-                    assert node.engine.logs.drops >= 5
-                    assert node.engine.logs.stored_bytes < 25_000
-                # A log that nobody appends to any more loses all it has, the newest partition too.
-                await asyncio.sleep(20)
-                assert (await values(store, "log"))[0] == 0
-                for node in cluster.running.values():
-                    assert node.engine.logs.stored_bytes == 0
-                assert await store.append("log", b"again") == (await store.tail("log"))
+    @as_scenario(simulate, nodes=3, storage=STORAGE)
+    async def test_what_is_too_old_goes_and_its_space_comes_back(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=LogAttributes(backlog_s=10))
+            await write(store, "log", 40)
+            left, gaps = await values(store, "log")
+            assert 10 <= left <= 20
+            assert gaps[0] is GapKind.TRIM
+            for node in cluster.running.values():
+                assert 3 <= len(node.engine.logs.partitions) <= 9
+                assert node.engine.logs.drops >= 5
+                assert node.engine.logs.stored_bytes < 25_000
+            # A log that nobody appends to any more loses all it has, the newest partition too.
+            await asyncio.sleep(20)
+            assert (await values(store, "log"))[0] == 0
+            for node in cluster.running.values():
+                assert node.engine.logs.stored_bytes == 0
+            assert await store.append("log", b"again") == (await store.tail("log"))
 
-        simulate(scenario, nodes=3, storage=STORAGE)
+    @as_scenario(simulate, nodes=3, storage=STORAGE)
+    async def test_a_log_that_keeps_everything_has_the_partitions_cut(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.create_log("short", attributes=LogAttributes(backlog_s=5))
+            await store.create_log("long")
+            for _ in range(30):
+                await store.append("short", bytes(1000))
+                await store.append("long", b"for ever")
+                await asyncio.sleep(1)
+            await asyncio.sleep(30)
+            assert (await values(store, "long"))[0] == 30
+            for node in cluster.running.values():
+                assert len(node.engine.logs.partitions) > 5, "they all hold some of it"
+                assert node.engine.logs.stored_bytes < 12_000, "but what was trimmed is gone"
 
-    def test_a_log_that_keeps_everything_has_the_partitions_cut(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("short", attributes=LogAttributes(backlog_s=5))
-                await store.create_log("long")
-                for _ in range(30):
-                    await store.append("short", bytes(1000))
-                    await store.append("long", b"for ever")
-                    await asyncio.sleep(1)
-                await asyncio.sleep(30)
-                assert (await values(store, "long"))[0] == 30
-                for node in cluster.running.values():
-                    assert len(node.engine.logs.partitions) > 5, "they all hold some of it"
-                    assert node.engine.logs.stored_bytes < 12_000, "but what was trimmed is gone"
-
-        simulate(scenario, nodes=3, storage=STORAGE)
-
-    def test_attributes_that_change_take_effect(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await write(store, "log", 20)
-                assert (await values(store, "log"))[0] == 20
-                await store.log_tree.set_attributes("/", LogAttributes(backlog_s=5))
-                await asyncio.sleep(5)
-                assert (await values(store, "log"))[0] < 10
-
-        simulate(scenario, nodes=3, storage=STORAGE)
+    @as_scenario(simulate, nodes=3, storage=STORAGE)
+    async def test_attributes_that_change_take_effect(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await write(store, "log", 20)
+            assert (await values(store, "log"))[0] == 20
+            await store.log_tree.set_attributes("/", LogAttributes(backlog_s=5))
+            await asyncio.sleep(5)
+            assert (await values(store, "log"))[0] < 10
 
 
 class TestBySize:
-    def test_the_newest_bytes_stay(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=LogAttributes(backlog_bytes=10_000))
-                await write(store, "log", 40)
-                left, gaps = await values(store, "log")
-                assert 9 <= left <= 20
-                assert gaps[0] is GapKind.TRIM
-
-        simulate(scenario, nodes=3, storage=STORAGE)
+    @as_scenario(simulate, nodes=3, storage=STORAGE)
+    async def test_the_newest_bytes_stay(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=LogAttributes(backlog_bytes=10_000))
+            await write(store, "log", 40)
+            left, gaps = await values(store, "log")
+            assert 9 <= left <= 20
+            assert gaps[0] is GapKind.TRIM
 
 
 class TestBySizeOverNodes:
@@ -106,47 +103,44 @@ class TestBySizeOverNodes:
         asks = LogAttributes(backlog_bytes=self.BOUND, **attributes)
         await store.create_log("log", attributes=asks)
 
-    def test_a_log_that_is_below_its_bound_loses_nothing(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await self._keep(store)
-                await write(store, "log", 50)
-                await asyncio.sleep(10)
-                assert (await values(store, "log"))[0] == 50
+    @as_scenario(simulate, nodes=5, copies=3, racks=2, storage=STORAGE)
+    async def test_a_log_that_is_below_its_bound_loses_nothing(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await self._keep(store)
+            await write(store, "log", 50)
+            await asyncio.sleep(10)
+            assert (await values(store, "log"))[0] == 50
 
-        simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
-
-    def test_nor_where_its_nodeset_grows(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await self._keep(store, nodeset_size=3)
-                await write(store, "log", 50)
-                await store.log_tree.set_attributes("log", LogAttributes(nodeset_size=5))
-                await write(store, "log", 5)
-                await asyncio.sleep(10)
-                assert (await values(store, "log"))[0] == 55
-
-        simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
+    @as_scenario(simulate, nodes=5, copies=3, racks=2, storage=STORAGE)
+    async def test_nor_where_its_nodeset_grows(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await self._keep(store, nodeset_size=3)
+            await write(store, "log", 50)
+            await store.log_tree.set_attributes("log", LogAttributes(nodeset_size=5))
+            await write(store, "log", 5)
+            await asyncio.sleep(10)
+            assert (await values(store, "log"))[0] == 55
 
     @pytest.mark.parametrize(("down", "most"), [(0, 75), (1, 130)])
-    def test_what_is_over_the_bound_goes_and_the_bound_stays(self, down: int, most: int):
+    @as_scenario(simulate, nodes=5, copies=3, racks=2, storage=STORAGE)
+    async def test_what_is_over_the_bound_goes_and_the_bound_stays(
+        self, cluster: ClusterAtHand, *, down: int, most: int
+    ) -> None:
         """Bodies of 1,000 bytes and a few; partitions of two seconds. A node that is away makes
         blocks count for less, and so more of them stay."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await self._keep(store)
-                await write(store, "log", 150)
-                if down:
-                    cluster.kill(5)
-                await write(store, "log", 150)
-                left, gaps = await values(store, "log")
-                assert 60 <= left <= most
-                assert gaps[0] is GapKind.TRIM
-                for node in cluster.running.values():
-                    assert node.engine.logs.stored_bytes <= (most + 10) * 1200
-
-        simulate(scenario, nodes=5, copies=3, racks=2, storage=STORAGE)
+        async with cluster.client() as store:
+            await self._keep(store)
+            await write(store, "log", 150)
+            if down:
+                cluster.kill(5)
+            await write(store, "log", 150)
+            left, gaps = await values(store, "log")
+            assert 60 <= left <= most
+            assert gaps[0] is GapKind.TRIM
+            for node in cluster.running.values():
+                assert node.engine.logs.stored_bytes <= (most + 10) * 1200
 
 
 class TestDeleted:
@@ -185,87 +179,81 @@ class TestDeleted:
             ),
         )
 
-    def test_renames_that_cross_give_the_log_its_name_back(self):
+    @as_scenario(
+        simulate,
+        nodes=3,
+        storage=StorageSettings(
+            flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+        ),
+    )
+    async def test_renames_that_cross_give_the_log_its_name_back(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """The rename that lost took the name away last. No name led to the log then, neither by its
         name nor by its number, and a day later its records were gone."""
+        near = LogTree(cluster.metadata)
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            near = LogTree(cluster.metadata)
+        class Between(MemoryMetadata):
+            async def compare_and_set(self, key, value, expected):
+                if key == "logs/log" and value is None:
+                    await near.rename("other", "log")
+                return await super().compare_and_set(key, value, expected)
 
-            class Between(MemoryMetadata):
-                async def compare_and_set(self, key, value, expected):
-                    if key == "logs/log" and value is None:
-                        await near.rename("other", "log")
-                    return await super().compare_and_set(key, value, expected)
+        async with cluster.client() as store:
+            await write(store, "log", 3)
+            far = LogTree(Between(random.Random(1), cluster.metadata.data))
+            with pytest.raises(UnknownLog):
+                await far.rename("log", "other")
+            info = await near.by_id(LOG)
+            assert info is not None
+            assert (info.log_id, info.name) == (LOG, "/log")
+            assert await near.get("other") is None
+            await asyncio.sleep(40)
+            assert (await values(store, "log"))[0] == 3
+            await near.rename("log", "other")
+            await store.append("other", b"4")
 
-            async with cluster.client() as store:
-                await write(store, "log", 3)
-                far = LogTree(Between(random.Random(1), cluster.metadata.data))
-                with pytest.raises(UnknownLog):
-                    await far.rename("log", "other")
-                info = await near.by_id(LOG)
-                assert info is not None
-                assert (info.log_id, info.name) == (LOG, "/log")
-                assert await near.get("other") is None
-                await asyncio.sleep(40)
-                assert (await values(store, "log"))[0] == 3
-                await near.rename("log", "other")
-                await store.append("other", b"4")
-
-        simulate(
-            scenario,
-            nodes=3,
-            storage=StorageSettings(
-                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
-            ),
-        )
-
-    def test_a_log_without_a_name_is_not_a_deleted_one(self):
+    @as_scenario(
+        simulate,
+        nodes=3,
+        storage=StorageSettings(
+            flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+        ),
+    )
+    async def test_a_log_without_a_name_is_not_a_deleted_one(self, cluster: ClusterAtHand) -> None:
         """Renames that crossed left such a log. A day later its records were gone."""
+        names = cluster.metadata
+        async with cluster.client() as store:
+            await write(store, "log", 3)
+            # Renames take such names back now, so the scene takes it away itself.
+            name = await names.get("logs/log")
+            assert await names.compare_and_set("logs/log", None, name.version)
+            await LogTree(names).note_change()
+            assert await LogTree(names).by_id(LOG) is None
+            await asyncio.sleep(40)
+            assert await names.compare_and_set("logs/log", name.value, 0)
+            await LogTree(names).note_change()
+            assert (await values(store, "log"))[0] == 3
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            names = cluster.metadata
-            async with cluster.client() as store:
-                await write(store, "log", 3)
-                # Renames take such names back now, so the scene takes it away itself.
-                name = await names.get("logs/log")
-                assert await names.compare_and_set("logs/log", None, name.version)
-                await LogTree(names).note_change()
-                assert await LogTree(names).by_id(LOG) is None
-                await asyncio.sleep(40)
-                assert await names.compare_and_set("logs/log", name.value, 0)
-                await LogTree(names).note_change()
-                assert (await values(store, "log"))[0] == 3
-
-        simulate(
-            scenario,
-            nodes=3,
-            storage=StorageSettings(
-                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
-            ),
-        )
-
-    def test_records_of_a_deleted_log_go_after_a_while(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await write(store, "log", 3)
-                await write(store, "other", 3)
-                await store.log_tree.delete("log")
-                await asyncio.sleep(5)
-                held = [node.engine.cache.log(LOG).trim for node in cluster.running.values()]
-                assert held == [0, 0, 0], "not at once"
-                await asyncio.sleep(20)
-                for node in cluster.running.values():
-                    assert node.engine.cache.log(LOG).trim
-                    assert (await node.engine.reader.read(
-                        LOG, 0, 1 << 60, bytes_max=1, blocks_max=1
-                    )).blocks == []  # fmt: skip
-                assert (await values(store, "other"))[0] == 3
-
-        simulate(
-            scenario,
-            nodes=3,
-            storage=StorageSettings(
-                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
-            ),
-        )
+    @as_scenario(
+        simulate,
+        nodes=3,
+        storage=StorageSettings(
+            flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+        ),
+    )
+    async def test_records_of_a_deleted_log_go_after_a_while(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await write(store, "log", 3)
+            await write(store, "other", 3)
+            await store.log_tree.delete("log")
+            await asyncio.sleep(5)
+            held = [node.engine.cache.log(LOG).trim for node in cluster.running.values()]
+            assert held == [0, 0, 0], "not at once"
+            await asyncio.sleep(20)
+            for node in cluster.running.values():
+                assert node.engine.cache.log(LOG).trim
+                assert (await node.engine.reader.read(
+                    LOG, 0, 1 << 60, bytes_max=1, blocks_max=1
+                )).blocks == []  # fmt: skip
+            assert (await values(store, "other"))[0] == 3

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from scenarios import as_scenario, awaited_by
 from verbs_at_hand import run_verb
 
 from cordwood.bench import append_spread
@@ -50,15 +51,13 @@ class FakeServer(asyncio.Transport):
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100_000])
-def test_every_ack_counts_once_however_it_arrives(piece: int) -> None:
-    async def scenario() -> None:
-        server = FakeServer(piece)
-        rate = await server.client.publish(10, 5, 0.02)
-        assert rate > 0
-        assert server.published == server.client._acked >= 5
-        server.client.close()
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_every_ack_counts_once_however_it_arrives(*, piece: int) -> None:
+    server = FakeServer(piece)
+    rate = await server.client.publish(10, 5, 0.02)
+    assert rate > 0
+    assert server.published == server.client._acked >= 5
+    server.client.close()
 
 
 @pytest.mark.parametrize(
@@ -68,14 +67,12 @@ def test_every_ack_counts_once_however_it_arrives(piece: int) -> None:
         (b"-ERR 'Maximum Payload Violation'\r\n", "Maximum Payload"),
     ],
 )
-def test_a_refusal_ends_the_run_with_its_words(answer: bytes, why: str) -> None:
-    async def scenario() -> None:
-        server = FakeServer(1000)
-        server.ack = lambda: answer  # type: ignore[method-assign]
-        with pytest.raises(Unreachable, match=why):
-            await server.client.publish(10, 2, 5)
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_a_refusal_ends_the_run_with_its_words(*, answer: bytes, why: str) -> None:
+    server = FakeServer(1000)
+    server.ack = lambda: answer  # type: ignore[method-assign]
+    with pytest.raises(Unreachable, match=why):
+        await server.client.publish(10, 2, 5)
 
 
 def figures(*arguments: str) -> list[dict[str, Any]]:

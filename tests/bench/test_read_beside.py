@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from scenarios import as_scenario, awaited_by
 
 from cordwood.bench import read_beside
 from cordwood.bench.nats import find_nats
@@ -56,34 +57,30 @@ class FakeServer(asyncio.Transport):
 
 
 @pytest.mark.parametrize("piece", [17, 1000, 1 << 20])
-def test_messages_are_pulled_until_there_are_enough_however_they_arrive(piece: int) -> None:
-    async def scenario() -> None:
-        server = FakeServer(piece)
-        assert await server.reader.catch_up(1, 3 * PULL + 5) > 0
-        assert server.pulls == 4
+@as_scenario(awaited_by(run))
+async def test_messages_are_pulled_until_there_are_enough_however_they_arrive(
+    *, piece: int
+) -> None:
+    server = FakeServer(piece)
+    assert await server.reader.catch_up(1, 3 * PULL + 5) > 0
+    assert server.pulls == 4
 
-    run(scenario())
 
-
-def test_a_body_that_looks_like_the_protocol_is_a_body() -> None:
-    async def scenario() -> None:
-        server = FakeServer(1000, b"\r\nMSG s 2 9\r\n-ERR\r\n")
-        assert await server.reader.catch_up(1, 2 * PULL) > 0
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_a_body_that_looks_like_the_protocol_is_a_body() -> None:
+    server = FakeServer(1000, b"\r\nMSG s 2 9\r\n-ERR\r\n")
+    assert await server.reader.catch_up(1, 2 * PULL) > 0
 
 
 @pytest.mark.parametrize("answer", [b"-ERR 'slow consumer'\r\n", b"HMSG s 2 9 9\r\n"])
-def test_what_is_no_message_ends_the_run_with_its_words(answer: bytes) -> None:
-    async def scenario() -> None:
-        server = FakeServer(1000)
-        server.later = lambda data: asyncio.get_running_loop().call_soon(  # type: ignore[method-assign]
-            server.tell, answer if b"PING" in data else data
-        )
-        with pytest.raises(Unreachable, match="NATS: "):
-            await server.reader.catch_up(1, PULL)
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_what_is_no_message_ends_the_run_with_its_words(*, answer: bytes) -> None:
+    server = FakeServer(1000)
+    server.later = lambda data: asyncio.get_running_loop().call_soon(  # type: ignore[method-assign]
+        server.tell, answer if b"PING" in data else data
+    )
+    with pytest.raises(Unreachable, match="NATS: "):
+        await server.reader.catch_up(1, PULL)
 
 
 @pytest.mark.real

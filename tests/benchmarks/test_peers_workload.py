@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from scenarios import as_scenario, awaited_by
 
 from benchmarks.peers import light_client
 from benchmarks.peers.amqp import AmqpConnection
@@ -117,116 +118,106 @@ def stream_confirm(count: int) -> bytes:
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("size", [10, 5000])
 @pytest.mark.parametrize("kind", ["nats", "redis", "amqp", "stream"])
-def test_every_answer_counts_once_however_it_arrives(kind: str, size: int, piece: int) -> None:
-    async def scenario() -> None:
-        client: LightClient
-        if kind == "nats":
-            client, made = (nats := NatsConnection()), lambda count, _: nats_acks(nats, count)
-        elif kind == "redis":
-            client, made = RedisConnection(), lambda count, _: b"$3\r\n1-0\r\n" * count
-        elif kind == "amqp":
-            client, made = AmqpConnection(), lambda _, total: amqp_confirm(total, True)
-        else:
-            client, made = StreamConnection(), lambda count, _: stream_confirm(count)
-        pipe = Pipe(client, piece)
-        asked = load(size=size, in_flight=5, records=20)
-        appending = asyncio.ensure_future(client.append(asked))
-        answered = 0
-        while not appending.done():
-            await asyncio.sleep(0)
-            count = min(3, asked.records_max - answered)
-            if count:
-                answered += count
-                pipe.tell(made(count, answered))
-        assert (await appending).records == asked.records_max == 20
-        assert pipe.written.count(client._value) == 20
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_every_answer_counts_once_however_it_arrives(
+    *, kind: str, size: int, piece: int
+) -> None:
+    client: LightClient
+    if kind == "nats":
+        client, made = (nats := NatsConnection()), lambda count, _: nats_acks(nats, count)
+    elif kind == "redis":
+        client, made = RedisConnection(), lambda count, _: b"$3\r\n1-0\r\n" * count
+    elif kind == "amqp":
+        client, made = AmqpConnection(), lambda _, total: amqp_confirm(total, True)
+    else:
+        client, made = StreamConnection(), lambda count, _: stream_confirm(count)
+    pipe = Pipe(client, piece)
+    asked = load(size=size, in_flight=5, records=20)
+    appending = asyncio.ensure_future(client.append(asked))
+    answered = 0
+    while not appending.done():
+        await asyncio.sleep(0)
+        count = min(3, asked.records_max - answered)
+        if count:
+            answered += count
+            pipe.tell(made(count, answered))
+    assert (await appending).records == asked.records_max == 20
+    assert pipe.written.count(client._value) == 20
 
 
 class TestAmqp:
-    def test_confirms_out_of_order_and_of_many_count_once_each(self) -> None:
-        async def scenario() -> None:
-            client = AmqpConnection()
-            confirm = client._on_confirm
-            assert [confirm(3, 0), confirm(1, 0), confirm(4, 1), confirm(6, 0)] == [1, 1, 2, 1]
-            assert [confirm(5, 0), confirm(9, 1)] == [1, 3]
-
-        run(scenario())
+    @as_scenario(awaited_by(run))
+    async def test_confirms_out_of_order_and_of_many_count_once_each(self) -> None:
+        client = AmqpConnection()
+        confirm = client._on_confirm
+        assert [confirm(3, 0), confirm(1, 0), confirm(4, 1), confirm(6, 0)] == [1, 1, 2, 1]
+        assert [confirm(5, 0), confirm(9, 1)] == [1, 3]
 
     @pytest.mark.parametrize("piece", PIECES)
-    def test_a_body_in_two_frames_is_one_record(self, piece: int) -> None:
-        async def scenario() -> None:
-            client, taken = AmqpConnection(), []
-            pipe = Pipe(client, piece)
-            header = struct.pack(">HHQH", 60, 0, 8, 0)
-            parts = [struct.pack(">HH", 60, 60) + b"x", header, b"abcd", b"efgh"]
-            frames = b"".join(
-                struct.pack(">BHI", kind, 1, len(part)) + part + b"\xce"
-                for kind, part in zip((1, 2, 3, 3), parts, strict=True)
-            )
-            await client.take(taken.append, 2, lambda: pipe.tell(frames * 2), 5)
-            assert taken == [b"abcdefgh"] * 2
-
-        run(scenario())
+    @as_scenario(awaited_by(run))
+    async def test_a_body_in_two_frames_is_one_record(self, *, piece: int) -> None:
+        client, taken = AmqpConnection(), []
+        pipe = Pipe(client, piece)
+        header = struct.pack(">HHQH", 60, 0, 8, 0)
+        parts = [struct.pack(">HH", 60, 60) + b"x", header, b"abcd", b"efgh"]
+        frames = b"".join(
+            struct.pack(">BHI", kind, 1, len(part)) + part + b"\xce"
+            for kind, part in zip((1, 2, 3, 3), parts, strict=True)
+        )
+        await client.take(taken.append, 2, lambda: pipe.tell(frames * 2), 5)
+        assert taken == [b"abcdefgh"] * 2
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_chunk_of_a_stream_is_its_records_and_gives_its_credit_back(piece: int) -> None:
-    async def scenario() -> None:
-        client, taken = StreamConnection(), []
-        pipe = Pipe(client, piece)
-        values = [b"a" * 5, b"", b"c" * 300]
-        entries = b"".join(struct.pack(">I", len(value)) + value for value in values)
-        chunk = b"\x50\x00" + struct.pack(">H", len(values)) + bytes(44) + entries
-        frame = struct.pack(">IHHB", 5 + len(chunk), 8, 1, 1) + chunk
-        await client.take(taken.append, 6, lambda: pipe.tell(frame * 2), 5)
-        assert taken == values * 2
-        assert pipe.written.count(struct.pack(">HHBH", 9, 1, 1, 1)) == 2
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_a_chunk_of_a_stream_is_its_records_and_gives_its_credit_back(*, piece: int) -> None:
+    client, taken = StreamConnection(), []
+    pipe = Pipe(client, piece)
+    values = [b"a" * 5, b"", b"c" * 300]
+    entries = b"".join(struct.pack(">I", len(value)) + value for value in values)
+    chunk = b"\x50\x00" + struct.pack(">H", len(values)) + bytes(44) + entries
+    frame = struct.pack(">IHHB", 5 + len(chunk), 8, 1, 1) + chunk
+    await client.take(taken.append, 6, lambda: pipe.tell(frame * 2), 5)
+    assert taken == values * 2
+    assert pipe.written.count(struct.pack(">HHBH", 9, 1, 1, 1)) == 2
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_redis_entries_are_read_on_from_the_last(piece: int) -> None:
-    async def scenario() -> None:
-        client, taken = RedisReader(), []
-        pipe = Pipe(client, piece)
-        client.key = b"s"
-        body = b"$1\r\nx\r\n"
+@as_scenario(awaited_by(run))
+async def test_redis_entries_are_read_on_from_the_last(*, piece: int) -> None:
+    client, taken = RedisReader(), []
+    pipe = Pipe(client, piece)
+    client.key = b"s"
+    body = b"$1\r\nx\r\n"
 
-        def answer(*ids: bytes) -> bytes:
-            entries = b"".join(
-                b"*2\r\n$%d\r\n%s\r\n*2\r\n$1\r\nv\r\n%s" % (len(i), i, body) for i in ids
-            )
-            return b"*1\r\n*2\r\n$1\r\ns\r\n*%d\r\n" % len(ids) + entries
+    def answer(*ids: bytes) -> bytes:
+        entries = b"".join(
+            b"*2\r\n$%d\r\n%s\r\n*2\r\n$1\r\nv\r\n%s" % (len(i), i, body) for i in ids
+        )
+        return b"*1\r\n*2\r\n$1\r\ns\r\n*%d\r\n" % len(ids) + entries
 
-        def begin() -> None:
-            client.begin(b"0-0", 2, 3, block=False)
-            pipe.tell(answer(b"1-1", b"1-2"))
-            assert pipe.written.endswith(b"$3\r\n1-2\r\n")
-            pipe.tell(answer(b"1-3"))
+    def begin() -> None:
+        client.begin(b"0-0", 2, 3, block=False)
+        pipe.tell(answer(b"1-1", b"1-2"))
+        assert pipe.written.endswith(b"$3\r\n1-2\r\n")
+        pipe.tell(answer(b"1-3"))
 
-        await client.take(taken.append, 3, begin, 5)
-        assert taken == [b"x"] * 3
-        assert pipe.written.count(b"XREAD") == 2
-
-    run(scenario())
+    await client.take(taken.append, 3, begin, 5)
+    assert taken == [b"x"] * 3
+    assert pipe.written.count(b"XREAD") == 2
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_nats_is_pulled_from_until_enough_was_asked_for(piece: int) -> None:
-    async def scenario() -> None:
-        client, taken = NatsConnection(), []
-        pipe = Pipe(client, piece)
-        client.pull_from("next", 2, 5)
-        message = b"MSG s 3 $JS.ACK.x 4\r\n\r\nM \r\n"
-        await client.take(taken.append, 5, lambda: (client.pull(), pipe.tell(message * 5)), 5)
-        assert taken == [b"\r\nM "] * 5
-        request = json.dumps({"batch": 2}).encode()
-        assert pipe.written.count(request) == 3, "two at first, and one more for the fifth"
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_nats_is_pulled_from_until_enough_was_asked_for(*, piece: int) -> None:
+    client, taken = NatsConnection(), []
+    pipe = Pipe(client, piece)
+    client.pull_from("next", 2, 5)
+    message = b"MSG s 3 $JS.ACK.x 4\r\n\r\nM \r\n"
+    await client.take(taken.append, 5, lambda: (client.pull(), pipe.tell(message * 5)), 5)
+    assert taken == [b"\r\nM "] * 5
+    request = json.dumps({"batch": 2}).encode()
+    assert pipe.written.count(request) == 3, "two at first, and one more for the fifth"
 
 
 def test_a_record_that_is_delivered_at_once_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,16 +251,14 @@ def test_a_record_that_is_delivered_at_once_is_counted(monkeypatch: pytest.Monke
         (StreamConnection, struct.pack(">IHH", 4, 4, 1)),
     ],
 )  # fmt: skip
-def test_a_refusal_ends_a_run(client: type[LightClient], answer: bytes) -> None:
-    async def scenario() -> None:
-        made = client()
-        pipe = Pipe(made)
-        appending = asyncio.ensure_future(made.append(load()))
-        await asyncio.sleep(0)
-        pipe.tell(answer)
-        with pytest.raises(Unreachable):
-            await appending
-        with pytest.raises(Unreachable):
-            await made.append(load())
-
-    run(scenario())
+@as_scenario(awaited_by(run))
+async def test_a_refusal_ends_a_run(*, client: type[LightClient], answer: bytes) -> None:
+    made = client()
+    pipe = Pipe(made)
+    appending = asyncio.ensure_future(made.append(load()))
+    await asyncio.sleep(0)
+    pipe.tell(answer)
+    with pytest.raises(Unreachable):
+        await appending
+    with pytest.raises(Unreachable):
+        await made.append(load())

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 
 from cordwood.client.address import parse_url
 from cordwood.client.cluster import REFRESH_S, Cluster, LogInfo
@@ -64,15 +65,13 @@ def now() -> float:
 
 
 class TestFinding:
-    def test_any_address_that_answers_will_do(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            host = cluster.client_host()
-            addresses = ("nobody:1", "node-2:1", cluster.addresses[2])
-            async with connected(addresses, host, ClientSettings()) as store:
-                assert list(store.members) == [1, 2, 3]
-                await store.append("log", b"v")
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_any_address_that_answers_will_do(self, cluster: ClusterAtHand) -> None:
+        host = cluster.client_host()
+        addresses = ("nobody:1", "node-2:1", cluster.addresses[2])
+        async with connected(addresses, host, ClientSettings()) as store:
+            assert list(store.members) == [1, 2, 3]
+            await store.append("log", b"v")
 
     def test_a_client_that_came_when_there_was_one_node_finds_the_others_without_it(self) -> None:
         """Seed 10000081. It knew of one node only, which then hung, and asked nobody else for
@@ -97,130 +96,123 @@ class TestFinding:
         simulation.run(main)
         assert simulation.loop.unhandled == []
 
-    def test_where_nobody_answers_the_text_says_how_to_start_one(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            settings = ClientSettings(timeout_s=2)
-            manager = connected(("nobody:1", "node-1:9"), cluster.client_host(), settings)
-            with pytest.raises(Unreachable, match=r"nobody:1.*node-1:9.*cordwood up"):
-                await manager.__aenter__()
+    @as_scenario(simulate)
+    async def test_where_nobody_answers_the_text_says_how_to_start_one(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        settings = ClientSettings(timeout_s=2)
+        manager = connected(("nobody:1", "node-1:9"), cluster.client_host(), settings)
+        with pytest.raises(Unreachable, match=r"nobody:1.*node-1:9.*cordwood up"):
+            await manager.__aenter__()
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_machine_that_says_nothing_takes_no_longer_than_the_timeout(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        host = cluster.client_host()
+        cluster.simulation.network.partition(["client-1"], ["node-1"])
+        settings = ClientSettings(timeout_s=2)
+        start = now()
+        with pytest.raises(Unreachable):
+            await connected(cluster.addresses[:1], host, settings).__aenter__()
+        assert now() - start <= 4.1
 
-    def test_a_machine_that_says_nothing_takes_no_longer_than_the_timeout(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            host = cluster.client_host()
-            cluster.simulation.network.partition(["client-1"], ["node-1"])
-            settings = ClientSettings(timeout_s=2)
-            start = now()
-            with pytest.raises(Unreachable):
-                await connected(cluster.addresses[:1], host, settings).__aenter__()
-            assert now() - start <= 4.1
-
-        simulate(scenario)
-
-    def test_another_cluster_at_an_address_is_not_taken_for_ours(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                inner = store._cluster
-                inner._cluster = bytes(16)[:15] + b"x"
-                with pytest.raises(NotOurCluster, match="is cluster"):
-                    await inner.start(timeout_s=2)
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_another_cluster_at_an_address_is_not_taken_for_ours(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            inner = store._cluster
+            inner._cluster = bytes(16)[:15] + b"x"
+            with pytest.raises(NotOurCluster, match="is cluster"):
+                await inner.start(timeout_s=2)
 
 
 class TestMembers:
-    def test_a_node_that_joins_is_known_and_used_soon(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
-                cluster.add_nodes(1)
-                await cluster.start(4)
-                await asyncio.sleep(REFRESH_S + 1)
-                assert list(store.members) == [1, 2, 3, 4]
-                assert 4 in store._cluster.peers.up
+    @as_scenario(simulate)
+    async def test_a_node_that_joins_is_known_and_used_soon(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v")
+            cluster.add_nodes(1)
+            await cluster.start(4)
+            await asyncio.sleep(REFRESH_S + 1)
+            assert list(store.members) == [1, 2, 3, 4]
+            assert 4 in store._cluster.peers.up
 
-        simulate(scenario)
-
-    def test_status_tells_each_node_s_own_view_or_why_there_is_none(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append_many("log", [b"v"] * 5)
-                cluster.kill(2)
-                await asyncio.sleep(0.5)
-                status = await store.status()
-                assert list(status) == [1, 2, 3]
-                assert isinstance(status[2], Unreachable)
-                for number in (1, 3):
-                    reply = status[number]
-                    assert not isinstance(reply, Exception)
-                    assert (reply.node, reply.stored_blocks, reply.failed) == (number, 1, "")
-                    (log,) = reply.logs
-                    assert (log.blocks, log.sequencing) == (
-                        1, cluster.sequencer_of(1) == number,
-                    )  # fmt: skip
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_status_tells_each_node_s_own_view_or_why_there_is_none(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append_many("log", [b"v"] * 5)
+            cluster.kill(2)
+            await asyncio.sleep(0.5)
+            status = await store.status()
+            assert list(status) == [1, 2, 3]
+            assert isinstance(status[2], Unreachable)
+            for number in (1, 3):
+                reply = status[number]
+                assert not isinstance(reply, Exception)
+                assert (reply.node, reply.stored_blocks, reply.failed) == (number, 1, "")
+                (log,) = reply.logs
+                assert (log.blocks, log.sequencing) == (
+                    1, cluster.sequencer_of(1) == number,
+                )  # fmt: skip
 
 
 class TestLogs:
-    def test_they_are_made_listed_and_described(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                made = await store.create_log("orders/eu", copies=2)
-                assert (made.name, made.replication) == ("/orders/eu", Replication(2, 1))
-                assert (await store.create_log("/orders")).replication == Replication(3, 1)
-                with pytest.raises(LogExists, match="/orders already"):
-                    await store.create_log("orders")
-                with pytest.raises(BadSetting, match="no log name"):
-                    await store.create_log("a//b")
-                with pytest.raises(BadSetting):
-                    await store.create_log("c", copies=17)
-                await store.append("other", b"v")
-                names = [info.name for info in await store.logs()]
-                assert names == ["/orders", "/orders/eu", "/other"]
-                assert [info.name for info in await store.logs("/orders/")] == names[:2]
-                assert (await store.log("orders/eu")).history == made.history
+    @as_scenario(simulate)
+    async def test_they_are_made_listed_and_described(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            made = await store.create_log("orders/eu", copies=2)
+            assert (made.name, made.replication) == ("/orders/eu", Replication(2, 1))
+            assert (await store.create_log("/orders")).replication == Replication(3, 1)
+            with pytest.raises(LogExists, match="/orders already"):
+                await store.create_log("orders")
+            with pytest.raises(BadSetting, match="no log name"):
+                await store.create_log("a//b")
+            with pytest.raises(BadSetting):
+                await store.create_log("c", copies=17)
+            await store.append("other", b"v")
+            names = [info.name for info in await store.logs()]
+            assert names == ["/orders", "/orders/eu", "/other"]
+            assert [info.name for info in await store.logs("/orders/")] == names[:2]
+            assert (await store.log("orders/eu")).history == made.history
 
-        simulate(scenario)
-
-    def test_fewer_copies_than_the_cluster_s_racks_span_as_many_as_they_can(self) -> None:
+    @as_scenario(simulate, racks=2)
+    async def test_fewer_copies_than_the_cluster_s_racks_span_as_many_as_they_can(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """`copies=1` took over the default of two racks, and was refused for a number that
         nobody had given."""
+        async with cluster.client() as store:
+            made = await store.create_log("one", copies=1)
+            assert made.replication == Replication(1, 1)
+            assert (await store.create_log("two", copies=2)).replication == Replication(2, 2)
+            with pytest.raises(BadSetting, match="racks is 3"):
+                await store.create_log("wrong", copies=2, racks=3)
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                made = await store.create_log("one", copies=1)
-                assert made.replication == Replication(1, 1)
-                assert (await store.create_log("two", copies=2)).replication == Replication(2, 2)
-                with pytest.raises(BadSetting, match="racks is 3"):
-                    await store.create_log("wrong", copies=2, racks=3)
-
-        simulate(scenario, racks=2)
-
-    def test_two_clients_that_make_one_log_at_once_share_it(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as one, cluster.client() as two:
-                lsns = await asyncio.gather(
-                    *(store.append("log", b"v") for store in (one, two) for _ in range(5))
-                )
-                assert len(set(lsns)) == 10
-                assert len(await one.logs()) == 1
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_two_clients_that_make_one_log_at_once_share_it(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            lsns = await asyncio.gather(
+                *(store.append("log", b"v") for store in (one, two) for _ in range(5))
+            )
+            assert len(set(lsns)) == 10
+            assert len(await one.logs()) == 1
 
 
 class TestCalls:
-    def test_they_go_to_another_node_when_one_is_silent(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
-                cluster.machine(1).pause()
-                start = now()
-                assert len(await store.logs()) == 1
-                assert now() - start < 6
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_they_go_to_another_node_when_one_is_silent(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v")
+            cluster.machine(1).pause()
+            start = now()
+            assert len(await store.logs()) == 1
+            assert now() - start < 6
 
     def test_a_client_that_opens_thousands_of_logs_at_once_is_refused_by_nobody(
         self, monkeypatch
@@ -257,105 +249,96 @@ class TestCalls:
 
         simulate(scenario)
 
-    def test_nodes_that_go_on_to_refuse_are_told_of_at_the_deadline(self, monkeypatch) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=3) as store:
-                monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
-                start = now()
-                with pytest.raises(Overloaded, match="calls are running on this node"):
-                    await store.create_log("log")
-                assert now() - start == pytest.approx(3, abs=0.1)
-                start = now()
-                with pytest.raises(Overloaded):
-                    await store._cluster.call_node(NodeId(1), AskStatus(), timeout_s=2)
-                assert 1 <= now() - start <= 2
+    @as_scenario(simulate)
+    async def test_nodes_that_go_on_to_refuse_are_told_of_at_the_deadline(
+        self, cluster: ClusterAtHand, *, monkeypatch
+    ) -> None:
+        async with cluster.client(timeout_s=3) as store:
+            monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
+            start = now()
+            with pytest.raises(Overloaded, match="calls are running on this node"):
+                await store.create_log("log")
+            assert now() - start == pytest.approx(3, abs=0.1)
+            start = now()
+            with pytest.raises(Overloaded):
+                await store._cluster.call_node(NodeId(1), AskStatus(), timeout_s=2)
+            assert 1 <= now() - start <= 2
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_closed_client_says_so_at_once(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.close()
+            for call in (store.logs(), store.log("x"), store.create_log("x")):
+                with pytest.raises(Closed):
+                    await call
 
-    def test_a_closed_client_says_so_at_once(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.close()
-                for call in (store.logs(), store.log("x"), store.create_log("x")):
-                    with pytest.raises(Closed):
-                        await call
-
-        simulate(scenario)
-
-    def test_a_metadata_store_that_is_out_is_told_and_comes_back(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=3) as store:
-                await store.append("log", b"v")
-                cluster.metadata.is_out = True
-                with pytest.raises(Unreachable):
-                    await store.log("log")
-                assert await store.append("log", b"w"), "it is off the path of appends"
-                cluster.metadata.is_out = False
-                assert (await store.log("log")).name == "/log"
-
-        simulate(scenario)
-
-
-def test_a_client_that_finds_nobody_leaves_nothing_running() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            inner = Cluster(cluster.client_host(), ("nobody:1",), tasks)
+    @as_scenario(simulate)
+    async def test_a_metadata_store_that_is_out_is_told_and_comes_back(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(timeout_s=3) as store:
+            await store.append("log", b"v")
+            cluster.metadata.is_out = True
             with pytest.raises(Unreachable):
-                await inner.start(timeout_s=1)
-            await inner.close()
-            assert not tasks._tasks
+                await store.log("log")
+            assert await store.append("log", b"w"), "it is off the path of appends"
+            cluster.metadata.is_out = False
+            assert (await store.log("log")).name == "/log"
 
-    simulate(scenario)
+
+@as_scenario(simulate)
+async def test_a_client_that_finds_nobody_leaves_nothing_running(cluster: ClusterAtHand) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        inner = Cluster(cluster.client_host(), ("nobody:1",), tasks)
+        with pytest.raises(Unreachable):
+            await inner.start(timeout_s=1)
+        await inner.close()
+        assert not tasks._tasks
 
 
 class TestFindLog:
-    def test_many_who_want_one_ask_once_and_go_on_in_the_order_they_came(self) -> None:
+    @as_scenario(simulate)
+    async def test_many_who_want_one_ask_once_and_go_on_in_the_order_they_came(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """Each asked on its own, so the first appends to a new log were stored in the order in
         which the answers came back."""
+        async with cluster.client() as store:
+            calls = [store.append("new", b"%d" % n) for n in range(50)]
+            lsns = await asyncio.gather(*calls)
+            assert lsns == sorted(lsns)
+            assert len(cluster.held(1, 1)) == 1, "one block"
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                calls = [store.append("new", b"%d" % n) for n in range(50)]
-                lsns = await asyncio.gather(*calls)
-                assert lsns == sorted(lsns)
-                assert len(cluster.held(1, 1)) == 1, "one block"
+    @as_scenario(simulate, create_logs=False)
+    async def test_an_error_is_everyone_s_and_the_next_one_asks_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            ends = await asyncio.gather(
+                *(store.append("log", b"v") for _ in range(3)), return_exceptions=True
+            )
+            assert {type(end) for end in ends} == {UnknownLog}
+            await store.create_log("log")
+            await store.append("log", b"v")
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_one_who_gives_up_takes_nobody_along(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            first, second = (asyncio.create_task(store.append("log", b"v")) for _ in range(2))
+            await asyncio.sleep(0)
+            first.cancel()
+            assert (await second).esn == 1
+            assert first.cancelled()
 
-    def test_an_error_is_everyone_s_and_the_next_one_asks_again(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                ends = await asyncio.gather(
-                    *(store.append("log", b"v") for _ in range(3)), return_exceptions=True
-                )
-                assert {type(end) for end in ends} == {UnknownLog}
-                await store.create_log("log")
-                await store.append("log", b"v")
-
-        simulate(scenario, create_logs=False)
-
-    def test_one_who_gives_up_takes_nobody_along(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                first, second = (asyncio.create_task(store.append("log", b"v")) for _ in range(2))
-                await asyncio.sleep(0)
-                first.cancel()
-                assert (await second).esn == 1
-                assert first.cancelled()
-
-        simulate(scenario)
-
-    def test_a_close_ends_who_asks(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                for number in (1, 2, 3):
-                    cluster.machine(number).pause()
-                asking = asyncio.create_task(store.append("log", b"v"))
-                await asyncio.sleep(0.2)
-                start = now()
-                await store.close()
-                with pytest.raises(Closed):
-                    await asking
-                assert now() - start < 0.5
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_close_ends_who_asks(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            for number in (1, 2, 3):
+                cluster.machine(number).pause()
+            asking = asyncio.create_task(store.append("log", b"v"))
+            await asyncio.sleep(0.2)
+            start = now()
+            await store.close()
+            with pytest.raises(Closed):
+                await asking
+            assert now() - start < 0.5

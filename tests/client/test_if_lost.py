@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 
 from cordwood.client.admin.nodes import IfLost
 from cordwood.client.store import Store
@@ -99,43 +100,39 @@ class TestAnswers:
 
         simulate(scenario, nodes=5, copies=2)
 
-    def test_all_that_share_a_block_with_the_lost_node_give(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await written(cluster, store)
-                answers = await store.if_lost([3])
-                assert answers.pop(NodeId(3)) == IfLost()
-                assert all(isinstance(e, IfLost) and e.blocks > 0 for e in answers.values())
+    @as_scenario(simulate, nodes=5, copies=3)
+    async def test_all_that_share_a_block_with_the_lost_node_give(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await written(cluster, store)
+            answers = await store.if_lost([3])
+            assert answers.pop(NodeId(3)) == IfLost()
+            assert all(isinstance(e, IfLost) and e.blocks > 0 for e in answers.values())
 
-        simulate(scenario, nodes=5, copies=3)
+    @as_scenario(simulate, nodes=5, copies=2)
+    async def test_what_is_said_of_nodes_already_counts(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await written(cluster, store)
+            blocks = (await copies(cluster)).values()
+            cluster.kill(3)
+            for _ in range(100):
+                try:
+                    await store.set_authority(3, Authority.UNDER_REPLICATED)
+                    break
+                except CordwoodError:
+                    await asyncio.sleep(1)
+            await asyncio.sleep(5)
+            answers = await store.if_lost([2])
+            assert isinstance(answers[NodeId(3)], Unreachable)
+            # Epochs that were recovered since ended with a bridge, which is no body.
+            found, wanted = total(answers.values()), expected(blocks, {2, 3}, 5, 2)
+            assert (found.bytes, found.stuck) == (wanted.bytes, wanted.stuck)
 
-    def test_what_is_said_of_nodes_already_counts(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await written(cluster, store)
-                blocks = (await copies(cluster)).values()
-                cluster.kill(3)
-                for _ in range(100):
-                    try:
-                        await store.set_authority(3, Authority.UNDER_REPLICATED)
-                        break
-                    except CordwoodError:
-                        await asyncio.sleep(1)
-                await asyncio.sleep(5)
-                answers = await store.if_lost([2])
-                assert isinstance(answers[NodeId(3)], Unreachable)
-                # Epochs that were recovered since ended with a bridge, which is no body.
-                found, wanted = total(answers.values()), expected(blocks, {2, 3}, 5, 2)
-                assert (found.bytes, found.stuck) == (wanted.bytes, wanted.stuck)
-
-        simulate(scenario, nodes=5, copies=2)
-
-    def test_a_node_that_there_is_not(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                with pytest.raises(BadSetting, match="no node 9; there are 1, 2"):
-                    await store.if_lost([2, 9])
-                with pytest.raises(BadSetting, match="name a node; there are 1, 2"):
-                    await store.if_lost([])
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_node_that_there_is_not(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            with pytest.raises(BadSetting, match="no node 9; there are 1, 2"):
+                await store.if_lost([2, 9])
+            with pytest.raises(BadSetting, match="name a node; there are 1, 2"):
+                await store.if_lost([])

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 from cordwood.admin.log_replies import member_infos
 from cordwood.client.store import Store, connected
@@ -350,40 +351,39 @@ BESIDE = [SaysNothing, Garbage, GarbageLater, HugeLengths, NeverEnds, WrongRepli
 
 
 @pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.__name__)
-def test_beside_nodes_that_are_well_a_client_goes_on_with_them(kind: type[Rogue]) -> None:
+@as_scenario(simulate, nodes=3)
+async def test_beside_nodes_that_are_well_a_client_goes_on_with_them(
+    cluster: ClusterAtHand, *, kind: type[Rogue]
+) -> None:
     """The rogue is a member of the cluster, and the first of the client's addresses."""
+    ours = cluster.running[1]
 
-    async def scenario(cluster: ClusterAtHand) -> None:
-        ours = cluster.running[1]
+    class Member(kind):  # type: ignore[misc, valid-type]
+        def say(self, number: int, request: int, payload: Any) -> None:
+            if number == Kind.WELCOME and kind is not SaysNothing:
+                payload = pack_hello(Hello(4, ours._cluster, 1))
+            super().say(number, request, payload)
 
-        class Member(kind):  # type: ignore[misc, valid-type]
-            def say(self, number: int, request: int, payload: Any) -> None:
-                if number == Kind.WELCOME and kind is not SaysNothing:
-                    payload = pack_hello(Hello(4, ours._cluster, 1))
-                super().say(number, request, payload)
+        def on_call(self, request: int, call: Call) -> None:
+            if isinstance(call, AskMembers):
+                members = member_infos(ours._members)
+                self.reply(request, MembersReply(ours._cluster, members, [4]))
+            elif isinstance(call, Ping):
+                self.reply(request, DoneReply())
+            elif kind.on_call is Rogue.on_call:
+                self.on_other(request, call)
+            else:
+                super().on_call(request, call)
 
-            def on_call(self, request: int, call: Call) -> None:
-                if isinstance(call, AskMembers):
-                    members = member_infos(ours._members)
-                    self.reply(request, MembersReply(ours._cluster, members, [4]))
-                elif isinstance(call, Ping):
-                    self.reply(request, DoneReply())
-                elif kind.on_call is Rogue.on_call:
-                    self.on_other(request, call)
-                else:
-                    super().on_call(request, call)
-
-        cluster.simulation.machine("rogue").start(lambda host: listen(host, Member))
-        await ours._membership.register(NodeId(4), ADDRESS, "rack4")
-        await asyncio.sleep(6)  # all take it for dead by now
-        settings = ClientSettings(timeout_s=20)
-        addresses = (ADDRESS, *cluster.addresses)
-        async with connected(addresses, cluster.client_host(), settings) as store:
-            for number in range(5):
-                await store.append(f"log{number}", b"1")
-                await store.append(f"log{number}", b"2")
-                assert await values(store, f"log{number}") == [b"1", b"2"]
-            assert (await store.trim("log1", await store.tail("log1"))).lsn
-            assert len(await store.logs("/")) == 5
-
-    simulate(scenario, nodes=3)
+    cluster.simulation.machine("rogue").start(lambda host: listen(host, Member))
+    await ours._membership.register(NodeId(4), ADDRESS, "rack4")
+    await asyncio.sleep(6)  # all take it for dead by now
+    settings = ClientSettings(timeout_s=20)
+    addresses = (ADDRESS, *cluster.addresses)
+    async with connected(addresses, cluster.client_host(), settings) as store:
+        for number in range(5):
+            await store.append(f"log{number}", b"1")
+            await store.append(f"log{number}", b"2")
+            assert await values(store, f"log{number}") == [b"1", b"2"]
+        assert (await store.trim("log1", await store.tail("log1"))).lsn
+        assert len(await store.logs("/")) == 5

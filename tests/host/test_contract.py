@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from scenarios import as_scenario
 
 from cordwood.errors import BadSetting, Closed, StoreInUse, Unreachable
 from cordwood.host.real import real_host
@@ -166,13 +167,11 @@ async def settle() -> None:
 # ---- clock and chance ----
 
 
-def test_clock_counts_microseconds_since_1970(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        now = stage.host.clock.now_us()
-        assert isinstance(now, int)
-        assert now > YEAR_2020_US
-
-    play(act)
+@as_scenario("play")
+async def test_clock_counts_microseconds_since_1970(stage: Stage) -> None:
+    now = stage.host.clock.now_us()
+    assert isinstance(now, int)
+    assert now > YEAR_2020_US
 
 
 def test_chance_is_fixed_by_the_seed(play: Play) -> None:
@@ -189,163 +188,139 @@ def test_chance_is_fixed_by_the_seed(play: Play) -> None:
 # ---- blocking calls ----
 
 
-def test_run_blocking_returns_what_the_function_returns(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        assert await stage.host.run_blocking(lambda: 41 + 1, timeout_s=5) == 42
-
-    play(act)
+@as_scenario("play")
+async def test_run_blocking_returns_what_the_function_returns(stage: Stage) -> None:
+    assert await stage.host.run_blocking(lambda: 41 + 1, timeout_s=5) == 42
 
 
-def test_run_blocking_raises_what_the_function_raises(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        with pytest.raises(ZeroDivisionError):
-            await stage.host.run_blocking(lambda: 1 // 0, timeout_s=5)
-
-    play(act)
+@as_scenario("play")
+async def test_run_blocking_raises_what_the_function_raises(stage: Stage) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await stage.host.run_blocking(lambda: 1 // 0, timeout_s=5)
 
 
 # ---- network ----
 
 
-def test_listen_tells_the_port_it_took(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        listener = await stage.host.network.listen(stage.bind, Recorder)
-        host, _, port = listener.address.rpartition(":")
-        assert host == stage.bind.rpartition(":")[0]
-        assert int(port) > 0
-        await listener.close()
-
-    play(act)
+@as_scenario("play")
+async def test_listen_tells_the_port_it_took(stage: Stage) -> None:
+    listener = await stage.host.network.listen(stage.bind, Recorder)
+    host, _, port = listener.address.rpartition(":")
+    assert host == stage.bind.rpartition(":")[0]
+    assert int(port) > 0
+    await listener.close()
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:70000", "::1:80"])
-def test_a_bad_address_is_refused(play: Play, address: str) -> None:
-    async def act(stage: Stage) -> None:
-        with pytest.raises(BadSetting, match="address"):
-            await stage.host.network.listen(address, Recorder)
-        with pytest.raises(BadSetting, match="address"):
-            await stage.host.network.connect(address, Recorder, timeout_s=5)
-
-    play(act)
+@as_scenario("play")
+async def test_a_bad_address_is_refused(stage: Stage, *, address: str) -> None:
+    with pytest.raises(BadSetting, match="address"):
+        await stage.host.network.listen(address, Recorder)
+    with pytest.raises(BadSetting, match="address"):
+        await stage.host.network.connect(address, Recorder, timeout_s=5)
 
 
-def test_a_taken_address_is_refused_by_name(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        listener = await stage.host.network.listen(stage.bind, Recorder)
-        with pytest.raises(BadSetting, match=listener.address):
-            await stage.host.network.listen(listener.address, Recorder)
-        await listener.close()
-        again = await stage.host.network.listen(listener.address, Recorder)
-        await again.close()
-
-    play(act)
+@as_scenario("play")
+async def test_a_taken_address_is_refused_by_name(stage: Stage) -> None:
+    listener = await stage.host.network.listen(stage.bind, Recorder)
+    with pytest.raises(BadSetting, match=listener.address):
+        await stage.host.network.listen(listener.address, Recorder)
+    await listener.close()
+    again = await stage.host.network.listen(listener.address, Recorder)
+    await again.close()
 
 
-def test_connect_where_nobody_listens_is_unreachable(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        listener = await stage.host.network.listen(stage.bind, Recorder)
-        await listener.close()
-        with pytest.raises(Unreachable, match=listener.address):
-            await stage.host.network.connect(listener.address, Recorder, timeout_s=5)
-
-    play(act)
+@as_scenario("play")
+async def test_connect_where_nobody_listens_is_unreachable(stage: Stage) -> None:
+    listener = await stage.host.network.listen(stage.bind, Recorder)
+    await listener.close()
+    with pytest.raises(Unreachable, match=listener.address):
+        await stage.host.network.connect(listener.address, Recorder, timeout_s=5)
 
 
-def test_connect_returns_a_handler_that_was_told(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        listener = await stage.host.network.listen(stage.bind, Recorder)
-        handler = await stage.host.network.connect(listener.address, Recorder, timeout_s=5)
-        assert isinstance(handler, Recorder)
-        assert handler.calls == ["made"]
-        handler.transport.close()
-        await handler.until_call("lost")
-        await listener.close()
-
-    play(act)
+@as_scenario("play")
+async def test_connect_returns_a_handler_that_was_told(stage: Stage) -> None:
+    listener = await stage.host.network.listen(stage.bind, Recorder)
+    handler = await stage.host.network.connect(listener.address, Recorder, timeout_s=5)
+    assert isinstance(handler, Recorder)
+    assert handler.calls == ["made"]
+    handler.transport.close()
+    await handler.until_call("lost")
+    await listener.close()
 
 
-def test_bytes_arrive_whole_and_in_order_both_ways(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)
-        sent = bytes(range(251)) * 6000  # a prime period, so that a shift shows
-        for start in range(0, len(sent), 100_000):
-            near.transport.writelines([sent[start : start + 7], sent[start + 7 : start + 100_000]])
-        far.transport.writelines([b"hello ", memoryview(b"there"), bytearray(b"!")])
-        await far.until(lambda: len(far.received) >= len(sent))
-        await near.until(lambda: len(near.received) >= 12)
-        assert far.received == sent
-        assert near.received == b"hello there!"
-        near.transport.close()
-        await far.until_call("lost")
-
-    play(act)
+@as_scenario("play")
+async def test_bytes_arrive_whole_and_in_order_both_ways(stage: Stage) -> None:
+    near, far = await connected(stage)
+    sent = bytes(range(251)) * 6000  # a prime period, so that a shift shows
+    for start in range(0, len(sent), 100_000):
+        near.transport.writelines([sent[start : start + 7], sent[start + 7 : start + 100_000]])
+    far.transport.writelines([b"hello ", memoryview(b"there"), bytearray(b"!")])
+    await far.until(lambda: len(far.received) >= len(sent))
+    await near.until(lambda: len(near.received) >= 12)
+    assert far.received == sent
+    assert near.received == b"hello there!"
+    near.transport.close()
+    await far.until_call("lost")
 
 
-def test_close_sends_what_is_queued_and_both_sides_hear_of_it(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)
-        near.transport.writelines([bytes(3 * MIB)])
-        near.transport.close()
-        assert near.transport.is_closing()
-        await near.until_call("lost")
-        await far.until_call("lost")
-        assert len(far.received) == 3 * MIB
-        assert far.calls[-2:] == ["eof", "lost"]
-        assert (near.lost_with, far.lost_with) == (None, None)
-        assert far.transport.is_closing()
-        assert (near.calls.count("lost"), far.calls.count("lost")) == (1, 1)
-
-    play(act)
+@as_scenario("play")
+async def test_close_sends_what_is_queued_and_both_sides_hear_of_it(stage: Stage) -> None:
+    near, far = await connected(stage)
+    near.transport.writelines([bytes(3 * MIB)])
+    near.transport.close()
+    assert near.transport.is_closing()
+    await near.until_call("lost")
+    await far.until_call("lost")
+    assert len(far.received) == 3 * MIB
+    assert far.calls[-2:] == ["eof", "lost"]
+    assert (near.lost_with, far.lost_with) == (None, None)
+    assert far.transport.is_closing()
+    assert (near.calls.count("lost"), far.calls.count("lost")) == (1, 1)
 
 
-def test_abort_drops_what_is_queued(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)
-        far.transport.pause_reading()
-        near.transport.writelines([bytes(16 * MIB)])
-        near.transport.abort()
-        assert near.transport.is_closing()
-        assert "lost" not in near.calls  # told later, never from inside the call
-        await near.until_call("lost")
-        assert near.lost_with is None
-        far.transport.resume_reading()
-        await far.until_call("lost")
-        assert len(far.received) < 16 * MIB
-        assert (near.calls.count("lost"), far.calls.count("lost")) == (1, 1)
-
-    play(act)
+@as_scenario("play")
+async def test_abort_drops_what_is_queued(stage: Stage) -> None:
+    near, far = await connected(stage)
+    far.transport.pause_reading()
+    near.transport.writelines([bytes(16 * MIB)])
+    near.transport.abort()
+    assert near.transport.is_closing()
+    assert "lost" not in near.calls  # told later, never from inside the call
+    await near.until_call("lost")
+    assert near.lost_with is None
+    far.transport.resume_reading()
+    await far.until_call("lost")
+    assert len(far.received) < 16 * MIB
+    assert (near.calls.count("lost"), far.calls.count("lost")) == (1, 1)
 
 
-def test_closing_twice_and_aborting_a_closed_one_do_nothing_more(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)
-        near.transport.close()
-        near.transport.close()
-        near.transport.abort()
-        await near.until_call("lost")
-        near.transport.close()
-        near.transport.abort()
-        await far.until_call("lost")
-        await settle()
-        assert near.calls == ["made", "lost"]
-
-    play(act)
+@as_scenario("play")
+async def test_closing_twice_and_aborting_a_closed_one_do_nothing_more(stage: Stage) -> None:
+    near, far = await connected(stage)
+    near.transport.close()
+    near.transport.close()
+    near.transport.abort()
+    await near.until_call("lost")
+    near.transport.close()
+    near.transport.abort()
+    await far.until_call("lost")
+    await settle()
+    assert near.calls == ["made", "lost"]
 
 
-def test_writing_to_a_connection_that_is_gone_does_nothing(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)
-        near.transport.close()
-        near.transport.writelines([b"late"])
-        await far.until_call("lost")
-        assert far.received == b""
-        far.transport.writelines([b"later"])
-        await near.until_call("lost")
-        near.transport.writelines([b"latest"])
-        await settle()
-        assert near.received == b""
-
-    play(act)
+@as_scenario("play")
+async def test_writing_to_a_connection_that_is_gone_does_nothing(stage: Stage) -> None:
+    near, far = await connected(stage)
+    near.transport.close()
+    near.transport.writelines([b"late"])
+    await far.until_call("lost")
+    assert far.received == b""
+    far.transport.writelines([b"later"])
+    await near.until_call("lost")
+    near.transport.writelines([b"latest"])
+    await settle()
+    assert near.received == b""
 
 
 class Placing(Recorder):
@@ -371,72 +346,64 @@ class Placing(Recorder):
         self.note("placed")
 
 
-def test_bytes_are_put_where_the_handler_says_or_told_in_order(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage, Placing)
-        assert isinstance(far, Placing)
-        near.transport.writelines([b"x"])
-        await far.until_call("data")
-        sent = bytes(number % 251 for number in range(300_000))
-        for at in range(0, len(sent), 70_000):
-            near.transport.writelines([sent[at : at + 70_000]])
-            await asyncio.sleep(0)
-        await far.until(lambda: len(far.received) + far.filled == 1 + len(sent))
-        assert far.place is not None
-        # What has a place may be told all the same (see `DirectReceiver`); nothing else may.
-        assert far.filled in (0, 100_000)
-        placed = bytes(far.place[: far.filled])
-        assert far.received[1:] in (sent[len(placed) :], sent)
-        assert placed == sent[: len(placed)]
-        near.transport.close()
-        await far.until_call("lost")
-
-    play(act)
+@as_scenario("play")
+async def test_bytes_are_put_where_the_handler_says_or_told_in_order(stage: Stage) -> None:
+    near, far = await connected(stage, Placing)
+    assert isinstance(far, Placing)
+    near.transport.writelines([b"x"])
+    await far.until_call("data")
+    sent = bytes(number % 251 for number in range(300_000))
+    for at in range(0, len(sent), 70_000):
+        near.transport.writelines([sent[at : at + 70_000]])
+        await asyncio.sleep(0)
+    await far.until(lambda: len(far.received) + far.filled == 1 + len(sent))
+    assert far.place is not None
+    # What has a place may be told all the same (see `DirectReceiver`); nothing else may.
+    assert far.filled in (0, 100_000)
+    placed = bytes(far.place[: far.filled])
+    assert far.received[1:] in (sent[len(placed) :], sent)
+    assert placed == sent[: len(placed)]
+    near.transport.close()
+    await far.until_call("lost")
 
 
-def test_back_pressure_pauses_and_resumes_the_writer(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)
-        far.transport.pause_reading()
-        near.transport.writelines([bytes(32 * MIB)])
-        assert near.calls == ["made", "pause"]
-        await settle()
-        assert near.transport.get_write_buffer_size() > 64 << 10
-        assert near.calls == ["made", "pause"]
-        far.transport.resume_reading()
-        await near.until_call("resume")
-        assert near.transport.get_write_buffer_size() <= 16 << 10
-        await far.until(lambda: len(far.received) == 32 * MIB)
-        near.transport.close()
-        await far.until_call("lost")
-
-    play(act)
+@as_scenario("play")
+async def test_back_pressure_pauses_and_resumes_the_writer(stage: Stage) -> None:
+    near, far = await connected(stage)
+    far.transport.pause_reading()
+    near.transport.writelines([bytes(32 * MIB)])
+    assert near.calls == ["made", "pause"]
+    await settle()
+    assert near.transport.get_write_buffer_size() > 64 << 10
+    assert near.calls == ["made", "pause"]
+    far.transport.resume_reading()
+    await near.until_call("resume")
+    assert near.transport.get_write_buffer_size() <= 16 << 10
+    await far.until(lambda: len(far.received) == 32 * MIB)
+    near.transport.close()
+    await far.until_call("lost")
 
 
-def test_paused_reading_hears_nothing_until_resumed(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)
-        far.transport.pause_reading()
-        near.transport.writelines([b"wait"])
-        await settle()
-        assert far.calls == ["made"]
-        far.transport.resume_reading()
-        await far.until(lambda: far.received == b"wait")
-        near.transport.close()
-        await far.until_call("lost")
-
-    play(act)
+@as_scenario("play")
+async def test_paused_reading_hears_nothing_until_resumed(stage: Stage) -> None:
+    near, far = await connected(stage)
+    far.transport.pause_reading()
+    near.transport.writelines([b"wait"])
+    await settle()
+    assert far.calls == ["made"]
+    far.transport.resume_reading()
+    await far.until(lambda: far.received == b"wait")
+    near.transport.close()
+    await far.until_call("lost")
 
 
-def test_a_closed_listener_leaves_its_connections(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        near, far = await connected(stage)  # closes its listener
-        near.transport.writelines([b"still here"])
-        await far.until(lambda: far.received == b"still here")
-        near.transport.close()
-        await far.until_call("lost")
-
-    play(act)
+@as_scenario("play")
+async def test_a_closed_listener_leaves_its_connections(stage: Stage) -> None:
+    near, far = await connected(stage)  # closes its listener
+    near.transport.writelines([b"still here"])
+    await far.until(lambda: far.received == b"still here")
+    near.transport.close()
+    await far.until_call("lost")
 
 
 class Exploding(Recorder):
@@ -444,20 +411,18 @@ class Exploding(Recorder):
         raise RuntimeError("boom")
 
 
-def test_a_handler_that_raises_loses_its_connection_and_is_reported(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        reported: list[BaseException | None] = []
-        asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: reported.append(context.get("exception"))
-        )
-        near, far = await connected(stage, Exploding)
-        near.transport.writelines([b"fuse"])
-        await far.until_call("lost")
-        await near.until_call("lost")
-        assert isinstance(far.lost_with, RuntimeError)
-        assert reported == [far.lost_with]
-
-    play(act)
+@as_scenario("play")
+async def test_a_handler_that_raises_loses_its_connection_and_is_reported(stage: Stage) -> None:
+    reported: list[BaseException | None] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context.get("exception"))
+    )
+    near, far = await connected(stage, Exploding)
+    near.transport.writelines([b"fuse"])
+    await far.until_call("lost")
+    await near.until_call("lost")
+    assert isinstance(far.lost_with, RuntimeError)
+    assert reported == [far.lost_with]
 
 
 # ---- direct files ----
@@ -467,243 +432,207 @@ def block(filler: str, count: int = 1) -> bytes:
     return filler.encode() * (DISK_BLOCK_BYTES * count // len(filler))
 
 
-def test_a_new_direct_file_is_zeros(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        path = stage.path("ring")
-        file = await stage.host.disk.open_direct(path, create_bytes=5 * MIB)
-        assert file.size == 5 * MIB
-        assert await file.read(0, 5 * MIB) == bytes(5 * MIB)
-        await file.close()
-        assert await stage.host.disk.list_dir(stage.directory) == ["ring"]
-
-    play(act)
+@as_scenario("play")
+async def test_a_new_direct_file_is_zeros(stage: Stage) -> None:
+    path = stage.path("ring")
+    file = await stage.host.disk.open_direct(path, create_bytes=5 * MIB)
+    assert file.size == 5 * MIB
+    assert await file.read(0, 5 * MIB) == bytes(5 * MIB)
+    await file.close()
+    assert await stage.host.disk.list_dir(stage.directory) == ["ring"]
 
 
-def test_written_blocks_are_there_after_reopening(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        path = stage.path("ring")
-        file = await stage.host.disk.open_direct(path, create_bytes=MIB)
-        await file.write(8192, [b"one", memoryview(b"two"), bytearray(b"three")])
-        await file.close()
-        again = await stage.host.disk.open_direct(path)
-        assert again.size == MIB
-        read = await again.read(4096, 3 * 4096)
-        assert read == bytes(4096) + b"onetwothree".ljust(4096, b"\0") + bytes(4096)
-        await again.close()
-
-    play(act)
+@as_scenario("play")
+async def test_written_blocks_are_there_after_reopening(stage: Stage) -> None:
+    path = stage.path("ring")
+    file = await stage.host.disk.open_direct(path, create_bytes=MIB)
+    await file.write(8192, [b"one", memoryview(b"two"), bytearray(b"three")])
+    await file.close()
+    again = await stage.host.disk.open_direct(path)
+    assert again.size == MIB
+    read = await again.read(4096, 3 * 4096)
+    assert read == bytes(4096) + b"onetwothree".ljust(4096, b"\0") + bytes(4096)
+    await again.close()
 
 
-def test_padding_replaces_what_the_block_held(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        file = await stage.host.disk.open_direct(stage.path("ring"), create_bytes=MIB)
-        await file.write(0, [block("gone", 2)])
-        await file.write(0, [b"new"])
-        assert await file.read(0, 8192) == b"new".ljust(4096, b"\0") + block("gone", 2)[4096:]
-        await file.close()
-
-    play(act)
+@as_scenario("play")
+async def test_padding_replaces_what_the_block_held(stage: Stage) -> None:
+    file = await stage.host.disk.open_direct(stage.path("ring"), create_bytes=MIB)
+    await file.write(0, [block("gone", 2)])
+    await file.write(0, [b"new"])
+    assert await file.read(0, 8192) == b"new".ljust(4096, b"\0") + block("gone", 2)[4096:]
+    await file.close()
 
 
-def test_many_writes_in_flight_all_land(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        file = await stage.host.disk.open_direct(stage.path("ring"), create_bytes=MIB)
-        writes = [file.write(n * 4096, [bytes([n]) * (4000 + n % 96)]) for n in range(200)]
-        await asyncio.gather(*writes)
-        for n in (0, 1, 99, 199):
-            expected = (bytes([n]) * (4000 + n % 96)).ljust(4096, b"\0")
-            assert await file.read(n * 4096, 4096) == expected
-        await file.close()
-
-    play(act)
+@as_scenario("play")
+async def test_many_writes_in_flight_all_land(stage: Stage) -> None:
+    file = await stage.host.disk.open_direct(stage.path("ring"), create_bytes=MIB)
+    writes = [file.write(n * 4096, [bytes([n]) * (4000 + n % 96)]) for n in range(200)]
+    await asyncio.gather(*writes)
+    for n in (0, 1, 99, 199):
+        expected = (bytes([n]) * (4000 + n % 96)).ljust(4096, b"\0")
+        assert await file.read(n * 4096, 4096) == expected
+    await file.close()
 
 
-def test_the_largest_write_fits_and_a_larger_one_is_refused(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        path = stage.path("ring")
-        file = await stage.host.disk.open_direct(path, create_bytes=2 * DIRECT_WRITE_BYTES_MAX)
-        await file.write(4096, [b"x" * DIRECT_WRITE_BYTES_MAX])
-        assert (await file.read(4096, DIRECT_WRITE_BYTES_MAX)).count(b"x") == DIRECT_WRITE_BYTES_MAX
-        with pytest.raises(BadSetting, match=path):
-            file.write(0, [bytes(DIRECT_WRITE_BYTES_MAX), b"+"])
-        await file.close()
-
-    play(act)
+@as_scenario("play")
+async def test_the_largest_write_fits_and_a_larger_one_is_refused(stage: Stage) -> None:
+    path = stage.path("ring")
+    file = await stage.host.disk.open_direct(path, create_bytes=2 * DIRECT_WRITE_BYTES_MAX)
+    await file.write(4096, [b"x" * DIRECT_WRITE_BYTES_MAX])
+    assert (await file.read(4096, DIRECT_WRITE_BYTES_MAX)).count(b"x") == DIRECT_WRITE_BYTES_MAX
+    with pytest.raises(BadSetting, match=path):
+        file.write(0, [bytes(DIRECT_WRITE_BYTES_MAX), b"+"])
+    await file.close()
 
 
 @pytest.mark.parametrize(
     ("offset", "length"), [(-4096, 10), (1, 10), (512, 4096), (0, 0), (MIB, 1), (MIB - 4096, 4097)]
 )
-def test_a_write_outside_whole_blocks_of_the_file_is_refused(
-    play: Play, offset: int, length: int
+@as_scenario("play")
+async def test_a_write_outside_whole_blocks_of_the_file_is_refused(
+    stage: Stage, *, offset: int, length: int
 ) -> None:
-    async def act(stage: Stage) -> None:
-        path = stage.path("ring")
-        file = await stage.host.disk.open_direct(path, create_bytes=MIB)
-        with pytest.raises(BadSetting, match=path):
-            file.write(offset, [bytes(length)])
-        await file.close()
-
-    play(act)
+    path = stage.path("ring")
+    file = await stage.host.disk.open_direct(path, create_bytes=MIB)
+    with pytest.raises(BadSetting, match=path):
+        file.write(offset, [bytes(length)])
+    await file.close()
 
 
-def test_a_read_is_short_only_where_the_file_ends(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        file = await stage.host.disk.open_direct(stage.path("ring"), create_bytes=MIB)
-        assert await file.read(MIB - 8192, 64 * 4096) == bytes(8192)
-        assert await file.read(MIB, 4096) == b""
-        assert await file.read(2 * MIB, 4096) == b""
-        with pytest.raises(BadSetting):
-            await file.read(0, 100)
-        await file.close()
-
-    play(act)
+@as_scenario("play")
+async def test_a_read_is_short_only_where_the_file_ends(stage: Stage) -> None:
+    file = await stage.host.disk.open_direct(stage.path("ring"), create_bytes=MIB)
+    assert await file.read(MIB - 8192, 64 * 4096) == bytes(8192)
+    assert await file.read(MIB, 4096) == b""
+    assert await file.read(2 * MIB, 4096) == b""
+    with pytest.raises(BadSetting):
+        await file.read(0, 100)
+    await file.close()
 
 
-def test_close_waits_for_writes_and_ends_the_file(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        path = stage.path("ring")
-        file = await stage.host.disk.open_direct(path, create_bytes=MIB)
-        write = file.write(0, [b"last words"])
-        await file.close()
-        assert write.done()
-        await file.close()
-        with pytest.raises(Closed, match=path):
-            file.write(0, [b"x"])
-        with pytest.raises(Closed, match=path):
-            await file.read(0, 4096)
-
-    play(act)
+@as_scenario("play")
+async def test_close_waits_for_writes_and_ends_the_file(stage: Stage) -> None:
+    path = stage.path("ring")
+    file = await stage.host.disk.open_direct(path, create_bytes=MIB)
+    write = file.write(0, [b"last words"])
+    await file.close()
+    assert write.done()
+    await file.close()
+    with pytest.raises(Closed, match=path):
+        file.write(0, [b"x"])
+    with pytest.raises(Closed, match=path):
+        await file.read(0, 4096)
 
 
-def test_direct_files_are_made_once(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        path = stage.path("ring")
-        with pytest.raises(FileNotFoundError, match=path):
-            await stage.host.disk.open_direct(path)
-        await (await stage.host.disk.open_direct(path, create_bytes=MIB)).close()
-        with pytest.raises(FileExistsError, match=path):
-            await stage.host.disk.open_direct(path, create_bytes=MIB)
-
-    play(act)
+@as_scenario("play")
+async def test_direct_files_are_made_once(stage: Stage) -> None:
+    path = stage.path("ring")
+    with pytest.raises(FileNotFoundError, match=path):
+        await stage.host.disk.open_direct(path)
+    await (await stage.host.disk.open_direct(path, create_bytes=MIB)).close()
+    with pytest.raises(FileExistsError, match=path):
+        await stage.host.disk.open_direct(path, create_bytes=MIB)
 
 
-def test_two_makers_of_one_direct_file_make_one(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk, path = stage.host.disk, stage.path("ring")
-        made = await asyncio.gather(
-            *(disk.open_direct(path, create_bytes=size * MIB) for size in (1, 2, 3)),
-            return_exceptions=True,
-        )
-        (file,) = [one for one in made if not isinstance(one, BaseException)]
-        assert [type(one) for one in made].count(FileExistsError) == 2
-        assert await file.read(0, 4 * MIB) == bytes(file.size)
-        await file.close()
-
-    play(act)
+@as_scenario("play")
+async def test_two_makers_of_one_direct_file_make_one(stage: Stage) -> None:
+    disk, path = stage.host.disk, stage.path("ring")
+    made = await asyncio.gather(
+        *(disk.open_direct(path, create_bytes=size * MIB) for size in (1, 2, 3)),
+        return_exceptions=True,
+    )
+    (file,) = [one for one in made if not isinstance(one, BaseException)]
+    assert [type(one) for one in made].count(FileExistsError) == 2
+    assert await file.read(0, 4 * MIB) == bytes(file.size)
+    await file.close()
 
 
-def test_a_direct_file_needs_its_directory_and_whole_blocks(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        with pytest.raises(FileNotFoundError, match="absent/ring"):
-            await stage.host.disk.open_direct(stage.path("absent/ring"), create_bytes=MIB)
-        for size in (0, 100, -4096):
-            with pytest.raises(BadSetting, match="ring"):
-                await stage.host.disk.open_direct(stage.path("ring"), create_bytes=size)
-        with pytest.raises(IsADirectoryError, match=stage.directory):
-            await stage.host.disk.open_direct(stage.directory)
-
-    play(act)
+@as_scenario("play")
+async def test_a_direct_file_needs_its_directory_and_whole_blocks(stage: Stage) -> None:
+    with pytest.raises(FileNotFoundError, match="absent/ring"):
+        await stage.host.disk.open_direct(stage.path("absent/ring"), create_bytes=MIB)
+    for size in (0, 100, -4096):
+        with pytest.raises(BadSetting, match="ring"):
+            await stage.host.disk.open_direct(stage.path("ring"), create_bytes=size)
+    with pytest.raises(IsADirectoryError, match=stage.directory):
+        await stage.host.disk.open_direct(stage.directory)
 
 
 # ---- small files and directories ----
 
 
-def test_small_files_are_replaced_whole(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk, path = stage.host.disk, stage.path("identity")
-        assert await disk.read_file(path) is None
-        await disk.write_file(path, b"first")
-        await disk.write_file(path, b"2nd")
-        assert await disk.read_file(path) == b"2nd"
-        assert await disk.list_dir(stage.directory) == ["identity"]
-
-    play(act)
+@as_scenario("play")
+async def test_small_files_are_replaced_whole(stage: Stage) -> None:
+    disk, path = stage.host.disk, stage.path("identity")
+    assert await disk.read_file(path) is None
+    await disk.write_file(path, b"first")
+    await disk.write_file(path, b"2nd")
+    assert await disk.read_file(path) == b"2nd"
+    assert await disk.list_dir(stage.directory) == ["identity"]
 
 
-def test_writers_of_one_small_file_do_not_mix(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk, path = stage.host.disk, stage.path("identity")
-        whole = [bytes([n]) * 10_000 for n in range(8)]
-        await asyncio.gather(*(disk.write_file(path, data) for data in whole))
-        assert await disk.read_file(path) in whole
-
-    play(act)
+@as_scenario("play")
+async def test_writers_of_one_small_file_do_not_mix(stage: Stage) -> None:
+    disk, path = stage.host.disk, stage.path("identity")
+    whole = [bytes([n]) * 10_000 for n in range(8)]
+    await asyncio.gather(*(disk.write_file(path, data) for data in whole))
+    assert await disk.read_file(path) in whole
 
 
-def test_errors_name_the_path(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk, path = stage.host.disk, stage.path("absent/file")
-        with pytest.raises(FileNotFoundError, match="absent/file"):
-            await disk.write_file(path, b"data")
-        assert await disk.read_file(path) is None
-        with pytest.raises(IsADirectoryError, match=stage.directory):
-            await disk.read_file(stage.directory)
-        with pytest.raises(FileNotFoundError, match="absent"):
-            disk.lock_dir(stage.path("absent"), "nobody")
-
-    play(act)
+@as_scenario("play")
+async def test_errors_name_the_path(stage: Stage) -> None:
+    disk, path = stage.host.disk, stage.path("absent/file")
+    with pytest.raises(FileNotFoundError, match="absent/file"):
+        await disk.write_file(path, b"data")
+    assert await disk.read_file(path) is None
+    with pytest.raises(IsADirectoryError, match=stage.directory):
+        await disk.read_file(stage.directory)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        disk.lock_dir(stage.path("absent"), "nobody")
 
 
-def test_directories_are_made_with_their_parents(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk = stage.host.disk
-        await disk.make_dir(stage.path("a/b/c"))
-        await disk.make_dir(stage.path("a/b/c"))
-        await disk.write_file(stage.path("a/z"), b"")
-        await disk.write_file(stage.path("a/10"), b"")
-        assert await disk.list_dir(stage.path("a")) == ["10", "b", "z"]
-        assert await disk.list_dir(stage.path("a/b/c")) == []
-        assert await disk.list_dir(stage.path("nowhere")) == []
-
-    play(act)
+@as_scenario("play")
+async def test_directories_are_made_with_their_parents(stage: Stage) -> None:
+    disk = stage.host.disk
+    await disk.make_dir(stage.path("a/b/c"))
+    await disk.make_dir(stage.path("a/b/c"))
+    await disk.write_file(stage.path("a/z"), b"")
+    await disk.write_file(stage.path("a/10"), b"")
+    assert await disk.list_dir(stage.path("a")) == ["10", "b", "z"]
+    assert await disk.list_dir(stage.path("a/b/c")) == []
+    assert await disk.list_dir(stage.path("nowhere")) == []
 
 
-def test_a_file_is_not_a_directory(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk, path = stage.host.disk, stage.path("file")
-        await disk.write_file(path, b"")
-        with pytest.raises(NotADirectoryError, match=path):
-            await disk.list_dir(path)
-        with pytest.raises(NotADirectoryError, match=path):
-            await disk.make_dir(f"{path}/below")
-        with pytest.raises(FileExistsError, match=path):
-            await disk.make_dir(path)
-
-    play(act)
+@as_scenario("play")
+async def test_a_file_is_not_a_directory(stage: Stage) -> None:
+    disk, path = stage.host.disk, stage.path("file")
+    await disk.write_file(path, b"")
+    with pytest.raises(NotADirectoryError, match=path):
+        await disk.list_dir(path)
+    with pytest.raises(NotADirectoryError, match=path):
+        await disk.make_dir(f"{path}/below")
+    with pytest.raises(FileExistsError, match=path):
+        await disk.make_dir(path)
 
 
-def test_a_directory_is_locked_once(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk = stage.host.disk
-        lock = disk.lock_dir(stage.directory, "node 3 (pid 77)")
-        with pytest.raises(StoreInUse, match=r"node 3 \(pid 77\)"):
-            disk.lock_dir(stage.directory, "node 4")
-        assert await disk.read_file(stage.path("lock")) == b"node 3 (pid 77)"
-        lock.release()
-        lock.release()
-        again = disk.lock_dir(stage.directory, "n")
-        assert await disk.read_file(stage.path("lock")) == b"n"
-        again.release()
-
-    play(act)
+@as_scenario("play")
+async def test_a_directory_is_locked_once(stage: Stage) -> None:
+    disk = stage.host.disk
+    lock = disk.lock_dir(stage.directory, "node 3 (pid 77)")
+    with pytest.raises(StoreInUse, match=r"node 3 \(pid 77\)"):
+        disk.lock_dir(stage.directory, "node 4")
+    assert await disk.read_file(stage.path("lock")) == b"node 3 (pid 77)"
+    lock.release()
+    lock.release()
+    again = disk.lock_dir(stage.directory, "n")
+    assert await disk.read_file(stage.path("lock")) == b"n"
+    again.release()
 
 
-def test_paths_are_taken_as_the_system_takes_them(play: Play) -> None:
-    async def act(stage: Stage) -> None:
-        disk = stage.host.disk
-        await disk.write_file(stage.path("x"), b"1")
-        assert await disk.read_file(os.path.join(stage.directory, ".", "x")) == b"1"
-        assert await disk.list_dir(stage.directory + "/") == ["x"]
-
-    play(act)
+@as_scenario("play")
+async def test_paths_are_taken_as_the_system_takes_them(stage: Stage) -> None:
+    disk = stage.host.disk
+    await disk.write_file(stage.path("x"), b"1")
+    assert await disk.read_file(os.path.join(stage.directory, ".", "x")) == b"1"
+    assert await disk.list_dir(stage.directory + "/") == ["x"]

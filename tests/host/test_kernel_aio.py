@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from scenarios import as_scenario, awaited_by
 
 from cordwood.host import direct_file
 from cordwood.host.kernel_aio import AioUnavailable, KernelAio
@@ -57,18 +58,16 @@ def test_writes_end_in_place_and_more_than_the_kernel_takes_go_by_threads(
         runner.run(scenario())
 
 
-def test_the_buffer_may_change_as_soon_as_a_write_was_begun(ring: str) -> None:
-    async def scenario() -> None:
-        disk = RealDisk()
-        file = await disk.open_direct(ring)
-        part = bytearray(b"a" * 4096)
-        done = file.write(0, [part])
-        part[:] = b"b" * 4096
-        await done
-        assert await file.read(0, 4096) == b"a" * 4096
-        await disk.close()
-
-    asyncio.run(scenario())
+@as_scenario(awaited_by(asyncio.run))
+async def test_the_buffer_may_change_as_soon_as_a_write_was_begun(*, ring: str) -> None:
+    disk = RealDisk()
+    file = await disk.open_direct(ring)
+    part = bytearray(b"a" * 4096)
+    done = file.write(0, [part])
+    part[:] = b"b" * 4096
+    await done
+    assert await file.read(0, 4096) == b"a" * 4096
+    await disk.close()
 
 
 def test_a_write_that_nobody_waits_for_any_more_ends_all_the_same(ring: str) -> None:
@@ -84,37 +83,32 @@ def test_a_write_that_nobody_waits_for_any_more_ends_all_the_same(ring: str) -> 
     assert Path(ring).read_bytes() == b"x" * MIB
 
 
-def test_what_is_no_buffer_fails_alone(ring: str) -> None:
-    async def scenario() -> None:
-        disk = RealDisk()
-        file = await disk.open_direct(ring)
-        part = memoryview(b"gone")
-        parts = [part]
-        with pytest.raises(TypeError):
-            await file.write(0, ["text"])  # type: ignore[list-item]
-        part.release()
-        with pytest.raises(ValueError, match="released"):
-            await file.write(0, parts)
-        await file.write(0, [b"goes on"])
-        await disk.close()
-
-    asyncio.run(scenario())
+@as_scenario(awaited_by(asyncio.run))
+async def test_what_is_no_buffer_fails_alone(*, ring: str) -> None:
+    disk = RealDisk()
+    file = await disk.open_direct(ring)
+    part = memoryview(b"gone")
+    parts = [part]
+    with pytest.raises(TypeError):
+        await file.write(0, ["text"])  # type: ignore[list-item]
+    part.release()
+    with pytest.raises(ValueError, match="released"):
+        await file.write(0, parts)
+    await file.write(0, [b"goes on"])
+    await disk.close()
 
 
-def test_what_the_kernel_says_of_a_write_is_its_error(ring: str) -> None:
+@as_scenario(awaited_by(asyncio.run))
+async def test_what_the_kernel_says_of_a_write_is_its_error(*, ring: str) -> None:
     """A descriptor that may not be written to: the kernel says so at once."""
-
-    async def scenario() -> None:
-        fd = os.open(ring, os.O_RDONLY | os.O_DIRECT)
-        aio = KernelAio(fd, 2)
-        os.close(fd)
-        with pytest.raises(OSError, match="Bad file descriptor") as raised:
-            aio.write(0, 4096, [b"x"], lambda result: None)
-        assert raised.value.errno == errno.EBADF
-        assert aio.in_flight == 0
-        aio.close()
-
-    asyncio.run(scenario())
+    fd = os.open(ring, os.O_RDONLY | os.O_DIRECT)
+    aio = KernelAio(fd, 2)
+    os.close(fd)
+    with pytest.raises(OSError, match="Bad file descriptor") as raised:
+        aio.write(0, 4096, [b"x"], lambda result: None)
+    assert raised.value.errno == errno.EBADF
+    assert aio.in_flight == 0
+    aio.close()
 
 
 def test_threads_write_where_the_kernel_grants_no_more(
@@ -135,24 +129,21 @@ def test_threads_write_where_the_kernel_grants_no_more(
     assert not [t for t in threading.enumerate() if t.name.startswith("cordwood-write")]
 
 
-def test_whoever_is_told_of_the_last_end_may_close(ring: str) -> None:
+@as_scenario(awaited_by(asyncio.run))
+async def test_whoever_is_told_of_the_last_end_may_close(*, ring: str) -> None:
     """A file that was told of its last write did not close: that write still counted."""
+    fd = os.open(ring, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
+    aio = KernelAio(fd, 2)
+    os.close(fd)
+    closed = asyncio.get_running_loop().create_future()
 
-    async def scenario() -> None:
-        fd = os.open(ring, os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
-        aio = KernelAio(fd, 2)
-        os.close(fd)
-        closed = asyncio.get_running_loop().create_future()
+    def on_ended(result: int) -> None:
+        assert result == 4096
+        if not aio.in_flight:
+            aio.close()
+            closed.set_result(None)
 
-        def on_ended(result: int) -> None:
-            assert result == 4096
-            if not aio.in_flight:
-                aio.close()
-                closed.set_result(None)
-
-        aio.write(0, 4096, [b"x"], on_ended)
-        aio.write(4096, 4096, [b"y"], on_ended)
-        async with asyncio.timeout(60):
-            await closed
-
-    asyncio.run(scenario())
+    aio.write(0, 4096, [b"x"], on_ended)
+    aio.write(4096, 4096, [b"y"], on_ended)
+    async with asyncio.timeout(60):
+        await closed

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
+from scenarios import as_scenario
 
 from cordwood.errors import NotOurCluster, Unreachable
 from cordwood.host.local_socket import bind_beside, reach_beside, socket_name
@@ -62,33 +63,27 @@ async def family_between(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0"])
-def test_a_caller_of_this_machine_takes_the_unix_socket(run, address: str) -> None:
-    async def main() -> None:
-        assert await family_between(RealNetwork(), RealNetwork(), address) == socket.AF_UNIX
-
-    run(main)
+@as_scenario("run")
+async def test_a_caller_of_this_machine_takes_the_unix_socket(*, address: str) -> None:
+    assert await family_between(RealNetwork(), RealNetwork(), address) == socket.AF_UNIX
 
 
 @pytest.mark.parametrize(("listens", "dials"), [(False, True), (True, False)])
-def test_with_an_end_that_knows_only_tcp_it_is_tcp(run, listens: bool, dials: bool) -> None:
-    async def main() -> None:
-        far, near = (RealNetwork(has_unix_sockets=each) for each in (listens, dials))
-        assert await family_between(far, near) == socket.AF_INET
-
-    run(main)
+@as_scenario("run")
+async def test_with_an_end_that_knows_only_tcp_it_is_tcp(*, listens: bool, dials: bool) -> None:
+    far, near = (RealNetwork(has_unix_sockets=each) for each in (listens, dials))
+    assert await family_between(far, near) == socket.AF_INET
 
 
-def test_where_another_has_the_name_the_node_is_reached_by_tcp(run) -> None:
-    async def main() -> None:
-        first = await RealNetwork(has_unix_sockets=False).listen("127.0.0.1:0", Quiet)
-        await first.close()
-        squatter = bind_beside(first.address)
-        assert squatter is not None
-        with squatter:
-            family = await family_between(RealNetwork(), RealNetwork(), first.address)
-            assert family == socket.AF_INET
-
-    run(main)
+@as_scenario("run")
+async def test_where_another_has_the_name_the_node_is_reached_by_tcp() -> None:
+    first = await RealNetwork(has_unix_sockets=False).listen("127.0.0.1:0", Quiet)
+    await first.close()
+    squatter = bind_beside(first.address)
+    assert squatter is not None
+    with squatter:
+        family = await family_between(RealNetwork(), RealNetwork(), first.address)
+        assert family == socket.AF_INET
 
 
 def test_the_socket_of_another_user_is_not_trusted() -> None:
@@ -114,16 +109,14 @@ def test_only_loopback_has_one() -> None:
         assert socket_name(f"{host}:4440") is None
 
 
-def test_a_closed_listener_leaves_no_name(run) -> None:
-    async def main() -> None:
-        listener = await RealNetwork().listen("127.0.0.1:0", Quiet)
-        await listener.close()
-        with pytest.raises(Unreachable):
-            await RealNetwork().connect(listener.address, Quiet, timeout_s=5)
-        family = await family_between(RealNetwork(), RealNetwork(), listener.address)
-        assert family == socket.AF_UNIX
-
-    run(main)
+@as_scenario("run")
+async def test_a_closed_listener_leaves_no_name() -> None:
+    listener = await RealNetwork().listen("127.0.0.1:0", Quiet)
+    await listener.close()
+    with pytest.raises(Unreachable):
+        await RealNetwork().connect(listener.address, Quiet, timeout_s=5)
+    family = await family_between(RealNetwork(), RealNetwork(), listener.address)
+    assert family == socket.AF_UNIX
 
 
 class Silent:
@@ -178,33 +171,30 @@ class Speaks(Quiet):
 
 
 @pytest.mark.parametrize("has_unix_sockets", [True, False])
-def test_a_connection_whose_connect_is_cancelled_hears_that_it_went(run, has_unix_sockets) -> None:
+@as_scenario("run")
+async def test_a_connection_whose_connect_is_cancelled_hears_that_it_went(
+    *, has_unix_sockets
+) -> None:
     """uvloop closed it and said nothing: the greeting then failed on a closed transport."""
+    wrong: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: wrong.append(what))
+    network = RealNetwork(has_unix_sockets=has_unix_sockets)
+    listener = await network.listen("127.0.0.1:0", Quiet)
+    made: list[Speaks] = []
 
-    async def main() -> None:
-        wrong: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: wrong.append(what))
-        network = RealNetwork(has_unix_sockets=has_unix_sockets)
-        listener = await network.listen("127.0.0.1:0", Quiet)
-        made: list[Speaks] = []
+    def make() -> Speaks:
+        made.append(Speaks())
+        return made[-1]
 
-        def make() -> Speaks:
-            made.append(Speaks())
-            return made[-1]
-
-        for turns in range(12):
-            connecting = asyncio.ensure_future(network.connect(listener.address, make, timeout_s=5))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            if connecting.cancel():
-                await asyncio.wait([connecting])
-            if not connecting.cancelled():
-                made[-1].transport.close()  # type: ignore[attr-defined]
-        await asyncio.sleep(0.05)
-        assert [
-            each for each in made if hasattr(each, "transport") and not each.lost.is_set()
-        ] == []
-        assert wrong == []
-        await listener.close()
-
-    run(main)
+    for turns in range(12):
+        connecting = asyncio.ensure_future(network.connect(listener.address, make, timeout_s=5))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if connecting.cancel():
+            await asyncio.wait([connecting])
+        if not connecting.cancelled():
+            made[-1].transport.close()  # type: ignore[attr-defined]
+    await asyncio.sleep(0.05)
+    assert [each for each in made if hasattr(each, "transport") and not each.lost.is_set()] == []
+    assert wrong == []
+    await listener.close()

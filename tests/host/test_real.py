@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import BadSetting, Closed, Overloaded
 from cordwood.host.direct_file import RealDirectFile
@@ -75,79 +76,68 @@ def test_localhost_has_one_address(run) -> None:
     run(main())
 
 
-def test_buffered_files_keep_the_same_promises(tmp_path: Path) -> None:
+@as_scenario(awaited_by(asyncio.run))
+async def test_buffered_files_keep_the_same_promises(*, tmp_path: Path) -> None:
     """A file system without O_DIRECT: buffered writes, each followed by a sync."""
+    disk = RealDisk(writer_threads=2, use_direct=False)
+    path = str(tmp_path / "ring")
+    file = await disk.open_direct(path, create_bytes=8 * MIB)
+    await asyncio.gather(*(file.write(n * 4096, [b"%d" % n]) for n in range(50)))
+    assert await file.read(49 * 4096, 4096) == b"49".ljust(4096, b"\0")
+    await disk.close()
+    assert file.size == 8 * MIB
 
-    async def main() -> None:
-        disk = RealDisk(writer_threads=2, use_direct=False)
+
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_new_ring_is_allocated_whole(*, tmp_path: Path) -> None:
+    async with real_host() as host:
         path = str(tmp_path / "ring")
-        file = await disk.open_direct(path, create_bytes=8 * MIB)
-        await asyncio.gather(*(file.write(n * 4096, [b"%d" % n]) for n in range(50)))
-        assert await file.read(49 * 4096, 4096) == b"49".ljust(4096, b"\0")
-        await disk.close()
-        assert file.size == 8 * MIB
-
-    asyncio.run(main())
+        await (await host.disk.open_direct(path, create_bytes=9 * MIB)).close()
+        assert os.stat(path).st_blocks * 512 >= 9 * MIB
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_a_new_ring_is_allocated_whole(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host:
-            path = str(tmp_path / "ring")
-            await (await host.disk.open_direct(path, create_bytes=9 * MIB)).close()
-            assert os.stat(path).st_blocks * 512 >= 9 * MIB
-            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-
-    asyncio.run(main())
-
-
-def test_what_a_crash_left_half_made_is_not_seen_and_not_in_the_way(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host:
-            (tmp_path / "ring.cordwood-new").write_bytes(b"half")
-            assert await host.disk.list_dir(str(tmp_path)) == []
-            path = str(tmp_path / "ring")
-            file = await host.disk.open_direct(path, create_bytes=MIB)
-            assert await file.read(0, 4096) == bytes(4096)
-            assert os.listdir(tmp_path) == ["ring"]
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_what_a_crash_left_half_made_is_not_seen_and_not_in_the_way(
+    *, tmp_path: Path
+) -> None:
+    async with real_host() as host:
+        (tmp_path / "ring.cordwood-new").write_bytes(b"half")
+        assert await host.disk.list_dir(str(tmp_path)) == []
+        path = str(tmp_path / "ring")
+        file = await host.disk.open_direct(path, create_bytes=MIB)
+        assert await file.read(0, 4096) == bytes(4096)
+        assert os.listdir(tmp_path) == ["ring"]
 
 
-def test_a_file_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host:
-            path = str(tmp_path / "ring")
-            with pytest.raises(OSError, match="ring"):
-                await host.disk.open_direct(path, create_bytes=1 << 62)
-            assert os.listdir(tmp_path) == []
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_file_that_does_not_fit_leaves_nothing(*, tmp_path: Path) -> None:
+    async with real_host() as host:
+        path = str(tmp_path / "ring")
+        with pytest.raises(OSError, match="ring"):
+            await host.disk.open_direct(path, create_bytes=1 << 62)
+        assert os.listdir(tmp_path) == []
 
 
-def test_a_failed_write_says_which_file(tmp_path: Path) -> None:
-    async def main() -> None:
-        path = tmp_path / "ring"
-        path.write_bytes(bytes(MIB))
-        read_only = os.open(path, os.O_RDONLY)
-        file = RealDirectFile(str(path), [(read_only, False)])
-        with pytest.raises(OSError, match=str(path)):
-            await file.write(0, [b"x"])
-        assert await file.read(0, 4096) == bytes(4096)  # the thread lives on
-        await file.close()
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_failed_write_says_which_file(*, tmp_path: Path) -> None:
+    path = tmp_path / "ring"
+    path.write_bytes(bytes(MIB))
+    read_only = os.open(path, os.O_RDONLY)
+    file = RealDirectFile(str(path), [(read_only, False)])
+    with pytest.raises(OSError, match=str(path)):
+        await file.write(0, [b"x"])
+    assert await file.read(0, 4096) == bytes(4096)  # the thread lives on
+    await file.close()
 
 
-def test_a_part_that_is_no_buffer_fails_its_write_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host:
-            file = await host.disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
-            with pytest.raises(TypeError):
-                await file.write(0, ["text"])
-            await file.write(0, [b"bytes"])
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_part_that_is_no_buffer_fails_its_write_alone(*, tmp_path: Path) -> None:
+    async with real_host() as host:
+        file = await host.disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
+        with pytest.raises(TypeError):
+            await file.write(0, ["text"])
+        await file.write(0, [b"bytes"])
 
 
 def test_a_cancelled_wait_leaves_the_file_working(run, tmp_path: Path) -> None:
@@ -162,46 +152,40 @@ def test_a_cancelled_wait_leaves_the_file_working(run, tmp_path: Path) -> None:
     run(main())
 
 
-def test_operations_in_flight_are_bounded(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host:
-            file = await host.disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
-            writes = [file.write(0, [b"x"]) for _ in range(DIRECT_OPS_IN_FLIGHT_MAX)]
-            with pytest.raises(Overloaded):
-                file.write(0, [b"x"])
-            await asyncio.gather(*writes)
-            await file.write(0, [b"y"])
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_operations_in_flight_are_bounded(*, tmp_path: Path) -> None:
+    async with real_host() as host:
+        file = await host.disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
+        writes = [file.write(0, [b"x"]) for _ in range(DIRECT_OPS_IN_FLIGHT_MAX)]
+        with pytest.raises(Overloaded):
+            file.write(0, [b"x"])
+        await asyncio.gather(*writes)
+        await file.write(0, [b"y"])
 
 
-def test_leaving_the_host_closes_files_and_stops_threads(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host:
-            file = await host.disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
-            write = file.write(0, [b"x"])
-        assert write.done()
-        assert file.closed
-        with pytest.raises(Closed):
-            await host.disk.read_file(str(tmp_path / "ring"))
-        with pytest.raises(Closed):
-            await host.run_blocking(lambda: None, timeout_s=1)
-        await host.close()
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_leaving_the_host_closes_files_and_stops_threads(*, tmp_path: Path) -> None:
+    async with real_host() as host:
+        file = await host.disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
+        write = file.write(0, [b"x"])
+    assert write.done()
+    assert file.closed
+    with pytest.raises(Closed):
+        await host.disk.read_file(str(tmp_path / "ring"))
+    with pytest.raises(Closed):
+        await host.run_blocking(lambda: None, timeout_s=1)
+    await host.close()
 
 
-def test_open_files_come_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host:
-            path = str(tmp_path / "ring")
-            await (await host.disk.open_direct(path, create_bytes=MIB)).close()
-            before = len(os.listdir("/proc/self/fd"))
-            for _ in range(20):
-                await (await host.disk.open_direct(path)).close()
-            assert len(os.listdir("/proc/self/fd")) == before
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_open_files_come_back(*, tmp_path: Path) -> None:
+    async with real_host() as host:
+        path = str(tmp_path / "ring")
+        await (await host.disk.open_direct(path, create_bytes=MIB)).close()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            await (await host.disk.open_direct(path)).close()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_call_past_its_deadline_times_out_and_frees_the_caller(run) -> None:
@@ -216,20 +200,18 @@ def test_a_call_past_its_deadline_times_out_and_frees_the_caller(run) -> None:
     run(main())
 
 
-def test_calls_that_wait_for_a_thread_are_bounded() -> None:
-    async def main() -> None:
-        pool = BlockingPool("test", 1)
-        go_on = threading.Event()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(CALLS_WAITING_MAX):
-                group.create_task(pool(go_on.wait, timeout_s=30))
-            await asyncio.sleep(0)
-            with pytest.raises(Overloaded):
-                await pool(lambda: None, timeout_s=30)
-            go_on.set()
-        pool.close()
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_calls_that_wait_for_a_thread_are_bounded() -> None:
+    pool = BlockingPool("test", 1)
+    go_on = threading.Event()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CALLS_WAITING_MAX):
+            group.create_task(pool(go_on.wait, timeout_s=30))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await pool(lambda: None, timeout_s=30)
+        go_on.set()
+    pool.close()
 
 
 def test_a_disk_needs_a_thread() -> None:

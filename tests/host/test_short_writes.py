@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenarios import as_scenario, awaited_by
 
 from cordwood.host.real_disk import RealDisk
 from cordwood.nodes import NodeId
@@ -48,38 +49,34 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> list[tuple[int
         ([8191], [0, 4096]),
     ],
 )
-def test_a_write_cut_short_goes_on_at_a_whole_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: list[int], offsets: list[int]
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_write_cut_short_goes_on_at_a_whole_block(
+    *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: list[int], offsets: list[int]
 ) -> None:
-    async def scenario() -> None:
-        disk = RealDisk(use_kernel_aio=False)
-        file = await disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
-        data = os.urandom(32_768)
-        calls = cut_at(monkeypatch, counts)
-        await file.write(0, [data])
-        assert [offset for offset, _ in calls] == offsets
-        assert all(offset + length == 32_768 for offset, length in calls)
-        assert await file.read(0, 32_768) == data
-        await disk.close()
-
-    asyncio.run(scenario())
+    disk = RealDisk(use_kernel_aio=False)
+    file = await disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
+    data = os.urandom(32_768)
+    calls = cut_at(monkeypatch, counts)
+    await file.write(0, [data])
+    assert [offset for offset, _ in calls] == offsets
+    assert all(offset + length == 32_768 for offset, length in calls)
+    assert await file.read(0, 32_768) == data
+    await disk.close()
 
 
 @pytest.mark.parametrize("count", [0, 512, 4095])
-def test_a_write_that_does_not_finish_a_block_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_write_that_does_not_finish_a_block_fails(
+    *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    async def scenario() -> None:
-        disk = RealDisk(use_kernel_aio=False)
-        file = await disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
-        cut_at(monkeypatch, [count])
-        with pytest.raises(OSError, match=f"wrote {count} bytes of a block") as raised:
-            await file.write(0, [b"x"])
-        assert raised.value.errno == errno.EIO
-        await file.write(0, [b"the thread lives on"])
-        await disk.close()
-
-    asyncio.run(scenario())
+    disk = RealDisk(use_kernel_aio=False)
+    file = await disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
+    cut_at(monkeypatch, [count])
+    with pytest.raises(OSError, match=f"wrote {count} bytes of a block") as raised:
+        await file.write(0, [b"x"])
+    assert raised.value.errno == errno.EIO
+    await file.write(0, [b"the thread lives on"])
+    await disk.close()
 
 
 @pytest.fixture
@@ -94,31 +91,28 @@ def file_size_limit() -> Iterator[None]:
 
 @pytest.mark.usefixtures("file_size_limit")
 @pytest.mark.parametrize("use_kernel_aio", [True, False])
-def test_a_wal_whose_write_was_cut_and_then_refused_acknowledges_nothing(
-    tmp_path: Path, use_kernel_aio: bool
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_wal_whose_write_was_cut_and_then_refused_acknowledges_nothing(
+    *, tmp_path: Path, use_kernel_aio: bool
 ) -> None:
     """No mock: the kernel takes the first half of the block and refuses the second."""
-
-    async def scenario() -> None:
-        disk, path = RealDisk(use_kernel_aio=use_kernel_aio), str(tmp_path / "wal")
-        await Wal.format(disk, path, 2 * MIB, owner=NodeId(1))
-        wal = await Wal.open(disk, path, owner=NodeId(1))
-        async for _ in wal.recover():
-            pass
-        await wal.append([b"durable"])[1]
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, hard))
-        cut = wal.append([os.urandom(500_000)])[1]
-        with pytest.raises(WalFailed, match="File too large"):
-            await cut
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        with pytest.raises(WalFailed):
-            wal.append([b"x"])
-        await wal.close()
-        wal = await Wal.open(disk, path, owner=NodeId(1))
-        assert [body async for _, body in wal.recover()] == [b"durable"]
-        assert wal.recovery is not None
-        assert wal.recovery.damage == ()
-        await disk.close()
-
-    asyncio.run(scenario())
+    disk, path = RealDisk(use_kernel_aio=use_kernel_aio), str(tmp_path / "wal")
+    await Wal.format(disk, path, 2 * MIB, owner=NodeId(1))
+    wal = await Wal.open(disk, path, owner=NodeId(1))
+    async for _ in wal.recover():
+        pass
+    await wal.append([b"durable"])[1]
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, hard))
+    cut = wal.append([os.urandom(500_000)])[1]
+    with pytest.raises(WalFailed, match="File too large"):
+        await cut
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    with pytest.raises(WalFailed):
+        wal.append([b"x"])
+    await wal.close()
+    wal = await Wal.open(disk, path, owner=NodeId(1))
+    assert [body async for _, body in wal.recover()] == [b"durable"]
+    assert wal.recovery is not None
+    assert wal.recovery.damage == ()
+    await disk.close()

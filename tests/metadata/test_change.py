@@ -7,6 +7,7 @@ import random
 
 import pytest
 from metadata_play import run_patiently
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import OutcomeUnknown, Overloaded, Unreachable
 from cordwood.metadata.change import RACES_MAX, UNKNOWN_MAX, change, change_repeatably
@@ -18,24 +19,20 @@ def one_more(found: bytes | None) -> bytes:
 
 
 class TestChange:
-    def test_makes_and_changes_and_leaves(self, play):
-        async def act(store) -> None:
-            assert await change(store, "n", lambda found: None) is None
-            assert await change(store, "n", one_more) == b"1"
-            assert await change(store, "n", one_more) == b"2"
-            assert await change(store, "n", lambda found: None) == b"2"
-            found = await store.get("n")
-            assert found is not None
-            assert found.value == b"2"
+    @as_scenario("play")
+    async def test_makes_and_changes_and_leaves(self, store) -> None:
+        assert await change(store, "n", lambda found: None) is None
+        assert await change(store, "n", one_more) == b"1"
+        assert await change(store, "n", one_more) == b"2"
+        assert await change(store, "n", lambda found: None) == b"2"
+        found = await store.get("n")
+        assert found is not None
+        assert found.value == b"2"
 
-        play(act)
-
-    def test_racers_all_get_their_turn(self, play):
-        async def act(store) -> None:
-            turns = await asyncio.gather(*(change(store, "n", one_more) for _ in range(10)))
-            assert sorted(map(int, turns)) == list(range(1, 11))
-
-        play(act)
+    @as_scenario("play")
+    async def test_racers_all_get_their_turn(self, store) -> None:
+        turns = await asyncio.gather(*(change(store, "n", one_more) for _ in range(10)))
+        assert sorted(map(int, turns)) == list(range(1, 11))
 
     def test_what_decide_raises_ends_it_with_nothing_written(self, memory):
         def refuse(found: bytes | None) -> bytes | None:
@@ -73,27 +70,23 @@ class TestChange:
         run_patiently(main())
         assert tries == RACES_MAX
 
-    def test_an_outage_is_unreachable(self, memory):
-        async def main() -> None:
-            memory.is_out = True
-            with pytest.raises(Unreachable):
-                await change(memory, "n", one_more)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_an_outage_is_unreachable(self, *, memory) -> None:
+        memory.is_out = True
+        with pytest.raises(Unreachable):
+            await change(memory, "n", one_more)
 
 
 class TestUnknownOutcomes:
-    def test_gives_up_after_a_few_and_says_what_is_known(self, memory):
-        async def main() -> None:
-            memory.answer_loss = 1.0
-            start_s = asyncio.get_running_loop().time()
-            with pytest.raises(OutcomeUnknown):
-                await change(memory, "n", one_more)
-            assert asyncio.get_running_loop().time() - start_s < 1.1 * UNKNOWN_MAX * OUTAGE_S
-            with pytest.raises(Unreachable, match="asked again"):
-                await change_repeatably(memory, "n", one_more)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_gives_up_after_a_few_and_says_what_is_known(self, *, memory) -> None:
+        memory.answer_loss = 1.0
+        start_s = asyncio.get_running_loop().time()
+        with pytest.raises(OutcomeUnknown):
+            await change(memory, "n", one_more)
+        assert asyncio.get_running_loop().time() - start_s < 1.1 * UNKNOWN_MAX * OUTAGE_S
+        with pytest.raises(Unreachable, match="asked again"):
+            await change_repeatably(memory, "n", one_more)
 
     def test_an_outage_after_an_unknown_write_stays_unknown(self, memory):
         """To say Unreachable then would be to say that nothing was written."""

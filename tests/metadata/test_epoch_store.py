@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_play import run_patiently
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import (
     BadSetting,
@@ -49,27 +50,23 @@ async def put(store: MemoryMetadata, record: EpochRecord) -> None:
 
 
 class TestCreating:
-    def test_a_new_record(self, play):
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            assert await epochs.read(LOG) is None
-            record = await epochs.create(LOG, (NodeId(3), NodeId(1), NodeId(2)), Replication(3, 2))
-            assert record == EpochRecord(1, 0, 0, (NodesetSince(1, (1, 2, 3), 3, 2),))
-            assert await epochs.read(LOG) == record
-            assert await epochs.read(LOG + 1) is None
+    @as_scenario("play")
+    async def test_a_new_record(self, store) -> None:
+        epochs = EpochStore(store)
+        assert await epochs.read(LOG) is None
+        record = await epochs.create(LOG, (NodeId(3), NodeId(1), NodeId(2)), Replication(3, 2))
+        assert record == EpochRecord(1, 0, 0, (NodesetSince(1, (1, 2, 3), 3, 2),))
+        assert await epochs.read(LOG) == record
+        assert await epochs.read(LOG + 1) is None
 
-        play(act)
-
-    def test_the_first_caller_decides(self, play):
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            first = await epochs.create(LOG, THREE, Replication(3))
-            await epochs.take_epoch(LOG)
-            again = await epochs.create(LOG, FOUR, Replication(2))
-            assert again.history == first.history
-            assert again.next_epoch == 2
-
-        play(act)
+    @as_scenario("play")
+    async def test_the_first_caller_decides(self, store) -> None:
+        epochs = EpochStore(store)
+        first = await epochs.create(LOG, THREE, Replication(3))
+        await epochs.take_epoch(LOG)
+        again = await epochs.create(LOG, FOUR, Replication(2))
+        assert again.history == first.history
+        assert again.next_epoch == 2
 
     @pytest.mark.parametrize(
         ("nodes", "replication"),
@@ -82,287 +79,247 @@ class TestCreating:
             (range(1, NODESET_NODES_MAX + 2), Replication(1)),
         ],
     )
-    def test_what_is_no_nodeset(self, memory, nodes, replication):
-        async def main() -> None:
-            with pytest.raises(BadSetting):
-                await EpochStore(memory).create(LOG, tuple(map(NodeId, nodes)), replication)
-            assert await EpochStore(memory).read(LOG) is None
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_what_is_no_nodeset(self, *, memory, nodes, replication) -> None:
+        with pytest.raises(BadSetting):
+            await EpochStore(memory).create(LOG, tuple(map(NodeId, nodes)), replication)
+        assert await EpochStore(memory).read(LOG) is None
 
 
 class TestTakingEpochs:
-    def test_epochs_count_from_one_and_the_record_is_the_one_stored(self, play):
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            await epochs.create(LOG, THREE, Replication(3))
-            for wanted in (1, 2, 3):
-                epoch, record = await epochs.take_epoch(LOG, owner=9)
-                assert epoch == wanted
-                assert record == await epochs.read(LOG)
-                assert (record.next_epoch, record.owner) == (wanted + 1, 9)
+    @as_scenario("play")
+    async def test_epochs_count_from_one_and_the_record_is_the_one_stored(self, store) -> None:
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        for wanted in (1, 2, 3):
+            epoch, record = await epochs.take_epoch(LOG, owner=9)
+            assert epoch == wanted
+            assert record == await epochs.read(LOG)
+            assert (record.next_epoch, record.owner) == (wanted + 1, 9)
 
-        play(act)
+    @as_scenario("play")
+    async def test_racers_get_epochs_of_their_own(self, store) -> None:
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        taken = await asyncio.gather(*(epochs.take_epoch(LOG) for _ in range(12)))
+        assert sorted(epoch for epoch, _ in taken) == list(range(1, 13))
+        assert all(record.next_epoch == epoch + 1 for epoch, record in taken)
 
-    def test_racers_get_epochs_of_their_own(self, play):
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            await epochs.create(LOG, THREE, Replication(3))
-            taken = await asyncio.gather(*(epochs.take_epoch(LOG) for _ in range(12)))
-            assert sorted(epoch for epoch, _ in taken) == list(range(1, 13))
-            assert all(record.next_epoch == epoch + 1 for epoch, record in taken)
-
-        play(act)
-
-    def test_two_round_trips_when_nobody_races(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            memory.delay_s = (1.0, 1.0)
-            start_s = asyncio.get_running_loop().time()
-            await epochs.take_epoch(LOG)
-            assert asyncio.get_running_loop().time() - start_s == pytest.approx(2.0)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_two_round_trips_when_nobody_races(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        memory.delay_s = (1.0, 1.0)
+        start_s = asyncio.get_running_loop().time()
+        await epochs.take_epoch(LOG)
+        assert asyncio.get_running_loop().time() - start_s == pytest.approx(2.0)
 
     @pytest.mark.parametrize("seed", range(40))
-    def test_no_epoch_has_two_takers_however_answers_are_lost(self, seed):
+    @as_scenario(awaited_by(run_patiently))
+    async def test_no_epoch_has_two_takers_however_answers_are_lost(self, *, seed) -> None:
         """Lost writes are done, done late (after the retry read the record), or never done."""
+        chance = random.Random(seed)
+        data = MemoryMetadata(chance).data
+        await EpochStore(MemoryMetadata(chance, data)).create(LOG, THREE, Replication(3))
 
-        async def main() -> None:
-            chance = random.Random(seed)
-            data = MemoryMetadata(chance).data
-            await EpochStore(MemoryMetadata(chance, data)).create(LOG, THREE, Replication(3))
+        async def sequencer() -> list[int]:
+            store = MemoryMetadata(chance, data)
+            store.answer_loss = 0.4
+            taken = []
+            for _ in range(6):
+                try:
+                    taken.append((await EpochStore(store).take_epoch(LOG))[0])
+                except Unreachable:
+                    continue
+            return taken
 
-            async def sequencer() -> list[int]:
-                store = MemoryMetadata(chance, data)
-                store.answer_loss = 0.4
-                taken = []
-                for _ in range(6):
-                    try:
-                        taken.append((await EpochStore(store).take_epoch(LOG))[0])
-                    except Unreachable:
-                        continue
-                return taken
+        each = await asyncio.gather(*(sequencer() for _ in range(4)))
+        taken = [epoch for one in each for epoch in one]
+        assert len(taken) == len(set(taken))
+        assert all(one == sorted(one) for one in each)
+        record = await EpochStore(MemoryMetadata(chance, data)).read(LOG)
+        assert record is not None
+        assert record.next_epoch > max(taken)
 
-            each = await asyncio.gather(*(sequencer() for _ in range(4)))
-            taken = [epoch for one in each for epoch in one]
-            assert len(taken) == len(set(taken))
-            assert all(one == sorted(one) for one in each)
-            record = await EpochStore(MemoryMetadata(chance, data)).read(LOG)
-            assert record is not None
-            assert record.next_epoch > max(taken)
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_log_that_nobody_made(self, *, memory) -> None:
+        with pytest.raises(UnknownLog):
+            await EpochStore(memory).take_epoch(LOG)
+        with pytest.raises(UnknownLog):
+            await EpochStore(memory).set_clean(LOG, 1, 0)
 
-        run_patiently(main())
-
-    def test_a_log_that_nobody_made(self, memory):
-        async def main() -> None:
-            with pytest.raises(UnknownLog):
-                await EpochStore(memory).take_epoch(LOG)
-            with pytest.raises(UnknownLog):
-                await EpochStore(memory).set_clean(LOG, 1, 0)
-
-        run_patiently(main())
-
-    def test_the_last_epoch_is_handed_out_and_none_after_it(self, memory):
-        async def main() -> None:
-            since = (NodesetSince(1, THREE, 3, 1),)
-            await put(memory, EpochRecord(EPOCH_MAX, 0, 0, since))
-            epoch, record = await EpochStore(memory).take_epoch(LOG)
-            assert epoch == EPOCH_MAX
-            assert record.configuration(EPOCH_MAX) == (THREE, Replication(3))
-            for _ in range(2):
-                with pytest.raises(Rejected, match="used up"):
-                    await EpochStore(memory).take_epoch(LOG)
-            assert await EpochStore(memory).read(LOG) == record
-
-        run_patiently(main())
-
-    def test_a_token_leaves_the_last_epoch_to_a_sequencer(self, memory):
-        """One that took it would leave a log that nobody ever rules again."""
-
-        async def main() -> None:
-            epochs, since = EpochStore(memory), (NodesetSince(1, THREE, 3, 1),)
-            await put(memory, EpochRecord(EPOCH_MAX - 1, 0, 0, since))
-            await epochs.raise_token(LOG, 1, "first")
+    @as_scenario(awaited_by(run_patiently))
+    async def test_the_last_epoch_is_handed_out_and_none_after_it(self, *, memory) -> None:
+        since = (NodesetSince(1, THREE, 3, 1),)
+        await put(memory, EpochRecord(EPOCH_MAX, 0, 0, since))
+        epoch, record = await EpochStore(memory).take_epoch(LOG)
+        assert epoch == EPOCH_MAX
+        assert record.configuration(EPOCH_MAX) == (THREE, Replication(3))
+        for _ in range(2):
             with pytest.raises(Rejected, match="used up"):
-                await epochs.raise_token(LOG, 2, "second")
-            epoch, record = await epochs.take_epoch(LOG)
-            assert (epoch, record.token) == (EPOCH_MAX, 1)
+                await EpochStore(memory).take_epoch(LOG)
+        assert await EpochStore(memory).read(LOG) == record
 
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_token_leaves_the_last_epoch_to_a_sequencer(self, *, memory) -> None:
+        """One that took it would leave a log that nobody ever rules again."""
+        epochs, since = EpochStore(memory), (NodesetSince(1, THREE, 3, 1),)
+        await put(memory, EpochRecord(EPOCH_MAX - 1, 0, 0, since))
+        await epochs.raise_token(LOG, 1, "first")
+        with pytest.raises(Rejected, match="used up"):
+            await epochs.raise_token(LOG, 2, "second")
+        epoch, record = await epochs.take_epoch(LOG)
+        assert (epoch, record.token) == (EPOCH_MAX, 1)
 
 
 class TestConfiguration:
-    def test_a_change_holds_from_its_epoch_on(self, play):
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            await epochs.create(LOG, THREE, Replication(3))
-            await epochs.take_epoch(LOG)
-            await epochs.take_epoch(LOG, nodes=FOUR)
-            await epochs.take_epoch(LOG)
-            _, record = await epochs.take_epoch(LOG, replication=Replication(2, 2))
-            three, four = (THREE, Replication(3)), (FOUR, Replication(3))
-            used = [record.configuration(epoch) for epoch in range(1, record.next_epoch)]
-            assert used == [three, four, four, (FOUR, Replication(2, 2))]
-            assert [entry.since for entry in record.history] == [1, 2, 4]
+    @as_scenario("play")
+    async def test_a_change_holds_from_its_epoch_on(self, store) -> None:
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        await epochs.take_epoch(LOG)
+        await epochs.take_epoch(LOG, nodes=FOUR)
+        await epochs.take_epoch(LOG)
+        _, record = await epochs.take_epoch(LOG, replication=Replication(2, 2))
+        three, four = (THREE, Replication(3)), (FOUR, Replication(3))
+        used = [record.configuration(epoch) for epoch in range(1, record.next_epoch)]
+        assert used == [three, four, four, (FOUR, Replication(2, 2))]
+        assert [entry.since for entry in record.history] == [1, 2, 4]
 
-        play(act)
-
-    def test_an_epoch_that_was_not_handed_out_has_none(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            record = await epochs.create(LOG, THREE, Replication(3))
+    @as_scenario(awaited_by(run_patiently))
+    async def test_an_epoch_that_was_not_handed_out_has_none(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        record = await epochs.create(LOG, THREE, Replication(3))
+        with pytest.raises(BadSetting):
+            record.configuration(1)
+        _, record = await epochs.take_epoch(LOG)
+        assert record.configuration(1) == (THREE, Replication(3))
+        for epoch in (-1, 0, 2):
             with pytest.raises(BadSetting):
-                record.configuration(1)
-            _, record = await epochs.take_epoch(LOG)
-            assert record.configuration(1) == (THREE, Replication(3))
-            for epoch in (-1, 0, 2):
-                with pytest.raises(BadSetting):
-                    record.configuration(epoch)
+                record.configuration(epoch)
 
-        run_patiently(main())
-
-    def test_what_was_never_used_leaves_no_trace(self, memory):
+    @as_scenario(awaited_by(run_patiently))
+    async def test_what_was_never_used_leaves_no_trace(self, *, memory) -> None:
         """The first taker may change what the maker wrote: epoch 1 had no other nodeset."""
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        _, record = await epochs.take_epoch(LOG, nodes=FOUR)
+        assert record.history == (NodesetSince(1, FOUR, 3, 1),)
 
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            _, record = await epochs.take_epoch(LOG, nodes=FOUR)
-            assert record.history == (NodesetSince(1, FOUR, 3, 1),)
+    @as_scenario(awaited_by(run_patiently))
+    async def test_the_same_nodes_again_are_no_change(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        await epochs.take_epoch(LOG)
+        _, record = await epochs.take_epoch(LOG, nodes=THREE[::-1], replication=Replication(3))
+        assert len(record.history) == 1
 
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_bad_change_takes_no_epoch(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        record = await epochs.create(LOG, THREE, Replication(3))
+        with pytest.raises(BadSetting):
+            await epochs.take_epoch(LOG, nodes=(NodeId(1),))
+        with pytest.raises(BadSetting):
+            await epochs.take_epoch(LOG, replication=Replication(4))
+        assert await epochs.read(LOG) == record
 
-    def test_the_same_nodes_again_are_no_change(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            await epochs.take_epoch(LOG)
-            _, record = await epochs.take_epoch(LOG, nodes=THREE[::-1], replication=Replication(3))
-            assert len(record.history) == 1
+    @as_scenario("play")
+    async def test_where_nodes_stand_is_kept_for_each_epoch(self, store: MetadataStore) -> None:
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE[::-1], Replication(3), ("c", "b", "a"))
+        await epochs.take_epoch(LOG)
+        moved = Configuration(THREE, Replication(3), ("a", "b", "b"))
 
-        run_patiently(main())
+        async def configure() -> Wanted:
+            return lambda record: moved
 
-    def test_a_bad_change_takes_no_epoch(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            record = await epochs.create(LOG, THREE, Replication(3))
-            with pytest.raises(BadSetting):
-                await epochs.take_epoch(LOG, nodes=(NodeId(1),))
-            with pytest.raises(BadSetting):
-                await epochs.take_epoch(LOG, replication=Replication(4))
-            assert await epochs.read(LOG) == record
+        _, record = await epochs.take_epoch(LOG, configure=configure)
+        _, again = await epochs.take_epoch(LOG, configure=configure)
+        assert again.history == record.history
+        assert [each.locations for each in record.history] == [("a", "b", "c"), ("a", "b", "b")]
+        here = {n: Member(n, "h:1", "elsewhere", weight=0.5) for n in THREE}
+        for epoch, places in ((1, ("a", "b", "c")), (2, ("a", "b", "b"))):
+            nodeset = record.entry(epoch).nodeset(here)
+            assert nodeset.locations == places
+            assert [each.weight for each in nodeset.members] == [0.5] * 3
+        nowhere = record.entry(1).nodeset({})
+        assert [each.address for each in nowhere.members] == [""] * 3
 
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_history_of_long_locations_is_full_before_the_store_is(self, *, memory) -> None:
+        nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))[::-1]
+        epochs = EpochStore(memory)
+        places = [f"{n:0{LOCATION_CHARS_MAX}}" for n in range(len(nodes))]
+        await epochs.create(LOG, nodes, Replication(3), places)
+        turns = iter(range(HISTORY_MAX))
 
-    def test_where_nodes_stand_is_kept_for_each_epoch(self, play):
-        async def main(store: MetadataStore) -> None:
-            epochs = EpochStore(store)
-            await epochs.create(LOG, THREE[::-1], Replication(3), ("c", "b", "a"))
-            await epochs.take_epoch(LOG)
-            moved = Configuration(THREE, Replication(3), ("a", "b", "b"))
+        async def configure() -> Wanted:
+            moved = Configuration(nodes, Replication(3), (*places[1:], str(next(turns))))
+            return lambda record: moved
 
-            async def configure() -> Wanted:
-                return lambda record: moved
-
+        record = await epochs.read(LOG)
+        while record is not None and record.has_room:
             _, record = await epochs.take_epoch(LOG, configure=configure)
-            _, again = await epochs.take_epoch(LOG, configure=configure)
-            assert again.history == record.history
-            assert [each.locations for each in record.history] == [("a", "b", "c"), ("a", "b", "b")]
-            here = {n: Member(n, "h:1", "elsewhere", weight=0.5) for n in THREE}
-            for epoch, places in ((1, ("a", "b", "c")), (2, ("a", "b", "b"))):
-                nodeset = record.entry(epoch).nodeset(here)
-                assert nodeset.locations == places
-                assert [each.weight for each in nodeset.members] == [0.5] * 3
-            nowhere = record.entry(1).nodeset({})
-            assert [each.address for each in nowhere.members] == [""] * 3
+        assert len(msgspec.json.encode(record)) < VALUE_BYTES_MAX
+        with pytest.raises(Rejected, match="nodesets"):
+            await epochs.take_epoch(LOG, configure=configure)
+        await epochs.take_epoch(LOG)
 
-        play(main)
-
-    def test_a_history_of_long_locations_is_full_before_the_store_is(self, memory):
-        async def main() -> None:
-            nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))[::-1]
-            epochs = EpochStore(memory)
-            places = [f"{n:0{LOCATION_CHARS_MAX}}" for n in range(len(nodes))]
-            await epochs.create(LOG, nodes, Replication(3), places)
-            turns = iter(range(HISTORY_MAX))
-
-            async def configure() -> Wanted:
-                moved = Configuration(nodes, Replication(3), (*places[1:], str(next(turns))))
-                return lambda record: moved
-
-            record = await epochs.read(LOG)
-            while record is not None and record.has_room:
-                _, record = await epochs.take_epoch(LOG, configure=configure)
-            assert len(msgspec.json.encode(record)) < VALUE_BYTES_MAX
-            with pytest.raises(Rejected, match="nodesets"):
-                await epochs.take_epoch(LOG, configure=configure)
-            await epochs.take_epoch(LOG)
-
-        run_patiently(main())
-
-    def test_a_record_at_every_limit_fits_the_store_and_changes_no_more(self, memory):
-        async def main() -> None:
-            nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))
-            first = EPOCH_MAX - 1 - HISTORY_MAX
-            history = tuple(
-                NodesetSince(first + n, nodes[::-1], COPIES_MAX, COPIES_MAX)
-                for n in range(HISTORY_MAX)
-            )
-            tail = int(make_lsn(first, 1))
-            record = EpochRecord(EPOCH_MAX - 1, first, tail, history, owner=NODE_MAX)
-            assert len(msgspec.json.encode(record)) < VALUE_BYTES_MAX
-            await put(memory, record)
-            epochs = EpochStore(memory)
-            with pytest.raises(Rejected, match="nodesets"):
-                await epochs.take_epoch(LOG, nodes=THREE, replication=Replication(3))
-            epoch, _ = await epochs.take_epoch(LOG)
-            assert epoch == EPOCH_MAX - 1
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_record_at_every_limit_fits_the_store_and_changes_no_more(
+        self, *, memory
+    ) -> None:
+        nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))
+        first = EPOCH_MAX - 1 - HISTORY_MAX
+        history = tuple(
+            NodesetSince(first + n, nodes[::-1], COPIES_MAX, COPIES_MAX) for n in range(HISTORY_MAX)
+        )
+        tail = int(make_lsn(first, 1))
+        record = EpochRecord(EPOCH_MAX - 1, first, tail, history, owner=NODE_MAX)
+        assert len(msgspec.json.encode(record)) < VALUE_BYTES_MAX
+        await put(memory, record)
+        epochs = EpochStore(memory)
+        with pytest.raises(Rejected, match="nodesets"):
+            await epochs.take_epoch(LOG, nodes=THREE, replication=Replication(3))
+        epoch, _ = await epochs.take_epoch(LOG)
+        assert epoch == EPOCH_MAX - 1
 
 
 class TestClean:
-    def test_it_rises_and_never_falls(self, play):
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            await epochs.create(LOG, THREE, Replication(3))
-            for _ in range(4):
-                await epochs.take_epoch(LOG)
-            second = await epochs.set_clean(LOG, 2, make_lsn(2, 9))
-            assert (second.clean_epoch, second.clean_tail) == (2, make_lsn(2, 9))
-            for epoch, tail in ((1, make_lsn(1, 5)), (2, make_lsn(2, 8)), (2, make_lsn(2, 10))):
-                assert await epochs.set_clean(LOG, epoch, tail) == second
-            third = await epochs.set_clean(LOG, 3, make_lsn(3, 0))
-            assert (third.clean_epoch, third.clean_tail) == (3, make_lsn(3, 0))
-            assert await epochs.read(LOG) == third
+    @as_scenario("play")
+    async def test_it_rises_and_never_falls(self, store) -> None:
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        for _ in range(4):
+            await epochs.take_epoch(LOG)
+        second = await epochs.set_clean(LOG, 2, make_lsn(2, 9))
+        assert (second.clean_epoch, second.clean_tail) == (2, make_lsn(2, 9))
+        for epoch, tail in ((1, make_lsn(1, 5)), (2, make_lsn(2, 8)), (2, make_lsn(2, 10))):
+            assert await epochs.set_clean(LOG, epoch, tail) == second
+        third = await epochs.set_clean(LOG, 3, make_lsn(3, 0))
+        assert (third.clean_epoch, third.clean_tail) == (3, make_lsn(3, 0))
+        assert await epochs.read(LOG) == third
 
-        play(act)
+    @as_scenario(awaited_by(run_patiently))
+    async def test_the_time_of_the_last_record_rises_and_never_falls(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        for _ in range(4):
+            await epochs.take_epoch(LOG)
+        for epoch, time_us, known in ((1, 70, 70), (2, 50, 70), (3, 90, 90), (3, 99, 90)):
+            record = await epochs.set_clean(LOG, epoch, make_lsn(1, 4), time_us)
+            assert record.clean_time_us == known
 
-    def test_the_time_of_the_last_record_rises_and_never_falls(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            for _ in range(4):
-                await epochs.take_epoch(LOG)
-            for epoch, time_us, known in ((1, 70, 70), (2, 50, 70), (3, 90, 90), (3, 99, 90)):
-                record = await epochs.set_clean(LOG, epoch, make_lsn(1, 4), time_us)
-                assert record.clean_time_us == known
-
-        run_patiently(main())
-
-    def test_a_run_of_empty_epochs_may_keep_the_old_tail(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            for _ in range(3):
-                await epochs.take_epoch(LOG)
-            await epochs.set_clean(LOG, 1, make_lsn(1, 4))
-            record = await epochs.set_clean(LOG, 2, make_lsn(1, 4))
-            assert (record.clean_epoch, record.clean_tail) == (2, make_lsn(1, 4))
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_run_of_empty_epochs_may_keep_the_old_tail(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        for _ in range(3):
+            await epochs.take_epoch(LOG)
+        await epochs.set_clean(LOG, 1, make_lsn(1, 4))
+        record = await epochs.set_clean(LOG, 2, make_lsn(1, 4))
+        assert (record.clean_epoch, record.clean_tail) == (2, make_lsn(1, 4))
 
     @pytest.mark.parametrize(
         ("epoch", "tail"),
@@ -373,18 +330,16 @@ class TestClean:
             (2, 0),
         ],
     )
-    def test_what_cannot_be(self, memory, epoch, tail):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            await epochs.take_epoch(LOG)
-            await epochs.take_epoch(LOG)
-            before = await epochs.set_clean(LOG, 1, make_lsn(1, 4))
-            with pytest.raises(BadSetting):
-                await epochs.set_clean(LOG, epoch, tail)
-            assert await epochs.read(LOG) == before
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_what_cannot_be(self, *, memory, epoch, tail) -> None:
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        await epochs.take_epoch(LOG)
+        await epochs.take_epoch(LOG)
+        before = await epochs.set_clean(LOG, 1, make_lsn(1, 4))
+        with pytest.raises(BadSetting):
+            await epochs.set_clean(LOG, epoch, tail)
+        assert await epochs.read(LOG) == before
 
     @settings(max_examples=40)
     @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 2**32))
@@ -413,18 +368,16 @@ class TestClean:
 
         run_patiently(main())
 
-    def test_taking_and_cleaning_at_once_loses_neither(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            await epochs.take_epoch(LOG)
-            takes = [epochs.take_epoch(LOG) for _ in range(4)]
-            await asyncio.gather(*takes, epochs.set_clean(LOG, 1, make_lsn(1, 2)))
-            record = await epochs.read(LOG)
-            assert record is not None
-            assert (record.next_epoch, record.clean_epoch) == (6, 1)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_taking_and_cleaning_at_once_loses_neither(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        await epochs.take_epoch(LOG)
+        takes = [epochs.take_epoch(LOG) for _ in range(4)]
+        await asyncio.gather(*takes, epochs.set_clean(LOG, 1, make_lsn(1, 2)))
+        record = await epochs.read(LOG)
+        assert record is not None
+        assert (record.next_epoch, record.clean_epoch) == (6, 1)
 
 
 class TestForeignRecords:
@@ -439,23 +392,21 @@ class TestForeignRecords:
             b'[{"since":1,"nodes":[1],"copies":1,"racks":1}],"from_the_future":1}',
         ],
     )
-    def test_what_cannot_be_read_is_never_written_over(self, memory, value):
-        async def main() -> None:
-            await memory.compare_and_set(f"epochs/{LOG}", value, 0)
-            epochs = EpochStore(memory)
-            with pytest.raises(Malformed):
-                await epochs.read(LOG)
-            with pytest.raises(Malformed):
-                await epochs.create(LOG, THREE, Replication(3))
-            with pytest.raises(Malformed):
-                await epochs.take_epoch(LOG)
-            with pytest.raises(Malformed):
-                await epochs.set_clean(LOG, 1, 0)
-            found = await memory.get(f"epochs/{LOG}")
-            assert found is not None
-            assert found.value == value
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_what_cannot_be_read_is_never_written_over(self, *, memory, value) -> None:
+        await memory.compare_and_set(f"epochs/{LOG}", value, 0)
+        epochs = EpochStore(memory)
+        with pytest.raises(Malformed):
+            await epochs.read(LOG)
+        with pytest.raises(Malformed):
+            await epochs.create(LOG, THREE, Replication(3))
+        with pytest.raises(Malformed):
+            await epochs.take_epoch(LOG)
+        with pytest.raises(Malformed):
+            await epochs.set_clean(LOG, 1, 0)
+        found = await memory.get(f"epochs/{LOG}")
+        assert found is not None
+        assert found.value == value
 
 
 class Unsure(MemoryMetadata):
@@ -471,76 +422,68 @@ class Unsure(MemoryMetadata):
         return done
 
 
-def test_one_that_took_an_epoch_unawares_asks_the_node_before_it_to_finish():
+@as_scenario(awaited_by(run_patiently))
+async def test_one_that_took_an_epoch_unawares_asks_the_node_before_it_to_finish() -> None:
     """It was told that it had been the node before itself, and nobody was asked."""
-
-    async def main() -> None:
-        store = Unsure(random.Random(1))
-        epochs = EpochStore(store)
-        await epochs.create(LOG, THREE, Replication(3))
-        await epochs.take_epoch(LOG, owner=1)
-        store.is_sure = False
-        epoch, record = await epochs.take_epoch(LOG, owner=2)
-        assert (epoch, record.owner, record.owner_before) == (3, 2, 1)
-        _, record = await epochs.take_epoch(LOG, owner=2)
-        assert record.owner_before == 2
-
-    run_patiently(main())
+    store = Unsure(random.Random(1))
+    epochs = EpochStore(store)
+    await epochs.create(LOG, THREE, Replication(3))
+    await epochs.take_epoch(LOG, owner=1)
+    store.is_sure = False
+    epoch, record = await epochs.take_epoch(LOG, owner=2)
+    assert (epoch, record.owner, record.owner_before) == (3, 2, 1)
+    _, record = await epochs.take_epoch(LOG, owner=2)
+    assert record.owner_before == 2
 
 
 class TestWhereEpochsBegan:
-    def test_each_is_kept_until_all_below_it_is_clean_and_bounds_what_is_below(self, play):
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            await epochs.create(LOG, THREE, Replication(3))
-            for _ in range(6):
-                await epochs.take_epoch(LOG)
-            assert (await epochs.note_begun(LOG, 1, 50)).begun == ()
-            await epochs.note_begun(LOG, 3, 900)
-            await epochs.note_begun(LOG, 4, 600)
-            await epochs.note_begun(LOG, 5, 700)
-            record = await epochs.note_begun(LOG, 6, 800)
-            expected = Begun(4, 600), Begun(5, 700), Begun(6, 800)
-            assert record.begun == expected, "epoch 3 began later than 4"
-            assert [record.latest_us(e) for e in range(1, 7)] == [600] * 3 + [700, 800, None]
-            assert (await epochs.note_begun(LOG, 6, 800)) == record
-            record = await epochs.set_clean(LOG, 3, 0)
-            assert record.begun == expected[1:]
-            with pytest.raises(BadSetting):
-                await epochs.note_begun(LOG, 7, 1)
+    @as_scenario("play")
+    async def test_each_is_kept_until_all_below_it_is_clean_and_bounds_what_is_below(
+        self, store
+    ) -> None:
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        for _ in range(6):
+            await epochs.take_epoch(LOG)
+        assert (await epochs.note_begun(LOG, 1, 50)).begun == ()
+        await epochs.note_begun(LOG, 3, 900)
+        await epochs.note_begun(LOG, 4, 600)
+        await epochs.note_begun(LOG, 5, 700)
+        record = await epochs.note_begun(LOG, 6, 800)
+        expected = Begun(4, 600), Begun(5, 700), Begun(6, 800)
+        assert record.begun == expected, "epoch 3 began later than 4"
+        assert [record.latest_us(e) for e in range(1, 7)] == [600] * 3 + [700, 800, None]
+        assert (await epochs.note_begun(LOG, 6, 800)) == record
+        record = await epochs.set_clean(LOG, 3, 0)
+        assert record.begun == expected[1:]
+        with pytest.raises(BadSetting):
+            await epochs.note_begun(LOG, 7, 1)
 
-        play(act)
-
-    def test_none_begins_below_one_that_has_sealed(self, play):
+    @as_scenario("play")
+    async def test_none_begins_below_one_that_has_sealed(self, store) -> None:
         """The recovery of the higher one went by what was recorded then, and may have told nodes
         how an epoch ended; whoever recovers next must come to the same end."""
+        epochs = EpochStore(store)
+        await epochs.create(LOG, THREE, Replication(3))
+        for _ in range(4):
+            await epochs.take_epoch(LOG)
+        record = await epochs.note_begun(LOG, 3, None)
+        assert (record.sealed, record.begun) == (3, ())
+        with pytest.raises(Fenced) as refused:
+            await epochs.note_begun(LOG, 2, 700)
+        assert refused.value.epoch == 3
+        assert await epochs.read(LOG) == record
+        assert (await epochs.note_begun(LOG, 4, 700)).begun == (Begun(4, 700),)
 
-        async def act(store) -> None:
-            epochs = EpochStore(store)
-            await epochs.create(LOG, THREE, Replication(3))
-            for _ in range(4):
-                await epochs.take_epoch(LOG)
-            record = await epochs.note_begun(LOG, 3, None)
-            assert (record.sealed, record.begun) == (3, ())
-            with pytest.raises(Fenced) as refused:
-                await epochs.note_begun(LOG, 2, 700)
-            assert refused.value.epoch == 3
-            assert await epochs.read(LOG) == record
-            assert (await epochs.note_begun(LOG, 4, 700)).begun == (Begun(4, 700),)
-
-        play(act)
-
-    def test_past_the_bound_the_newest_but_one_goes(self, memory):
-        async def main() -> None:
-            epochs = EpochStore(memory)
-            await epochs.create(LOG, THREE, Replication(3))
-            for epoch in range(1, BEGUN_MAX + 10):
-                await epochs.take_epoch(LOG)
-                record = await epochs.note_begun(LOG, epoch, epoch)
-            assert len(record.begun) == BEGUN_MAX
-            assert [each.epoch for each in record.begun[:3]] == [2, 3, 4]
-            assert record.begun[-1].epoch == BEGUN_MAX + 9
-            times = [each.time_us for each in record.begun]
-            assert times == sorted(times)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_past_the_bound_the_newest_but_one_goes(self, *, memory) -> None:
+        epochs = EpochStore(memory)
+        await epochs.create(LOG, THREE, Replication(3))
+        for epoch in range(1, BEGUN_MAX + 10):
+            await epochs.take_epoch(LOG)
+            record = await epochs.note_begun(LOG, epoch, epoch)
+        assert len(record.begun) == BEGUN_MAX
+        assert [each.epoch for each in record.begun[:3]] == [2, 3, 4]
+        assert record.begun[-1].epoch == BEGUN_MAX + 9
+        times = [each.time_us for each in record.begun]
+        assert times == sorted(times)

@@ -7,6 +7,7 @@ import random
 
 import pytest
 from metadata_play import run_patiently
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import ChecksumMismatch, Malformed, Retryable, Unreachable
 from cordwood.layout.rebuild_events import pack_set
@@ -26,124 +27,109 @@ EVERY = (1, 2, 3, 4, 5, 6)
 
 
 class TestSaying:
-    def test_an_event_is_there_for_everybody(self, pair):
-        async def act(one, other) -> None:
-            assert await StoredEventLog(other).read() == RebuildingSet()
-            after, verdict = await StoredEventLog(one).say(NeedsRebuild(3, EVERY))
-            assert verdict is Verdict.TAKEN
-            assert (after.through, after.version) == (1, 1)
-            assert await StoredEventLog(other).read() == after
+    @as_scenario("pair")
+    async def test_an_event_is_there_for_everybody(self, one, other) -> None:
+        assert await StoredEventLog(other).read() == RebuildingSet()
+        after, verdict = await StoredEventLog(one).say(NeedsRebuild(3, EVERY))
+        assert verdict is Verdict.TAKEN
+        assert (after.through, after.version) == (1, 1)
+        assert await StoredEventLog(other).read() == after
 
-        pair(act)
+    @as_scenario("play")
+    async def test_what_changes_nothing_is_not_written(self, store) -> None:
+        log = StoredEventLog(store)
+        assert (await log.say(Acked(3, 1))).verdict is Verdict.UNKNOWN_NODE
+        assert await store.get("rebuilding/set") is None
+        await log.say(NeedsRebuild(3, EVERY))
+        before = await store.get("rebuilding/set")
+        found, verdict = await log.say(NeedsRebuild(3, EVERY))
+        assert verdict is Verdict.UNCHANGED
+        assert found.through == 1
+        assert await store.get("rebuilding/set") == before
 
-    def test_what_changes_nothing_is_not_written(self, play):
-        async def act(store) -> None:
-            log = StoredEventLog(store)
-            assert (await log.say(Acked(3, 1))).verdict is Verdict.UNKNOWN_NODE
-            assert await store.get("rebuilding/set") is None
-            await log.say(NeedsRebuild(3, EVERY))
-            before = await store.get("rebuilding/set")
-            found, verdict = await log.say(NeedsRebuild(3, EVERY))
-            assert verdict is Verdict.UNCHANGED
-            assert found.through == 1
-            assert await store.get("rebuilding/set") == before
-
-        play(act)
-
-    def test_those_who_race_get_one_order(self, play):
+    @as_scenario("play")
+    async def test_those_who_race_get_one_order(self, store) -> None:
         """Five donors end at once, and each word counts."""
-
-        async def act(store) -> None:
-            await StoredEventLog(store).say(NeedsRebuild(3, EVERY))
-            said = await asyncio.gather(
-                *(StoredEventLog(store).say(IsRebuilt(3, d, 1)) for d in EVERY if d != 3)
-            )
-            assert {outcome.verdict for outcome in said} == {Verdict.TAKEN}
-            assert sorted(outcome.after.through for outcome in said) == [2, 3, 4, 5, 6]
-            found = await StoredEventLog(store).read()
-            assert authority_of(found, 3) is Authority.AUTHORITATIVE_EMPTY
-
-        play(act)
+        await StoredEventLog(store).say(NeedsRebuild(3, EVERY))
+        said = await asyncio.gather(
+            *(StoredEventLog(store).say(IsRebuilt(3, d, 1)) for d in EVERY if d != 3)
+        )
+        assert {outcome.verdict for outcome in said} == {Verdict.TAKEN}
+        assert sorted(outcome.after.through for outcome in said) == [2, 3, 4, 5, 6]
+        found = await StoredEventLog(store).read()
+        assert authority_of(found, 3) is Authority.AUTHORITATIVE_EMPTY
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_nothing_counts_twice_however_answers_are_lost(self, seed):
-        async def main() -> None:
-            chance = random.Random(seed)
-            data = MemoryMetadata(chance).data
-            await StoredEventLog(MemoryMetadata(chance, data)).say(NeedsRebuild(3, EVERY))
+    @as_scenario(awaited_by(run_patiently))
+    async def test_nothing_counts_twice_however_answers_are_lost(self, *, seed) -> None:
+        chance = random.Random(seed)
+        data = MemoryMetadata(chance).data
+        await StoredEventLog(MemoryMetadata(chance, data)).say(NeedsRebuild(3, EVERY))
 
-            async def one(donor: int) -> bool:
-                store = MemoryMetadata(chance, data)
-                store.answer_loss = 0.4
-                try:
-                    found, verdict = await StoredEventLog(store).say(IsRebuilt(3, donor, 1))
-                except Retryable:
-                    return False
-                assert verdict in (Verdict.TAKEN, Verdict.UNCHANGED)
-                entry = found.entry(3)
-                assert entry is not None
-                assert entry.is_empty or donor in entry.done
-                return True
-
-            told = await asyncio.gather(*(one(donor) for donor in (1, 2, 4)))
-            await asyncio.sleep(60)
-            found = await StoredEventLog(MemoryMetadata(chance, data)).read()
+        async def one(donor: int) -> bool:
+            store = MemoryMetadata(chance, data)
+            store.answer_loss = 0.4
+            try:
+                found, verdict = await StoredEventLog(store).say(IsRebuilt(3, donor, 1))
+            except Retryable:
+                return False
+            assert verdict in (Verdict.TAKEN, Verdict.UNCHANGED)
             entry = found.entry(3)
             assert entry is not None
-            said = {donor for donor, is_told in zip((1, 2, 4), told, strict=True) if is_told}
-            assert said <= set(entry.done)
-            assert found == replay(
-                [(1, NeedsRebuild(3, EVERY))]
-                + [(at, IsRebuilt(3, donor, 1)) for at, donor in enumerate(entry.done, 2)]
-            )
+            assert entry.is_empty or donor in entry.done
+            return True
 
-        run_patiently(main())
+        told = await asyncio.gather(*(one(donor) for donor in (1, 2, 4)))
+        await asyncio.sleep(60)
+        found = await StoredEventLog(MemoryMetadata(chance, data)).read()
+        entry = found.entry(3)
+        assert entry is not None
+        said = {donor for donor, is_told in zip((1, 2, 4), told, strict=True) if is_told}
+        assert said <= set(entry.done)
+        assert found == replay(
+            [(1, NeedsRebuild(3, EVERY))]
+            + [(at, IsRebuilt(3, donor, 1)) for at, donor in enumerate(entry.done, 2)]
+        )
 
 
 class TestReading:
-    def test_news_are_told_and_what_is_known_is_waited_for(self, memory):
-        async def main() -> None:
-            log = StoredEventLog(memory)
-            loop = asyncio.get_running_loop()
-            empty = await log.news(None, 1000)
-            assert empty == RebuildingSet()
-            waits = asyncio.ensure_future(log.news(empty, 1000))
-            await asyncio.sleep(5)
-            assert not waits.done()
-            after = (await StoredEventLog(memory).say(NeedsRebuild(3, EVERY))).after
-            assert await waits == after
-            assert loop.time() < 100
-            began = loop.time()
-            assert await log.news(after, 50) is after
-            assert loop.time() - began >= 50
+    @as_scenario(awaited_by(run_patiently))
+    async def test_news_are_told_and_what_is_known_is_waited_for(self, *, memory) -> None:
+        log = StoredEventLog(memory)
+        loop = asyncio.get_running_loop()
+        empty = await log.news(None, 1000)
+        assert empty == RebuildingSet()
+        waits = asyncio.ensure_future(log.news(empty, 1000))
+        await asyncio.sleep(5)
+        assert not waits.done()
+        after = (await StoredEventLog(memory).say(NeedsRebuild(3, EVERY))).after
+        assert await waits == after
+        assert loop.time() < 100
+        began = loop.time()
+        assert await log.news(after, 50) is after
+        assert loop.time() - began >= 50
 
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_what_came_before_the_first_wait_is_told_at_once(self, *, memory) -> None:
+        log = StoredEventLog(memory)
+        known = await log.read()
+        after = (await StoredEventLog(memory).say(NeedsRebuild(3, EVERY))).after
+        told = (await StoredEventLog(memory).say(DonorProgress(1, 1, 5))).after
+        assert told != after
+        began = asyncio.get_running_loop().time()
+        assert await log.news(known, 1000) == told
+        assert asyncio.get_running_loop().time() - began < 100
 
-    def test_what_came_before_the_first_wait_is_told_at_once(self, memory):
-        async def main() -> None:
-            log = StoredEventLog(memory)
-            known = await log.read()
-            after = (await StoredEventLog(memory).say(NeedsRebuild(3, EVERY))).after
-            told = (await StoredEventLog(memory).say(DonorProgress(1, 1, 5))).after
-            assert told != after
-            began = asyncio.get_running_loop().time()
-            assert await log.news(known, 1000) == told
-            assert asyncio.get_running_loop().time() - began < 100
-
-        run_patiently(main())
-
-    def test_an_outage_is_unreachable(self, memory):
-        async def main() -> None:
-            memory.is_out = True
-            for call in (
-                StoredEventLog(memory).read(),
-                StoredEventLog(memory).say(NeedsRebuild(3, EVERY)),
-                StoredEventLog(memory).news(None, 5),
-            ):
-                with pytest.raises(Unreachable):
-                    await call
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_an_outage_is_unreachable(self, *, memory) -> None:
+        memory.is_out = True
+        for call in (
+            StoredEventLog(memory).read(),
+            StoredEventLog(memory).say(NeedsRebuild(3, EVERY)),
+            StoredEventLog(memory).news(None, 5),
+        ):
+            with pytest.raises(Unreachable):
+                await call
 
     def test_one_that_cannot_be_read(self, memory):
         packed = pack_set(RebuildingSet(7))

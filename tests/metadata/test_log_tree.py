@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metadata_play import run_patiently
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import (
     BadSetting,
@@ -75,74 +76,62 @@ class TestNames:
 
 
 class TestCreating:
-    def test_a_log_is_found_by_name_and_by_number(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            made = await tree.create("orders/eu", THREE, created_us=5)
-            whole = THREE.over(DEFAULTS)
-            assert made == LogInfo(made.log_id, "/orders/eu", 5, THREE, whole)
-            assert made.replication == Replication(3, 2)
-            assert await tree.get("orders/eu") == await tree.get("/orders/eu") == made
-            assert await tree.by_id(made.log_id) == made
-            assert await tree.get("orders") is None
+    @as_scenario("play")
+    async def test_a_log_is_found_by_name_and_by_number(self, store) -> None:
+        tree = LogTree(store)
+        made = await tree.create("orders/eu", THREE, created_us=5)
+        whole = THREE.over(DEFAULTS)
+        assert made == LogInfo(made.log_id, "/orders/eu", 5, THREE, whole)
+        assert made.replication == Replication(3, 2)
+        assert await tree.get("orders/eu") == await tree.get("/orders/eu") == made
+        assert await tree.by_id(made.log_id) == made
+        assert await tree.get("orders") is None
 
-        play(act)
+    @as_scenario("play")
+    async def test_numbers_count_from_one_and_differ(self, store) -> None:
+        tree = LogTree(store)
+        made = [await tree.create(name, THREE) for name in ("a", "b", "a/b")]
+        assert [log.log_id for log in made] == [1, 2, 3]
 
-    def test_numbers_count_from_one_and_differ(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            made = [await tree.create(name, THREE) for name in ("a", "b", "a/b")]
-            assert [log.log_id for log in made] == [1, 2, 3]
+    @as_scenario("play")
+    async def test_a_taken_name_costs_no_number(self, store) -> None:
+        tree = LogTree(store)
+        first = await tree.create("a", THREE)
+        for name in ("a", "/a"):
+            with pytest.raises(LogExists, match="/a"):
+                await tree.create(name, ONE)
+        assert await tree.get("a") == first
+        assert (await tree.create("b", THREE)).log_id == 2
 
-        play(act)
+    @as_scenario("play")
+    async def test_of_those_who_race_for_a_name_one_makes_it(self, store) -> None:
+        tree = LogTree(store)
+        ends = await asyncio.gather(
+            *(tree.create("a", THREE, created_us=n) for n in range(6)), return_exceptions=True
+        )
+        made = [end for end in ends if isinstance(end, LogInfo)]
+        assert len(made) == 1
+        assert sum(isinstance(end, LogExists) for end in ends) == 5
+        assert await tree.get("a") == made[0]
+        found = [await tree.by_id(number) for number in range(1, 8)]
+        assert [log for log in found if log] == made
 
-    def test_a_taken_name_costs_no_number(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            first = await tree.create("a", THREE)
-            for name in ("a", "/a"):
-                with pytest.raises(LogExists, match="/a"):
-                    await tree.create(name, ONE)
-            assert await tree.get("a") == first
-            assert (await tree.create("b", THREE)).log_id == 2
+    @as_scenario(awaited_by(run_patiently))
+    async def test_many_made_at_once_do_not_race_with_each_other(self) -> None:
+        store = Far(random.Random(1))
+        tree = LogTree(store)
+        made = await asyncio.gather(*(tree.create(f"a{n}", THREE) for n in range(200)))
+        assert {log.log_id for log in made} == set(range(1, 201))
+        # One for who came first, and then one for all the others, who waited.
+        assert store.tries == 2
 
-        play(act)
-
-    def test_of_those_who_race_for_a_name_one_makes_it(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            ends = await asyncio.gather(
-                *(tree.create("a", THREE, created_us=n) for n in range(6)), return_exceptions=True
-            )
-            made = [end for end in ends if isinstance(end, LogInfo)]
-            assert len(made) == 1
-            assert sum(isinstance(end, LogExists) for end in ends) == 5
-            assert await tree.get("a") == made[0]
-            found = [await tree.by_id(number) for number in range(1, 8)]
-            assert [log for log in found if log] == made
-
-        play(act)
-
-    def test_many_made_at_once_do_not_race_with_each_other(self):
-        async def main() -> None:
-            store = Far(random.Random(1))
-            tree = LogTree(store)
-            made = await asyncio.gather(*(tree.create(f"a{n}", THREE) for n in range(200)))
-            assert {log.log_id for log in made} == set(range(1, 201))
-            # One for who came first, and then one for all the others, who waited.
-            assert store.tries == 2
-
-        run_patiently(main())
-
-    def test_the_numbers_end(self, memory):
-        async def main() -> None:
-            value = b'{"next_id":%d}' % (LOG_ID_MAX - 1)
-            await memory.compare_and_set("next_log_id", value, 0)
-            assert (await LogTree(memory).create("a", THREE)).log_id == LOG_ID_MAX - 1
-            with pytest.raises(Rejected, match="used up"):
-                await LogTree(memory).create("b", THREE)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_the_numbers_end(self, *, memory) -> None:
+        value = b'{"next_id":%d}' % (LOG_ID_MAX - 1)
+        await memory.compare_and_set("next_log_id", value, 0)
+        assert (await LogTree(memory).create("a", THREE)).log_id == LOG_ID_MAX - 1
+        with pytest.raises(Rejected, match="used up"):
+            await LogTree(memory).create("b", THREE)
 
 
 class Far(MemoryMetadata):
@@ -203,52 +192,48 @@ class Slow(MemoryMetadata):
 
 class TestMakersThatStop:
     @pytest.mark.parametrize("writes", [0, 1, 2])
-    def test_there_is_no_log_and_the_next_maker_gets_the_name(self, writes):
-        async def main() -> None:
-            store = Stopping(random.Random(1))
-            store.writes_left = writes
-            with pytest.raises(asyncio.CancelledError):
-                await LogTree(store).create("a", THREE)
-            tree = LogTree(MemoryMetadata(random.Random(1), store.data))
-            assert await tree.get("a") is None
-            assert await tree.by_id(1) is None
-            assert await tree.list() == []
-            made = await tree.create("a", ONE)
-            assert made.log_id == (1 if writes == 0 else 2)
-            # The number that was left behind leads to the name, and still to no log.
-            assert await tree.by_id(made.log_id) == made
-            assert [await tree.by_id(n) for n in range(1, made.log_id)] == [None] * (
-                made.log_id - 1
-            )
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_there_is_no_log_and_the_next_maker_gets_the_name(self, *, writes) -> None:
+        store = Stopping(random.Random(1))
+        store.writes_left = writes
+        with pytest.raises(asyncio.CancelledError):
+            await LogTree(store).create("a", THREE)
+        tree = LogTree(MemoryMetadata(random.Random(1), store.data))
+        assert await tree.get("a") is None
+        assert await tree.by_id(1) is None
+        assert await tree.list() == []
+        made = await tree.create("a", ONE)
+        assert made.log_id == (1 if writes == 0 else 2)
+        # The number that was left behind leads to the name, and still to no log.
+        assert await tree.by_id(made.log_id) == made
+        assert [await tree.by_id(n) for n in range(1, made.log_id)] == [None] * (made.log_id - 1)
 
     @pytest.mark.parametrize("seed", range(40))
-    def test_however_answers_are_lost_a_log_said_to_be_made_is_there_and_alone(self, seed):
-        async def main() -> None:
-            chance = random.Random(seed)
-            data = MemoryMetadata(chance).data
+    @as_scenario(awaited_by(run_patiently))
+    async def test_however_answers_are_lost_a_log_said_to_be_made_is_there_and_alone(
+        self, *, seed
+    ) -> None:
+        chance = random.Random(seed)
+        data = MemoryMetadata(chance).data
 
-            async def maker(number: int) -> LogInfo | None:
-                store = MemoryMetadata(chance, data)
-                store.answer_loss = 0.3
-                try:
-                    return await LogTree(store).create("a", THREE, created_us=number)
-                except (LogExists, OutcomeUnknown, Unreachable):
-                    return None
+        async def maker(number: int) -> LogInfo | None:
+            store = MemoryMetadata(chance, data)
+            store.answer_loss = 0.3
+            try:
+                return await LogTree(store).create("a", THREE, created_us=number)
+            except (LogExists, OutcomeUnknown, Unreachable):
+                return None
 
-            ends = await asyncio.gather(*(maker(number) for number in range(5)))
-            await asyncio.sleep(60)
-            tree = LogTree(MemoryMetadata(chance, data))
-            found = await tree.get("a")
-            said = [end for end in ends if end is not None]
-            assert said in ([], [found])
-            listed = await tree.list()
-            assert listed == ([found] if found else [])
-            if found:
-                assert await tree.by_id(found.log_id) == found
-
-        run_patiently(main())
+        ends = await asyncio.gather(*(maker(number) for number in range(5)))
+        await asyncio.sleep(60)
+        tree = LogTree(MemoryMetadata(chance, data))
+        found = await tree.get("a")
+        said = [end for end in ends if end is not None]
+        assert said in ([], [found])
+        listed = await tree.list()
+        assert listed == ([found] if found else [])
+        if found:
+            assert await tree.by_id(found.log_id) == found
 
     def test_a_maker_whose_own_write_was_lost_and_done_is_not_told_that_it_exists(self):
         """Its number is in the entry it finds, so it knows its own work."""
@@ -275,111 +260,97 @@ class TestMakersThatStop:
 
 
 class TestListing:
-    def test_a_path_and_what_is_below_it(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            for name in ("orders", "orders/eu", "orders/eu/west", "orders-old", "orders.x", "a"):
-                await tree.create(name, THREE)
+    @as_scenario("play")
+    async def test_a_path_and_what_is_below_it(self, store) -> None:
+        tree = LogTree(store)
+        for name in ("orders", "orders/eu", "orders/eu/west", "orders-old", "orders.x", "a"):
+            await tree.create(name, THREE)
 
-            async def names(*prefix: str) -> list[str]:
-                return [log.name for log in await tree.list(*prefix)]
+        async def names(*prefix: str) -> list[str]:
+            return [log.name for log in await tree.list(*prefix)]
 
-            everything = ["/a", "/orders", "/orders-old", "/orders.x", "/orders/eu",
-                          "/orders/eu/west"]  # fmt: skip
-            assert await names() == await names("/") == await names("") == everything
-            below = ["/orders", "/orders/eu", "/orders/eu/west"]
-            assert (
-                await names("orders") == await names("/orders") == await names("/orders/") == below
-            )
-            assert await names("orders/e") == []
-            with pytest.raises(BadSetting):
-                await tree.list("no such/*")
+        everything = ["/a", "/orders", "/orders-old", "/orders.x", "/orders/eu",
+                      "/orders/eu/west"]  # fmt: skip
+        assert await names() == await names("/") == await names("") == everything
+        below = ["/orders", "/orders/eu", "/orders/eu/west"]
+        assert await names("orders") == await names("/orders") == await names("/orders/") == below
+        assert await names("orders/e") == []
+        with pytest.raises(BadSetting):
+            await tree.list("no such/*")
 
-        play(act)
-
-    def test_the_trees_own_entries_are_not_logs(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            await tree.create("next_log_id", THREE)
-            await tree.create("log_ids/1", THREE)
-            assert [log.name for log in await tree.list()] == ["/log_ids/1", "/next_log_id"]
-            assert await tree.by_id(0) is None
-            assert await tree.by_id(-1) is None
-            assert await tree.by_id(2**70) is None
-
-        play(act)
+    @as_scenario("play")
+    async def test_the_trees_own_entries_are_not_logs(self, store) -> None:
+        tree = LogTree(store)
+        await tree.create("next_log_id", THREE)
+        await tree.create("log_ids/1", THREE)
+        assert [log.name for log in await tree.list()] == ["/log_ids/1", "/next_log_id"]
+        assert await tree.by_id(0) is None
+        assert await tree.by_id(-1) is None
+        assert await tree.by_id(2**70) is None
 
 
 class TestAttributes:
-    def test_what_is_nearer_counts_and_the_rest_is_inherited(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            await tree.set_attributes("/", LogAttributes(backlog_s=60.0, nodeset_size=9))
-            await tree.set_attributes("a/", LogAttributes(backlog_s=70.0))
-            await tree.set_attributes("/a/b/", LogAttributes(scd_enabled=False))
-            made = await tree.create("a/b/c", LogAttributes(sticky_copysets=False))
-            beside = await tree.create("a")
-            assert made.attributes == msgspec.structs.replace(
-                DEFAULTS,
-                backlog_s=70.0, nodeset_size=9, scd_enabled=False, sticky_copysets=False,
-            )  # fmt: skip
-            # A directory is what lies below it, and not the log of the same name.
-            assert beside.attributes == msgspec.structs.replace(
-                DEFAULTS, backlog_s=60.0, nodeset_size=9
-            )
-            assert await tree.get("a/b/c") == await tree.by_id(made.log_id) == made
-            assert await tree.list("a") == [beside, made]
-            assert (await tree.inherited("/a/b/")).backlog_s == 70.0
+    @as_scenario("play")
+    async def test_what_is_nearer_counts_and_the_rest_is_inherited(self, store) -> None:
+        tree = LogTree(store)
+        await tree.set_attributes("/", LogAttributes(backlog_s=60.0, nodeset_size=9))
+        await tree.set_attributes("a/", LogAttributes(backlog_s=70.0))
+        await tree.set_attributes("/a/b/", LogAttributes(scd_enabled=False))
+        made = await tree.create("a/b/c", LogAttributes(sticky_copysets=False))
+        beside = await tree.create("a")
+        assert made.attributes == msgspec.structs.replace(
+            DEFAULTS,
+            backlog_s=70.0, nodeset_size=9, scd_enabled=False, sticky_copysets=False,
+        )  # fmt: skip
+        # A directory is what lies below it, and not the log of the same name.
+        assert beside.attributes == msgspec.structs.replace(
+            DEFAULTS, backlog_s=60.0, nodeset_size=9
+        )
+        assert await tree.get("a/b/c") == await tree.by_id(made.log_id) == made
+        assert await tree.list("a") == [beside, made]
+        assert (await tree.inherited("/a/b/")).backlog_s == 70.0
 
-        play(act)
+    @as_scenario("play")
+    async def test_setting_and_unsetting(self, store) -> None:
+        tree = LogTree(store)
+        made = await tree.create("a", LogAttributes(backlog_s=5.0, nodeset_size=7))
+        await tree.set_attributes("a", LogAttributes(backlog_s=6.0), ("nodeset_size",))
+        found = await tree.get("a")
+        assert found
+        assert found.own == LogAttributes(backlog_s=6.0)
+        assert found.attributes.nodeset_size == 0
+        assert found.log_id == made.log_id
+        await tree.set_attributes("/", LogAttributes(nodeset_size=3))
+        await tree.set_attributes("/", LogAttributes(), ("nodeset_size",))
+        assert await tree.directories() == {}
 
-    def test_setting_and_unsetting(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            made = await tree.create("a", LogAttributes(backlog_s=5.0, nodeset_size=7))
-            await tree.set_attributes("a", LogAttributes(backlog_s=6.0), ("nodeset_size",))
-            found = await tree.get("a")
-            assert found
-            assert found.own == LogAttributes(backlog_s=6.0)
-            assert found.attributes.nodeset_size == 0
-            assert found.log_id == made.log_id
-            await tree.set_attributes("/", LogAttributes(nodeset_size=3))
-            await tree.set_attributes("/", LogAttributes(), ("nodeset_size",))
-            assert await tree.directories() == {}
+    @as_scenario("play")
+    async def test_what_no_log_can_have_is_refused_and_changes_nothing(self, store) -> None:
+        tree = LogTree(store)
+        await tree.create("a/b", LogAttributes(replicate_across={"node": 5}))
+        with pytest.raises(BadSetting, match="nodeset_size 4"):
+            await tree.set_attributes("a/b", LogAttributes(nodeset_size=4))
+        with pytest.raises(BadSetting, match="/a/b could not be so"):
+            await tree.set_attributes("a/", LogAttributes(nodeset_size=4))
+        with pytest.raises(BadSetting, match="synced_copies"):
+            await tree.create("c", LogAttributes(synced_copies=4))
+        with pytest.raises(UnknownLog):
+            await tree.set_attributes("a", LogAttributes(nodeset_size=4))
+        with pytest.raises(BadSetting, match="no attribute"):
+            await tree.set_attributes("a/b", LogAttributes(), ("colour",))
+        assert await tree.directories() == {}
+        assert [log.name for log in await tree.list()] == ["/a/b"]
 
-        play(act)
-
-    def test_what_no_log_can_have_is_refused_and_changes_nothing(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            await tree.create("a/b", LogAttributes(replicate_across={"node": 5}))
-            with pytest.raises(BadSetting, match="nodeset_size 4"):
-                await tree.set_attributes("a/b", LogAttributes(nodeset_size=4))
-            with pytest.raises(BadSetting, match="/a/b could not be so"):
-                await tree.set_attributes("a/", LogAttributes(nodeset_size=4))
-            with pytest.raises(BadSetting, match="synced_copies"):
-                await tree.create("c", LogAttributes(synced_copies=4))
-            with pytest.raises(UnknownLog):
-                await tree.set_attributes("a", LogAttributes(nodeset_size=4))
-            with pytest.raises(BadSetting, match="no attribute"):
-                await tree.set_attributes("a/b", LogAttributes(), ("colour",))
-            assert await tree.directories() == {}
-            assert [log.name for log in await tree.list()] == ["/a/b"]
-
-        play(act)
-
-    def test_who_watches_is_told_of_changes_and_not_of_new_logs(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            await tree.create("a")
-            assert await tree.changes() == 0
-            mark = await store.changed(CHANGES_PREFIX, None, 5)
-            await tree.set_attributes("a", LogAttributes(backlog_s=5.0))
-            await tree.set_attributes("/", LogAttributes(backlog_s=6.0))
-            assert await store.changed(CHANGES_PREFIX, mark, 5) != mark
-            assert await tree.changes() == 2
-
-        play(act)
+    @as_scenario("play")
+    async def test_who_watches_is_told_of_changes_and_not_of_new_logs(self, store) -> None:
+        tree = LogTree(store)
+        await tree.create("a")
+        assert await tree.changes() == 0
+        mark = await store.changed(CHANGES_PREFIX, None, 5)
+        await tree.set_attributes("a", LogAttributes(backlog_s=5.0))
+        await tree.set_attributes("/", LogAttributes(backlog_s=6.0))
+        assert await store.changed(CHANGES_PREFIX, mark, 5) != mark
+        assert await tree.changes() == 2
 
     @pytest.mark.parametrize(
         ("text", "path"),
@@ -395,214 +366,194 @@ class TestAttributes:
 
 
 class TestDeletingAndRenaming:
-    def test_a_deleted_log_is_gone_and_its_name_is_free(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            old = await tree.create("a", ONE)
-            assert await tree.delete("a") == old
-            assert await tree.get("a") is None
-            assert await tree.by_id(old.log_id) is None
-            assert await tree.list() == []
-            with pytest.raises(UnknownLog):
-                await tree.delete("a")
-            new = await tree.create("a")
-            assert new.log_id != old.log_id
-            assert await tree.by_id(old.log_id) is None
+    @as_scenario("play")
+    async def test_a_deleted_log_is_gone_and_its_name_is_free(self, store) -> None:
+        tree = LogTree(store)
+        old = await tree.create("a", ONE)
+        assert await tree.delete("a") == old
+        assert await tree.get("a") is None
+        assert await tree.by_id(old.log_id) is None
+        assert await tree.list() == []
+        with pytest.raises(UnknownLog):
+            await tree.delete("a")
+        new = await tree.create("a")
+        assert new.log_id != old.log_id
+        assert await tree.by_id(old.log_id) is None
 
-        play(act)
+    @as_scenario("play")
+    async def test_a_renamed_log_keeps_number_and_attributes(self, store) -> None:
+        tree = LogTree(store)
+        old = await tree.create("a", ONE, created_us=3)
+        await tree.set_attributes("new/", LogAttributes(backlog_s=9.0))
+        renamed = await tree.rename("a", "new/b")
+        assert (renamed.log_id, renamed.name, renamed.own) == (old.log_id, "/new/b", ONE)
+        assert renamed.created_us == 3
+        assert renamed.attributes.backlog_s == 9.0
+        assert await tree.list() == [renamed]
+        assert await tree.by_id(old.log_id) == renamed
+        assert await tree.get("a") is None
 
-    def test_a_renamed_log_keeps_number_and_attributes(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            old = await tree.create("a", ONE, created_us=3)
-            await tree.set_attributes("new/", LogAttributes(backlog_s=9.0))
-            renamed = await tree.rename("a", "new/b")
-            assert (renamed.log_id, renamed.name, renamed.own) == (old.log_id, "/new/b", ONE)
-            assert renamed.created_us == 3
-            assert renamed.attributes.backlog_s == 9.0
-            assert await tree.list() == [renamed]
-            assert await tree.by_id(old.log_id) == renamed
-            assert await tree.get("a") is None
-
-        play(act)
-
-    def test_renaming_onto_another_is_refused(self, play):
-        async def act(store) -> None:
-            tree = LogTree(store)
-            one, other = await tree.create("a"), await tree.create("b")
-            with pytest.raises(LogExists):
-                await tree.rename("a", "b")
-            with pytest.raises(UnknownLog):
-                await tree.rename("c", "d")
-            assert await tree.rename("a", "/a") == one
-            assert await tree.list() == [one, other]
-
-        play(act)
+    @as_scenario("play")
+    async def test_renaming_onto_another_is_refused(self, store) -> None:
+        tree = LogTree(store)
+        one, other = await tree.create("a"), await tree.create("b")
+        with pytest.raises(LogExists):
+            await tree.rename("a", "b")
+        with pytest.raises(UnknownLog):
+            await tree.rename("c", "d")
+        assert await tree.rename("a", "/a") == one
+        assert await tree.list() == [one, other]
 
     @pytest.mark.parametrize("first", ["logs/", "log_ids/"])
-    def test_a_listing_shows_a_log_that_is_renamed_or_made_while_it_reads(self, first):
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_listing_shows_a_log_that_is_renamed_or_made_while_it_reads(
+        self, *, first
+    ) -> None:
         """Names and numbers are two readings: whichever comes first, no log is left out."""
+        near = MemoryMetadata(random.Random(1))
+        tree = LogTree(near)
+        log, replaced = await tree.create("a"), await tree.create("c")
+        await tree.create("gone")
+        has_read = asyncio.Event()
 
-        async def main() -> None:
-            near = MemoryMetadata(random.Random(1))
-            tree = LogTree(near)
-            log, replaced = await tree.create("a"), await tree.create("c")
-            await tree.create("gone")
-            has_read = asyncio.Event()
+        class Between(MemoryMetadata):
+            async def list(self, prefix):
+                if prefix != first:
+                    await has_read.wait()
+                    await tree.rename("a", "b")
+                    await tree.delete("c")
+                    await tree.create("c")
+                    await tree.delete("gone")
+                    return await super().list(prefix)
+                found = await super().list(prefix)
+                has_read.set()
+                return found
 
-            class Between(MemoryMetadata):
-                async def list(self, prefix):
-                    if prefix != first:
-                        await has_read.wait()
-                        await tree.rename("a", "b")
-                        await tree.delete("c")
-                        await tree.create("c")
-                        await tree.delete("gone")
-                        return await super().list(prefix)
-                    found = await super().list(prefix)
-                    has_read.set()
-                    return found
-
-            listed = await LogTree(Between(random.Random(1), near.data)).list()
-            numbers = {info.name: info.log_id for info in listed if info.name != "/gone"}
-            assert numbers["/b"] == log.log_id
-            assert numbers["/c"] > replaced.log_id
-            assert numbers.keys() == {"/b", "/c"}
-            assert await tree.list() == [info for info in listed if info.name != "/gone"]
-
-        run_patiently(main())
+        listed = await LogTree(Between(random.Random(1), near.data)).list()
+        numbers = {info.name: info.log_id for info in listed if info.name != "/gone"}
+        assert numbers["/b"] == log.log_id
+        assert numbers["/c"] > replaced.log_id
+        assert numbers.keys() == {"/b", "/c"}
+        assert await tree.list() == [info for info in listed if info.name != "/gone"]
 
     @pytest.mark.parametrize("writes", [0, 1, 2])
-    def test_one_who_stops_half_way_may_be_followed_by_another(self, writes):
-        async def main() -> None:
-            store = Stopping(random.Random(1))
-            store.writes_left = 100
-            log = await LogTree(store).create("a")
-            store.writes_left = writes
-            with pytest.raises(asyncio.CancelledError):
-                await LogTree(store).rename("a", "b")
-            tree = LogTree(MemoryMetadata(random.Random(1), store.data))
-            assert await tree.by_id(log.log_id)
-            assert (await tree.rename("a", "b")).log_id == log.log_id
-            assert [found.name for found in await tree.list()] == ["/b"]
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_one_who_stops_half_way_may_be_followed_by_another(self, *, writes) -> None:
+        store = Stopping(random.Random(1))
+        store.writes_left = 100
+        log = await LogTree(store).create("a")
+        store.writes_left = writes
+        with pytest.raises(asyncio.CancelledError):
+            await LogTree(store).rename("a", "b")
+        tree = LogTree(MemoryMetadata(random.Random(1), store.data))
+        assert await tree.by_id(log.log_id)
+        assert (await tree.rename("a", "b")).log_id == log.log_id
+        assert [found.name for found in await tree.list()] == ["/b"]
 
     @pytest.mark.parametrize("writes", range(5))
     @pytest.mark.parametrize("name", ["a", "b"])
-    def test_deleting_what_a_stopped_rename_left_deletes_the_log_or_only_the_name(
-        self, writes, name
-    ):
+    @as_scenario(awaited_by(run_patiently))
+    async def test_deleting_what_a_stopped_rename_left_deletes_the_log_or_only_the_name(
+        self, *, writes, name
+    ) -> None:
         """Whatever is left, no name leads to a log that was deleted."""
+        store = Stopping(random.Random(1))
+        store.writes_left = 100
+        log = await LogTree(store).create("a")
+        store.writes_left = writes
+        with contextlib.suppress(asyncio.CancelledError):
+            await LogTree(store).rename("a", "b")
+        tree = LogTree(MemoryMetadata(random.Random(1), store.data))
+        (listed,) = await tree.list()
+        try:
+            deleted = await tree.delete(name)
+        except UnknownLog:
+            deleted = None
+        if deleted is None:
+            assert await tree.list() == [listed]
+            assert await tree.by_id(log.log_id) == listed
+            assert (await tree.get(listed.name)) == listed
+        else:
+            assert deleted.log_id == log.log_id
+            assert await tree.list() == []
+            assert await tree.by_id(log.log_id) is None
+            for each in ("a", "b"):
+                assert await tree.get(each) is None
+                assert (await tree.create(each)).log_id != log.log_id
 
-        async def main() -> None:
-            store = Stopping(random.Random(1))
-            store.writes_left = 100
-            log = await LogTree(store).create("a")
-            store.writes_left = writes
-            with contextlib.suppress(asyncio.CancelledError):
-                await LogTree(store).rename("a", "b")
-            tree = LogTree(MemoryMetadata(random.Random(1), store.data))
-            (listed,) = await tree.list()
-            try:
-                deleted = await tree.delete(name)
-            except UnknownLog:
-                deleted = None
-            if deleted is None:
-                assert await tree.list() == [listed]
-                assert await tree.by_id(log.log_id) == listed
-                assert (await tree.get(listed.name)) == listed
-            else:
-                assert deleted.log_id == log.log_id
-                assert await tree.list() == []
-                assert await tree.by_id(log.log_id) is None
-                for each in ("a", "b"):
-                    assert await tree.get(each) is None
-                    assert (await tree.create(each)).log_id != log.log_id
+    @as_scenario(awaited_by(run_patiently))
+    async def test_an_attribute_that_is_set_while_a_log_is_renamed_stays(self) -> None:
+        store = Between(random.Random(1))
+        tree = LogTree(store)
+        await tree.create("a")
 
-        run_patiently(main())
+        async def set_it() -> None:
+            other = LogTree(MemoryMetadata(random.Random(1), store.data))
+            await other.set_attributes("a", ONE)
 
-    def test_an_attribute_that_is_set_while_a_log_is_renamed_stays(self):
-        async def main() -> None:
-            store = Between(random.Random(1))
-            tree = LogTree(store)
-            await tree.create("a")
+        store.then = ("logs/b", set_it)
+        renamed = await tree.rename("a", "b")
+        assert renamed.own == ONE
 
-            async def set_it() -> None:
-                other = LogTree(MemoryMetadata(random.Random(1), store.data))
-                await other.set_attributes("a", ONE)
+    @as_scenario(awaited_by(run_patiently))
+    async def test_of_two_renames_at_once_one_is_done(self) -> None:
+        store = Between(random.Random(1))
+        tree = LogTree(store)
+        log = await tree.create("a")
 
-            store.then = ("logs/b", set_it)
-            renamed = await tree.rename("a", "b")
-            assert renamed.own == ONE
+        async def rename_it() -> None:
+            other = LogTree(MemoryMetadata(random.Random(1), store.data))
+            await other.rename("a", "c")
 
-        run_patiently(main())
-
-    def test_of_two_renames_at_once_one_is_done(self):
-        async def main() -> None:
-            store = Between(random.Random(1))
-            tree = LogTree(store)
-            log = await tree.create("a")
-
-            async def rename_it() -> None:
-                other = LogTree(MemoryMetadata(random.Random(1), store.data))
-                await other.rename("a", "c")
-
-            store.then = ("logs/b", rename_it)
-            with pytest.raises(UnknownLog):
-                await tree.rename("a", "b")
-            assert [each.name for each in await tree.list()] == ["/c"]
-            assert (await tree.get("c")).log_id == log.log_id
-            # The rename that lost gave its new name back.
-            assert (await tree.create("b")).log_id != log.log_id
-
-        run_patiently(main())
+        store.then = ("logs/b", rename_it)
+        with pytest.raises(UnknownLog):
+            await tree.rename("a", "b")
+        assert [each.name for each in await tree.list()] == ["/c"]
+        assert (await tree.get("c")).log_id == log.log_id
+        # The rename that lost gave its new name back.
+        assert (await tree.create("b")).log_id != log.log_id
 
     @pytest.mark.parametrize("is_left", [True, False])
-    def test_a_log_whose_new_name_was_given_to_another_has_its_old_one(self, is_left):
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_log_whose_new_name_was_given_to_another_has_its_old_one(
+        self, *, is_left
+    ) -> None:
         """No name led to it, so neither its name nor its number found it."""
+        store = Between(random.Random(1))
+        tree = LogTree(store)
+        log = await tree.create("a")
 
-        async def main() -> None:
-            store = Between(random.Random(1))
-            tree = LogTree(store)
-            log = await tree.create("a")
+        async def give_away() -> None:
+            other = LogTree(MemoryMetadata(random.Random(1), store.data))
+            assert await other.delete("b") is None
+            await other.create("b")
+            if not is_left:
+                assert await other.delete("a") == log
+                await other.create("a")
 
-            async def give_away() -> None:
-                other = LogTree(MemoryMetadata(random.Random(1), store.data))
-                assert await other.delete("b") is None
-                await other.create("b")
-                if not is_left:
-                    assert await other.delete("a") == log
-                    await other.create("a")
+        store.then = ("logs/b", give_away)
+        with pytest.raises(LogExists if is_left else UnknownLog):
+            await tree.rename("a", "b")
+        assert [each.name for each in await tree.list()] == ["/a", "/b"]
+        assert await tree.by_id(log.log_id) == (log if is_left else None)
+        assert (await tree.rename("a", "c")).name == "/c"
 
-            store.then = ("logs/b", give_away)
-            with pytest.raises(LogExists if is_left else UnknownLog):
-                await tree.rename("a", "b")
-            assert [each.name for each in await tree.list()] == ["/a", "/b"]
-            assert await tree.by_id(log.log_id) == (log if is_left else None)
-            assert (await tree.rename("a", "c")).name == "/c"
-
-        run_patiently(main())
-
-    def test_a_log_that_comes_back_to_a_name_keeps_it(self):
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_log_that_comes_back_to_a_name_keeps_it(self) -> None:
         """The first rename took the old name away last, and the log had come back to it."""
+        near = MemoryMetadata(random.Random(1))
+        log = await LogTree(near).create("a")
 
-        async def main() -> None:
-            near = MemoryMetadata(random.Random(1))
-            log = await LogTree(near).create("a")
+        class Before(MemoryMetadata):
+            async def compare_and_set(self, key, value, expected):
+                if key == "logs/a" and value is None:
+                    await LogTree(near).rename("b", "a")
+                return await super().compare_and_set(key, value, expected)
 
-            class Before(MemoryMetadata):
-                async def compare_and_set(self, key, value, expected):
-                    if key == "logs/a" and value is None:
-                        await LogTree(near).rename("b", "a")
-                    return await super().compare_and_set(key, value, expected)
-
-            tree = LogTree(Before(random.Random(1), near.data))
-            with pytest.raises(UnknownLog):
-                await tree.rename("a", "b")
-            assert await tree.by_id(log.log_id) == await tree.get("a") == log
-
-        run_patiently(main())
+        tree = LogTree(Before(random.Random(1), near.data))
+        with pytest.raises(UnknownLog):
+            await tree.rename("a", "b")
+        assert await tree.by_id(log.log_id) == await tree.get("a") == log
 
     @pytest.mark.parametrize(
         ("calls", "gives_up"),
@@ -656,33 +607,29 @@ class TestDeletingAndRenaming:
         for seed in seeds:
             run_patiently(main(seed))
 
-    def test_a_log_that_is_deleted_while_it_is_renamed_is_gone(self):
-        async def main() -> None:
-            store = Between(random.Random(1))
-            tree = LogTree(store)
-            log = await tree.create("a")
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_log_that_is_deleted_while_it_is_renamed_is_gone(self) -> None:
+        store = Between(random.Random(1))
+        tree = LogTree(store)
+        log = await tree.create("a")
 
-            async def delete_it() -> None:
-                other = LogTree(MemoryMetadata(random.Random(1), store.data))
-                assert await other.delete("a") is not None
+        async def delete_it() -> None:
+            other = LogTree(MemoryMetadata(random.Random(1), store.data))
+            assert await other.delete("a") is not None
 
-            store.then = ("logs/b", delete_it)
-            with pytest.raises(UnknownLog):
-                await tree.rename("a", "b")
-            assert await tree.list() == []
-            assert await tree.by_id(log.log_id) is None
-            assert (await tree.create("b")).log_id != log.log_id
-
-        run_patiently(main())
+        store.then = ("logs/b", delete_it)
+        with pytest.raises(UnknownLog):
+            await tree.rename("a", "b")
+        assert await tree.list() == []
+        assert await tree.by_id(log.log_id) is None
+        assert (await tree.create("b")).log_id != log.log_id
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"log_id":1,"copies":1}', b'{"log_id":0}'])
-def test_an_entry_that_cannot_be_read_names_the_log(memory, value):
-    async def main() -> None:
-        await memory.compare_and_set("logs/a", value, 0)
-        with pytest.raises(Malformed, match="/a"):
-            await LogTree(memory).get("a")
-        with pytest.raises(Malformed, match="/a"):
-            await LogTree(memory).list()
-
-    run_patiently(main())
+@as_scenario(awaited_by(run_patiently))
+async def test_an_entry_that_cannot_be_read_names_the_log(*, memory, value) -> None:
+    await memory.compare_and_set("logs/a", value, 0)
+    with pytest.raises(Malformed, match="/a"):
+        await LogTree(memory).get("a")
+    with pytest.raises(Malformed, match="/a"):
+        await LogTree(memory).list()

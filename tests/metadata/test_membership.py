@@ -7,6 +7,7 @@ import random
 
 import pytest
 from metadata_play import run_patiently
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import BadSetting, Malformed, Rejected, Unreachable
 from cordwood.metadata.membership import CLUSTER_BYTES, NODE_MAX, WEIGHT_MAX, Membership
@@ -15,116 +16,98 @@ from cordwood.nodes import Authority, Member, NodeId
 
 
 class TestCluster:
-    def test_it_is_drawn_once(self, play):
-        async def act(store) -> None:
-            membership = Membership(store)
-            assert await membership.cluster() is None
-            first = await membership.ensure_cluster(random.Random(1))
-            assert len(first) == CLUSTER_BYTES
-            assert await membership.ensure_cluster(random.Random(2)) == first
-            assert await membership.cluster() == first
+    @as_scenario("play")
+    async def test_it_is_drawn_once(self, store) -> None:
+        membership = Membership(store)
+        assert await membership.cluster() is None
+        first = await membership.ensure_cluster(random.Random(1))
+        assert len(first) == CLUSTER_BYTES
+        assert await membership.ensure_cluster(random.Random(2)) == first
+        assert await membership.cluster() == first
 
-        play(act)
-
-    def test_those_who_race_agree(self, play):
-        async def act(store) -> None:
-            calls = (Membership(store).ensure_cluster(random.Random(n)) for n in range(8))
-            assert len(set(await asyncio.gather(*calls))) == 1
-
-        play(act)
+    @as_scenario("play")
+    async def test_those_who_race_agree(self, store) -> None:
+        calls = (Membership(store).ensure_cluster(random.Random(n)) for n in range(8))
+        assert len(set(await asyncio.gather(*calls))) == 1
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_those_who_were_told_agree_however_answers_are_lost(self, seed):
-        async def main() -> None:
-            chance = random.Random(seed)
-            data = MemoryMetadata(chance).data
+    @as_scenario(awaited_by(run_patiently))
+    async def test_those_who_were_told_agree_however_answers_are_lost(self, *, seed) -> None:
+        chance = random.Random(seed)
+        data = MemoryMetadata(chance).data
 
-            async def one() -> bytes | None:
-                store = MemoryMetadata(chance, data)
-                store.answer_loss = 0.5
-                try:
-                    return await Membership(store).ensure_cluster(chance)
-                except Unreachable:
-                    return None
+        async def one() -> bytes | None:
+            store = MemoryMetadata(chance, data)
+            store.answer_loss = 0.5
+            try:
+                return await Membership(store).ensure_cluster(chance)
+            except Unreachable:
+                return None
 
-            told = await asyncio.gather(*(one() for _ in range(5)))
-            await asyncio.sleep(60)
-            final = await Membership(MemoryMetadata(chance, data)).cluster()
-            assert {cluster for cluster in told if cluster} <= {final}
-
-        run_patiently(main())
+        told = await asyncio.gather(*(one() for _ in range(5)))
+        await asyncio.sleep(60)
+        final = await Membership(MemoryMetadata(chance, data)).cluster()
+        assert {cluster for cluster in told if cluster} <= {final}
 
     @pytest.mark.parametrize("value", [b"", b"xyz", b"00" * 15, b"\xff" * 32])
-    def test_one_that_cannot_be_read(self, memory, value):
-        async def main() -> None:
-            await memory.compare_and_set("cluster", value, 0)
-            with pytest.raises(Malformed):
-                await Membership(memory).cluster()
-            with pytest.raises(Malformed):
-                await Membership(memory).ensure_cluster(random.Random(1))
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_one_that_cannot_be_read(self, *, memory, value) -> None:
+        await memory.compare_and_set("cluster", value, 0)
+        with pytest.raises(Malformed):
+            await Membership(memory).cluster()
+        with pytest.raises(Malformed):
+            await Membership(memory).ensure_cluster(random.Random(1))
 
 
 class TestMembers:
-    def test_a_node_that_starts_again_has_a_higher_incarnation(self, play):
-        async def act(store) -> None:
-            membership = Membership(store)
-            first = await membership.register(NodeId(3), "host:1", "eu.rack1", 2.5)
-            assert first == Member(NodeId(3), "host:1", "eu.rack1", 1, 2.5)
-            second = await membership.register(NodeId(3), "[::1]:2")
-            assert second == Member(NodeId(3), "[::1]:2", "", 2, 1.0)
-            assert await membership.members() == (second,)
+    @as_scenario("play")
+    async def test_a_node_that_starts_again_has_a_higher_incarnation(self, store) -> None:
+        membership = Membership(store)
+        first = await membership.register(NodeId(3), "host:1", "eu.rack1", 2.5)
+        assert first == Member(NodeId(3), "host:1", "eu.rack1", 1, 2.5)
+        second = await membership.register(NodeId(3), "[::1]:2")
+        assert second == Member(NodeId(3), "[::1]:2", "", 2, 1.0)
+        assert await membership.members() == (second,)
 
-        play(act)
+    @as_scenario("play")
+    async def test_a_node_that_moves_has_not_started_again(self, store) -> None:
+        membership = Membership(store)
+        await membership.register(NodeId(3), "host:1", "eu.rack1", 2.5)
+        moved = await membership.move(NodeId(3), "host:2")
+        assert moved == Member(NodeId(3), "host:2", "eu.rack1", 1, 2.5)
+        assert await membership.members() == (moved,)
+        with pytest.raises(BadSetting, match="never registered"):
+            await membership.move(NodeId(4), "host:2")
 
-    def test_a_node_that_moves_has_not_started_again(self, play):
-        async def act(store) -> None:
-            membership = Membership(store)
-            await membership.register(NodeId(3), "host:1", "eu.rack1", 2.5)
-            moved = await membership.move(NodeId(3), "host:2")
-            assert moved == Member(NodeId(3), "host:2", "eu.rack1", 1, 2.5)
-            assert await membership.members() == (moved,)
-            with pytest.raises(BadSetting, match="never registered"):
-                await membership.move(NodeId(4), "host:2")
+    @as_scenario("play")
+    async def test_members_come_in_node_order(self, store) -> None:
+        membership = Membership(store)
+        assert await membership.members() == ()
+        for node in (10, 9, 100, NODE_MAX, 1):
+            await membership.register(NodeId(node), f"host:{node % 60_000}")
+        members = await membership.members()
+        assert [member.node for member in members] == [1, 9, 10, 100, NODE_MAX]
 
-        play(act)
-
-    def test_members_come_in_node_order(self, play):
-        async def act(store) -> None:
-            membership = Membership(store)
-            assert await membership.members() == ()
-            for node in (10, 9, 100, NODE_MAX, 1):
-                await membership.register(NodeId(node), f"host:{node % 60_000}")
-            members = await membership.members()
-            assert [member.node for member in members] == [1, 9, 10, 100, NODE_MAX]
-
-        play(act)
-
-    def test_starts_that_race_get_incarnations_of_their_own(self, play):
-        async def act(store) -> None:
-            starts = (Membership(store).register(NodeId(1), f"host:{n}") for n in range(1, 7))
-            members = await asyncio.gather(*starts)
-            assert sorted(member.incarnation for member in members) == [1, 2, 3, 4, 5, 6]
-            newest = max(members, key=lambda member: member.incarnation)
-            assert await Membership(store).members() == (newest,)
-
-        play(act)
+    @as_scenario("play")
+    async def test_starts_that_race_get_incarnations_of_their_own(self, store) -> None:
+        starts = (Membership(store).register(NodeId(1), f"host:{n}") for n in range(1, 7))
+        members = await asyncio.gather(*starts)
+        assert sorted(member.incarnation for member in members) == [1, 2, 3, 4, 5, 6]
+        newest = max(members, key=lambda member: member.incarnation)
+        assert await Membership(store).members() == (newest,)
 
     @pytest.mark.parametrize("seed", range(20))
-    def test_no_incarnation_is_told_twice_however_answers_are_lost(self, seed):
-        async def main() -> None:
-            store = MemoryMetadata(random.Random(seed))
-            store.answer_loss = 0.4
-            told = []
-            for _ in range(10):
-                try:
-                    told.append((await Membership(store).register(NodeId(1), "host:1")).incarnation)
-                except Unreachable:
-                    continue
-            assert told == sorted(set(told))
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_no_incarnation_is_told_twice_however_answers_are_lost(self, *, seed) -> None:
+        store = MemoryMetadata(random.Random(seed))
+        store.answer_loss = 0.4
+        told = []
+        for _ in range(10):
+            try:
+                told.append((await Membership(store).register(NodeId(1), "host:1")).incarnation)
+            except Unreachable:
+                continue
+        assert told == sorted(set(told))
 
     @pytest.mark.parametrize(
         "arguments",
@@ -144,22 +127,18 @@ class TestMembers:
             (1, "host:1", "a", WEIGHT_MAX * 2),
         ],
     )
-    def test_what_is_refused(self, memory, arguments):
-        async def main() -> None:
-            with pytest.raises(BadSetting):
-                await Membership(memory).register(*arguments)
-            assert await Membership(memory).members() == ()
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_what_is_refused(self, *, memory, arguments) -> None:
+        with pytest.raises(BadSetting):
+            await Membership(memory).register(*arguments)
+        assert await Membership(memory).members() == ()
 
     @pytest.mark.parametrize("weight", [0, 0.0, WEIGHT_MAX])
-    def test_weights_at_the_ends(self, memory, weight):
-        async def main() -> None:
-            await Membership(memory).register(NodeId(1), "host:1", "a.b.c.d.e", weight)
-            (member,) = await Membership(memory).members()
-            assert (member.weight, member.location) == (weight, "a.b.c.d.e")
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_weights_at_the_ends(self, *, memory, weight) -> None:
+        await Membership(memory).register(NodeId(1), "host:1", "a.b.c.d.e", weight)
+        (member,) = await Membership(memory).members()
+        assert (member.weight, member.location) == (weight, "a.b.c.d.e")
 
     @pytest.mark.parametrize(
         ("key", "value"),
@@ -168,66 +147,60 @@ class TestMembers:
             ("nodes/x", b'{"address":"host:1","location":"","incarnation":1,"weight":1}'),
         ],
     )
-    def test_an_entry_that_cannot_be_read(self, memory, key, value):
-        async def main() -> None:
-            await memory.compare_and_set(key, value, 0)
-            with pytest.raises(Malformed):
-                await Membership(memory).members()
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_an_entry_that_cannot_be_read(self, *, memory, key, value) -> None:
+        await memory.compare_and_set(key, value, 0)
+        with pytest.raises(Malformed):
+            await Membership(memory).members()
 
 
 class TestAuthority:
     """What became of a node's data."""
 
-    def test_it_is_kept_until_the_node_is_back_and_has_sealed(self, play):
-        async def act(store) -> None:
-            membership = Membership(store)
-            await membership.register(NodeId(3), "host:1", "rack1", 2.0)
-            gone = await membership.set_authority(NodeId(3), Authority.UNDER_REPLICATED)
-            assert gone.authority is Authority.UNDER_REPLICATED
-            assert (gone.address, gone.location, gone.weight) == ("host:1", "rack1", 2.0)
-            assert await membership.members() == (gone,)
-            assert (await membership.move(NodeId(3), "host:2")).authority is gone.authority
-            back = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
-            assert back.authority is Authority.UNAVAILABLE, "it is there, and may not be sealed"
-            assert await membership.come_back(NodeId(3), is_sealed=False) == back
-            back = await membership.come_back(NodeId(3), is_sealed=True)
-            assert back.authority is Authority.FULLY_AUTHORITATIVE
-            assert await membership.come_back(NodeId(3), is_sealed=False) == back
-            again = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
-            assert again.authority is Authority.FULLY_AUTHORITATIVE
-
-        play(act)
+    @as_scenario("play")
+    async def test_it_is_kept_until_the_node_is_back_and_has_sealed(self, store) -> None:
+        membership = Membership(store)
+        await membership.register(NodeId(3), "host:1", "rack1", 2.0)
+        gone = await membership.set_authority(NodeId(3), Authority.UNDER_REPLICATED)
+        assert gone.authority is Authority.UNDER_REPLICATED
+        assert (gone.address, gone.location, gone.weight) == ("host:1", "rack1", 2.0)
+        assert await membership.members() == (gone,)
+        assert (await membership.move(NodeId(3), "host:2")).authority is gone.authority
+        back = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
+        assert back.authority is Authority.UNAVAILABLE, "it is there, and may not be sealed"
+        assert await membership.come_back(NodeId(3), is_sealed=False) == back
+        back = await membership.come_back(NodeId(3), is_sealed=True)
+        assert back.authority is Authority.FULLY_AUTHORITATIVE
+        assert await membership.come_back(NodeId(3), is_sealed=False) == back
+        again = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
+        assert again.authority is Authority.FULLY_AUTHORITATIVE
 
     @pytest.mark.parametrize("before", Authority)
-    def test_whoever_was_said_to_be_away_takes_it_back_in_two_steps(self, play, before):
-        async def act(store) -> None:
-            membership = Membership(store)
-            await membership.register(NodeId(3), "host:1")
-            await membership.set_authority(NodeId(3), before)
-            first = await membership.come_back(NodeId(3), is_sealed=False)
-            fully = Authority.FULLY_AUTHORITATIVE
-            assert first.authority is (fully if before is fully else Authority.UNAVAILABLE)
-            assert (await membership.come_back(NodeId(3), is_sealed=True)).authority is fully
-            with pytest.raises(BadSetting, match="no node 4"):
-                await membership.come_back(NodeId(4), is_sealed=True)
+    @as_scenario("play")
+    async def test_whoever_was_said_to_be_away_takes_it_back_in_two_steps(
+        self, store, *, before
+    ) -> None:
+        membership = Membership(store)
+        await membership.register(NodeId(3), "host:1")
+        await membership.set_authority(NodeId(3), before)
+        first = await membership.come_back(NodeId(3), is_sealed=False)
+        fully = Authority.FULLY_AUTHORITATIVE
+        assert first.authority is (fully if before is fully else Authority.UNAVAILABLE)
+        assert (await membership.come_back(NodeId(3), is_sealed=True)).authority is fully
+        with pytest.raises(BadSetting, match="no node 4"):
+            await membership.come_back(NodeId(4), is_sealed=True)
 
-        play(act)
-
-    def test_it_is_a_compare_and_set(self, play):
-        async def act(store) -> None:
-            membership = Membership(store)
-            with pytest.raises(BadSetting, match="no node 3"):
-                await membership.set_authority(NodeId(3), Authority.UNAVAILABLE)
-            await membership.register(NodeId(3), "host:1")
-            full, gone = Authority.FULLY_AUTHORITATIVE, Authority.UNDER_REPLICATED
-            with pytest.raises(Rejected, match="fully-authoritative by now, not under-replicated"):
-                await membership.set_authority(NodeId(3), Authority.UNAVAILABLE, gone)
-            await membership.set_authority(NodeId(3), gone, full)
-            await membership.set_authority(NodeId(3), gone, full)  # it is so already
-
-        play(act)
+    @as_scenario("play")
+    async def test_it_is_a_compare_and_set(self, store) -> None:
+        membership = Membership(store)
+        with pytest.raises(BadSetting, match="no node 3"):
+            await membership.set_authority(NodeId(3), Authority.UNAVAILABLE)
+        await membership.register(NodeId(3), "host:1")
+        full, gone = Authority.FULLY_AUTHORITATIVE, Authority.UNDER_REPLICATED
+        with pytest.raises(Rejected, match="fully-authoritative by now, not under-replicated"):
+            await membership.set_authority(NodeId(3), Authority.UNAVAILABLE, gone)
+        await membership.set_authority(NodeId(3), gone, full)
+        await membership.set_authority(NodeId(3), gone, full)  # it is so already
 
     @pytest.mark.parametrize("after", Authority)
     @pytest.mark.parametrize("before", Authority)
@@ -250,11 +223,9 @@ class TestAuthority:
 
         play(act)
 
-    def test_an_entry_of_before_there_were_any(self, memory):
-        async def main() -> None:
-            old = b'{"address":"host:1","location":"","incarnation":4,"weight":1.0}'
-            await memory.compare_and_set("nodes/0000000003", old, 0)
-            (member,) = await Membership(memory).members()
-            assert member.authority is Authority.FULLY_AUTHORITATIVE
-
-        asyncio.run(main())
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_an_entry_of_before_there_were_any(self, *, memory) -> None:
+        old = b'{"address":"host:1","location":"","incarnation":4,"weight":1.0}'
+        await memory.compare_and_set("nodes/0000000003", old, 0)
+        (member,) = await Membership(memory).members()
+        assert member.authority is Authority.FULLY_AUTHORITATIVE

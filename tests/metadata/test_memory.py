@@ -9,6 +9,7 @@ import random
 
 import pytest
 from metadata_play import run_patiently
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import OutcomeUnknown, Unreachable
 from cordwood.metadata.memory import (
@@ -28,36 +29,30 @@ def now_s() -> float:
 
 
 class TestTime:
-    def test_a_call_takes_as_long_as_was_set(self, memory):
-        async def main() -> None:
-            for shortest_s, longest_s in (DELAY_S, (0.0, 0.0), (2.0, 2.5)):
-                memory.delay_s = (shortest_s, longest_s)
-                start_s = now_s()
-                await memory.get("a")
-                assert shortest_s - 1e-9 <= now_s() - start_s <= longest_s + 1e-9
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_call_takes_as_long_as_was_set(self, *, memory) -> None:
+        for shortest_s, longest_s in (DELAY_S, (0.0, 0.0), (2.0, 2.5)):
+            memory.delay_s = (shortest_s, longest_s)
+            start_s = now_s()
+            await memory.get("a")
+            assert shortest_s - 1e-9 <= now_s() - start_s <= longest_s + 1e-9
 
-        run_patiently(main())
-
-    def test_calls_overlap(self, memory):
-        async def main() -> None:
-            memory.delay_s = (1.0, 1.0)
-            await asyncio.gather(*(memory.get("a") for _ in range(10)))
-            assert now_s() == pytest.approx(1.0)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_calls_overlap(self, *, memory) -> None:
+        memory.delay_s = (1.0, 1.0)
+        await asyncio.gather(*(memory.get("a") for _ in range(10)))
+        assert now_s() == pytest.approx(1.0)
 
 
 class TestOutage:
-    def test_reads_end_at_the_deadline(self, memory):
-        async def main() -> None:
-            memory.is_out = True
-            for call in (memory.get("a"), memory.list("")):
-                start_s = now_s()
-                with pytest.raises(Unreachable):
-                    await call
-                assert now_s() - start_s == pytest.approx(OUTAGE_S)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_reads_end_at_the_deadline(self, *, memory) -> None:
+        memory.is_out = True
+        for call in (memory.get("a"), memory.list("")):
+            start_s = now_s()
+            with pytest.raises(Unreachable):
+                await call
+            assert now_s() - start_s == pytest.approx(OUTAGE_S)
 
     def test_writes_that_are_unreachable_were_not_done_and_never_are(self):
         async def end(seed: int) -> tuple[str, bool]:
@@ -80,19 +75,17 @@ class TestOutage:
             ("OutcomeUnknown", True),
         }
 
-    def test_one_way_may_be_out_while_another_is_not(self):
-        async def main() -> None:
-            near = MemoryMetadata(random.Random(1))
-            far = MemoryMetadata(random.Random(2), near.data)
-            far.is_out = True
-            version = await near.compare_and_set("a", b"", 0)
-            with pytest.raises(Unreachable):
-                await far.get("a")
-            await near.close()
-            far.is_out = False
-            assert await far.get("a") == Versioned(b"", version or 0)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_one_way_may_be_out_while_another_is_not(self) -> None:
+        near = MemoryMetadata(random.Random(1))
+        far = MemoryMetadata(random.Random(2), near.data)
+        far.is_out = True
+        version = await near.compare_and_set("a", b"", 0)
+        with pytest.raises(Unreachable):
+            await far.get("a")
+        await near.close()
+        far.is_out = False
+        assert await far.get("a") == Versioned(b"", version or 0)
 
 
 class TestLostAnswers:
@@ -116,16 +109,14 @@ class TestLostAnswers:
 
         assert run_patiently(main()) == {"now", "later", "never"}
 
-    def test_a_late_write_loses_to_what_came_before_it(self):
-        async def main() -> None:
-            memory = MemoryMetadata(random.Random(1))
-            memory.data.put_off(LateWrite(5.0, "a", b"late", 0))
-            assert await memory.get("a") is None
-            assert await memory.compare_and_set("a", b"early", 0) == 1
-            await asyncio.sleep(5.0)
-            assert await memory.get("a") == Versioned(b"early", 1)
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_late_write_loses_to_what_came_before_it(self) -> None:
+        memory = MemoryMetadata(random.Random(1))
+        memory.data.put_off(LateWrite(5.0, "a", b"late", 0))
+        assert await memory.get("a") is None
+        assert await memory.compare_and_set("a", b"early", 0) == 1
+        await asyncio.sleep(5.0)
+        assert await memory.get("a") == Versioned(b"early", 1)
 
     def test_late_writes_come_once_and_in_the_order_of_their_times(self):
         data = MemoryData()
@@ -164,33 +155,28 @@ class TestLostAnswers:
             data.put_off(LateWrite(1.0, f"k/{number}", b"", 0))
         assert len(data.take_due(1.0)) == LATE_WRITES_MAX
 
-    def test_reads_are_never_lost(self, memory):
-        async def main() -> None:
-            memory.answer_loss = 1.0
-            assert await memory.get("a") is None
-            assert await memory.list("") == []
-
-        run_patiently(main())
+    @as_scenario(awaited_by(run_patiently))
+    async def test_reads_are_never_lost(self, *, memory) -> None:
+        memory.answer_loss = 1.0
+        assert await memory.get("a") is None
+        assert await memory.list("") == []
 
 
-def test_a_copy_holds_what_was_stored_and_no_watches():
+@as_scenario(awaited_by(run_patiently))
+async def test_a_copy_holds_what_was_stored_and_no_watches() -> None:
     """A crash leaves what the store held, while a watch of the life before still waits."""
-
-    async def main() -> None:
-        memory = MemoryMetadata(random.Random(1))
-        assert await memory.compare_and_set("a", b"1", 0) == 1
-        waiting = asyncio.create_task(memory.data.wait_news(math.inf))
-        await asyncio.sleep(1.0)
-        twin = memory.data.copy()
-        assert twin.compare_and_set("a", b"2", 1) == 2
-        assert memory.data.listed("") == [("a", Versioned(b"1", 1))]
-        assert not waiting.done()
-        twin.put_off(LateWrite(5.0, "b", b"", 0))
-        assert memory.data.take_due(9.0) == []
-        memory.data.tell_watches()
-        await waiting
-
-    run_patiently(main())
+    memory = MemoryMetadata(random.Random(1))
+    assert await memory.compare_and_set("a", b"1", 0) == 1
+    waiting = asyncio.create_task(memory.data.wait_news(math.inf))
+    await asyncio.sleep(1.0)
+    twin = memory.data.copy()
+    assert twin.compare_and_set("a", b"2", 1) == 2
+    assert memory.data.listed("") == [("a", Versioned(b"1", 1))]
+    assert not waiting.done()
+    twin.put_off(LateWrite(5.0, "b", b"", 0))
+    assert memory.data.take_due(9.0) == []
+    memory.data.tell_watches()
+    await waiting
 
 
 def test_one_seed_gives_one_run():

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from metadata_play import run_on_sqlite
+from scenarios import as_scenario, awaited_by
 from swaps import swap_value
 
 from cordwood.errors import BadSetting, Corrupt, OutcomeUnknown, Overloaded, Unreachable
@@ -164,31 +165,28 @@ class TestThreads:
         finally:
             holder.close()
 
-    def test_stores_that_make_a_file_at_the_same_moment(self, tmp_path):
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_stores_that_make_a_file_at_the_same_moment(self, *, tmp_path) -> None:
         """SQLite tells some of them at once that the file is locked, whatever they would wait."""
+        async with real_host(seed=1) as host:
+            for turn in range(10):
+                path = str(tmp_path / str(turn))
+                stores = [SqliteMetadata(path, host) for _ in range(4)]
+                tries = [store.compare_and_set("a", b"", 0) for store in stores]
+                won = [version for version in await asyncio.gather(*tries) if version]
+                assert won == [1]
+                await asyncio.gather(*(store.close() for store in stores))
 
-        async def main() -> None:
-            async with real_host(seed=1) as host:
-                for turn in range(10):
-                    path = str(tmp_path / str(turn))
-                    stores = [SqliteMetadata(path, host) for _ in range(4)]
-                    tries = [store.compare_and_set("a", b"", 0) for store in stores]
-                    won = [version for version in await asyncio.gather(*tries) if version]
-                    assert won == [1]
-                    await asyncio.gather(*(store.close() for store in stores))
-
-        asyncio.run(main())
-
-    def test_a_call_behind_one_that_is_stuck_in_the_disk_is_unreachable(self, path):
-        async def main() -> None:
-            async with real_host(seed=1) as host:
-                store = SqliteMetadata(str(path), host, deadline_s=0.5)
-                with store._lock, pytest.raises(Unreachable, match="before this one"):
-                    await store.compare_and_set("a", b"", 0)
-                assert await store.get("a") is None
-                await store.close()
-
-        asyncio.run(main())
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_a_call_behind_one_that_is_stuck_in_the_disk_is_unreachable(
+        self, *, path
+    ) -> None:
+        async with real_host(seed=1) as host:
+            store = SqliteMetadata(str(path), host, deadline_s=0.5)
+            with store._lock, pytest.raises(Unreachable, match="before this one"):
+                await store.compare_and_set("a", b"", 0)
+            assert await store.get("a") is None
+            await store.close()
 
     def test_a_file_that_another_reads_is_switched_to_wal_mode_when_it_has_read(self, path):
         """SQLite does not wait there by itself: it holds a lock, and so could wait for ever."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from crc32c import crc32c
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import BlockHeader, Envelope
@@ -94,77 +95,73 @@ async def mended(cluster: ClusterAtHand) -> list[StoredBlock]:
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
-def test_a_mended_tail_of_64_kib_blocks_costs_a_small_part_of_its_bytes(
-    monkeypatch: pytest.MonkeyPatch, is_flushed: bool
+@as_scenario(simulate, nodes=5, wal_bytes=16 << 20)
+async def test_a_mended_tail_of_64_kib_blocks_costs_a_small_part_of_its_bytes(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch, is_flushed: bool
 ) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.append("log", b"first")
-            await plant_tail(cluster, (1, 3, 4))
-            if is_flushed:
-                await asyncio.gather(*(node.flush() for node in cluster.running.values()))
-            written = Written(monkeypatch)
-            await taken_over(cluster, store)
-            assert written.kinds["amended"] == 3 * BLOCKS
-            stored = 3 * BLOCKS * BODY
-            assert 0 < written.sent < stored / 100
-            assert 0 < written.kinds["wal bytes"] < stored / 100
-            found = await mended(cluster)
-            assert len(found) == 3 * BLOCKS
-            assert {frozenset(block.envelope.copyset) for block in found} == {frozenset({1, 3, 4})}
-            assert all(crc32c(block.body) == block.header.stored_crc for block in found)
-
-    simulate(scenario, nodes=5, wal_bytes=16 << 20)
+    async with cluster.client() as store:
+        await store.append("log", b"first")
+        await plant_tail(cluster, (1, 3, 4))
+        if is_flushed:
+            await asyncio.gather(*(node.flush() for node in cluster.running.values()))
+        written = Written(monkeypatch)
+        await taken_over(cluster, store)
+        assert written.kinds["amended"] == 3 * BLOCKS
+        stored = 3 * BLOCKS * BODY
+        assert 0 < written.sent < stored / 100
+        assert 0 < written.kinds["wal bytes"] < stored / 100
+        found = await mended(cluster)
+        assert len(found) == 3 * BLOCKS
+        assert {frozenset(block.envelope.copyset) for block in found} == {frozenset({1, 3, 4})}
+        assert all(crc32c(block.body) == block.header.stored_crc for block in found)
 
 
-def test_who_holds_no_copy_is_sent_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.append("log", b"first")
-            records = await plant_tail(cluster, (2, 5))
-            written = Written(monkeypatch)
-            await taken_over(cluster, store)
-            assert written.kinds["amended"] == 2 * BLOCKS
-            assert BLOCKS * BODY < written.kinds["wal bytes"] < 1.1 * BLOCKS * BODY
-            found = await mended(cluster)
-            assert len(found) == 3 * BLOCKS
-            assert await values(store, "log") == records
-
-    simulate(scenario, nodes=5, wal_bytes=16 << 20)
-
-
-def test_who_does_not_find_what_it_told_of_is_sent_the_bodies(
-    monkeypatch: pytest.MonkeyPatch,
+@as_scenario(simulate, nodes=5, wal_bytes=16 << 20)
+async def test_who_holds_no_copy_is_sent_the_whole(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.append("log", b"first")
-            records = await plant_tail(cluster, (1, 3, 4))
-            with monkeypatch.context() as patch:
-                patch.setattr("cordwood.storage.log_cache.CachedLog.copy_of", lambda *_: None)
-                written = Written(patch)
-                await taken_over(cluster, store)
-            assert written.kinds["amended"] == 0
-            assert written.kinds["wal bytes"] > 3 * BLOCKS * BODY
-            assert len(await mended(cluster)) == 3 * BLOCKS
-            assert await values(store, "log") == records
+    async with cluster.client() as store:
+        await store.append("log", b"first")
+        records = await plant_tail(cluster, (2, 5))
+        written = Written(monkeypatch)
+        await taken_over(cluster, store)
+        assert written.kinds["amended"] == 2 * BLOCKS
+        assert BLOCKS * BODY < written.kinds["wal bytes"] < 1.1 * BLOCKS * BODY
+        found = await mended(cluster)
+        assert len(found) == 3 * BLOCKS
+        assert await values(store, "log") == records
 
-    simulate(scenario, nodes=5, wal_bytes=16 << 20)
+
+@as_scenario(simulate, nodes=5, wal_bytes=16 << 20)
+async def test_who_does_not_find_what_it_told_of_is_sent_the_bodies(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster.client() as store:
+        await store.append("log", b"first")
+        records = await plant_tail(cluster, (1, 3, 4))
+        with monkeypatch.context() as patch:
+            patch.setattr("cordwood.storage.log_cache.CachedLog.copy_of", lambda *_: None)
+            written = Written(patch)
+            await taken_over(cluster, store)
+        assert written.kinds["amended"] == 0
+        assert written.kinds["wal bytes"] > 3 * BLOCKS * BODY
+        assert len(await mended(cluster)) == 3 * BLOCKS
+        assert await values(store, "log") == records
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])
-def test_what_was_amended_is_read_after_every_node_was_killed(is_flushed: bool) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.append("log", b"first")
-            records = await plant_tail(cluster, (1, 3, 4))
-            if is_flushed:
-                await asyncio.gather(*(node.flush() for node in cluster.running.values()))
-            await taken_over(cluster, store)
-            for number in list(cluster.running):
-                cluster.kill(number)
-            await cluster.start()
-            assert len(await mended(cluster)) == 3 * BLOCKS
-            assert await values(store, "log") == records
-
-    simulate(scenario, nodes=5, wal_bytes=16 << 20)
+@as_scenario(simulate, nodes=5, wal_bytes=16 << 20)
+async def test_what_was_amended_is_read_after_every_node_was_killed(
+    cluster: ClusterAtHand, *, is_flushed: bool
+) -> None:
+    async with cluster.client() as store:
+        await store.append("log", b"first")
+        records = await plant_tail(cluster, (1, 3, 4))
+        if is_flushed:
+            await asyncio.gather(*(node.flush() for node in cluster.running.values()))
+        await taken_over(cluster, store)
+        for number in list(cluster.running):
+            cluster.kill(number)
+        await cluster.start()
+        assert len(await mended(cluster)) == 3 * BLOCKS
+        assert await values(store, "log") == records

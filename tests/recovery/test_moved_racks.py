@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
+from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
@@ -92,26 +93,26 @@ def test_a_record_outlives_that_its_holders_are_away_and_one_has_another_rack(be
     simulate(scenario, nodes=4, copies=2, racks=2, locations=before)
 
 
-def test_a_record_outlives_that_its_holders_answer_late_and_one_has_another_rack():
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            last, holders = await acknowledged_above_the_lng(cluster, store)
-            await restarted_in(cluster, {holders[1]: RACKS[holders[0]]})
-            right = StorageRole.seal
+@as_scenario(simulate, nodes=4, copies=2, racks=2, locations=RACKS)
+async def test_a_record_outlives_that_its_holders_answer_late_and_one_has_another_rack(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        last, holders = await acknowledged_above_the_lng(cluster, store)
+        await restarted_in(cluster, {holders[1]: RACKS[holders[0]]})
+        right = StorageRole.seal
 
-            async def late(role: StorageRole, call: Any) -> Any:
-                if any(cluster.running[n]._storage is role for n in holders):
-                    await asyncio.sleep(0.4)
-                return await right(role, call)
+        async def late(role: StorageRole, call: Any) -> Any:
+            if any(cluster.running[n]._storage is role for n in holders):
+                await asyncio.sleep(0.4)
+            return await right(role, call)
 
-            with mock.patch.object(StorageRole, "seal", late):
-                other = next(n for n in cluster.numbers if n not in holders)
-                await asks_for_the_tail(store, other)
-            assert (await store.append("log", b"after")).epoch > last.epoch
-            kept = [each.value for each in await read_all(store, "log") if hasattr(each, "value")]
-        assert kept == [b"1", b"2", b"3", b"acknowledged", b"after"]
-
-    simulate(scenario, nodes=4, copies=2, racks=2, locations=RACKS)
+        with mock.patch.object(StorageRole, "seal", late):
+            other = next(n for n in cluster.numbers if n not in holders)
+            await asks_for_the_tail(store, other)
+        assert (await store.append("log", b"after")).epoch > last.epoch
+        kept = [each.value for each in await read_all(store, "log") if hasattr(each, "value")]
+    assert kept == [b"1", b"2", b"3", b"acknowledged", b"after"]
 
 
 def test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(monkeypatch):
@@ -143,22 +144,20 @@ def test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(m
     simulate(scenario, nodes=4, copies=2, racks=2, locations=RACKS)
 
 
-def test_a_reader_judges_each_epoch_by_the_racks_of_then():
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("log", b"1")
-            await restarted_in(cluster, {4: "a"})
-            cluster.kill(cluster.sequencer_of(LOG))
-            await asyncio.sleep(0.5)
-            await store.append("log", b"2")
-            info = await store._positions._fresh("log")
-            found = [store._cluster.nodeset_of(info, epoch) for epoch in (1, info.epoch)]
-            assert [each and each[0].locations for each in found] == [
-                ("a", "a", "b", "b"),
-                ("a", "a", "b", "a"),
-            ]
-
-    simulate(scenario, nodes=4, copies=2, racks=2, locations=RACKS)
+@as_scenario(simulate, nodes=4, copies=2, racks=2, locations=RACKS)
+async def test_a_reader_judges_each_epoch_by_the_racks_of_then(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("log", b"1")
+        await restarted_in(cluster, {4: "a"})
+        cluster.kill(cluster.sequencer_of(LOG))
+        await asyncio.sleep(0.5)
+        await store.append("log", b"2")
+        info = await store._positions._fresh("log")
+        found = [store._cluster.nodeset_of(info, epoch) for epoch in (1, info.epoch)]
+        assert [each and each[0].locations for each in found] == [
+            ("a", "a", "b", "b"),
+            ("a", "a", "b", "a"),
+        ]
 
 
 @pytest.mark.parametrize("number", range(len(MOVES)))

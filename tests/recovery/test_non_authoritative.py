@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, until, values
+from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.store import Store
@@ -55,48 +56,47 @@ def lost_epoch(after: Lsn) -> list[Gap]:
     return [lost, Gap(make_lsn(2, 0), make_lsn(2, 0), GapKind.BRIDGE)]
 
 
-def test_the_log_goes_on_and_readers_are_told_of_a_loss_and_of_no_hole() -> None:
+@as_scenario(simulate, nodes=4, copies=2)
+async def test_the_log_goes_on_and_readers_are_told_of_a_loss_and_of_no_hole(
+    cluster: ClusterAtHand,
+) -> None:
     """Two of four nodes, with two copies of three records and their sequencer, are gone."""
+    async with cluster.client(timeout_s=60) as store:
+        await three_on(cluster, store, 3, 4)
+        for node in (3, 4):
+            await say_of_dead(store, node, DOWN)
+        pending = asyncio.ensure_future(store.append("log", b"after"))
+        await asyncio.sleep(20)
+        assert not pending.done(), "they have data, so they are waited for"
+        for node in (3, 4):
+            await store.set_authority(node, GONE)
+        after = await pending
+        given = await read_all(store, "log", until=after)
+        assert given[:2] == lost_epoch(after)
+        assert [each.value for each in given if isinstance(each, Record)] == [b"after"]
+        assert await clean_epoch(cluster) == after.epoch - 1
+        assert (await store.tail("log")) == after
 
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=60) as store:
-            await three_on(cluster, store, 3, 4)
+        # They come back: sealed, and with what they know to be acknowledged. Of the third
+        # record nobody knows that.
+        await cluster.start(3, 4)
+        for node in (3, 4):
+            assert cluster.running[node].engine.sealed(LOG) >= after.epoch
+        await asyncio.sleep(10)
+        assert await statuses(cluster) == {FULL}
+        first, second = make_lsn(1, 1), make_lsn(1, 2)
+        kept = [(first, first, "DATA"), (second, second, "DATA")]
+        for _ in range(2):
             for node in (3, 4):
-                await say_of_dead(store, node, DOWN)
-            pending = asyncio.ensure_future(store.append("log", b"after"))
-            await asyncio.sleep(20)
-            assert not pending.done(), "they have data, so they are waited for"
+                held = [each for each in cluster.held(node, LOG) if each[0] >> 32 == 1]
+                assert held == kept
+            again = await read_all(store, "log", until=after)
+            assert [r.value for r in again if isinstance(r, Record)] == [b"0", b"1", b"after"]
+            assert again[2] == Gap(make_lsn(1, 3), make_lsn(1, ESN_MAX), GapKind.DATA_LOSS)
             for node in (3, 4):
-                await store.set_authority(node, GONE)
-            after = await pending
-            given = await read_all(store, "log", until=after)
-            assert given[:2] == lost_epoch(after)
-            assert [each.value for each in given if isinstance(each, Record)] == [b"after"]
-            assert await clean_epoch(cluster) == after.epoch - 1
-            assert (await store.tail("log")) == after
-
-            # They come back: sealed, and with what they know to be acknowledged. Of the third
-            # record nobody knows that.
+                cluster.kill(node)
             await cluster.start(3, 4)
-            for node in (3, 4):
-                assert cluster.running[node].engine.sealed(LOG) >= after.epoch
-            await asyncio.sleep(10)
-            assert await statuses(cluster) == {FULL}
-            first, second = make_lsn(1, 1), make_lsn(1, 2)
-            kept = [(first, first, "DATA"), (second, second, "DATA")]
-            for _ in range(2):
-                for node in (3, 4):
-                    held = [each for each in cluster.held(node, LOG) if each[0] >> 32 == 1]
-                    assert held == kept
-                again = await read_all(store, "log", until=after)
-                assert [r.value for r in again if isinstance(r, Record)] == [b"0", b"1", b"after"]
-                assert again[2] == Gap(make_lsn(1, 3), make_lsn(1, ESN_MAX), GapKind.DATA_LOSS)
-                for node in (3, 4):
-                    cluster.kill(node)
-                await cluster.start(3, 4)
-                await asyncio.sleep(5)
-
-    simulate(scenario, nodes=4, copies=2)
+            await asyncio.sleep(5)
 
 
 def test_what_a_node_that_comes_back_knows_to_be_acknowledged_is_not_dropped_unnoticed() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
@@ -77,26 +78,23 @@ def test_the_tail_that_was_recorded_stays(monkeypatch: pytest.MonkeyPatch) -> No
     simulate(main)
 
 
-def test_an_epoch_that_is_over_recovers_nothing() -> None:
+@as_scenario(simulate, nodes=4)
+async def test_an_epoch_that_is_over_recovers_nothing(cluster: ClusterAtHand) -> None:
     """Its log may be gone too; whoever sequences it steps down either way."""
-
-    async def main(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20.0) as store:
-            await store.append("log", b"1")
-            cluster.kill(cluster.sequencer_of(1))
-            await asyncio.sleep(5)
-            await store.append("log", b"2")
-            await until(lambda: cluster.sequencer_of(1) != 0)
-            activation = cluster.running[cluster.sequencer_of(1)]._sequencer._activation
-            while (await record_of(cluster)).clean_epoch < 1:  # noqa: ASYNC110 - another's doing
-                await asyncio.sleep(0.1)
-            with pytest.raises(Fenced, match="epoch 1 is over") as over:
-                await activation.recover(1, 1)
-            assert over.value.epoch == 2
-            with pytest.raises(Fenced, match="the log is gone"):
-                await activation.recover(99, 1)
-
-    simulate(main, nodes=4)
+    async with cluster.client(timeout_s=20.0) as store:
+        await store.append("log", b"1")
+        cluster.kill(cluster.sequencer_of(1))
+        await asyncio.sleep(5)
+        await store.append("log", b"2")
+        await until(lambda: cluster.sequencer_of(1) != 0)
+        activation = cluster.running[cluster.sequencer_of(1)]._sequencer._activation
+        while (await record_of(cluster)).clean_epoch < 1:  # noqa: ASYNC110 - another's doing
+            await asyncio.sleep(0.1)
+        with pytest.raises(Fenced, match="epoch 1 is over") as over:
+            await activation.recover(1, 1)
+        assert over.value.epoch == 2
+        with pytest.raises(Fenced, match="the log is gone"):
+            await activation.recover(99, 1)
 
 
 def test_who_learns_at_the_end_that_its_own_epoch_is_recovered_steps_down(

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.store import Store
@@ -78,49 +79,47 @@ async def read_to(store: Store, lsn: Lsn) -> list[bytes]:
     return [v for v in await values(store, "log", until=lsn) if v != b"?"]
 
 
-def test_it_goes_with_the_data_and_a_reader_that_begins_below_is_told_of_the_trim() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
-            for size in (5, 3, 4):
-                last = await spread(store, size)
-            assert await read_to(store, last) == [b"5", b"3", b"4"]
-            assert await history(cluster) == [1, 2, 3, 4]
-            trim = make_lsn(3, 1)
-            await store.trim("log", trim)
-            # A node that has still to learn how an epoch ended cannot say what it holds. Node 1
-            # has no part in the last epochs, so it hears late that they are over.
-            await asyncio.sleep(2)
-            last = await spread(store, 3)
-            await until(lambda: read_history(cluster) == [3, 4, 5])
-            given = await read_all(store, "log", until=last)
-            assert isinstance(given[0], Gap)
-            assert (given[0].kind, given[0].last >= make_lsn(2, ESN_MAX)) == (GapKind.TRIM, True)
-            assert (await read_to(store, last))[-2:] == [b"4", b"3"]
+@as_scenario(simulate, nodes=5, copies=2)
+async def test_it_goes_with_the_data_and_a_reader_that_begins_below_is_told_of_the_trim(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
+        for size in (5, 3, 4):
+            last = await spread(store, size)
+        assert await read_to(store, last) == [b"5", b"3", b"4"]
+        assert await history(cluster) == [1, 2, 3, 4]
+        trim = make_lsn(3, 1)
+        await store.trim("log", trim)
+        # A node that has still to learn how an epoch ended cannot say what it holds. Node 1
+        # has no part in the last epochs, so it hears late that they are over.
+        await asyncio.sleep(2)
+        last = await spread(store, 3)
+        await until(lambda: read_history(cluster) == [3, 4, 5])
+        given = await read_all(store, "log", until=last)
+        assert isinstance(given[0], Gap)
+        assert (given[0].kind, given[0].last >= make_lsn(2, ESN_MAX)) == (GapKind.TRIM, True)
+        assert (await read_to(store, last))[-2:] == [b"4", b"3"]
 
-    simulate(scenario, nodes=5, copies=2)
 
-
-def test_a_node_that_is_away_keeps_what_it_may_hold() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
-            for size in (5, 3):
-                last = await spread(store, size)
-            away = next(n for n in cluster.numbers if n != cluster.sequencer_of(LOG))
-            cluster.kill(away)
-            await asyncio.sleep(5)
-            await store.trim("log", last)
-            await spread(store, 4)
-            await asyncio.sleep(10)
-            assert await history(cluster) == [1, 2, 3, 4]
-            await cluster.start(away)
-            await asyncio.sleep(5)
-            await store.trim("log", last)
-            await spread(store, 3)
-            await until(lambda: read_history(cluster) == [3, 4, 5])
-
-    simulate(scenario, nodes=5, copies=2)
+@as_scenario(simulate, nodes=5, copies=2)
+async def test_a_node_that_is_away_keeps_what_it_may_hold(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
+        for size in (5, 3):
+            last = await spread(store, size)
+        away = next(n for n in cluster.numbers if n != cluster.sequencer_of(LOG))
+        cluster.kill(away)
+        await asyncio.sleep(5)
+        await store.trim("log", last)
+        await spread(store, 4)
+        await asyncio.sleep(10)
+        assert await history(cluster) == [1, 2, 3, 4]
+        await cluster.start(away)
+        await asyncio.sleep(5)
+        await store.trim("log", last)
+        await spread(store, 3)
+        await until(lambda: read_history(cluster) == [3, 4, 5])
 
 
 def test_a_log_that_has_had_too_many_takes_no_epoch_in_vain_and_another_once_it_is_trimmed(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from crc32c import crc32c
+from scenarios import as_scenario
 
 from cordwood.block import Record
 from cordwood.client.store import Store
@@ -97,23 +98,23 @@ def body_of(*values: bytes) -> bytes:
 
 
 class TestWaves:
-    def test_a_stopped_node_is_passed_over_by_the_next_wave(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"0")
-                holders = [n for n in cluster.running if cluster.held(n, LOG)]
-                victim = next(n for n in holders if n != cluster.sequencer_of(LOG))
-                cluster.machine(victim).pause()
-                start = now()
-                await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(1, 20)))
-                assert now() - start < 2
-                start = now()
-                await store.append("log", b"20")
-                assert now() - start < 0.2, "it is not picked again for a while"
-                cluster.machine(victim).resume()
-                assert await values(store, "log") == [b"%d" % n for n in range(21)]
-
-        simulate(scenario, nodes=5)
+    @as_scenario(simulate, nodes=5)
+    async def test_a_stopped_node_is_passed_over_by_the_next_wave(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"0")
+            holders = [n for n in cluster.running if cluster.held(n, LOG)]
+            victim = next(n for n in holders if n != cluster.sequencer_of(LOG))
+            cluster.machine(victim).pause()
+            start = now()
+            await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(1, 20)))
+            assert now() - start < 2
+            start = now()
+            await store.append("log", b"20")
+            assert now() - start < 0.2, "it is not picked again for a while"
+            cluster.machine(victim).resume()
+            assert await values(store, "log") == [b"%d" % n for n in range(21)]
 
     @pytest.mark.parametrize("seed", range(4))
     def test_acks_are_in_order_and_readers_see_each_record_once_whatever_is_retried(
@@ -145,69 +146,63 @@ class TestWaves:
 
         simulate(scenario, nodes=5, seed=seed)
 
-    def test_each_record_is_on_as_many_nodes_as_asked_when_it_is_acknowledged(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                for number in range(30):
-                    lsn = await store.append("log", b"%d" % number)
-                    holders = [
-                        n
-                        for n in cluster.running
-                        if any(first <= lsn <= last for first, last, _ in cluster.held(n, LOG))
-                    ]
-                    assert len(holders) >= 3
-
-        simulate(scenario, nodes=5)
+    @as_scenario(simulate, nodes=5)
+    async def test_each_record_is_on_as_many_nodes_as_asked_when_it_is_acknowledged(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            for number in range(30):
+                lsn = await store.append("log", b"%d" % number)
+                holders = [
+                    n
+                    for n in cluster.running
+                    if any(first <= lsn <= last for first, last, _ in cluster.held(n, LOG))
+                ]
+                assert len(holders) >= 3
 
 
 class TestEpochsRunOut:
-    def test_the_next_epoch_goes_on_where_the_esns_end(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_records=4) as store:
-                sent = [b"%d" % n for n in range(95)]
-                lsns: list[Lsn] = []
-                for at_once in range(0, 95, 19):
-                    lsns += await store.append_many("log", sent[at_once : at_once + 19])
-                assert lsns == sorted(lsns)
-                assert max(lsn.esn for lsn in lsns) <= 10
-                assert 10 <= max(lsn.epoch for lsn in lsns) <= 20
-                items = await read_all(store, "log")
-                found = [each for each in items if isinstance(each, Record)]
-                assert [each.value for each in found] == sent
-                assert [each.lsn for each in found] == lsns
+    @as_scenario(simulate, sequencer=SequencerSettings(esns=10))
+    async def test_the_next_epoch_goes_on_where_the_esns_end(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(block_records=4) as store:
+            sent = [b"%d" % n for n in range(95)]
+            lsns: list[Lsn] = []
+            for at_once in range(0, 95, 19):
+                lsns += await store.append_many("log", sent[at_once : at_once + 19])
+            assert lsns == sorted(lsns)
+            assert max(lsn.esn for lsn in lsns) <= 10
+            assert 10 <= max(lsn.epoch for lsn in lsns) <= 20
+            items = await read_all(store, "log")
+            found = [each for each in items if isinstance(each, Record)]
+            assert [each.value for each in found] == sent
+            assert [each.lsn for each in found] == lsns
 
-        simulate(scenario, sequencer=SequencerSettings(esns=10))
+    @as_scenario(simulate, sequencer=SequencerSettings(esns=10))
+    async def test_a_block_goes_whole_into_one_epoch(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            assert (await store.append_many("log", [b"v"] * 6))[-1] == at(6)
+            assert await store.append_many("log", [b"v"] * 5) == [at(n, 2) for n in range(1, 6)]
+            assert await store.append_many("log", [b"v"] * 10) == [at(n, 3) for n in range(1, 11)]
+            with pytest.raises(CordwoodError, match="a block has at most"):
+                await store.append_many("log", [b"v"] * 11)
+            assert await store.append("log", b"v") == at(1, 4)
 
-    def test_a_block_goes_whole_into_one_epoch(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                assert (await store.append_many("log", [b"v"] * 6))[-1] == at(6)
-                assert await store.append_many("log", [b"v"] * 5) == [at(n, 2) for n in range(1, 6)]
-                assert await store.append_many("log", [b"v"] * 10) == [
-                    at(n, 3) for n in range(1, 11)
-                ]
-                with pytest.raises(CordwoodError, match="a block has at most"):
-                    await store.append_many("log", [b"v"] * 11)
-                assert await store.append("log", b"v") == at(1, 4)
-
-        simulate(scenario, sequencer=SequencerSettings(esns=10))
-
-    def test_append_times_never_fall_even_over_epochs_and_clocks_that_jump(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                for turn in range(30):
-                    await store.append("log", b"%d" % turn)
-                    clock = cluster.machine(cluster.sequencer_of(LOG) or 1).clock
-                    clock.step((-1) ** turn * 3_600_000_000)
-                times = [
-                    each.append_time_us
-                    for each in await read_all(store, "log")
-                    if isinstance(each, Record)
-                ]
-                assert times == sorted(times)
-                assert len(times) == 30
-
-        simulate(scenario, sequencer=SequencerSettings(esns=7))
+    @as_scenario(simulate, sequencer=SequencerSettings(esns=7))
+    async def test_append_times_never_fall_even_over_epochs_and_clocks_that_jump(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            for turn in range(30):
+                await store.append("log", b"%d" % turn)
+                clock = cluster.machine(cluster.sequencer_of(LOG) or 1).clock
+                clock.step((-1) ** turn * 3_600_000_000)
+            times = [
+                each.append_time_us
+                for each in await read_all(store, "log")
+                if isinstance(each, Record)
+            ]
+            assert times == sorted(times)
+            assert len(times) == 30
 
 
 class FullTables(MemoryTables):
@@ -246,39 +241,36 @@ class TestFull:
 
         simulate(scenario, nodes=nodes, wal_bytes=8 * MIB, make_tables=FullTables)
 
-    def test_a_log_on_full_nodes_can_still_be_recovered_and_read(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=3) as store:
-                acked, _ = await append_until_full(store, cluster, 20_000)
-                for number in (1, 2, 3):
-                    cluster.kill(number)
-                await cluster.start()
-                assert await store.tail("log") == at(0, epoch=2)
-                found = await read_all(store, "log")
-                assert [each.value for each in found if isinstance(each, Record)] == sorted(
-                    acked, key=lambda value: acked[value]
-                )
-                with pytest.raises(Overloaded, match="no room"):
-                    await store.append("log", bytes(500_000))
+    @as_scenario(simulate, wal_bytes=8 * MIB, make_tables=FullTables)
+    async def test_a_log_on_full_nodes_can_still_be_recovered_and_read(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(timeout_s=3) as store:
+            acked, _ = await append_until_full(store, cluster, 20_000)
+            for number in (1, 2, 3):
+                cluster.kill(number)
+            await cluster.start()
+            assert await store.tail("log") == at(0, epoch=2)
+            found = await read_all(store, "log")
+            assert [each.value for each in found if isinstance(each, Record)] == sorted(
+                acked, key=lambda value: acked[value]
+            )
+            with pytest.raises(Overloaded, match="no room"):
+                await store.append("log", bytes(500_000))
 
-        simulate(scenario, wal_bytes=8 * MIB, make_tables=FullTables)
-
-    def test_nodes_with_room_take_over_from_full_ones(self) -> None:
+    @as_scenario(simulate, wal_bytes=8 * MIB, make_tables=FullTables)
+    async def test_nodes_with_room_take_over_from_full_ones(self, cluster: ClusterAtHand) -> None:
         """Node 4 and 5 join nodes that are full; a log made then lives on all of them."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=5) as store:
-                await append_until_full(store, cluster, 60_000)
-                cluster.add_nodes(3)
-                await cluster.start(4, 5, 6)
-                await asyncio.sleep(6)
-                made = await store.create_log("other")
-                assert made.history[0].nodes == [1, 2, 3, 4, 5, 6]
-                for number in range(20):
-                    await store.append("other", b"%d" % number)
-                assert await values(store, "other") == [b"%d" % n for n in range(20)]
-
-        simulate(scenario, wal_bytes=8 * MIB, make_tables=FullTables)
+        async with cluster.client(timeout_s=5) as store:
+            await append_until_full(store, cluster, 60_000)
+            cluster.add_nodes(3)
+            await cluster.start(4, 5, 6)
+            await asyncio.sleep(6)
+            made = await store.create_log("other")
+            assert made.history[0].nodes == [1, 2, 3, 4, 5, 6]
+            for number in range(20):
+                await store.append("other", b"%d" % number)
+            assert await values(store, "other") == [b"%d" % n for n in range(20)]
 
 
 async def append_until_full(
@@ -306,24 +298,23 @@ async def append_until_full(
 
 
 class TestReplaced:
-    def test_a_sequencer_hears_of_the_next_one_and_takes_nothing_more(self) -> None:
+    @as_scenario(simulate, nodes=5)
+    async def test_a_sequencer_hears_of_the_next_one_and_takes_nothing_more(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """Seeds 685867048 and 685867094: it heard only when a store of its was refused. The
         append that found this out, long after, ended as an unknown outcome."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"0")
-                old, new = cluster.sequencer_of(LOG), others(cluster)[0]
-                successor = cluster.running[new]
-                cluster.simulation.network.partition([f"node-{old}"], [f"node-{new}"])
-                await until(lambda: successor._peers.get(NodeId(old)) is None)
-                successor._sequencer._table.start(LOG)
-                await until(lambda: LOG in successor._sequencer.sequencing())
-                cluster.simulation.network.mend_all()
-                await until(lambda: LOG not in cluster.running[old]._sequencer.sequencing())
-                assert (await store.append("log", b"1")) > at(0, epoch=2)
-
-        simulate(scenario, nodes=5)
+        async with cluster.client() as store:
+            await store.append("log", b"0")
+            old, new = cluster.sequencer_of(LOG), others(cluster)[0]
+            successor = cluster.running[new]
+            cluster.simulation.network.partition([f"node-{old}"], [f"node-{new}"])
+            await until(lambda: successor._peers.get(NodeId(old)) is None)
+            successor._sequencer._table.start(LOG)
+            await until(lambda: LOG in successor._sequencer.sequencing())
+            cluster.simulation.network.mend_all()
+            await until(lambda: LOG not in cluster.running[old]._sequencer.sequencing())
+            assert (await store.append("log", b"1")) > at(0, epoch=2)
 
 
 class TestBounds:
@@ -385,22 +376,21 @@ class TestOrder:
 
 
 class TestHostileClients:
-    def test_tens_of_thousands_of_tiny_blocks_in_one_tick_are_stored(self) -> None:
+    @as_scenario(simulate, wal_bytes=8 * MIB)
+    async def test_tens_of_thousands_of_tiny_blocks_in_one_tick_are_stored(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """Only bodies were counted into a run, so their headers made it larger than any WAL
         record, and the nodes that it was sent to failed."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"first")
-                client = await RawClient.to_sequencer(cluster)
-                body = body_of(b"")
-                client.append(*(entry(token, body) for token in range(20_000)))
-                await until(lambda: len(client.acked) + len(client.faults) == 20_000)
-                assert client.faults == {}
-                assert sorted(client.acked.values()) == [at(n) for n in range(2, 20_002)]
-                assert all(not node.engine.failed for node in cluster.running.values())
-
-        simulate(scenario, wal_bytes=8 * MIB)
+        async with cluster.client() as store:
+            await store.append("log", b"first")
+            client = await RawClient.to_sequencer(cluster)
+            body = body_of(b"")
+            client.append(*(entry(token, body) for token in range(20_000)))
+            await until(lambda: len(client.acked) + len(client.faults) == 20_000)
+            assert client.faults == {}
+            assert sorted(client.acked.values()) == [at(n) for n in range(2, 20_002)]
+            assert all(not node.engine.failed for node in cluster.running.values())
 
     @pytest.mark.parametrize(
         "wrong",
@@ -428,34 +418,32 @@ class TestHostileClients:
         simulate(scenario)
         assert "closing the connection to a client" in caplog.text
 
-    def test_damaged_and_unknown_are_refused_one_by_one(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
+    @as_scenario(simulate)
+    async def test_damaged_and_unknown_are_refused_one_by_one(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v")
+            client = await RawClient.to_sequencer(cluster)
+            good = body_of(b"good")
+            client.append(
+                entry(1, good),
+                entry(2, b"damaged", stored_crc=1),
+                entry(3, good, log=77, flags=1),
+                entry(4, good),
+            )
+            await until(lambda: len(client.acked) + len(client.faults) == 4)
+            assert client.acked == {1: at(2), 4: at(3)}
+            assert client.faults[2].fault.error == "ChecksumMismatch"
+            assert client.faults[3].fault.error == "UnknownLog"
+            assert await values(store, "log") == [b"v", b"good", b"good"]
+
+    @as_scenario(simulate)
+    async def test_stores_seals_and_releases_are_not_for_clients(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v")
+            for kind in (Kind.STORE, Kind.RELEASE):
                 client = await RawClient.to_sequencer(cluster)
-                good = body_of(b"good")
-                client.append(
-                    entry(1, good),
-                    entry(2, b"damaged", stored_crc=1),
-                    entry(3, good, log=77, flags=1),
-                    entry(4, good),
-                )
-                await until(lambda: len(client.acked) + len(client.faults) == 4)
-                assert client.acked == {1: at(2), 4: at(3)}
-                assert client.faults[2].fault.error == "ChecksumMismatch"
-                assert client.faults[3].fault.error == "UnknownLog"
-                assert await values(store, "log") == [b"v", b"good", b"good"]
-
-        simulate(scenario)
-
-    def test_stores_seals_and_releases_are_not_for_clients(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
-                for kind in (Kind.STORE, Kind.RELEASE):
-                    client = await RawClient.to_sequencer(cluster)
-                    client.connection.send(kind, 1, (b"",))
-                    await until(lambda client=client: client.error is not None)
-                assert await store.append("log", b"w") == at(2)
-
-        simulate(scenario)
+                client.connection.send(kind, 1, (b"",))
+                await until(lambda client=client: client.error is not None)
+            assert await store.append("log", b"w") == at(2)

@@ -7,52 +7,53 @@ import contextlib
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 from cordwood.client.append.producer import Producer
 from cordwood.errors import BadSetting, OutcomeUnknown, Retryable, TokenFenced, UnknownLog
 from cordwood.sim.planted import find_bug, planted
 
 
-def test_a_higher_token_shuts_out_whoever_has_a_lower_one_or_none() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as old, cluster.client() as new, cluster.client() as third:
-            await old.append("log", b"0")
-            first = await old.fence("log", 5, holder="old worker")
-            await old.append("log", b"1")
-            with pytest.raises(TokenFenced, match="token 0 is overtaken by 5, which old worker"):
-                await third.append("log", b"without one")
-            epoch = await new.fence("log", 6, holder="new worker")
-            assert epoch > first
-            with pytest.raises(TokenFenced, match="token 5 is overtaken by 6, which new worker"):
-                await old.append("log", b"with a lower one")
-            with pytest.raises(TokenFenced, match="new worker"):
-                await old.append_many("log", [b"a", b"b"], atomic=True)
-            await new.append_many("log", [b"2", b"3"])
-            await third.use_fencing_token("log", 6)
-            await third.append("log", b"4")
-            assert await values(third, "log") == [b"0", b"1", b"2", b"3", b"4"]
+@as_scenario(simulate)
+async def test_a_higher_token_shuts_out_whoever_has_a_lower_one_or_none(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client() as old, cluster.client() as new, cluster.client() as third:
+        await old.append("log", b"0")
+        first = await old.fence("log", 5, holder="old worker")
+        await old.append("log", b"1")
+        with pytest.raises(TokenFenced, match="token 0 is overtaken by 5, which old worker"):
+            await third.append("log", b"without one")
+        epoch = await new.fence("log", 6, holder="new worker")
+        assert epoch > first
+        with pytest.raises(TokenFenced, match="token 5 is overtaken by 6, which new worker"):
+            await old.append("log", b"with a lower one")
+        with pytest.raises(TokenFenced, match="new worker"):
+            await old.append_many("log", [b"a", b"b"], atomic=True)
+        await new.append_many("log", [b"2", b"3"])
+        await third.use_fencing_token("log", 6)
+        await third.append("log", b"4")
+        assert await values(third, "log") == [b"0", b"1", b"2", b"3", b"4"]
 
-    simulate(scenario)
 
-
-def test_a_token_is_never_lowered_and_taking_it_again_changes_nothing() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store, cluster.client() as other:
-            await store.append("log", b"0")
-            epoch = await store.fence("log", 5, holder="one")
-            assert await store.fence("log", 5, holder="one") == epoch
-            for token in (5, 4):
-                with pytest.raises(TokenFenced, match="one holds"):
-                    await other.fence("log", token, holder="two")
-            for token in (0, -1, 1 << 63):
-                with pytest.raises(BadSetting):
-                    await store.fence("log", token)
-            with pytest.raises(UnknownLog):
-                await store.log_tree.raise_token("nowhere", 5, "")
-            found = await store.log_tree.epochs("log")
-            assert (found.token, found.holder) == (5, "one")
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_token_is_never_lowered_and_taking_it_again_changes_nothing(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client() as store, cluster.client() as other:
+        await store.append("log", b"0")
+        epoch = await store.fence("log", 5, holder="one")
+        assert await store.fence("log", 5, holder="one") == epoch
+        for token in (5, 4):
+            with pytest.raises(TokenFenced, match="one holds"):
+                await other.fence("log", token, holder="two")
+        for token in (0, -1, 1 << 63):
+            with pytest.raises(BadSetting):
+                await store.fence("log", token)
+        with pytest.raises(UnknownLog):
+            await store.log_tree.raise_token("nowhere", 5, "")
+        found = await store.log_tree.epochs("log")
+        assert (found.token, found.holder) == (5, "one")
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
@@ -86,24 +87,22 @@ def test_a_token_holds_whichever_node_sequences_and_whoever_dies(seed: int) -> N
     simulate(scenario, nodes=5, copies=3, seed=seed)
 
 
-def test_a_token_is_for_the_log_that_has_the_name_now() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as holder, cluster.client() as third, cluster.client() as other:
-            await other.append("elected", b"before")
-            for store in (holder, third):
-                await store.append("elected", b"remembers where the name led")
-            await other.log_tree.rename("elected", "old")
-            await other.append("elected", b"0")
-            await holder.fence("elected", 5, holder="one")
-            await holder.append("elected", b"1")
-            await third.use_fencing_token("elected", 5)
-            await third.append("elected", b"2")
-            with pytest.raises(TokenFenced, match="one holds"):
-                await other.append("elected", b"without one")
-            assert await values(other, "elected") == [b"0", b"1", b"2"]
-            await other.append("old", b"its token is another one")
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_token_is_for_the_log_that_has_the_name_now(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as holder, cluster.client() as third, cluster.client() as other:
+        await other.append("elected", b"before")
+        for store in (holder, third):
+            await store.append("elected", b"remembers where the name led")
+        await other.log_tree.rename("elected", "old")
+        await other.append("elected", b"0")
+        await holder.fence("elected", 5, holder="one")
+        await holder.append("elected", b"1")
+        await third.use_fencing_token("elected", 5)
+        await third.append("elected", b"2")
+        with pytest.raises(TokenFenced, match="one holds"):
+            await other.append("elected", b"without one")
+        assert await values(other, "elected") == [b"0", b"1", b"2"]
+        await other.append("old", b"its token is another one")
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
@@ -124,16 +123,16 @@ def test_a_token_that_was_raised_is_told_though_the_log_is_renamed_meanwhile(see
     simulate(scenario, seed=seed)
 
 
-def test_a_producer_is_told_of_what_it_stored_before_it_was_shut_out() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as old, cluster.client() as new:
-            first = await old.append("log", b"0", producer=Producer(7))
-            await new.fence("log", 1)
-            assert await old.append("log", b"0", producer=Producer(7)) == first
-            with pytest.raises(TokenFenced):
-                await old.append("log", b"1", producer=Producer(7, sequences={1: 1}))
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_producer_is_told_of_what_it_stored_before_it_was_shut_out(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client() as old, cluster.client() as new:
+        first = await old.append("log", b"0", producer=Producer(7))
+        await new.fence("log", 1)
+        assert await old.append("log", b"0", producer=Producer(7)) == first
+        with pytest.raises(TokenFenced):
+            await old.append("log", b"1", producer=Producer(7, sequences={1: 1}))
 
 
 @pytest.mark.parametrize("name", ["token-ignored", "token-without-epoch", None])

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.client.find import tail_calls
@@ -47,30 +48,27 @@ def test_an_epoch_that_ends_while_its_attributes_are_looked_at_is_not_drained_ag
     simulate(scenario, nodes=5)
 
 
-def test_an_epoch_that_does_not_drain_is_ended() -> None:
+@as_scenario(simulate, nodes=6)
+async def test_an_epoch_that_does_not_drain_is_ended(cluster: ClusterAtHand) -> None:
     """Its last run waits for a node that is stopped, and the change of attributes for the run."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=60.0) as store, cluster.client(timeout_s=60.0) as other:
-            made = await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
-            await store.append("log", b"1")
-            sequencer = cluster.sequencer_of(made.log_id)
-            stopped = next(n for n in made.history[-1].nodes if n != sequencer)
-            cluster.machine(stopped).pause()
-            waits = asyncio.ensure_future(store.append("log", b"2"))
-            await asyncio.sleep(0.5)
-            assert not waits.done()
-            changed = asyncio.get_running_loop().time()
-            await other.log_tree.set_attributes("log", LogAttributes(nodeset_size=5))
-            with pytest.raises(OutcomeUnknown, match="epoch 1 was fenced"):
-                await waits
-            assert asyncio.get_running_loop().time() - changed < 4 * DRAIN_S
-            cluster.machine(stopped).resume()
-            last = await other.append("log", b"3")
-            assert last.epoch > 1
-            assert b"3" in await values(other, "log", until=last)
-
-    simulate(scenario, nodes=6)
+    async with cluster.client(timeout_s=60.0) as store, cluster.client(timeout_s=60.0) as other:
+        made = await store.create_log("log", attributes=LogAttributes(nodeset_size=3))
+        await store.append("log", b"1")
+        sequencer = cluster.sequencer_of(made.log_id)
+        stopped = next(n for n in made.history[-1].nodes if n != sequencer)
+        cluster.machine(stopped).pause()
+        waits = asyncio.ensure_future(store.append("log", b"2"))
+        await asyncio.sleep(0.5)
+        assert not waits.done()
+        changed = asyncio.get_running_loop().time()
+        await other.log_tree.set_attributes("log", LogAttributes(nodeset_size=5))
+        with pytest.raises(OutcomeUnknown, match="epoch 1 was fenced"):
+            await waits
+        assert asyncio.get_running_loop().time() - changed < 4 * DRAIN_S
+        cluster.machine(stopped).resume()
+        last = await other.append("log", b"3")
+        assert last.epoch > 1
+        assert b"3" in await values(other, "log", until=last)
 
 
 async def a_token_is_set_while_an_epoch_begins(cluster: ClusterAtHand, heard_s: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from crc32c import crc32c
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.nodes import NodeId
@@ -36,28 +37,28 @@ def copies_by_node(cluster: ClusterAtHand) -> Counter[int]:
     )
 
 
-def test_a_node_whose_disk_stalls_is_left_out_probed_and_taken_back() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("log", b"first")
-            stalled = next(n for n, held in copies_by_node(cluster).items() if held)
-            cluster.machine(stalled).disk.stall(10.0)
-            waits = []
-            for at in range(200):
-                began = now()
-                await store.append("log", b"%d" % at)
-                waits.append(now() - began)
-                await asyncio.sleep(0.02)
-            # One wave had to find it out, and no append after it: probes did.
-            assert sum(wait > 0.1 for wait in waits) == 1
-            assert states_of(cluster)[stalled] in (NodeState.SLOW, NodeState.PROBING)
-            while states_of(cluster)[stalled] is not NodeState.AVAILABLE:
-                await store.append("log", b"more")
-                await asyncio.sleep(0.1)
-            assert now() < 60
-            assert len(await values(store, "log")) > 200
-
-    simulate(scenario, nodes=5)
+@as_scenario(simulate, nodes=5)
+async def test_a_node_whose_disk_stalls_is_left_out_probed_and_taken_back(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("log", b"first")
+        stalled = next(n for n, held in copies_by_node(cluster).items() if held)
+        cluster.machine(stalled).disk.stall(10.0)
+        waits = []
+        for at in range(200):
+            began = now()
+            await store.append("log", b"%d" % at)
+            waits.append(now() - began)
+            await asyncio.sleep(0.02)
+        # One wave had to find it out, and no append after it: probes did.
+        assert sum(wait > 0.1 for wait in waits) == 1
+        assert states_of(cluster)[stalled] in (NodeState.SLOW, NodeState.PROBING)
+        while states_of(cluster)[stalled] is not NodeState.AVAILABLE:
+            await store.append("log", b"more")
+            await asyncio.sleep(0.1)
+        assert now() < 60
+        assert len(await values(store, "log")) > 200
 
 
 def test_waves_wait_for_disks_that_all_turn_slow(monkeypatch: pytest.MonkeyPatch) -> None:

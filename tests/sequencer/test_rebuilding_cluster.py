@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.layout.waves import Refusal
@@ -126,22 +127,20 @@ def test_a_node_that_was_given_up_and_comes_back_takes_no_copy_before_all_have_h
         simulate(scenario, nodes=5)
 
 
-def test_where_there_is_no_other_copyset_appends_are_refused_and_go_on_when_all_have_heard(
-    refusals: list[tuple[Refusal, int]],
+@as_scenario(simulate, nodes=3)
+async def test_where_there_is_no_other_copyset_appends_are_refused_and_go_on_when_all_have_heard(
+    cluster: ClusterAtHand, *, refusals: list[tuple[Refusal, int]]
 ) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=30) as store:
-            await store.append("log", b"first")
-            for node in cluster.running.values():
-                node.settings = _rarely(node)
-            await asyncio.sleep(2)
-            told(cluster, 2, Authority.AUTHORITATIVE_EMPTY, *cluster.running)
-            waiting = asyncio.create_task(store.append("log", b"second"))
-            await asyncio.sleep(5)
-            assert not waiting.done()
-            assert set(refusals) == {(Refusal.REBUILDING, 2)}
-            told(cluster, 2, Authority.FULLY_AUTHORITATIVE, *cluster.running)
-            await waiting
-            assert await values(store, "log") == [b"first", b"second"]
-
-    simulate(scenario, nodes=3)
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("log", b"first")
+        for node in cluster.running.values():
+            node.settings = _rarely(node)
+        await asyncio.sleep(2)
+        told(cluster, 2, Authority.AUTHORITATIVE_EMPTY, *cluster.running)
+        waiting = asyncio.create_task(store.append("log", b"second"))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        assert set(refusals) == {(Refusal.REBUILDING, 2)}
+        told(cluster, 2, Authority.FULLY_AUTHORITATIVE, *cluster.running)
+        await waiting
+        assert await values(store, "log") == [b"first", b"second"]

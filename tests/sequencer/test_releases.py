@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from scenarios import as_scenario
+
 from cordwood.layout.frame import Kind
 from cordwood.layout.waves import read_pairs
 from cordwood.sequencer.releases import RELEASE_REPEAT_S, RELEASE_REPEATS, Releases
@@ -41,49 +43,43 @@ def played(script) -> None:
     asyncio.run(main())
 
 
-def test_what_moved_in_one_go_is_one_frame_to_each_node_of_any_epoch():
-    async def script(wire, releases):
-        releases.tell(7, (1, 2), 100)
-        releases.tell(7, (1, 2), 101)
-        releases.tell(8, (2, 3), 50)
-        assert wire.told == []
-        await asyncio.sleep(0.05)
-        assert take(wire) == [(1, {7: 101}), (2, {7: 101, 8: 50}), (3, {8: 50})]
-
-    played(script)
+@as_scenario(played)
+async def test_what_moved_in_one_go_is_one_frame_to_each_node_of_any_epoch(wire, releases) -> None:
+    releases.tell(7, (1, 2), 100)
+    releases.tell(7, (1, 2), 101)
+    releases.tell(8, (2, 3), 50)
+    assert wire.told == []
+    await asyncio.sleep(0.05)
+    assert take(wire) == [(1, {7: 101}), (2, {7: 101, 8: 50}), (3, {8: 50})]
 
 
-def test_it_is_said_again_for_some_time_and_then_no_more():
-    async def script(wire, releases):
-        releases.tell(7, (1,), 100)
-        releases.send()
-        take(wire)
-        for _ in range(RELEASE_REPEATS):
-            assert not releases.is_idle
-            releases.tick(RELEASE_REPEAT_S)
-            releases.send()
-            assert take(wire) == [(1, {7: 100})]
-        assert releases.is_idle
+@as_scenario(played)
+async def test_it_is_said_again_for_some_time_and_then_no_more(wire, releases) -> None:
+    releases.tell(7, (1,), 100)
+    releases.send()
+    take(wire)
+    for _ in range(RELEASE_REPEATS):
+        assert not releases.is_idle
         releases.tick(RELEASE_REPEAT_S)
         releases.send()
-        assert take(wire) == []
+        assert take(wire) == [(1, {7: 100})]
+    assert releases.is_idle
+    releases.tick(RELEASE_REPEAT_S)
+    releases.send()
+    assert take(wire) == []
 
-    played(script)
 
-
-def test_a_node_that_connects_hears_of_every_log_that_concerns_it():
-    async def script(wire, releases):
-        releases.tell(7, (1, 4), 100)
-        releases.tell(8, (1,), 50)
-        releases.send()
-        take(wire)
-        wire.up.add(4)
-        releases.on_peer_up(4)
-        releases.send()
-        assert take(wire) == [(4, {7: 100})]
-        releases.forget(7)
-        releases.on_peer_up(4)
-        releases.send()
-        assert take(wire) == []
-
-    played(script)
+@as_scenario(played)
+async def test_a_node_that_connects_hears_of_every_log_that_concerns_it(wire, releases) -> None:
+    releases.tell(7, (1, 4), 100)
+    releases.tell(8, (1,), 50)
+    releases.send()
+    take(wire)
+    wire.up.add(4)
+    releases.on_peer_up(4)
+    releases.send()
+    assert take(wire) == [(4, {7: 100})]
+    releases.forget(7)
+    releases.on_peer_up(4)
+    releases.send()
+    assert take(wire) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import RecordTooLarge
@@ -26,31 +27,30 @@ async def append(store: Store, size: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["block", "run", "group"])
-def test_a_log_takes_on_appends_where_one_was_too_large_for_its_smallest_node(kind: str) -> None:
+@as_scenario(simulate, wal_bytes=LARGE, wals=SMALL)
+async def test_a_log_takes_on_appends_where_one_was_too_large_for_its_smallest_node(
+    cluster: ClusterAtHand, *, kind: str
+) -> None:
     """It was numbered, no wave of it was stored, and every append behind it was refused for
     good: also by the next sequencer, whose recovery stored it again."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(codec="none") as store:
-            with pytest.raises(RecordTooLarge):
-                await append(store, 800_000, kind)
-            await append(store, 200_000, kind)
-            await store.append("a", b"behind it")
-            sequencer = cluster.sequencer_of(1)
-            cluster.kill(sequencer)
-            await cluster.start(sequencer)
-            assert (await values(store, "a"))[-1] == b"behind it"
-
-    simulate(scenario, wal_bytes=LARGE, wals=SMALL)
+    async with cluster.client(codec="none") as store:
+        with pytest.raises(RecordTooLarge):
+            await append(store, 800_000, kind)
+        await append(store, 200_000, kind)
+        await store.append("a", b"behind it")
+        sequencer = cluster.sequencer_of(1)
+        cluster.kill(sequencer)
+        await cluster.start(sequencer)
+        assert (await values(store, "a"))[-1] == b"behind it"
 
 
-def test_many_small_blocks_make_no_run_that_the_smallest_node_cannot_store() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(codec="none", block_records=1) as store:
-            await store.append_many("a", [os.urandom(20_000)] * 100)
-            assert len(await values(store, "a")) == 100
-
-    simulate(scenario, wal_bytes=LARGE, wals=SMALL)
+@as_scenario(simulate, wal_bytes=LARGE, wals=SMALL)
+async def test_many_small_blocks_make_no_run_that_the_smallest_node_cannot_store(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(codec="none", block_records=1) as store:
+        await store.append_many("a", [os.urandom(20_000)] * 100)
+        assert len(await values(store, "a")) == 100
 
 
 @pytest.mark.parametrize(
@@ -76,39 +76,33 @@ def test_a_batch_that_no_group_holds_is_refused_before_its_commit(options: dict[
     simulate(scenario, **options)
 
 
-def test_a_block_that_no_append_takes_is_not_staged() -> None:
+@as_scenario(simulate, wal_bytes=3 * MIB)
+async def test_a_block_that_no_append_takes_is_not_staged(cluster: ClusterAtHand) -> None:
     """A WAL of 3 MiB staged a megabyte and appends take less: the batch was committed, and the
     query stopped for good."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(codec="none", block_bytes=2 * MIB) as store:
-            records = [os.urandom(50_000) for _ in range(30)]
-            with pytest.raises(RecordTooLarge, match="stage with a lower block_bytes"):
-                await store.stage("a", records)
-            await store.publish("q", 0, [await store.stage("a", records[:15])])
-            assert await values(store, "a") == records[:15]
-
-    simulate(scenario, wal_bytes=3 * MIB)
+    async with cluster.client(codec="none", block_bytes=2 * MIB) as store:
+        records = [os.urandom(50_000) for _ in range(30)]
+        with pytest.raises(RecordTooLarge, match="stage with a lower block_bytes"):
+            await store.stage("a", records)
+        await store.publish("q", 0, [await store.stage("a", records[:15])])
+        assert await values(store, "a") == records[:15]
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_staged_block_that_a_new_member_does_not_take_is_refused_before_its_commit(
-    whole: bool,
+@as_scenario(simulate, wal_bytes=LARGE)
+async def test_a_staged_block_that_a_new_member_does_not_take_is_refused_before_its_commit(
+    cluster: ClusterAtHand, *, whole: bool
 ) -> None:
     """A node with a smaller WAL joined after the block was staged: the batch was committed, and the
     query stood still for as long as the node was a member."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(codec="none", block_bytes=2 * MIB) as store:
-            records = [os.urandom(50_000) for _ in range(24)]
-            refs = [await store.stage("a", records)]
-            cluster.wals[4] = 3 * MIB
-            await cluster.start(4)
-            await asyncio.sleep(10)  # until all nodes have read the list of members
-            with pytest.raises(RecordTooLarge, match="with a lower block_bytes"):
-                await store.publish("q", 0, refs, whole=whole)
-            parts = [await store.stage("a", records[at : at + 12]) for at in (0, 12)]
-            await store.publish("q", 0, parts)
-            assert await values(store, "a") == records
-
-    simulate(scenario, wal_bytes=LARGE)
+    async with cluster.client(codec="none", block_bytes=2 * MIB) as store:
+        records = [os.urandom(50_000) for _ in range(24)]
+        refs = [await store.stage("a", records)]
+        cluster.wals[4] = 3 * MIB
+        await cluster.start(4)
+        await asyncio.sleep(10)  # until all nodes have read the list of members
+        with pytest.raises(RecordTooLarge, match="with a lower block_bytes"):
+            await store.publish("q", 0, refs, whole=whole)
+        parts = [await store.stage("a", records[at : at + 12]) for at in (0, 12)]
+        await store.publish("q", 0, parts)
+        assert await values(store, "a") == records

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from scenarios import as_scenario
 
 from cordwood.errors import BadSetting
 from cordwood.sim.crash_states.content import DIRECTORY, Content, FileBytes
@@ -478,14 +479,14 @@ class TestRecorder:
             "a",
         }
 
-    def test_two_writes_in_flight_over_one_block_are_refused(self):
-        async def scenario(disk: RecordingDisk, _: SimDisk) -> None:
-            file = await disk.open_direct("/ring", create_bytes=PAGE)
-            file.write(0, [page("a")])
-            with pytest.raises(AssertionError, match="overlaps"):
-                file.write(0, [page("b")])
-
-        recorded(scenario)
+    @as_scenario(recorded)
+    async def test_two_writes_in_flight_over_one_block_are_refused(
+        self, disk: RecordingDisk, machine_disk: SimDisk
+    ) -> None:
+        file = await disk.open_direct("/ring", create_bytes=PAGE)
+        file.write(0, [page("a")])
+        with pytest.raises(AssertionError, match="overlaps"):
+            file.write(0, [page("b")])
 
 
 def all_letters_of(log: DiskLog, path: str) -> list[str]:

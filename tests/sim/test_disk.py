@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+from scenarios import as_scenario
 
 from cordwood.errors import StoreInUse
 from cordwood.host.seams import Host
@@ -267,92 +268,82 @@ def test_a_file_that_a_kill_left_may_go_with_the_power_unless_it_was_opened(open
     assert found == {(False, False), (True, True)} | gone
 
 
-def test_a_power_cut_is_for_machines_that_are_down() -> None:
-    async def scenario(machine: SimMachine) -> None:
-        await start_writing(machine, 1)
-        with pytest.raises(AssertionError, match="power cut under living processes"):
-            machine.disk.cut_power()
-
-    on_machine(scenario)
+@as_scenario(on_machine)
+async def test_a_power_cut_is_for_machines_that_are_down(machine: SimMachine) -> None:
+    await start_writing(machine, 1)
+    with pytest.raises(AssertionError, match="power cut under living processes"):
+        machine.disk.cut_power()
 
 
-def test_a_lock_dies_with_its_process() -> None:
-    async def scenario(machine: SimMachine) -> None:
-        async def hold(host: Host) -> None:
-            host.disk.lock_dir("/", "the first")
-            with pytest.raises(StoreInUse, match="the first"):
-                host.disk.lock_dir("/", "me again")
-            await asyncio.sleep(FOREVER_S)
+@as_scenario(on_machine)
+async def test_a_lock_dies_with_its_process(machine: SimMachine) -> None:
+    async def hold(host: Host) -> None:
+        host.disk.lock_dir("/", "the first")
+        with pytest.raises(StoreInUse, match="the first"):
+            host.disk.lock_dir("/", "me again")
+        await asyncio.sleep(FOREVER_S)
 
-        async def take(host: Host) -> None:
-            host.disk.lock_dir("/", "the second").release()
+    async def take(host: Host) -> None:
+        host.disk.lock_dir("/", "the second").release()
 
-        machine.start(hold)
-        await asyncio.sleep(1)
-        machine.kill()
-        await machine.start(take)
-
-    on_machine(scenario)
+    machine.start(hold)
+    await asyncio.sleep(1)
+    machine.kill()
+    await machine.start(take)
 
 
 # ---- time ----
 
 
-def test_writes_end_in_any_order() -> None:
+@as_scenario(in_process)
+async def test_writes_end_in_any_order(host: Host) -> None:
+    file = await host.disk.open_direct("/ring", create_bytes=MIB)
+    ended: list[int] = []
+    writes = []
+    for number in range(20):
+        writes.append(file.write(number * BLOCK, [b"x"]))
+        writes[-1].add_done_callback(lambda _, number=number: ended.append(number))
+    await asyncio.gather(*writes)
+    assert sorted(ended) == list(range(20))
+    assert ended != list(range(20))
+
+
+@as_scenario(on_machine)
+async def test_a_slow_disk_and_a_stalled_one_take_their_time(machine: SimMachine) -> None:
     async def act(host: Host) -> None:
+        loop = asyncio.get_running_loop()
         file = await host.disk.open_direct("/ring", create_bytes=MIB)
-        ended: list[int] = []
-        writes = []
-        for number in range(20):
-            writes.append(file.write(number * BLOCK, [b"x"]))
-            writes[-1].add_done_callback(lambda _, number=number: ended.append(number))
-        await asyncio.gather(*writes)
-        assert sorted(ended) == list(range(20))
-        assert ended != list(range(20))
+        machine.disk.latency_factor = 1000
+        begun = loop.time()
+        await file.write(0, [b"x"])
+        assert loop.time() - begun > 0.05
+        machine.disk.latency_factor = 1
+        in_flight = file.write(0, [b"y"])
+        machine.disk.stall(30)
+        begun = loop.time()
+        await asyncio.gather(in_flight, file.write(BLOCK, [b"z"]))
+        assert 30 < loop.time() - begun < 31
 
-    in_process(act)
-
-
-def test_a_slow_disk_and_a_stalled_one_take_their_time() -> None:
-    async def scenario(machine: SimMachine) -> None:
-        async def act(host: Host) -> None:
-            loop = asyncio.get_running_loop()
-            file = await host.disk.open_direct("/ring", create_bytes=MIB)
-            machine.disk.latency_factor = 1000
-            begun = loop.time()
-            await file.write(0, [b"x"])
-            assert loop.time() - begun > 0.05
-            machine.disk.latency_factor = 1
-            in_flight = file.write(0, [b"y"])
-            machine.disk.stall(30)
-            begun = loop.time()
-            await asyncio.gather(in_flight, file.write(BLOCK, [b"z"]))
-            assert 30 < loop.time() - begun < 31
-
-        await machine.start(act)
-
-    on_machine(scenario)
+    await machine.start(act)
 
 
-def test_what_waits_in_a_stall_ends_when_the_disk_is_healed() -> None:
+@as_scenario(on_machine)
+async def test_what_waits_in_a_stall_ends_when_the_disk_is_healed(machine: SimMachine) -> None:
     """Seed 23000065: what was asked for in a stall ended with it, long after all was well."""
 
-    async def scenario(machine: SimMachine) -> None:
-        async def act(host: Host) -> None:
-            loop = asyncio.get_running_loop()
-            file = await host.disk.open_direct("/ring", create_bytes=MIB)
-            machine.disk.stall(30)
-            begun = loop.time()
-            writes = asyncio.gather(*(file.write(BLOCK * at, [b"z"]) for at in range(2)))
-            await asyncio.sleep(10)
-            assert not writes.done()
-            machine.disk.heal()
-            await writes
-            assert 10 < loop.time() - begun < 10.1
+    async def act(host: Host) -> None:
+        loop = asyncio.get_running_loop()
+        file = await host.disk.open_direct("/ring", create_bytes=MIB)
+        machine.disk.stall(30)
+        begun = loop.time()
+        writes = asyncio.gather(*(file.write(BLOCK * at, [b"z"]) for at in range(2)))
+        await asyncio.sleep(10)
+        assert not writes.done()
+        machine.disk.heal()
+        await writes
+        assert 10 < loop.time() - begun < 10.1
 
-        await machine.start(act)
-
-    on_machine(scenario)
+    await machine.start(act)
 
 
 def test_a_process_killed_in_a_blocking_call_made_it_or_did_not() -> None:
@@ -380,29 +371,27 @@ def test_a_process_killed_in_a_blocking_call_made_it_or_did_not() -> None:
 # ---- faults ----
 
 
-def test_a_planned_error_comes_once_and_names_the_path() -> None:
-    async def scenario(machine: SimMachine) -> None:
-        async def act(host: Host) -> None:
-            file = await host.disk.open_direct("/ring", create_bytes=MIB)
-            machine.disk.fail("write", errno.EIO, path="/other")
-            machine.disk.fail("write", errno.EIO)
-            machine.disk.fail("read", errno.EIO, path="/ring")
-            machine.disk.fail("file", errno.ENOSPC, times=2)
-            with pytest.raises(OSError, match="/ring") as caught:
-                await file.write(0, [b"x"])
-            assert caught.value.errno == errno.EIO
+@as_scenario(on_machine)
+async def test_a_planned_error_comes_once_and_names_the_path(machine: SimMachine) -> None:
+    async def act(host: Host) -> None:
+        file = await host.disk.open_direct("/ring", create_bytes=MIB)
+        machine.disk.fail("write", errno.EIO, path="/other")
+        machine.disk.fail("write", errno.EIO)
+        machine.disk.fail("read", errno.EIO, path="/ring")
+        machine.disk.fail("file", errno.ENOSPC, times=2)
+        with pytest.raises(OSError, match="/ring") as caught:
             await file.write(0, [b"x"])
-            with pytest.raises(OSError, match="/ring"):
-                await file.read(0, BLOCK)
-            assert (await file.read(0, BLOCK))[:1] == b"x"
-            for _ in range(2):
-                with pytest.raises(OSError, match=r"No space left.*/id"):
-                    await host.disk.write_file("/id", b"x")
-            await host.disk.write_file("/id", b"x")
+        assert caught.value.errno == errno.EIO
+        await file.write(0, [b"x"])
+        with pytest.raises(OSError, match="/ring"):
+            await file.read(0, BLOCK)
+        assert (await file.read(0, BLOCK))[:1] == b"x"
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"No space left.*/id"):
+                await host.disk.write_file("/id", b"x")
+        await host.disk.write_file("/id", b"x")
 
-        await machine.start(act)
-
-    on_machine(scenario)
+    await machine.start(act)
 
 
 def test_a_failed_write_leaves_old_or_new_blocks() -> None:
@@ -423,87 +412,77 @@ def test_a_failed_write_leaves_old_or_new_blocks() -> None:
     assert left == {b"n", b"\0"}
 
 
-def test_lost_and_misdirected_writes_are_told_done() -> None:
-    async def scenario(machine: SimMachine) -> None:
-        async def act(host: Host) -> None:
-            file = await host.disk.open_direct("/ring", create_bytes=MIB)
-            machine.disk.lose_writes()
-            await file.write(0, [b"x"])
-            assert await file.read(0, MIB) == bytes(MIB)
-            machine.disk.misdirect_writes()
-            await file.write(0, [b"x"])
-            read = await file.read(0, MIB)
-            assert read.count(b"x") == 1
-            assert read.index(b"x") > 0
-            assert read.index(b"x") % BLOCK == 0
-
-        await machine.start(act)
-
-    on_machine(scenario)
-
-
-def test_rot_is_within_its_range() -> None:
-    async def scenario(machine: SimMachine) -> None:
-        async def act(host: Host) -> None:
-            file = await host.disk.open_direct("/ring", create_bytes=MIB)
-            machine.disk.rot("/ring", 5000, 5010, bits=3)
-            data = await file.read(0, MIB)
-            assert sum(byte.bit_count() for byte in data[5000:5010]) in (1, 3)
-            assert sum(byte.bit_count() for byte in data) in (1, 3)
-
-        await machine.start(act)
-
-    on_machine(scenario)
-
-
-def test_a_full_disk_says_so_and_changes_nothing() -> None:
-    async def act(host: Host) -> None:
-        disk = host.disk
-        await disk.write_file("/id", b"x" * 600)
-        with pytest.raises(OSError, match=r"No space left.*/ring"):
-            await disk.open_direct("/ring", create_bytes=2 * BLOCK)
-        with pytest.raises(OSError, match="No space left"):
-            await disk.write_file("/id", b"y" * 9000)
-        assert await disk.read_file("/id") == b"x" * 600
-        assert await disk.list_dir("/") == ["id"]
-
-    in_process(act, settings=DiskSettings(capacity_bytes=2 * BLOCK))
-
-
-def test_changing_parts_in_flight_is_caught() -> None:
+@as_scenario(on_machine)
+async def test_lost_and_misdirected_writes_are_told_done(machine: SimMachine) -> None:
     async def act(host: Host) -> None:
         file = await host.disk.open_direct("/ring", create_bytes=MIB)
-        part = bytearray(b"as promised")
-        write = file.write(0, [part])
-        part[0] = 0
-        with pytest.raises(AssertionError, match="parts changed in flight"):
-            await write
+        machine.disk.lose_writes()
+        await file.write(0, [b"x"])
+        assert await file.read(0, MIB) == bytes(MIB)
+        machine.disk.misdirect_writes()
+        await file.write(0, [b"x"])
+        read = await file.read(0, MIB)
+        assert read.count(b"x") == 1
+        assert read.index(b"x") > 0
+        assert read.index(b"x") % BLOCK == 0
 
-    in_process(act)
+    await machine.start(act)
 
 
-def test_a_disk_can_be_swapped_for_an_older_or_an_empty_one() -> None:
-    async def scenario(machine: SimMachine) -> None:
-        async def write(host: Host) -> None:
-            await host.disk.write_file("/id", b"%f" % asyncio.get_running_loop().time())
+@as_scenario(on_machine)
+async def test_rot_is_within_its_range(machine: SimMachine) -> None:
+    async def act(host: Host) -> None:
+        file = await host.disk.open_direct("/ring", create_bytes=MIB)
+        machine.disk.rot("/ring", 5000, 5010, bits=3)
+        data = await file.read(0, MIB)
+        assert sum(byte.bit_count() for byte in data[5000:5010]) in (1, 3)
+        assert sum(byte.bit_count() for byte in data) in (1, 3)
 
-        async def look(host: Host) -> None:
-            found.append(await host.disk.read_file("/id"))
+    await machine.start(act)
 
-        found: list[bytes | None] = []
-        for act in (write, look):
-            await machine.start(act)
-            machine.kill()
-        older = machine.disk.tree.copy()
-        for act in (write, look):
-            await machine.start(act)
-            machine.kill()
-        for tree in (older, StoredTree()):
-            machine.disk.tree = tree
-            await machine.start(look)
-            machine.kill()
-        assert found[0] is not None
-        assert found[0] == found[2] != found[1]
-        assert found[3] is None
 
-    on_machine(scenario)
+@as_scenario(in_process, settings=DiskSettings(capacity_bytes=2 * BLOCK))
+async def test_a_full_disk_says_so_and_changes_nothing(host: Host) -> None:
+    disk = host.disk
+    await disk.write_file("/id", b"x" * 600)
+    with pytest.raises(OSError, match=r"No space left.*/ring"):
+        await disk.open_direct("/ring", create_bytes=2 * BLOCK)
+    with pytest.raises(OSError, match="No space left"):
+        await disk.write_file("/id", b"y" * 9000)
+    assert await disk.read_file("/id") == b"x" * 600
+    assert await disk.list_dir("/") == ["id"]
+
+
+@as_scenario(in_process)
+async def test_changing_parts_in_flight_is_caught(host: Host) -> None:
+    file = await host.disk.open_direct("/ring", create_bytes=MIB)
+    part = bytearray(b"as promised")
+    write = file.write(0, [part])
+    part[0] = 0
+    with pytest.raises(AssertionError, match="parts changed in flight"):
+        await write
+
+
+@as_scenario(on_machine)
+async def test_a_disk_can_be_swapped_for_an_older_or_an_empty_one(machine: SimMachine) -> None:
+    async def write(host: Host) -> None:
+        await host.disk.write_file("/id", b"%f" % asyncio.get_running_loop().time())
+
+    async def look(host: Host) -> None:
+        found.append(await host.disk.read_file("/id"))
+
+    found: list[bytes | None] = []
+    for act in (write, look):
+        await machine.start(act)
+        machine.kill()
+    older = machine.disk.tree.copy()
+    for act in (write, look):
+        await machine.start(act)
+        machine.kill()
+    for tree in (older, StoredTree()):
+        machine.disk.tree = tree
+        await machine.start(look)
+        machine.kill()
+    assert found[0] is not None
+    assert found[0] == found[2] != found[1]
+    assert found[3] is None

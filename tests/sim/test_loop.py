@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+from scenarios import as_scenario, awaited_by
 from swaps import swap_value
 
 from cordwood.sim import loop as loop_module
@@ -74,69 +75,61 @@ def test_each_process_keeps_its_own_order_between_the_others() -> None:
     assert heard != sorted(heard, key=lambda word: word[0])  # they did interleave
 
 
-def test_callbacks_of_one_process_run_in_the_order_they_were_made() -> None:
-    async def main() -> None:
-        heard: list[int] = []
-        for number in range(50):
-            if number % 3:
-                sim_loop().call_soon(heard.append, number)
-            else:
-                sim_loop().call_later(0, heard.append, number)
+@as_scenario(awaited_by(simulate))
+async def test_callbacks_of_one_process_run_in_the_order_they_were_made() -> None:
+    heard: list[int] = []
+    for number in range(50):
+        if number % 3:
+            sim_loop().call_soon(heard.append, number)
+        else:
+            sim_loop().call_later(0, heard.append, number)
+    await asyncio.sleep(1)
+    assert heard == list(range(50))
+
+
+@as_scenario(awaited_by(simulate))
+async def test_timers_of_one_instant_run_in_the_order_they_were_set() -> None:
+    heard: list[int] = []
+    for number in range(50):
+        sim_loop().call_at(5.0, heard.append, number)
+    await asyncio.sleep(6)
+    assert heard == list(range(50))
+
+
+@as_scenario(awaited_by(simulate))
+async def test_a_task_group_cancels_in_the_order_of_its_tasks() -> None:
+    cancelled: list[int] = []
+
+    async def wait(number: int) -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            raise
+
+    async def fail() -> None:
         await asyncio.sleep(1)
-        assert heard == list(range(50))
+        raise ValueError
 
-    simulate(main())
+    async def group_them() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(40):
+                group.create_task(wait(number))
+            group.create_task(fail())
 
-
-def test_timers_of_one_instant_run_in_the_order_they_were_set() -> None:
-    async def main() -> None:
-        heard: list[int] = []
-        for number in range(50):
-            sim_loop().call_at(5.0, heard.append, number)
-        await asyncio.sleep(6)
-        assert heard == list(range(50))
-
-    simulate(main())
+    with pytest.raises(ExceptionGroup):
+        await group_them()
+    assert cancelled == list(range(40))
 
 
-def test_a_task_group_cancels_in_the_order_of_its_tasks() -> None:
-    async def main() -> None:
-        cancelled: list[int] = []
-
-        async def wait(number: int) -> None:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                cancelled.append(number)
-                raise
-
-        async def fail() -> None:
-            await asyncio.sleep(1)
-            raise ValueError
-
-        async def group_them() -> None:
-            async with asyncio.TaskGroup() as group:
-                for number in range(40):
-                    group.create_task(wait(number))
-                group.create_task(fail())
-
-        with pytest.raises(ExceptionGroup):
-            await group_them()
-        assert cancelled == list(range(40))
-
-    simulate(main())
-
-
-def test_sets_of_futures_have_one_order() -> None:
-    async def main() -> None:
-        futures = [sim_loop().create_future() for _ in range(40)]
-        for future in futures:
-            sim_loop().call_later(1, future.set_result, None)
-        await asyncio.sleep(2)
-        done, _ = await asyncio.wait(futures)
-        assert [hash(future) for future in done] == list(range(1, 41))
-
-    simulate(main())
+@as_scenario(awaited_by(simulate))
+async def test_sets_of_futures_have_one_order() -> None:
+    futures = [sim_loop().create_future() for _ in range(40)]
+    for future in futures:
+        sim_loop().call_later(1, future.set_result, None)
+    await asyncio.sleep(2)
+    done, _ = await asyncio.wait(futures)
+    assert [hash(future) for future in done] == list(range(1, 41))
 
 
 def test_task_names_are_numbered_from_one_in_each_run() -> None:
@@ -163,51 +156,45 @@ def test_time_jumps_to_the_next_timer() -> None:
     assert time.perf_counter() - begun < 5  # an hour took no hour
 
 
-def test_timeouts_come_at_their_instant() -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(7.5):
-                await asyncio.Event().wait()
-        assert sim_loop().time() == 7.5
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.sleep(100), 2.5)
-        assert sim_loop().time() == 10
-
-    simulate(main())
+@as_scenario(awaited_by(simulate))
+async def test_timeouts_come_at_their_instant() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(7.5):
+            await asyncio.Event().wait()
+    assert sim_loop().time() == 7.5
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.sleep(100), 2.5)
+    assert sim_loop().time() == 10
 
 
-def test_queues_events_and_locks_work_as_on_any_loop() -> None:
-    async def main() -> None:
-        queue: asyncio.Queue[int] = asyncio.Queue(maxsize=2)
-        lock, all_read = asyncio.Lock(), asyncio.Event()
+@as_scenario(awaited_by(simulate))
+async def test_queues_events_and_locks_work_as_on_any_loop() -> None:
+    queue: asyncio.Queue[int] = asyncio.Queue(maxsize=2)
+    lock, all_read = asyncio.Lock(), asyncio.Event()
 
-        async def produce() -> None:
-            for number in range(10):
-                async with lock:
-                    await queue.put(number)
+    async def produce() -> None:
+        for number in range(10):
+            async with lock:
+                await queue.put(number)
 
-        async def consume(read: list[int]) -> None:
-            while len(read) < 10:
-                read.append(await queue.get())
-            all_read.set()
+    async def consume(read: list[int]) -> None:
+        while len(read) < 10:
+            read.append(await queue.get())
+        all_read.set()
 
-        read: list[int] = []
-        async with asyncio.TaskGroup() as group:
-            group.create_task(produce())
-            group.create_task(consume(read))
-            await all_read.wait()
-        assert read == list(range(10))
-
-    simulate(main())
+    read: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(produce())
+        group.create_task(consume(read))
+        await all_read.wait()
+    assert read == list(range(10))
 
 
-def test_cancelled_timers_do_not_pile_up() -> None:
-    async def main() -> None:
-        for _ in range(20 * TIMERS_CANCELLED_MIN):
-            sim_loop().call_later(1000, int).cancel()
-        assert len(sim_loop()._timers) < 3 * TIMERS_CANCELLED_MIN
-
-    simulate(main())
+@as_scenario(awaited_by(simulate))
+async def test_cancelled_timers_do_not_pile_up() -> None:
+    for _ in range(20 * TIMERS_CANCELLED_MIN):
+        sim_loop().call_later(1000, int).cancel()
+    assert len(sim_loop()._timers) < 3 * TIMERS_CANCELLED_MIN
 
 
 def test_clocks_of_the_standard_library_tell_virtual_time() -> None:
@@ -296,106 +283,96 @@ def test_the_dead_are_disposed_of_in_silence_even_if_they_resist(
     assert caplog.records == []
 
 
-def test_what_ran_at_the_kill_was_cut_and_the_others_go_on() -> None:
-    async def main() -> None:
-        loop = sim_loop()
-        ticks = {"a": 0, "b": 0}
+@as_scenario(awaited_by(simulate))
+async def test_what_ran_at_the_kill_was_cut_and_the_others_go_on() -> None:
+    loop = sim_loop()
+    ticks = {"a": 0, "b": 0}
 
-        async def tick(name: str) -> None:
-            while True:
-                await asyncio.sleep(1)
-                ticks[name] += 1
-
-        a, b = Process("a"), Process("b")
-        loop.spawn(a, tick("a"))
-        task = loop.spawn(b, tick("b"))
-        await asyncio.sleep(10.5)
-        loop.kill(a)
-        await asyncio.sleep(10)
-        assert ticks == {"a": 10, "b": 20}
-        task.cancel()
-
-    simulate(main())
-
-
-def test_the_machine_hears_of_a_death_once() -> None:
-    async def main() -> None:
-        heard: list[str] = []
-        process = Process("p")
-        process.at_death(lambda: heard.append(f"dead: {process.dead}"))
-        sim_loop().kill(process)
-        sim_loop().kill(process)
-        assert heard == ["dead: True"]
-        coro = asyncio.sleep(0)
-        with pytest.raises(AssertionError, match="a restart is a new Process"):
-            sim_loop().spawn(process, coro)
-        coro.close()
-
-    simulate(main())
-
-
-def test_a_paused_process_waits_and_then_catches_up_in_order() -> None:
-    async def main() -> None:
-        loop, process = sim_loop(), Process("p")
-        seen: list[tuple[int, float]] = []
-
-        async def note(number: int) -> None:
-            await asyncio.sleep(number)
-            seen.append((number, loop.time()))
-
-        for number in (3, 1, 2, 9):
-            loop.spawn(process, note(number))
-        await asyncio.sleep(1.5)
-        loop.pause(process)
-        loop.pause(process)
-        await asyncio.sleep(5)
-        assert seen == [(1, 1.0)]
-        loop.resume(process)
-        loop.resume(process)
-        await asyncio.sleep(5)
-        assert seen == [(1, 1.0), (2, 6.5), (3, 6.5), (9, 9.0)]
-
-    simulate(main())
-
-
-def test_a_paused_process_can_be_killed_and_a_dead_one_not_resumed() -> None:
-    async def main() -> None:
-        loop, process = sim_loop(), Process("p")
-        ran: list[str] = []
-
-        async def life() -> None:
+    async def tick(name: str) -> None:
+        while True:
             await asyncio.sleep(1)
-            ran.append("on")
+            ticks[name] += 1
 
-        loop.spawn(process, life())
-        await asyncio.sleep(0.5)
-        loop.pause(process)
+    a, b = Process("a"), Process("b")
+    loop.spawn(a, tick("a"))
+    task = loop.spawn(b, tick("b"))
+    await asyncio.sleep(10.5)
+    loop.kill(a)
+    await asyncio.sleep(10)
+    assert ticks == {"a": 10, "b": 20}
+    task.cancel()
+
+
+@as_scenario(awaited_by(simulate))
+async def test_the_machine_hears_of_a_death_once() -> None:
+    heard: list[str] = []
+    process = Process("p")
+    process.at_death(lambda: heard.append(f"dead: {process.dead}"))
+    sim_loop().kill(process)
+    sim_loop().kill(process)
+    assert heard == ["dead: True"]
+    coro = asyncio.sleep(0)
+    with pytest.raises(AssertionError, match="a restart is a new Process"):
+        sim_loop().spawn(process, coro)
+    coro.close()
+
+
+@as_scenario(awaited_by(simulate))
+async def test_a_paused_process_waits_and_then_catches_up_in_order() -> None:
+    loop, process = sim_loop(), Process("p")
+    seen: list[tuple[int, float]] = []
+
+    async def note(number: int) -> None:
+        await asyncio.sleep(number)
+        seen.append((number, loop.time()))
+
+    for number in (3, 1, 2, 9):
+        loop.spawn(process, note(number))
+    await asyncio.sleep(1.5)
+    loop.pause(process)
+    loop.pause(process)
+    await asyncio.sleep(5)
+    assert seen == [(1, 1.0)]
+    loop.resume(process)
+    loop.resume(process)
+    await asyncio.sleep(5)
+    assert seen == [(1, 1.0), (2, 6.5), (3, 6.5), (9, 9.0)]
+
+
+@as_scenario(awaited_by(simulate))
+async def test_a_paused_process_can_be_killed_and_a_dead_one_not_resumed() -> None:
+    loop, process = sim_loop(), Process("p")
+    ran: list[str] = []
+
+    async def life() -> None:
         await asyncio.sleep(1)
+        ran.append("on")
+
+    loop.spawn(process, life())
+    await asyncio.sleep(0.5)
+    loop.pause(process)
+    await asyncio.sleep(1)
+    loop.kill(process)
+    loop.resume(process)
+    loop.pause(process)
+    await asyncio.sleep(1)
+    assert ran == []
+
+
+@as_scenario(awaited_by(simulate))
+async def test_a_process_may_kill_itself_and_ends_with_that_step() -> None:
+    loop, process = sim_loop(), Process("p")
+    ran: list[str] = []
+
+    async def life() -> None:
         loop.kill(process)
-        loop.resume(process)
-        loop.pause(process)
-        await asyncio.sleep(1)
-        assert ran == []
+        ran.append("rest of the step")
+        await asyncio.sleep(0)
+        ran.append("next step")
 
-    simulate(main())
-
-
-def test_a_process_may_kill_itself_and_ends_with_that_step() -> None:
-    async def main() -> None:
-        loop, process = sim_loop(), Process("p")
-        ran: list[str] = []
-
-        async def life() -> None:
-            loop.kill(process)
-            ran.append("rest of the step")
-            await asyncio.sleep(0)
-            ran.append("next step")
-
-        loop.spawn(process, life())
-        await asyncio.sleep(1)
-        assert ran == ["rest of the step"]
-
-    simulate(main())
+    loop.spawn(process, life())
+    await asyncio.sleep(1)
+    assert ran == ["rest of the step"]
 
 
 # ---- async generators and garbage ----
@@ -409,29 +386,27 @@ async def count_up(ended: list[str]) -> AsyncIterator[int]:
         ended.append("generator")
 
 
-def test_a_dropped_generator_is_closed_unless_its_process_died() -> None:
-    async def main() -> None:
-        ended: list[str] = []
+@as_scenario(awaited_by(simulate))
+async def test_a_dropped_generator_is_closed_unless_its_process_died() -> None:
+    ended: list[str] = []
 
-        async def read_one() -> None:
-            async for _ in count_up(ended):
-                break
+    async def read_one() -> None:
+        async for _ in count_up(ended):
+            break
 
-        async def read_and_wait() -> None:
-            async for _ in count_up(ended):
-                await asyncio.sleep(100)
+    async def read_and_wait() -> None:
+        async for _ in count_up(ended):
+            await asyncio.sleep(100)
 
-        await sim_loop().spawn(Process("a"), read_one())
-        await asyncio.sleep(1)
-        assert ended == ["generator"]
-        victim = Process("b")
-        sim_loop().spawn(victim, read_and_wait())
-        await asyncio.sleep(1)
-        sim_loop().kill(victim)
-        await asyncio.sleep(200)
-        assert ended == ["generator"]
-
-    simulate(main())
+    await sim_loop().spawn(Process("a"), read_one())
+    await asyncio.sleep(1)
+    assert ended == ["generator"]
+    victim = Process("b")
+    sim_loop().spawn(victim, read_and_wait())
+    await asyncio.sleep(1)
+    sim_loop().kill(victim)
+    await asyncio.sleep(200)
+    assert ended == ["generator"]
 
 
 def test_open_generators_are_closed_at_the_end() -> None:

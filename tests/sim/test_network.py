@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from scenarios import as_scenario
 
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.seams import Host, StreamHandler, Transport
@@ -188,119 +189,103 @@ def test_loss_stalls_a_stream_for_a_retransmission() -> None:
     with_pair(lossy)
 
 
-def test_a_slow_wire_takes_its_time() -> None:
-    async def act(pair: Pair) -> None:
-        pair.network.links.change(["a"], ["b"], LinkSettings(bytes_per_s=1000))
-        begun = asyncio.get_running_loop().time()
-        pair.send(bytes(5000))
-        await asyncio.sleep(60)
-        assert 5 <= pair.far.times[-1] - begun < 6
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_a_slow_wire_takes_its_time(pair: Pair) -> None:
+    pair.network.links.change(["a"], ["b"], LinkSettings(bytes_per_s=1000))
+    begun = asyncio.get_running_loop().time()
+    pair.send(bytes(5000))
+    await asyncio.sleep(60)
+    assert 5 <= pair.far.times[-1] - begun < 6
 
 
-def test_a_flipped_bit_arrives_flipped() -> None:
-    async def act(pair: Pair) -> None:
-        link = LinkSettings(corrupt_chance=1, split_chance=0)
-        pair.network.links.change(["a"], ["b"], link)
-        pair.send(bytes(100))
-        await asyncio.sleep(1)
-        assert sum(byte.bit_count() for byte in pair.far.received) == 1
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_a_flipped_bit_arrives_flipped(pair: Pair) -> None:
+    link = LinkSettings(corrupt_chance=1, split_chance=0)
+    pair.network.links.change(["a"], ["b"], link)
+    pair.send(bytes(100))
+    await asyncio.sleep(1)
+    assert sum(byte.bit_count() for byte in pair.far.received) == 1
 
 
 # ---- back-pressure ----
 
 
-def test_what_is_in_flight_is_bounded_by_the_window() -> None:
-    async def act(pair: Pair) -> None:
-        pair.far.transport.pause_reading()
-        pair.send(bytes(1 << 20))
-        await asyncio.sleep(10)
-        assert pair.near.transport.get_write_buffer_size() == (1 << 20) - (256 << 10)
-        assert pair.near.calls == ["made", "pause"]
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_what_is_in_flight_is_bounded_by_the_window(pair: Pair) -> None:
+    pair.far.transport.pause_reading()
+    pair.send(bytes(1 << 20))
+    await asyncio.sleep(10)
+    assert pair.near.transport.get_write_buffer_size() == (1 << 20) - (256 << 10)
+    assert pair.near.calls == ["made", "pause"]
 
 
-def test_a_paused_process_pushes_back() -> None:
-    async def act(pair: Pair) -> None:
-        pair.b.pause()
-        for _ in range(64):
-            pair.send(bytes(16 << 10))
-        await asyncio.sleep(10)
-        assert pair.far.chunks == []
-        assert "pause" in pair.near.calls
-        pair.b.resume()
-        await asyncio.sleep(10)
-        assert len(pair.far.received) == 1 << 20
-        assert pair.near.calls == ["made", "pause", "resume"]
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_a_paused_process_pushes_back(pair: Pair) -> None:
+    pair.b.pause()
+    for _ in range(64):
+        pair.send(bytes(16 << 10))
+    await asyncio.sleep(10)
+    assert pair.far.chunks == []
+    assert "pause" in pair.near.calls
+    pair.b.resume()
+    await asyncio.sleep(10)
+    assert len(pair.far.received) == 1 << 20
+    assert pair.near.calls == ["made", "pause", "resume"]
 
 
 # ---- cuts ----
 
 
-def test_a_cut_stalls_traffic_and_mending_lets_it_go_on() -> None:
-    async def act(pair: Pair) -> None:
+@as_scenario(with_pair)
+async def test_a_cut_stalls_traffic_and_mending_lets_it_go_on(pair: Pair) -> None:
+    pair.network.partition(["a"], ["b"])
+    pair.send(b"wait for it")
+    await asyncio.sleep(100)
+    assert pair.far.received == b""
+    assert not pair.near.transport.is_closing()
+    pair.network.mend(["a"], ["b"])
+    await asyncio.sleep(10)
+    assert pair.far.received == b"wait for it"
+
+
+@as_scenario(with_pair)
+async def test_a_cut_of_one_direction_lets_the_other_speak(pair: Pair) -> None:
+    pair.network.cut(["a"], ["b"])
+    pair.send(b"unheard")
+    pair.far.transport.writelines([b"heard"])
+    await asyncio.sleep(10)
+    assert pair.near.received == b"heard"
+    assert pair.far.received == b""
+    pair.network.mend_all()
+    await asyncio.sleep(10)
+    assert pair.far.received == b"unheard"
+
+
+@as_scenario(with_pair)
+async def test_without_acks_a_sender_stops_at_its_window(pair: Pair) -> None:
+    pair.network.cut(["b"], ["a"])  # the acks' way
+    for _ in range(64):
+        pair.send(bytes(16 << 10))
+        await asyncio.sleep(0.1)
+    assert len(pair.far.received) == 256 << 10
+    assert pair.near.transport.get_write_buffer_size() == (1 << 20) - (256 << 10)
+    pair.network.mend_all()
+    await asyncio.sleep(10)
+    assert len(pair.far.received) == 1 << 20
+
+
+@as_scenario(with_pair)
+async def test_a_mended_cut_may_be_cut_again(pair: Pair) -> None:
+    sent = b""
+    for number in range(20):
         pair.network.partition(["a"], ["b"])
-        pair.send(b"wait for it")
-        await asyncio.sleep(100)
-        assert pair.far.received == b""
-        assert not pair.near.transport.is_closing()
-        pair.network.mend(["a"], ["b"])
-        await asyncio.sleep(10)
-        assert pair.far.received == b"wait for it"
-
-    with_pair(act)
-
-
-def test_a_cut_of_one_direction_lets_the_other_speak() -> None:
-    async def act(pair: Pair) -> None:
-        pair.network.cut(["a"], ["b"])
-        pair.send(b"unheard")
-        pair.far.transport.writelines([b"heard"])
-        await asyncio.sleep(10)
-        assert pair.near.received == b"heard"
-        assert pair.far.received == b""
+        sent += b"%d " % number
+        pair.send(b"%d " % number)
+        await asyncio.sleep(0.1)
         pair.network.mend_all()
-        await asyncio.sleep(10)
-        assert pair.far.received == b"unheard"
-
-    with_pair(act)
-
-
-def test_without_acks_a_sender_stops_at_its_window() -> None:
-    async def act(pair: Pair) -> None:
-        pair.network.cut(["b"], ["a"])  # the acks' way
-        for _ in range(64):
-            pair.send(bytes(16 << 10))
-            await asyncio.sleep(0.1)
-        assert len(pair.far.received) == 256 << 10
-        assert pair.near.transport.get_write_buffer_size() == (1 << 20) - (256 << 10)
-        pair.network.mend_all()
-        await asyncio.sleep(10)
-        assert len(pair.far.received) == 1 << 20
-
-    with_pair(act)
-
-
-def test_a_mended_cut_may_be_cut_again() -> None:
-    async def act(pair: Pair) -> None:
-        sent = b""
-        for number in range(20):
-            pair.network.partition(["a"], ["b"])
-            sent += b"%d " % number
-            pair.send(b"%d " % number)
-            await asyncio.sleep(0.1)
-            pair.network.mend_all()
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(10)
-        assert pair.far.received == sent
-
-    with_pair(act)
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(10)
+    assert pair.far.received == sent
 
 
 def test_connecting_over_a_cut_times_out_and_comes_through_when_mended() -> None:
@@ -387,56 +372,48 @@ def test_a_link_may_refuse_connects() -> None:
     Simulation(1).run(scenario)
 
 
-def test_a_reset_takes_both_sides() -> None:
-    async def act(pair: Pair) -> None:
-        assert pair.network.reset(["a"], ["c"]) == 0
-        assert pair.network.reset(["a"], ["b"]) == 1
-        pair.send(b"into the void")
-        await asyncio.sleep(1)
-        for side in (pair.near, pair.far):
-            assert side.calls == ["made", "lost"]
-            assert isinstance(side.lost_with, ConnectionResetError)
-            assert side.transport.is_closing()
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_a_reset_takes_both_sides(pair: Pair) -> None:
+    assert pair.network.reset(["a"], ["c"]) == 0
+    assert pair.network.reset(["a"], ["b"]) == 1
+    pair.send(b"into the void")
+    await asyncio.sleep(1)
+    for side in (pair.near, pair.far):
+        assert side.calls == ["made", "lost"]
+        assert isinstance(side.lost_with, ConnectionResetError)
+        assert side.transport.is_closing()
 
 
-def test_a_link_may_reset_what_is_sent() -> None:
-    async def act(pair: Pair) -> None:
-        pair.network.links.change(["a"], ["b"], LinkSettings(reset_chance=1))
-        pair.send(b"x")
-        pair.send(b"y")
-        await asyncio.sleep(1)
-        assert pair.far.received == b""
-        assert pair.near.calls == pair.far.calls == ["made", "lost"]
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_a_link_may_reset_what_is_sent(pair: Pair) -> None:
+    pair.network.links.change(["a"], ["b"], LinkSettings(reset_chance=1))
+    pair.send(b"x")
+    pair.send(b"y")
+    await asyncio.sleep(1)
+    assert pair.far.received == b""
+    assert pair.near.calls == pair.far.calls == ["made", "lost"]
 
 
-def test_a_reset_is_not_seen_by_one_who_does_not_read() -> None:
-    async def act(pair: Pair) -> None:
-        pair.far.transport.pause_reading()
-        pair.network.reset(["a"], ["b"])
-        await asyncio.sleep(1)
-        assert pair.far.calls == ["made"]
-        pair.far.transport.resume_reading()
-        await asyncio.sleep(1)
-        assert pair.far.calls == ["made", "lost"]
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_a_reset_is_not_seen_by_one_who_does_not_read(pair: Pair) -> None:
+    pair.far.transport.pause_reading()
+    pair.network.reset(["a"], ["b"])
+    await asyncio.sleep(1)
+    assert pair.far.calls == ["made"]
+    pair.far.transport.resume_reading()
+    await asyncio.sleep(1)
+    assert pair.far.calls == ["made", "lost"]
 
 
-def test_closing_with_bytes_unread_resets_the_peer() -> None:
-    async def act(pair: Pair) -> None:
-        pair.far.transport.pause_reading()
-        pair.send(b"never read")
-        await asyncio.sleep(1)
-        pair.far.transport.close()
-        await asyncio.sleep(1)
-        assert pair.far.calls == ["made", "lost"]
-        assert isinstance(pair.near.lost_with, ConnectionResetError)
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_closing_with_bytes_unread_resets_the_peer(pair: Pair) -> None:
+    pair.far.transport.pause_reading()
+    pair.send(b"never read")
+    await asyncio.sleep(1)
+    pair.far.transport.close()
+    await asyncio.sleep(1)
+    assert pair.far.calls == ["made", "lost"]
+    assert isinstance(pair.near.lost_with, ConnectionResetError)
 
 
 # ---- deaths ----
@@ -485,85 +462,77 @@ def test_a_killed_process_took_its_outbox_but_not_what_was_sent() -> None:
     assert set(received) == {0, 256 << 10}  # all that the kernels held, or a reset ate it
 
 
-def test_a_restarted_process_may_listen_again_at_once() -> None:
-    async def act(pair: Pair) -> None:
-        pair.b.kill()
-        again = Recorder()
-        await listening(pair.b, lambda: again)
+@as_scenario(with_pair)
+async def test_a_restarted_process_may_listen_again_at_once(pair: Pair) -> None:
+    pair.b.kill()
+    again = Recorder()
+    await listening(pair.b, lambda: again)
 
-        async def dial(host: Host) -> None:
-            await host.network.connect("b:1", Recorder, timeout_s=1)
-            await asyncio.sleep(FOREVER_S)
+    async def dial(host: Host) -> None:
+        await host.network.connect("b:1", Recorder, timeout_s=1)
+        await asyncio.sleep(FOREVER_S)
 
-        pair.a.kill()
-        pair.a.start(dial)
-        await asyncio.sleep(1)
-        assert again.calls == ["made"]
-
-    with_pair(act)
+    pair.a.kill()
+    pair.a.start(dial)
+    await asyncio.sleep(1)
+    assert again.calls == ["made"]
 
 
-def test_a_machine_without_power_says_nothing() -> None:
-    async def act(pair: Pair) -> None:
-        pair.b.cut_power()
-        pair.send(b"anybody?")
-        await asyncio.sleep(1000)
-        assert pair.near.calls == ["made"]
-        pair.b.start(lambda host: asyncio.sleep(FOREVER_S))
-        await asyncio.sleep(100)
-        assert pair.near.calls == ["made", "lost"]
-        assert isinstance(pair.near.lost_with, ConnectionResetError)
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_a_machine_without_power_says_nothing(pair: Pair) -> None:
+    pair.b.cut_power()
+    pair.send(b"anybody?")
+    await asyncio.sleep(1000)
+    assert pair.near.calls == ["made"]
+    pair.b.start(lambda host: asyncio.sleep(FOREVER_S))
+    await asyncio.sleep(100)
+    assert pair.near.calls == ["made", "lost"]
+    assert isinstance(pair.near.lost_with, ConnectionResetError)
 
 
-def test_what_was_in_flight_to_a_machine_without_power_is_answered_when_it_is_back() -> None:
-    async def act(pair: Pair) -> None:
-        pair.send(b"on the wire")
-        pair.b.cut_power()
-        await asyncio.sleep(10)
-        pair.b.start(lambda host: asyncio.sleep(FOREVER_S))
-        await asyncio.sleep(10)
-        assert pair.near.calls == ["made", "lost"]
-
-    with_pair(act)
-
-
-def test_connecting_to_a_machine_without_power_times_out() -> None:
-    async def act(pair: Pair) -> None:
-        pair.b.cut_power()
-
-        async def dial(host: Host) -> None:
-            with pytest.raises(Unreachable, match="did not answer"):
-                await host.network.connect("b:1", Recorder, timeout_s=3)
-
-        pair.a.kill()
-        await pair.a.start(dial)
-
-    with_pair(act)
+@as_scenario(with_pair)
+async def test_what_was_in_flight_to_a_machine_without_power_is_answered_when_it_is_back(
+    pair: Pair,
+) -> None:
+    pair.send(b"on the wire")
+    pair.b.cut_power()
+    await asyncio.sleep(10)
+    pair.b.start(lambda host: asyncio.sleep(FOREVER_S))
+    await asyncio.sleep(10)
+    assert pair.near.calls == ["made", "lost"]
 
 
-def test_a_paused_process_is_connected_to_by_its_kernel() -> None:
-    async def act(pair: Pair) -> None:
-        pair.b.pause()
-        pair.a.kill()
-        near = Recorder()
+@as_scenario(with_pair)
+async def test_connecting_to_a_machine_without_power_times_out(pair: Pair) -> None:
+    pair.b.cut_power()
 
-        async def dial(host: Host) -> None:
-            await host.network.connect("b:1", lambda: near, timeout_s=1)
-            near.transport.writelines([b"are you there?"])
-            await asyncio.sleep(FOREVER_S)
+    async def dial(host: Host) -> None:
+        with pytest.raises(Unreachable, match="did not answer"):
+            await host.network.connect("b:1", Recorder, timeout_s=3)
 
-        pair.far.__init__()  # the same handler takes the next connection
-        pair.a.start(dial)
-        await asyncio.sleep(10)
-        assert near.calls == ["made"]
-        assert pair.far.received == b""
-        pair.b.resume()
-        await asyncio.sleep(1)
-        assert pair.far.received == b"are you there?"
+    pair.a.kill()
+    await pair.a.start(dial)
 
-    with_pair(act)
+
+@as_scenario(with_pair)
+async def test_a_paused_process_is_connected_to_by_its_kernel(pair: Pair) -> None:
+    pair.b.pause()
+    pair.a.kill()
+    near = Recorder()
+
+    async def dial(host: Host) -> None:
+        await host.network.connect("b:1", lambda: near, timeout_s=1)
+        near.transport.writelines([b"are you there?"])
+        await asyncio.sleep(FOREVER_S)
+
+    pair.far.__init__()  # the same handler takes the next connection
+    pair.a.start(dial)
+    await asyncio.sleep(10)
+    assert near.calls == ["made"]
+    assert pair.far.received == b""
+    pair.b.resume()
+    await asyncio.sleep(1)
+    assert pair.far.received == b"are you there?"
 
 
 def test_a_connect_that_is_given_up_leaves_no_connection() -> None:
@@ -592,18 +561,16 @@ def test_a_connect_that_is_given_up_leaves_no_connection() -> None:
     Simulation(1).run(scenario)
 
 
-def test_handlers_run_in_the_process_that_owns_them() -> None:
-    async def act(pair: Pair) -> None:
-        seen: list[str] = []
+@as_scenario(with_pair)
+async def test_handlers_run_in_the_process_that_owns_them(pair: Pair) -> None:
+    seen: list[str] = []
 
-        class Spawning(Recorder):
-            def data_received(self, data: bytes) -> None:
-                task = asyncio.get_running_loop().create_task(asyncio.sleep(0))
-                seen.append(task.process.name)
+    class Spawning(Recorder):
+        def data_received(self, data: bytes) -> None:
+            task = asyncio.get_running_loop().create_task(asyncio.sleep(0))
+            seen.append(task.process.name)
 
-        pair.far.data_received = Spawning.data_received.__get__(Spawning())
-        pair.send(b"x")
-        await asyncio.sleep(1)
-        assert seen == ["b#1"]
-
-    with_pair(act)
+    pair.far.data_received = Spawning.data_received.__get__(Spawning())
+    pair.send(b"x")
+    await asyncio.sleep(1)
+    assert seen == ["b#1"]

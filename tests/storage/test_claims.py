@@ -10,6 +10,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from made_blocks import LOG as MADE
 from made_blocks import Made, Settled, at, packed, payload, run, turns
+from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError, Rejected, Unreachable
@@ -144,160 +145,149 @@ class Asked:
         self._work.cancel()
 
 
-def test_a_node_that_slept_through_an_epochs_beginning_asks_once_and_stores() -> None:
-    async def scenario() -> None:
-        asked = Asked(await Made.new())
-        asked.newest = 4
-        held = asked.engine.cache.log(MADE)
-        for esn in (1, 2):
-            last = at(esn, epoch=4)
-            assert await asked.store(packed(last, lng=last)) == []
-            assert (held.last, held.released) == (last, last)
-        assert await asked.store(packed(at(1, epoch=3))) == []
-        assert asked.asked == [MADE]
-        asked.end()
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_node_that_slept_through_an_epochs_beginning_asks_once_and_stores() -> None:
+    asked = Asked(await Made.new())
+    asked.newest = 4
+    held = asked.engine.cache.log(MADE)
+    for esn in (1, 2):
+        last = at(esn, epoch=4)
+        assert await asked.store(packed(last, lng=last)) == []
+        assert (held.last, held.released) == (last, last)
+    assert await asked.store(packed(at(1, epoch=3))) == []
+    assert asked.asked == [MADE]
+    asked.end()
 
 
-def test_a_far_store_is_refused_as_by_a_full_node_where_the_epoch_store_does_not_answer() -> None:
+@as_scenario(run)
+async def test_a_far_store_is_refused_as_by_a_full_node_where_the_epoch_store_does_not_answer() -> (
+    None
+):
     """Its sender comes again, and other nodes have its copies meanwhile."""
-
-    async def scenario() -> None:
-        asked = Asked(await Made.new())
-        asked.newest = Unreachable("away")
-        far = SEAL_AHEAD_MAX + 1
-        assert await asked.store(packed(at(1, far)), packed(at(1), log=9)) == [Refusal.FULL] * 2
-        asked.newest = far - 1
-        assert await asked.store(packed(at(1, far))) == [Refusal.CORRUPT]
-        asked.newest = far
-        assert await asked.store(packed(at(1, far)), packed(at(1, far), log=9)) == []
-        assert asked.claims.waiting == 0
-        asked.end()
-
-    run(scenario)
+    asked = Asked(await Made.new())
+    asked.newest = Unreachable("away")
+    far = SEAL_AHEAD_MAX + 1
+    assert await asked.store(packed(at(1, far)), packed(at(1), log=9)) == [Refusal.FULL] * 2
+    asked.newest = far - 1
+    assert await asked.store(packed(at(1, far))) == [Refusal.CORRUPT]
+    asked.newest = far
+    assert await asked.store(packed(at(1, far)), packed(at(1, far), log=9)) == []
+    assert asked.claims.waiting == 0
+    asked.end()
 
 
-def test_a_near_store_is_taken_where_the_epoch_store_does_not_answer() -> None:
+@as_scenario(run)
+async def test_a_near_store_is_taken_where_the_epoch_store_does_not_answer() -> None:
     """As a seal is. It is asked about once, and again as soon as something else is."""
-
-    async def scenario() -> None:
-        asked = Asked(await Made.new())
-        asked.newest = Unreachable("away")
-        assert await asked.store(packed(at(1, epoch=4))) == []
-        assert await asked.store(packed(at(2, epoch=4))) == []
-        assert asked.asked == [MADE]
-        asked.newest = 3
-        assert await asked.store(packed(at(1, epoch=5))) == [Refusal.CORRUPT]
-        assert await asked.store(packed(at(3, epoch=4))) == [Refusal.CORRUPT]
-        asked.end()
-
-    run(scenario)
+    asked = Asked(await Made.new())
+    asked.newest = Unreachable("away")
+    assert await asked.store(packed(at(1, epoch=4))) == []
+    assert await asked.store(packed(at(2, epoch=4))) == []
+    assert asked.asked == [MADE]
+    asked.newest = 3
+    assert await asked.store(packed(at(1, epoch=5))) == [Refusal.CORRUPT]
+    assert await asked.store(packed(at(3, epoch=4))) == [Refusal.CORRUPT]
+    asked.end()
 
 
-def test_a_node_that_missed_an_epoch_takes_its_stores_without_the_metadata_store() -> None:
+@as_scenario(simulate, nodes=4, copies=3)
+async def test_a_node_that_missed_an_epoch_takes_its_stores_without_the_metadata_store(
+    cluster: ClusterAtHand,
+) -> None:
     """Appends stood still for as long as the metadata store was away, where one more node was."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            await store.append("log", b"1")
-            sequencer = cluster.sequencer_of(LOG)
-            *_, dead, missed = (n for n in cluster.numbers if n != sequencer)
-            others = [f"node-{n}" for n in cluster.numbers if n != missed]
-            network = cluster.simulation.network
-            network.cut([f"node-{missed}"], others)
-            network.cut(others, [f"node-{missed}"])
-            await asyncio.sleep(5)
-            await store.fence("log", 1)
-            await store.append("log", b"2")
-            await asyncio.sleep(1)
-            cluster.metadata.is_out = True
-            network.mend([f"node-{missed}"], others)
-            await asyncio.sleep(4)
-            cluster.kill(dead)
-            await asyncio.sleep(4)
-            assert sequencer == cluster.sequencer_of(LOG)
-            for number in range(5):
-                await store.append("log", b"%d" % number)
-            cluster.metadata.is_out = False
-
-    simulate(scenario, nodes=4, copies=3)
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("log", b"1")
+        sequencer = cluster.sequencer_of(LOG)
+        *_, dead, missed = (n for n in cluster.numbers if n != sequencer)
+        others = [f"node-{n}" for n in cluster.numbers if n != missed]
+        network = cluster.simulation.network
+        network.cut([f"node-{missed}"], others)
+        network.cut(others, [f"node-{missed}"])
+        await asyncio.sleep(5)
+        await store.fence("log", 1)
+        await store.append("log", b"2")
+        await asyncio.sleep(1)
+        cluster.metadata.is_out = True
+        network.mend([f"node-{missed}"], others)
+        await asyncio.sleep(4)
+        cluster.kill(dead)
+        await asyncio.sleep(4)
+        assert sequencer == cluster.sequencer_of(LOG)
+        for number in range(5):
+            await store.append("log", b"%d" % number)
+        cluster.metadata.is_out = False
 
 
-def test_the_bytes_of_stores_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        asked = Asked(await Made.new())
-        block = packed(at(1, epoch=4))
-        monkeypatch.setattr(unheard_module, "HELD_BYTES_MAX", len(block) * 3 // 2)
-        asked.newest = 4
-        first, second = Settled(), Settled()
-        asked.engine.store(1, payload(block), first)
-        asked.engine.store(2, payload(packed(at(2, epoch=4))), second)
-        assert [each.reason for each in second[0]] == [Refusal.FULL]
-        await turns()
-        assert first == [()]
-        assert await asked.store(packed(at(1, epoch=4), log=9)) == []
-        asked.end()
+@as_scenario(run)
+async def test_the_bytes_of_stores_that_wait_are_bounded(
+    *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(await Made.new())
+    block = packed(at(1, epoch=4))
+    monkeypatch.setattr(unheard_module, "HELD_BYTES_MAX", len(block) * 3 // 2)
+    asked.newest = 4
+    first, second = Settled(), Settled()
+    asked.engine.store(1, payload(block), first)
+    asked.engine.store(2, payload(packed(at(2, epoch=4))), second)
+    assert [each.reason for each in second[0]] == [Refusal.FULL]
+    await turns()
+    assert first == [()]
+    assert await asked.store(packed(at(1, epoch=4), log=9)) == []
+    asked.end()
 
-    run(scenario)
 
-
-def test_the_last_number_of_an_epoch_is_never_released() -> None:
+@as_scenario(simulate, nodes=4, copies=2)
+async def test_the_last_number_of_an_epoch_is_never_released(cluster: ClusterAtHand) -> None:
     """It is the bridge's. Where nodes took all of an epoch for settled, each recovery read what
     lies above that, of the next epoch, and waited for an answer: the log was never read again."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("log", b"1")
-            last = int(make_lsn(1, ESN_MAX))
-            for number in cluster.numbers:
-                end = await member(cluster, number)
-                end.send(Kind.RELEASE, 0, (pack_pairs([LOG, last]),))
-                with pytest.raises(Rejected, match="no sequencer releases e1n4294967295"):
-                    await end.call(Trim(LOG, 1 << 32, last), timeout_s=5)
-                with pytest.raises(Rejected, match="cannot end at e1n4294967295"):
-                    await end.call(Clean(LOG, 1, 2, last), timeout_s=5)
-            await asyncio.sleep(1)
-            cluster.kill(cluster.sequencer_of(LOG))
-            await asyncio.sleep(3)
-            await store.append("log", b"2")
-            assert await values(store, "log") == [b"1", b"2"]
-
-    simulate(scenario, nodes=4, copies=2)
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("log", b"1")
+        last = int(make_lsn(1, ESN_MAX))
+        for number in cluster.numbers:
+            end = await member(cluster, number)
+            end.send(Kind.RELEASE, 0, (pack_pairs([LOG, last]),))
+            with pytest.raises(Rejected, match="no sequencer releases e1n4294967295"):
+                await end.call(Trim(LOG, 1 << 32, last), timeout_s=5)
+            with pytest.raises(Rejected, match="cannot end at e1n4294967295"):
+                await end.call(Clean(LOG, 1, 2, last), timeout_s=5)
+        await asyncio.sleep(1)
+        cluster.kill(cluster.sequencer_of(LOG))
+        await asyncio.sleep(3)
+        await store.append("log", b"2")
+        assert await values(store, "log") == [b"1", b"2"]
 
 
-def test_a_release_that_a_node_could_not_know_of_is_taken_once_it_was_asked_about() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("log", b"1")
-            cluster.kill(3)
-            cluster.kill(cluster.sequencer_of(LOG) or 1)
-            await cluster.start(*(n for n in cluster.numbers if n not in cluster.running))
-            await store.append("log", b"2")
-            await until(
-                lambda: all(
-                    node.engine.cache.log(LOG).readable >> 32 == 2
-                    for node in cluster.running.values()
-                )
+@as_scenario(simulate, nodes=3, copies=2)
+async def test_a_release_that_a_node_could_not_know_of_is_taken_once_it_was_asked_about(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("log", b"1")
+        cluster.kill(3)
+        cluster.kill(cluster.sequencer_of(LOG) or 1)
+        await cluster.start(*(n for n in cluster.numbers if n not in cluster.running))
+        await store.append("log", b"2")
+        await until(
+            lambda: all(
+                node.engine.cache.log(LOG).readable >> 32 == 2 for node in cluster.running.values()
             )
-            assert await values(store, "log") == [b"1", b"2"]
+        )
+        assert await values(store, "log") == [b"1", b"2"]
 
-    simulate(scenario, nodes=3, copies=2)
 
-
-def test_releases_of_logs_that_are_not_there_leave_nothing_behind() -> None:
-    async def scene(cluster: ClusterAtHand, store: Store) -> None:
-        node = cluster.running[1]
-        end = await member(cluster, 1)
-        known = len(node.engine.cache.logs)
-        pairs = [each for log in range(100, 40_100) for each in (log, make_lsn(1, 1))]
-        end.send(Kind.RELEASE, 0, (pack_pairs(pairs),))
-        await asyncio.sleep(0)
-        await asyncio.sleep(5)
-        assert node._claims.waiting == 0
-        assert len(node.engine.cache.logs) == known
-
-    in_cluster(scene)
+@as_scenario(in_cluster)
+async def test_releases_of_logs_that_are_not_there_leave_nothing_behind(
+    cluster: ClusterAtHand, store: Store
+) -> None:
+    node = cluster.running[1]
+    end = await member(cluster, 1)
+    known = len(node.engine.cache.logs)
+    pairs = [each for log in range(100, 40_100) for each in (log, make_lsn(1, 1))]
+    end.send(Kind.RELEASE, 0, (pack_pairs(pairs),))
+    await asyncio.sleep(0)
+    await asyncio.sleep(5)
+    assert node._claims.waiting == 0
+    assert len(node.engine.cache.logs) == known
 
 
 def test_releases_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,19 +339,19 @@ def test_a_client_trims_nothing_that_no_sequencer_released(lsn: int) -> None:
             in_cluster(scene)
 
 
-def test_a_trim_that_comes_before_the_release_asks_the_sequencer() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            for value in (b"1", b"2"):
-                await store.append("log", value)
-            tail = await store.tail("log")
-            for number in cluster.numbers:
-                held = cluster.running[number].engine.cache.log(LOG)
-                held.released = make_lsn(1, 0)  # as if it had heard of nothing yet
-                await told(await client(cluster, number), Trim(LOG, int(make_lsn(1, 1)), int(tail)))
-            assert await values(store, "log") == [b"2"]
-
-    simulate(scenario, nodes=3)
+@as_scenario(simulate, nodes=3)
+async def test_a_trim_that_comes_before_the_release_asks_the_sequencer(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        for value in (b"1", b"2"):
+            await store.append("log", value)
+        tail = await store.tail("log")
+        for number in cluster.numbers:
+            held = cluster.running[number].engine.cache.log(LOG)
+            held.released = make_lsn(1, 0)  # as if it had heard of nothing yet
+            await told(await client(cluster, number), Trim(LOG, int(make_lsn(1, 1)), int(tail)))
+        assert await values(store, "log") == [b"2"]
 
 
 @pytest.mark.parametrize(
@@ -378,25 +368,22 @@ def test_a_trim_that_comes_before_the_release_asks_the_sequencer() -> None:
     ],
     ids=str,
 )
-def test_what_a_node_says_of_epochs_that_never_were_is_refused(call: Any) -> None:
+@as_scenario(in_cluster)
+async def test_what_a_node_says_of_epochs_that_never_were_is_refused(
+    cluster: ClusterAtHand, store: Store, *, call: Any
+) -> None:
     """A Clean of a far epoch had the node drop all later stores, and say that it kept them."""
-
-    async def scene(cluster: ClusterAtHand, store: Store) -> None:
-        for number in cluster.numbers:
-            with pytest.raises(Rejected, match=r"handed out none|cannot end"):
-                await told(await member(cluster, number), call)
-
-    in_cluster(scene)
+    for number in cluster.numbers:
+        with pytest.raises(Rejected, match=r"handed out none|cannot end"):
+            await told(await member(cluster, number), call)
 
 
-def test_a_block_that_releases_what_is_above_it_is_refused() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        found: list[Any] = []
-        block = packed(at(1), lng=at(2))
-        made.engine.store(1, memoryview(payload(block)), found.extend)
-        await turns()
-        assert [each.reason for each in found] == [Refusal.CORRUPT]
-        assert made.engine.cache.log(MADE).released == 0
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_block_that_releases_what_is_above_it_is_refused() -> None:
+    made = await Made.new()
+    found: list[Any] = []
+    block = packed(at(1), lng=at(2))
+    made.engine.store(1, memoryview(payload(block)), found.extend)
+    await turns()
+    assert [each.reason for each in found] == [Refusal.CORRUPT]
+    assert made.engine.cache.log(MADE).released == 0

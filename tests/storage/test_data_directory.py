@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from crc32c import crc32c
+from scenarios import as_scenario
 
 from cordwood.block import BlockHeader, Envelope
 from cordwood.errors import Fenced, NotOurCluster, Unreachable
@@ -127,100 +128,92 @@ def play(scenario: Callable[[World], Awaitable[None]]) -> None:
 
 
 class TestOlderCopies:
-    def test_one_from_before_the_last_start_is_refused_and_says_the_way_out(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
-            older = world.snapshot()
-            await world.start_and_store(2)
-            newest = world.snapshot()
-            world.put_back(older)
-            with pytest.raises(NotOurCluster) as refused:
-                await world.start_and_store()
-            for word in (
-                "older copy of node 1's directory", "ran as incarnation 1",
-                "was incarnation 2", "accept-loss --older /node",
-            ):  # fmt: skip
-                assert word in str(refused.value)
-            world.put_back(newest)
-            assert await world.start_and_store(3) == ""
-
-        play(scenario)
-
-    def test_it_changed_nothing_that_the_metadata_store_knows(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
-            older = world.snapshot()
-            await world.start_and_store(2)
-            before = await Membership(world.metadata).claim(NodeId(1))
-            world.put_back(older)
-            with pytest.raises(NotOurCluster):
-                await world.start_and_store()
-            assert await Membership(world.metadata).claim(NodeId(1)) == before
-
-        play(scenario)
-
-    def test_one_without_the_file_is_an_older_one(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
-
-            async def lose(host: Host) -> None:
-                await host.disk.write_file(f"/node/{INCARNATION}", b"{}x")
-
-            await world.run(lose)
-            with pytest.raises(NotOurCluster, match="older copy"):
-                await world.start_and_store()
-
-        play(scenario)
-
-    def test_with_the_word_it_runs_and_its_silence_proves_nothing_for_good(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
-            older = world.snapshot()
-            await world.start_and_store(2)
-            newest = world.snapshot()
-            world.put_back(older)
-            await world.run(world.leave_word(GO_ON_OLDER))
-            for _ in range(3):
-                assert "cannot be read any more" in await world.start_and_store()
-            fork = world.snapshot()
-            # What ran before is the older one now.
-            world.put_back(newest)
-            with pytest.raises(NotOurCluster, match="older copy"):
-                await world.start_and_store()
-            world.put_back(fork)
-            await world.run(world.leave_word(ACCEPTED))
-            for _ in range(2):
-                assert await world.start_and_store() == ""
-
-        play(scenario)
-
-    def test_accepted_at_once_it_knows_what_it_holds(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
-            older = world.snapshot()
-            await world.start_and_store(2, 3, wait_s=2.0)
-            world.put_back(older)
-            await world.run(world.leave_word(ACCEPTED))
-            for _ in range(2):
-                assert await world.start_and_store() == ""
-
-        play(scenario)
-
-    def test_the_word_counts_once(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
-            older = world.snapshot()
-            await world.start_and_store(2)
-            world.put_back(older)
-            await world.run(world.leave_word(ACCEPTED))
+    @as_scenario(play)
+    async def test_one_from_before_the_last_start_is_refused_and_says_the_way_out(
+        self, world: World
+    ) -> None:
+        await world.start_and_store(1)
+        older = world.snapshot()
+        await world.start_and_store(2)
+        newest = world.snapshot()
+        world.put_back(older)
+        with pytest.raises(NotOurCluster) as refused:
             await world.start_and_store()
-            again = world.snapshot()
-            await world.start_and_store()
-            world.put_back(again)
-            with pytest.raises(NotOurCluster):
-                await world.start_and_store()
+        for word in (
+            "older copy of node 1's directory", "ran as incarnation 1",
+            "was incarnation 2", "accept-loss --older /node",
+        ):  # fmt: skip
+            assert word in str(refused.value)
+        world.put_back(newest)
+        assert await world.start_and_store(3) == ""
 
-        play(scenario)
+    @as_scenario(play)
+    async def test_it_changed_nothing_that_the_metadata_store_knows(self, world: World) -> None:
+        await world.start_and_store(1)
+        older = world.snapshot()
+        await world.start_and_store(2)
+        before = await Membership(world.metadata).claim(NodeId(1))
+        world.put_back(older)
+        with pytest.raises(NotOurCluster):
+            await world.start_and_store()
+        assert await Membership(world.metadata).claim(NodeId(1)) == before
+
+    @as_scenario(play)
+    async def test_one_without_the_file_is_an_older_one(self, world: World) -> None:
+        await world.start_and_store(1)
+
+        async def lose(host: Host) -> None:
+            await host.disk.write_file(f"/node/{INCARNATION}", b"{}x")
+
+        await world.run(lose)
+        with pytest.raises(NotOurCluster, match="older copy"):
+            await world.start_and_store()
+
+    @as_scenario(play)
+    async def test_with_the_word_it_runs_and_its_silence_proves_nothing_for_good(
+        self, world: World
+    ) -> None:
+        await world.start_and_store(1)
+        older = world.snapshot()
+        await world.start_and_store(2)
+        newest = world.snapshot()
+        world.put_back(older)
+        await world.run(world.leave_word(GO_ON_OLDER))
+        for _ in range(3):
+            assert "cannot be read any more" in await world.start_and_store()
+        fork = world.snapshot()
+        # What ran before is the older one now.
+        world.put_back(newest)
+        with pytest.raises(NotOurCluster, match="older copy"):
+            await world.start_and_store()
+        world.put_back(fork)
+        await world.run(world.leave_word(ACCEPTED))
+        for _ in range(2):
+            assert await world.start_and_store() == ""
+
+    @as_scenario(play)
+    async def test_accepted_at_once_it_knows_what_it_holds(self, world: World) -> None:
+        await world.start_and_store(1)
+        older = world.snapshot()
+        await world.start_and_store(2, 3, wait_s=2.0)
+        world.put_back(older)
+        await world.run(world.leave_word(ACCEPTED))
+        for _ in range(2):
+            assert await world.start_and_store() == ""
+
+    @as_scenario(play)
+    async def test_the_word_counts_once(self, world: World) -> None:
+        await world.start_and_store(1)
+        older = world.snapshot()
+        await world.start_and_store(2)
+        world.put_back(older)
+        await world.run(world.leave_word(ACCEPTED))
+        await world.start_and_store()
+        again = world.snapshot()
+        await world.start_and_store()
+        world.put_back(again)
+        with pytest.raises(NotOurCluster):
+            await world.start_and_store()
 
 
 class TestCopiesOfOneStart:
@@ -239,173 +232,159 @@ class TestCopiesOfOneStart:
         copy = await world.run(life)
         world.put_back(copy)
 
-    def test_what_was_noted_and_is_not_there_is_lost(self) -> None:
-        async def scenario(world: World) -> None:
-            await self.restored(world, wait_s=3.0)
-            for _ in range(3):
-                assert "cannot be read any more" in await world.start_and_store()
-
-        play(scenario)
-
-    def test_a_stop_notes_it_too(self) -> None:
-        async def scenario(world: World) -> None:
-            await self.restored(world, wait_s=0.0)
+    @as_scenario(play)
+    async def test_what_was_noted_and_is_not_there_is_lost(self, world: World) -> None:
+        await self.restored(world, wait_s=3.0)
+        for _ in range(3):
             assert "cannot be read any more" in await world.start_and_store()
 
-        play(scenario)
+    @as_scenario(play)
+    async def test_a_stop_notes_it_too(self, world: World) -> None:
+        await self.restored(world, wait_s=0.0)
+        assert "cannot be read any more" in await world.start_and_store()
 
-    def test_it_stays_lost_when_the_wal_has_grown_past_it(self) -> None:
-        async def scenario(world: World) -> None:
-            await self.restored(world, wait_s=3.0)
-            for turn in range(4):
-                places = range(10 + 5 * turn, 15 + 5 * turn)
-                assert "cannot be read any more" in await world.start_and_store(*places)
+    @as_scenario(play)
+    async def test_it_stays_lost_when_the_wal_has_grown_past_it(self, world: World) -> None:
+        await self.restored(world, wait_s=3.0)
+        for turn in range(4):
+            places = range(10 + 5 * turn, 15 + 5 * turn)
+            assert "cannot be read any more" in await world.start_and_store(*places)
 
-        play(scenario)
-
-    def test_accepted_it_is_over(self) -> None:
-        async def scenario(world: World) -> None:
-            await self.restored(world, wait_s=3.0)
-            await world.start_and_store()
-            await world.run(world.leave_word(ACCEPTED))
-            for _ in range(2):
-                assert await world.start_and_store(5) == ""
-
-        play(scenario)
+    @as_scenario(play)
+    async def test_accepted_it_is_over(self, world: World) -> None:
+        await self.restored(world, wait_s=3.0)
+        await world.start_and_store()
+        await world.run(world.leave_word(ACCEPTED))
+        for _ in range(2):
+            assert await world.start_and_store(5) == ""
 
 
 class TestSeals:
     """What an older copy forgot of seals, the epoch store knows."""
 
     @pytest.mark.parametrize("word", [GO_ON_OLDER, ACCEPTED])
-    def test_an_epoch_older_than_the_newest_is_refused(self, word: bytes) -> None:
-        async def scenario(world: World) -> None:
-            epochs = EpochStore(world.metadata)
-            await epochs.create(LOG, [NodeId(1)], Replication(1, 1))
+    @as_scenario(play)
+    async def test_an_epoch_older_than_the_newest_is_refused(
+        self, world: World, *, word: bytes
+    ) -> None:
+        epochs = EpochStore(world.metadata)
+        await epochs.create(LOG, [NodeId(1)], Replication(1, 1))
+        await epochs.take_epoch(LOG)
+        await world.start_and_store(1)
+        older = world.snapshot()
+
+        async def seal(host: Host) -> None:
+            async with world.node(host) as node:
+                await node.engine.seal(LOG, 3, 0)
+
+        for _ in range(2):
             await epochs.take_epoch(LOG)
-            await world.start_and_store(1)
-            older = world.snapshot()
+        await world.run(seal)
+        world.put_back(older)
+        await world.run(world.leave_word(word))
 
-            async def seal(host: Host) -> None:
-                async with world.node(host) as node:
-                    await node.engine.seal(LOG, 3, 0)
+        async def ask(host: Host) -> None:
+            async with world.node(host) as node:
+                assert node.engine.sealed(LOG) == 3
+                for epoch in (1, 2):
+                    (refusal,) = await store(node, epoch, 9)
+                    assert (refusal.reason, refusal.epoch) == (Refusal.SEALED, 3)
+                with pytest.raises(Fenced):
+                    await node.engine.seal(LOG, 2, 0)
+                assert await store(node, 3, 1) == []
 
-            for _ in range(2):
-                await epochs.take_epoch(LOG)
-            await world.run(seal)
-            world.put_back(older)
-            await world.run(world.leave_word(word))
-
-            async def ask(host: Host) -> None:
-                async with world.node(host) as node:
-                    assert node.engine.sealed(LOG) == 3
-                    for epoch in (1, 2):
-                        (refusal,) = await store(node, epoch, 9)
-                        assert (refusal.reason, refusal.epoch) == (Refusal.SEALED, 3)
-                    with pytest.raises(Fenced):
-                        await node.engine.seal(LOG, 2, 0)
-                    assert await store(node, 3, 1) == []
-
-            for _ in range(2):
-                await world.run(ask)
-
-        play(scenario)
+        for _ in range(2):
+            await world.run(ask)
 
 
 class TestClaims:
-    def test_a_start_that_dies_before_its_claim_does_not_lock_the_node_out(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
+    @as_scenario(play)
+    async def test_a_start_that_dies_before_its_claim_does_not_lock_the_node_out(
+        self, world: World
+    ) -> None:
+        await world.start_and_store(1)
 
-            async def die(host: Host) -> None:
-                metadata = world.metadata
-                compare_and_set = metadata.compare_and_set
+        async def die(host: Host) -> None:
+            metadata = world.metadata
+            compare_and_set = metadata.compare_and_set
 
-                async def out(key: str, value: bytes | None, expected: int) -> int | None:
-                    if key.startswith("nodes/"):
-                        raise Unreachable("the metadata store is away")
-                    return await compare_and_set(key, value, expected)
+            async def out(key: str, value: bytes | None, expected: int) -> int | None:
+                if key.startswith("nodes/"):
+                    raise Unreachable("the metadata store is away")
+                return await compare_and_set(key, value, expected)
 
-                metadata.compare_and_set = out  # type: ignore[method-assign]
-                async with running_node(SETTINGS, host, metadata, memory_tables):
-                    pass
+            metadata.compare_and_set = out  # type: ignore[method-assign]
+            async with running_node(SETTINGS, host, metadata, memory_tables):
+                pass
 
-            for _ in range(CLAIMS_MAX + 3):
-                with pytest.raises(Unreachable):
-                    await world.run(die)
-            assert 2 < len((await world.known()).claims) <= CLAIMS_MAX
-            assert await world.start_and_store(2) == ""
-            assert await world.start_and_store(3) == ""
-            assert len((await world.known()).claims) == 2
+        for _ in range(CLAIMS_MAX + 3):
+            with pytest.raises(Unreachable):
+                await world.run(die)
+        assert 2 < len((await world.known()).claims) <= CLAIMS_MAX
+        assert await world.start_and_store(2) == ""
+        assert await world.start_and_store(3) == ""
+        assert len((await world.known()).claims) == 2
 
-        play(scenario)
+    @as_scenario(play)
+    async def test_two_directories_that_start_at_once_are_told_apart(self, world: World) -> None:
+        await world.start_and_store(1)
+        older = world.snapshot()
 
-    def test_two_directories_that_start_at_once_are_told_apart(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
-            older = world.snapshot()
+        async def overtaken(host: Host) -> None:
+            metadata = world.metadata
+            read = metadata.get
+            overtaking = True
 
-            async def overtaken(host: Host) -> None:
-                metadata = world.metadata
-                read = metadata.get
-                overtaking = True
+            async def get(key: str) -> Any:
+                nonlocal overtaking
+                found = await read(key)
+                if key.startswith("nodes/") and overtaking:
+                    overtaking = False
+                    name = (await Membership(world.metadata).claim(NodeId(1))).name
+                    await Membership(world.metadata).register(
+                        NodeId(1), "elsewhere:1", claim="another", over=(name,)
+                    )
+                return found
 
-                async def get(key: str) -> Any:
-                    nonlocal overtaking
-                    found = await read(key)
-                    if key.startswith("nodes/") and overtaking:
-                        overtaking = False
-                        name = (await Membership(world.metadata).claim(NodeId(1))).name
-                        await Membership(world.metadata).register(
-                            NodeId(1), "elsewhere:1", claim="another", over=(name,)
-                        )
-                    return found
+            metadata.get = get  # type: ignore[method-assign]
+            async with running_node(SETTINGS, host, metadata, memory_tables):
+                pass
 
-                metadata.get = get  # type: ignore[method-assign]
-                async with running_node(SETTINGS, host, metadata, memory_tables):
-                    pass
+        with pytest.raises(NotOurCluster, match="another directory"):
+            await world.run(overtaken)
+        world.put_back(older)
+        with pytest.raises(NotOurCluster, match="older copy"):
+            await world.start_and_store()
 
-            with pytest.raises(NotOurCluster, match="another directory"):
-                await world.run(overtaken)
-            world.put_back(older)
-            with pytest.raises(NotOurCluster, match="older copy"):
-                await world.start_and_store()
+    @as_scenario(play)
+    async def test_a_node_that_registered_before_there_were_claims_starts(
+        self, world: World
+    ) -> None:
+        await world.start_and_store(1)
 
-        play(scenario)
+        async def forget(host: Host) -> None:
+            await host.disk.write_file(f"/node/{INCARNATION}", b'{"claims":[""]}')
 
-    def test_a_node_that_registered_before_there_were_claims_starts(self) -> None:
-        async def scenario(world: World) -> None:
-            await world.start_and_store(1)
+        await world.run(forget)
+        await Membership(world.metadata).register(NodeId(1), "node-1:4440")
+        assert await world.start_and_store(2) == ""
 
-            async def forget(host: Host) -> None:
-                await host.disk.write_file(f"/node/{INCARNATION}", b'{"claims":[""]}')
+    @as_scenario(play)
+    async def test_the_directory_says_which_start_it_was(self, world: World) -> None:
+        for number in (1, 2, 3):
+            await world.start_and_store()
+            assert (await world.known()).incarnation == number
+            assert (await Membership(world.metadata).claim(NodeId(1))).incarnation == number
 
-            await world.run(forget)
-            await Membership(world.metadata).register(NodeId(1), "node-1:4440")
-            assert await world.start_and_store(2) == ""
+    @as_scenario(play)
+    async def test_what_is_noted_is_on_the_disk(self, world: World) -> None:
+        async def life(host: Host) -> None:
+            async with world.node(host) as node:
+                await store(node, 1, 1)
+                await asyncio.sleep(60)
 
-        play(scenario)
-
-    def test_the_directory_says_which_start_it_was(self) -> None:
-        async def scenario(world: World) -> None:
-            for number in (1, 2, 3):
-                await world.start_and_store()
-                assert (await world.known()).incarnation == number
-                assert (await Membership(world.metadata).claim(NodeId(1))).incarnation == number
-
-        play(scenario)
-
-    def test_what_is_noted_is_on_the_disk(self) -> None:
-        async def scenario(world: World) -> None:
-            async def life(host: Host) -> None:
-                async with world.node(host) as node:
-                    await store(node, 1, 1)
-                    await asyncio.sleep(60)
-
-            world.machine.start(life)
-            await asyncio.sleep(3.0)
-            world.machine.kill()
-            assert (await Membership(world.metadata).claim(NodeId(1))).reached >= 0
-            assert await world.start_and_store(3) == ""
-
-        play(scenario)
+        world.machine.start(life)
+        await asyncio.sleep(3.0)
+        world.machine.kill()
+        assert (await Membership(world.metadata).claim(NodeId(1))).reached >= 0
+        assert await world.start_and_store(3) == ""

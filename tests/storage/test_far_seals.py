@@ -8,6 +8,7 @@ import random
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from made_blocks import LOG, Made, run
+from scenarios import as_scenario
 
 from cordwood.client.append.producer import Producer
 from cordwood.errors import Rejected
@@ -30,63 +31,57 @@ def test_an_answer_tells_of_the_epochs_that_are_held_and_no_others() -> None:
     assert run(scenario) == SealReply({3: make_lsn(3, 9)}, 0)
 
 
-def test_a_seal_that_was_never_handed_out_is_refused_and_the_log_goes_on() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("log", b"1")
-            number = next(n for n in cluster.running if n != cluster.sequencer_of(1))
-            role = cluster.running[number]._storage
-            with pytest.raises(Rejected, match="has handed out none above 1"):
-                await role.seal(Seal(1, EPOCH_MAX, 0))
-            assert cluster.running[number].engine.sealed(1) <= 1
-            await store.append("log", b"2")
-            assert await values(store, "log") == [b"1", b"2"]
+@as_scenario(simulate)
+async def test_a_seal_that_was_never_handed_out_is_refused_and_the_log_goes_on(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("log", b"1")
+        number = next(n for n in cluster.running if n != cluster.sequencer_of(1))
+        role = cluster.running[number]._storage
+        with pytest.raises(Rejected, match="has handed out none above 1"):
+            await role.seal(Seal(1, EPOCH_MAX, 0))
+        assert cluster.running[number].engine.sealed(1) <= 1
+        await store.append("log", b"2")
+        assert await values(store, "log") == [b"1", b"2"]
 
-    simulate(scenario)
 
-
-def test_seals_lead_no_further_one_after_the_other() -> None:
+@as_scenario(simulate)
+async def test_seals_lead_no_further_one_after_the_other(cluster: ClusterAtHand) -> None:
     """Each was measured from the one before. The fifth was so far above the metadata store that
     no sequencer could pass over it: the log was lost for good."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=60) as store:
-            await store.append("log", b"1")
-            number = next(n for n in cluster.running if n != cluster.sequencer_of(1))
-            role = cluster.running[number]._storage
-            await role.seal(Seal(1, SEAL_AHEAD_MAX, 0))
-            with pytest.raises(Rejected, match="has handed out none above"):
-                await role.seal(Seal(1, 2 * SEAL_AHEAD_MAX, 0))
-            assert cluster.running[number].engine.sealed(1) == SEAL_AHEAD_MAX
-            await asyncio.sleep(1)
-            await store.append("log", b"2", producer=Producer(7))
-            assert (await store.append("log", b"3")).epoch > SEAL_AHEAD_MAX
-
-    simulate(scenario)
+    async with cluster.client(timeout_s=60) as store:
+        await store.append("log", b"1")
+        number = next(n for n in cluster.running if n != cluster.sequencer_of(1))
+        role = cluster.running[number]._storage
+        await role.seal(Seal(1, SEAL_AHEAD_MAX, 0))
+        with pytest.raises(Rejected, match="has handed out none above"):
+            await role.seal(Seal(1, 2 * SEAL_AHEAD_MAX, 0))
+        assert cluster.running[number].engine.sealed(1) == SEAL_AHEAD_MAX
+        await asyncio.sleep(1)
+        await store.append("log", b"2", producer=Producer(7))
+        assert (await store.append("log", b"3")).epoch > SEAL_AHEAD_MAX
 
 
-def test_an_activation_goes_above_the_seal_that_it_is_told() -> None:
+@as_scenario(simulate)
+async def test_an_activation_goes_above_the_seal_that_it_is_told(cluster: ClusterAtHand) -> None:
     """It used to take one epoch after the other, and nobody could append or read meanwhile."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("log", b"1")
-            old = cluster.sequencer_of(1)
-            cluster.kill(old)
-            await cluster.start(old)
-            for node in cluster.running.values():
-                await node._storage.seal(Seal(1, 40, 0))
-            assert (await store.append("log", b"2")).epoch == 41
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("log", b"1")
+        old = cluster.sequencer_of(1)
+        cluster.kill(old)
+        await cluster.start(old)
+        for node in cluster.running.values():
+            await node._storage.seal(Seal(1, 40, 0))
+        assert (await store.append("log", b"2")).epoch == 41
+        record = await EpochStore(cluster.metadata).read(1)
+        assert record is not None
+        assert record.next_epoch == 42
+        while record.clean_epoch < 40:
+            await asyncio.sleep(0.1)
             record = await EpochStore(cluster.metadata).read(1)
             assert record is not None
-            assert record.next_epoch == 42
-            while record.clean_epoch < 40:
-                await asyncio.sleep(0.1)
-                record = await EpochStore(cluster.metadata).read(1)
-                assert record is not None
-            assert await values(store, "log") == [b"1", b"2"]
-
-    simulate(scenario)
+        assert await values(store, "log") == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(

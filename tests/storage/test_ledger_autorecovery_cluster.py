@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from rebuild_scene import call_lost, lose_disk
+from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import Malformed
@@ -60,155 +61,153 @@ async def until_whole(
 
 
 class TestLostNode:
-    def test_closed_and_abandoned_ledgers_have_their_copies_again(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                closed, left, lives = [await store.ledgers.create(**E3) for _ in range(3)]
-                lost = closed.metadata.newest.nodes[0]
-                for made in (closed, left, lives):
-                    await made.append_many(payloads(30))
-                await closed.close()
-                left.abandon()
-                lose_disk(cluster, lost)
-                await lives.append_many(payloads(30))
-                await call_lost(cluster, lost)
-                await until_whole(cluster, store, closed.ledger_id, left.ledger_id)
-                found = await store.ledgers.metadata(closed.ledger_id)
-                assert lost not in found.newest.nodes
-                # Its writer lives and has gone on elsewhere.
-                assert await lives.append(b"more") == 60
-                await lives.close()
-                numbers = [made.ledger_id for made in (closed, left, lives)]
-                await until_whole(cluster, store, *numbers)
-                for number, count in zip(numbers, (30, 30, 61), strict=True):
-                    opened = await store.ledgers.open(number)
-                    assert len(await opened.read(0, count - 1)) == count
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+    async def test_closed_and_abandoned_ledgers_have_their_copies_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            closed, left, lives = [await store.ledgers.create(**E3) for _ in range(3)]
+            lost = closed.metadata.newest.nodes[0]
+            for made in (closed, left, lives):
+                await made.append_many(payloads(30))
+            await closed.close()
+            left.abandon()
+            lose_disk(cluster, lost)
+            await lives.append_many(payloads(30))
+            await call_lost(cluster, lost)
+            await until_whole(cluster, store, closed.ledger_id, left.ledger_id)
+            found = await store.ledgers.metadata(closed.ledger_id)
+            assert lost not in found.newest.nodes
+            # Its writer lives and has gone on elsewhere.
+            assert await lives.append(b"more") == 60
+            await lives.close()
+            numbers = [made.ledger_id for made in (closed, left, lives)]
+            await until_whole(cluster, store, *numbers)
+            for number, count in zip(numbers, (30, 30, 61), strict=True):
+                opened = await store.ledgers.open(number)
+                assert len(await opened.read(0, count - 1)) == count
 
-        simulate(scenario, nodes=5, storage=UNFLUSHED)
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+    async def test_a_node_that_was_let_in_again_empty_does_not_hide_what_it_lacks(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            closed, idle = [await store.ledgers.create(**E3) for _ in range(2)]
+            for made in (closed, idle):
+                await made.append_many(payloads(30))
+            await closed.close()
+            lost = closed.metadata.newest.nodes[0]
+            lose_disk(cluster, lost)
+            await call_lost(cluster, lost)
+            cluster.keep_starting(lost)
+            # It is back before anybody looked.
+            await until(lambda: lost in cluster.running, timeout_s=25)
+            numbers = [made.ledger_id for made in (closed, idle)]
+            await until_whole(cluster, store, *numbers)
 
-    def test_a_node_that_was_let_in_again_empty_does_not_hide_what_it_lacks(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                closed, idle = [await store.ledgers.create(**E3) for _ in range(2)]
-                for made in (closed, idle):
-                    await made.append_many(payloads(30))
-                await closed.close()
-                lost = closed.metadata.newest.nodes[0]
-                lose_disk(cluster, lost)
-                await call_lost(cluster, lost)
-                cluster.keep_starting(lost)
-                # It is back before anybody looked.
-                await until(lambda: lost in cluster.running, timeout_s=25)
-                numbers = [made.ledger_id for made in (closed, idle)]
-                await until_whole(cluster, store, *numbers)
-
-        simulate(scenario, nodes=5, storage=UNFLUSHED)
-
-    def test_it_goes_on_where_the_node_that_repaired_stops(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                numbers = []
-                for _ in range(6):
-                    made = await store.ledgers.create(**E3)
-                    await made.append_many(payloads(30))
-                    await made.close()
-                    numbers.append(made.ledger_id)
-                lose_disk(cluster, 1)
-                await call_lost(cluster, 1)
-                await until(lambda: any(
-                    key.startswith("leases/ledger-repair") for key in cluster.metadata.data.values
-                ))  # fmt: skip
-                leases = dict(await cluster.metadata.leases("ledger-repair"))
-                worker = int(next(iter(leases.values())).split()[1])
-                cluster.kill(worker)
-                await asyncio.sleep(3)
-                await cluster.start(worker)
-                await until_whole(cluster, store, *numbers)
-
-        simulate(scenario, nodes=6, storage=UNFLUSHED)
-
-    def test_nothing_is_repaired_while_it_is_switched_off(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
+    @as_scenario(simulate, nodes=6, storage=UNFLUSHED)
+    async def test_it_goes_on_where_the_node_that_repaired_stops(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            numbers = []
+            for _ in range(6):
                 made = await store.ledgers.create(**E3)
-                await made.append_many(payloads(3))
+                await made.append_many(payloads(30))
                 await made.close()
-                assert (await store.ledgers.autorecovery()).on
-                await store.ledgers.switch_autorecovery(on=False)
-                lost = made.metadata.newest.nodes[0]
-                lose_disk(cluster, lost)
-                await call_lost(cluster, lost)
-                await asyncio.sleep(200)
-                assert lost in (await store.ledgers.metadata(made.ledger_id)).newest.nodes
-                assert not (await store.ledgers.autorecovery()).on
-                await store.ledgers.switch_autorecovery(on=True)
-                await until_whole(cluster, store, made.ledger_id)
+                numbers.append(made.ledger_id)
+            lose_disk(cluster, 1)
+            await call_lost(cluster, 1)
+            await until(lambda: any(
+                key.startswith("leases/ledger-repair") for key in cluster.metadata.data.values
+            ))  # fmt: skip
+            leases = dict(await cluster.metadata.leases("ledger-repair"))
+            worker = int(next(iter(leases.values())).split()[1])
+            cluster.kill(worker)
+            await asyncio.sleep(3)
+            await cluster.start(worker)
+            await until_whole(cluster, store, *numbers)
 
-        simulate(scenario, nodes=5, storage=UNFLUSHED)
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+    async def test_nothing_is_repaired_while_it_is_switched_off(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            made = await store.ledgers.create(**E3)
+            await made.append_many(payloads(3))
+            await made.close()
+            assert (await store.ledgers.autorecovery()).on
+            await store.ledgers.switch_autorecovery(on=False)
+            lost = made.metadata.newest.nodes[0]
+            lose_disk(cluster, lost)
+            await call_lost(cluster, lost)
+            await asyncio.sleep(200)
+            assert lost in (await store.ledgers.metadata(made.ledger_id)).newest.nodes
+            assert not (await store.ledgers.autorecovery()).on
+            await store.ledgers.switch_autorecovery(on=True)
+            await until_whole(cluster, store, made.ledger_id)
 
-    def test_a_node_that_is_back_empty_is_filled_where_no_other_is_to_spare(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                closed, left = [await store.ledgers.create(**E3) for _ in range(2)]
-                for made in (closed, left):
-                    await made.append_many(payloads(30))
-                await closed.close()
-                left.abandon()
-                for _ in range(2):
-                    lose_disk(cluster, 2)
-                    await call_lost(cluster, 2)
-                    cluster.keep_starting(2)
-                    await until(lambda: 2 in cluster.running, timeout_s=600)
-                    await until_whole(cluster, store, closed.ledger_id, left.ledger_id)
-                found = await store.ledgers.metadata(closed.ledger_id)
-                assert found.fragments == closed.metadata.fragments
-
-        simulate(scenario, nodes=3, storage=UNFLUSHED)
-
-    def test_what_lacks_copies_is_told_where_no_node_is_to_spare(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                made = await store.ledgers.create(**E3)
-                await made.append_many(payloads(3))
-                await made.close()
+    @as_scenario(simulate, nodes=3, storage=UNFLUSHED)
+    async def test_a_node_that_is_back_empty_is_filled_where_no_other_is_to_spare(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            closed, left = [await store.ledgers.create(**E3) for _ in range(2)]
+            for made in (closed, left):
+                await made.append_many(payloads(30))
+            await closed.close()
+            left.abandon()
+            for _ in range(2):
                 lose_disk(cluster, 2)
                 await call_lost(cluster, 2)
-                await asyncio.sleep(120)
-                told = [each async for each in store.ledgers.under_replicated()]
-                assert [(each.ledger, each.nodes) for each in told] == [(made.ledger_id, (2,))]
-                assert (await store.ledgers.autorecovery()).auditor.startswith("node ")
+                cluster.keep_starting(2)
+                await until(lambda: 2 in cluster.running, timeout_s=600)
+                await until_whole(cluster, store, closed.ledger_id, left.ledger_id)
+            found = await store.ledgers.metadata(closed.ledger_id)
+            assert found.fragments == closed.metadata.fragments
 
-        simulate(scenario, nodes=3)
+    @as_scenario(simulate, nodes=3)
+    async def test_what_lacks_copies_is_told_where_no_node_is_to_spare(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            made = await store.ledgers.create(**E3)
+            await made.append_many(payloads(3))
+            await made.close()
+            lose_disk(cluster, 2)
+            await call_lost(cluster, 2)
+            await asyncio.sleep(120)
+            told = [each async for each in store.ledgers.under_replicated()]
+            assert [(each.ledger, each.nodes) for each in told] == [(made.ledger_id, (2,))]
+            assert (await store.ledgers.autorecovery()).auditor.startswith("node ")
 
 
 class TestMarks:
-    def test_a_mark_that_grew_meanwhile_stays(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            marks = LedgerMarks(cluster.metadata)
-            for ledger in (7, 2**40):
-                await marks.add(Mark(ledger, (1,), 5))
-                found = await marks.get(ledger)
-                assert found is not None
-                await marks.add(Mark(ledger, (2,), 6))
-                assert not await marks.finish(ledger, found[1])
-                again = await marks.get(ledger)
-                assert again is not None
-                assert again[0] == Mark(ledger, (1, 2), 6)
-            assert await marked(cluster) == [7, 2**40]
-            assert await marks.page(7, 9) == [2**40]
-            assert await marks.finish(ledger, again[1])
-            assert await marked(cluster) == [7]
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_mark_that_grew_meanwhile_stays(self, cluster: ClusterAtHand) -> None:
+        marks = LedgerMarks(cluster.metadata)
+        for ledger in (7, 2**40):
+            await marks.add(Mark(ledger, (1,), 5))
+            found = await marks.get(ledger)
+            assert found is not None
+            await marks.add(Mark(ledger, (2,), 6))
+            assert not await marks.finish(ledger, found[1])
+            again = await marks.get(ledger)
+            assert again is not None
+            assert again[0] == Mark(ledger, (1, 2), 6)
+        assert await marked(cluster) == [7, 2**40]
+        assert await marks.page(7, 9) == [2**40]
+        assert await marks.finish(ledger, again[1])
+        assert await marked(cluster) == [7]
 
     @pytest.mark.parametrize("value", [b"", b"[]", b'{"nodes": [1], "since_us": 1, "more": 2}'])
-    def test_a_value_that_is_no_mark_is_named(self, value: bytes) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            marks = LedgerMarks(cluster.metadata)
-            await marks.add(Mark(7, (1,), 5))
-            ((key, found),) = cluster.metadata.data.listed("ledger-marks/")
-            await cluster.metadata.compare_and_set(key, value, found.version)
-            with pytest.raises(Malformed, match="ledger-marks"):
-                await marks.get(7)
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_value_that_is_no_mark_is_named(
+        self, cluster: ClusterAtHand, *, value: bytes
+    ) -> None:
+        marks = LedgerMarks(cluster.metadata)
+        await marks.add(Mark(7, (1,), 5))
+        ((key, found),) = cluster.metadata.data.listed("ledger-marks/")
+        await cluster.metadata.compare_and_set(key, value, found.version)
+        with pytest.raises(Malformed, match="ledger-marks"):
+            await marks.get(7)

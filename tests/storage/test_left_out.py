@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from made_blocks import LOG, OWNER, at, block, made_host, run
+from scenarios import as_scenario
 from stream_ends import ReaderEnd, pumped
 from wal_memory_disk import MemoryDisk
 
@@ -60,28 +61,24 @@ def mixed() -> LogReader:
         ({"keys": B, "one_copy": OneCopy()}, ["blocks [7] to 8"]),
     ],
 )  # fmt: skip
-def test_what_is_sent_and_what_is_told_instead(changes, told) -> None:
-    async def scenario() -> None:
-        end = ReaderEnd()
-        streams = ReadStreams(mixed(), NodeId(2))
-        streams.start(end.connection, replace(ALL, **changes))
-        await pumped()
-        assert end.told() == ["reading", *told]
-
-    run(scenario)
+@as_scenario(run)
+async def test_what_is_sent_and_what_is_told_instead(*, changes, told) -> None:
+    end = ReaderEnd()
+    streams = ReadStreams(mixed(), NodeId(2))
+    streams.start(end.connection, replace(ALL, **changes))
+    await pumped()
+    assert end.told() == ["reading", *told]
 
 
-def test_bodies_that_are_left_out_use_up_no_credit() -> None:
-    async def scenario() -> None:
-        end = ReaderEnd()
-        blocks = [block(at(n), bytes(10_000)) for n in range(1, 9)]
-        ReadStreams(cached(*blocks)).start(
-            end.connection, replace(ALL, heads_only=True, bytes_limit=2_000)
-        )
-        await pumped()
-        assert end.told()[-1].endswith("to 9")
-
-    run(scenario)
+@as_scenario(run)
+async def test_bodies_that_are_left_out_use_up_no_credit() -> None:
+    end = ReaderEnd()
+    blocks = [block(at(n), bytes(10_000)) for n in range(1, 9)]
+    ReadStreams(cached(*blocks)).start(
+        end.connection, replace(ALL, heads_only=True, bytes_limit=2_000)
+    )
+    await pumped()
+    assert end.told()[-1].endswith("to 9")
 
 
 async def stored(*blocks: Any) -> LogsStore:
@@ -135,159 +132,146 @@ def rotten(store: LogsStore, what: str, monkeypatch: pytest.MonkeyPatch) -> None
         ("part", ["checksum_fail 1-5", "blocks [] to 6"]),
     ],
 )
-def test_one_bad_block_is_told_and_the_others_are_sent(what, told, monkeypatch) -> None:
+@as_scenario(run)
+async def test_one_bad_block_is_told_and_the_others_are_sent(*, what, told, monkeypatch) -> None:
     """It used to be read again each second for ever, and nothing behind it was sent."""
-
-    async def scenario() -> None:
-        store = await stored(*(block(at(n), b"body%d" % n) for n in range(1, 6)))
-        rotten(store, what, monkeypatch)
-        cache = LogCache()
-        cache.log(LOG).release(at(5))
-        streams, end = ReadStreams(LogReader(cache, store)), ReaderEnd()
-        streams.start(end.connection, ALL)
-        async with asyncio.TaskGroup() as tasks:
-            runner = tasks.create_task(streams.run())
-            await asyncio.sleep(5)
-            runner.cancel()
-        assert end.told() == ["reading", *told]
-
-    run(scenario)
+    store = await stored(*(block(at(n), b"body%d" % n) for n in range(1, 6)))
+    rotten(store, what, monkeypatch)
+    cache = LogCache()
+    cache.log(LOG).release(at(5))
+    streams, end = ReadStreams(LogReader(cache, store)), ReaderEnd()
+    streams.start(end.connection, ALL)
+    async with asyncio.TaskGroup() as tasks:
+        runner = tasks.create_task(streams.run())
+        await asyncio.sleep(5)
+        runner.cancel()
+    assert end.told() == ["reading", *told]
 
 
-def test_a_digest_of_which_a_part_is_not_known_is_none(monkeypatch) -> None:
-    async def scenario() -> None:
-        store = await stored(*(block(at(n), b"body%d" % n) for n in range(1, 6)))
-        rotten(store, "body", monkeypatch)
-        cache = LogCache()
-        streams, end = ReadStreams(LogReader(cache, store)), ReaderEnd()
-        streams.start(end.connection, replace(ALL, digest=True, until=at(5), window_high=at(5)))
-        async with asyncio.TaskGroup() as tasks:
-            runner = tasks.create_task(streams.run())
-            await asyncio.sleep(0.5)
-            runner.cancel()
-        assert end.told() == ["reading", "reading"]
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_digest_of_which_a_part_is_not_known_is_none(*, monkeypatch) -> None:
+    store = await stored(*(block(at(n), b"body%d" % n) for n in range(1, 6)))
+    rotten(store, "body", monkeypatch)
+    cache = LogCache()
+    streams, end = ReadStreams(LogReader(cache, store)), ReaderEnd()
+    streams.start(end.connection, replace(ALL, digest=True, until=at(5), window_high=at(5)))
+    async with asyncio.TaskGroup() as tasks:
+        runner = tasks.create_task(streams.run())
+        await asyncio.sleep(0.5)
+        runner.cancel()
+    assert end.told() == ["reading", "reading"]
 
 
-def test_a_client_with_many_cold_streams_lets_one_with_few_have_its_turn(monkeypatch) -> None:
+@as_scenario(run)
+async def test_a_client_with_many_cold_streams_lets_one_with_few_have_its_turn(
+    *, monkeypatch
+) -> None:
     """All streams of the first client stood in one queue before the second one's."""
+    store = await stored(*(block(at(n), b"body") for n in range(1, 4)))
+    cache = LogCache()
+    cache.log(LOG).release(at(3))
+    streams = ReadStreams(LogReader(cache, store))
+    many, few = ReaderEnd(), ReaderEnd()
+    for number in range(100):
+        streams.start(many.connection, replace(ALL, stream=number))
+    streams.start(few.connection, ALL)
+    await pumped()
+    order: list[Any] = []
+    fetch = streams._fetch
 
-    async def scenario() -> None:
-        store = await stored(*(block(at(n), b"body") for n in range(1, 4)))
-        cache = LogCache()
-        cache.log(LOG).release(at(3))
-        streams = ReadStreams(LogReader(cache, store))
-        many, few = ReaderEnd(), ReaderEnd()
-        for number in range(100):
-            streams.start(many.connection, replace(ALL, stream=number))
-        streams.start(few.connection, ALL)
-        await pumped()
-        order: list[Any] = []
-        fetch = streams._fetch
+    async def noting(stream: Any) -> None:
+        order.append(stream.connection)
+        await fetch(stream)
 
-        async def noting(stream: Any) -> None:
-            order.append(stream.connection)
-            await fetch(stream)
-
-        monkeypatch.setattr(streams, "_fetch", noting)
-        async with asyncio.TaskGroup() as tasks:
-            runner = tasks.create_task(streams.run())
-            await asyncio.sleep(5)
-            runner.cancel()
-        assert order.index(few.connection) == 1
-        assert few.told()[-1] == "blocks [1 2 3] to 4"
-
-    run(scenario)
+    monkeypatch.setattr(streams, "_fetch", noting)
+    async with asyncio.TaskGroup() as tasks:
+        runner = tasks.create_task(streams.run())
+        await asyncio.sleep(5)
+        runner.cancel()
+    assert order.index(few.connection) == 1
+    assert few.told()[-1] == "blocks [1 2 3] to 4"
 
 
-def test_a_tick_ends_after_so_many_batches(monkeypatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(read_streams, "TICK_BATCHES", 3)
-        end = ReaderEnd()
-        streams = ReadStreams(cached(block(at(1))))
+@as_scenario(run)
+async def test_a_tick_ends_after_so_many_batches(*, monkeypatch) -> None:
+    monkeypatch.setattr(read_streams, "TICK_BATCHES", 3)
+    end = ReaderEnd()
+    streams = ReadStreams(cached(block(at(1))))
+    for number in range(10):
+        streams.start(end.connection, replace(ALL, stream=number))
+    await asyncio.sleep(0)
+    assert streams.sent_blocks == 3
+    await pumped()
+    assert streams.sent_blocks == 10
+
+
+@as_scenario(run)
+async def test_a_tick_ends_after_so_long_and_one_batch_at_least() -> None:
+    """A batch of blocks that are left out sends nothing, and a busy core makes any slow."""
+    loop, took_s = asyncio.get_running_loop(), read_streams.TICK_S / 2
+    end = ReaderEnd()
+    streams = ReadStreams(cached(block(at(1))))
+    send = streams._send_batch
+    time_s = loop.time()
+
+    def slow(stream: Any, pushes: Any) -> bool:
+        nonlocal time_s
+        time_s += took_s
+        return send(stream, pushes)
+
+    streams._send_batch = slow  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "time", lambda: time_s)
         for number in range(10):
             streams.start(end.connection, replace(ALL, stream=number))
-        await asyncio.sleep(0)
-        assert streams.sent_blocks == 3
-        await pumped()
-        assert streams.sent_blocks == 10
-
-    run(scenario)
-
-
-def test_a_tick_ends_after_so_long_and_one_batch_at_least() -> None:
-    """A batch of blocks that are left out sends nothing, and a busy core makes any slow."""
-
-    async def scenario() -> None:
-        loop, took_s = asyncio.get_running_loop(), read_streams.TICK_S / 2
-        end = ReaderEnd()
-        streams = ReadStreams(cached(block(at(1))))
-        send = streams._send_batch
-        time_s = loop.time()
-
-        def slow(stream: Any, pushes: Any) -> bool:
-            nonlocal time_s
-            time_s += took_s
-            return send(stream, pushes)
-
-        streams._send_batch = slow  # type: ignore[method-assign]
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(loop, "time", lambda: time_s)
-            for number in range(10):
-                streams.start(end.connection, replace(ALL, stream=number))
-            sent = []
-            for _ in range(4):
-                streams._pump()
-                sent.append(streams.sent_blocks)
-            took_s = 10 * read_streams.TICK_S
-            for _ in range(2):
-                streams._pump()
-                sent.append(streams.sent_blocks)
-        assert sent == [2, 4, 6, 8, 9, 10]
-
-    run(scenario)
+        sent = []
+        for _ in range(4):
+            streams._pump()
+            sent.append(streams.sent_blocks)
+        took_s = 10 * read_streams.TICK_S
+        for _ in range(2):
+            streams._pump()
+            sent.append(streams.sent_blocks)
+    assert sent == [2, 4, 6, 8, 9, 10]
 
 
-def test_a_release_wakes_nobody_whose_window_is_closed() -> None:
-    async def scenario() -> None:
-        end = ReaderEnd()
-        reader = cached(*(block(at(n)) for n in range(1, 10)))
-        log = reader.get(LOG)
-        assert log is not None
-        log.release(at(9))
-        streams = ReadStreams(reader)
-        closed, done, open_ = 1, 2, 3
-        streams.start(end.connection, replace(ALL, stream=closed, window_high=at(3)))
-        streams.start(end.connection, replace(ALL, stream=done, until=at(4)))
-        streams.start(end.connection, replace(ALL, stream=open_))
-        await pumped()
-        woken: list[int] = []
-        send = streams._send_batch
+@as_scenario(run)
+async def test_a_release_wakes_nobody_whose_window_is_closed() -> None:
+    end = ReaderEnd()
+    reader = cached(*(block(at(n)) for n in range(1, 10)))
+    log = reader.get(LOG)
+    assert log is not None
+    log.release(at(9))
+    streams = ReadStreams(reader)
+    closed, done, open_ = 1, 2, 3
+    streams.start(end.connection, replace(ALL, stream=closed, window_high=at(3)))
+    streams.start(end.connection, replace(ALL, stream=done, until=at(4)))
+    streams.start(end.connection, replace(ALL, stream=open_))
+    await pumped()
+    woken: list[int] = []
+    send = streams._send_batch
 
-        def noting(stream: Any, pushes: Any) -> bool:
-            woken.append(stream.number)
-            return send(stream, pushes)
+    def noting(stream: Any, pushes: Any) -> bool:
+        woken.append(stream.number)
+        return send(stream, pushes)
 
-        streams._send_batch = noting  # type: ignore[method-assign]
-        end.frames()
-        log.insert(block(at(10)))
-        log.release(at(10))
-        streams.on_change(LOG)
-        await pumped()
-        assert woken == [open_]
-        assert end.told() == ["blocks [10] to 11"]
-        # The window opens: what was released meanwhile comes.
-        streams.move_window(end.connection, closed, at(5), 1 << 40)
-        await pumped()
-        assert end.told() == ["blocks [4 5] to 6"]
-        # Of a trim it is told whatever its window, up to where it reads; and once.
-        woken.clear()
-        log.trim_to(at(8))
-        streams.on_change(LOG)
-        streams.on_change(LOG)
-        await pumped()
-        assert woken == [closed, open_]
-        assert end.told() == ["blocks [] to 9"]
-
-    run(scenario)
+    streams._send_batch = noting  # type: ignore[method-assign]
+    end.frames()
+    log.insert(block(at(10)))
+    log.release(at(10))
+    streams.on_change(LOG)
+    await pumped()
+    assert woken == [open_]
+    assert end.told() == ["blocks [10] to 11"]
+    # The window opens: what was released meanwhile comes.
+    streams.move_window(end.connection, closed, at(5), 1 << 40)
+    await pumped()
+    assert end.told() == ["blocks [4 5] to 6"]
+    # Of a trim it is told whatever its window, up to where it reads; and once.
+    woken.clear()
+    log.trim_to(at(8))
+    streams.on_change(LOG)
+    streams.on_change(LOG)
+    await pumped()
+    assert woken == [closed, open_]
+    assert end.told() == ["blocks [] to 9"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from made_blocks import Made, at, packed, run, turns
+from scenarios import as_scenario
 
 from cordwood.block import BlockKind
 from cordwood.errors import Retryable
@@ -39,117 +40,98 @@ async def left_over_in_logs_db() -> Made:
 
 
 class TestWhatDoesNotCount:
-    def test_is_not_found_by_time(self) -> None:
+    @as_scenario(run)
+    async def test_is_not_found_by_time(self) -> None:
         """Seed 1195987578: the least of the answers was the LSN of such a block, too early."""
+        made = await left_over_in_logs_db()
+        reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
+        assert (reply.before, reply.at) == (at(2), at(5, 2))
 
-        async def scenario() -> None:
-            made = await left_over_in_logs_db()
-            reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
-            assert (reply.before, reply.at) == (at(2), at(5, 2))
+    @as_scenario(run)
+    async def test_is_not_the_end_of_the_log(self) -> None:
+        made = await left_over_in_logs_db()
+        reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(4, 2)))
+        assert (reply.first, reply.last, reply.last_us) == (at(1), at(2), 20)
 
-        run(scenario)
-
-    def test_is_not_the_end_of_the_log(self) -> None:
-        async def scenario() -> None:
-            made = await left_over_in_logs_db()
-            reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(4, 2)))
-            assert (reply.first, reply.last, reply.last_us) == (at(1), at(2), 20)
-
-        run(scenario)
-
-    def test_a_copy_that_recovery_kept_is_found_behind_one_that_does_not_count(self) -> None:
-        async def scenario() -> None:
-            made = await left_over_in_logs_db()
-            # Recovery by the seal kept the third record after all, with its own envelope.
-            await made.engine.seal(LOG, 2, 1)
-            settled = made.store(packed(at(3), time_us=90, seal=2), seal=2)
-            await turns()
-            assert settled == [()]
-            await flush(made)
-            reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
-            assert (reply.before, reply.at) == (at(2), at(3))
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_copy_that_recovery_kept_is_found_behind_one_that_does_not_count(self) -> None:
+        made = await left_over_in_logs_db()
+        # Recovery by the seal kept the third record after all, with its own envelope.
+        await made.engine.seal(LOG, 2, 1)
+        settled = made.store(packed(at(3), time_us=90, seal=2), seal=2)
+        await turns()
+        assert settled == [()]
+        await flush(made)
+        reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
+        assert (reply.before, reply.at) == (at(2), at(3))
 
 
-def test_who_slept_through_a_recovery_does_not_answer_for_its_epoch() -> None:
+@as_scenario(run)
+async def test_who_slept_through_a_recovery_does_not_answer_for_its_epoch() -> None:
     """Seed 14000529: a sequencer that hung wrote on as it woke, above the end of its epoch, and its
     node was asked before it heard that this epoch was over. That readers are in the next one says
     it."""
-
-    async def scenario() -> None:
-        made = await Made.new()
-        for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
-            made.store(packed(lsn, time_us=time_us, lng=at(1)))
-        await turns()
-        search = LogSearch(made.engine)
-        assert (await search.find_time(AskTime(LOG, 50, at(3), True))).at == at(3)
-        for ask in (
-            search.find_time(AskTime(LOG, 50, at(1, 2), True)),
-            search.extent(AskExtent(LOG, at(1, 2))),
-        ):
-            with pytest.raises(Retryable, match="has still to learn"):
-                await ask
-        await made.engine.purge(LOG, 1, seal=2, lng=at(2))
-        assert (await search.find_time(AskTime(LOG, 50, at(1, 2), True))).at == 0
-
-    run(scenario)
+    made = await Made.new()
+    for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
+        made.store(packed(lsn, time_us=time_us, lng=at(1)))
+    await turns()
+    search = LogSearch(made.engine)
+    assert (await search.find_time(AskTime(LOG, 50, at(3), True))).at == at(3)
+    for ask in (
+        search.find_time(AskTime(LOG, 50, at(1, 2), True)),
+        search.extent(AskExtent(LOG, at(1, 2))),
+    ):
+        with pytest.raises(Retryable, match="has still to learn"):
+            await ask
+    await made.engine.purge(LOG, 1, seal=2, lng=at(2))
+    assert (await search.find_time(AskTime(LOG, 50, at(1, 2), True))).at == 0
 
 
-def test_a_bridge_that_does_not_count_says_nothing_of_the_time() -> None:
+@as_scenario(run)
+async def test_a_bridge_that_does_not_count_says_nothing_of_the_time() -> None:
     """Another recovery kept the third record, which other nodes hold. Where this node alone
     answered, reading began behind that record."""
-
-    async def scenario() -> None:
-        made = await Made.new()
-        for lsn, time_us in ((at(1), 10), (at(2), 20)):
-            made.store(packed(lsn, time_us=time_us, lng=at(1)))
-        await made.engine.seal(LOG, 2, 0)
-        made.store(packed(at(3), kind=BlockKind.BRIDGE, time_us=20, seal=2), seal=2)
-        await flush(made)
-        await made.engine.purge(LOG, 1, seal=3, lng=at(2))
-        reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
-        assert (reply.before, reply.at) == (at(2), 0)
-
-    run(scenario)
+    made = await Made.new()
+    for lsn, time_us in ((at(1), 10), (at(2), 20)):
+        made.store(packed(lsn, time_us=time_us, lng=at(1)))
+    await made.engine.seal(LOG, 2, 0)
+    made.store(packed(at(3), kind=BlockKind.BRIDGE, time_us=20, seal=2), seal=2)
+    await flush(made)
+    await made.engine.purge(LOG, 1, seal=3, lng=at(2))
+    reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
+    assert (reply.before, reply.at) == (at(2), 0)
 
 
-def test_what_recovery_stores_late_is_not_the_last_record() -> None:
+@as_scenario(run)
+async def test_what_recovery_stores_late_is_not_the_last_record() -> None:
     """Records of epoch 2 were flushed while epoch 1 was recovered. Its end came to the cache then,
     and every node named it as the last record of the log."""
-
-    async def scenario() -> None:
-        made = await Made.new()
-        made.store(packed(at(1), time_us=10))
-        made.store(packed(at(2, 2), time_us=30))
-        await flush(made)
-        await made.engine.seal(LOG, 2, 0)
-        made.store(packed(at(1), time_us=10, seal=2), seal=2)
-        await turns()
-        await made.engine.purge(LOG, 1, seal=2, lng=at(0))
-        reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(4, 2)))
-        assert (reply.first, reply.last, reply.last_us) == (at(1), at(2, 2), 30)
-
-    run(scenario)
+    made = await Made.new()
+    made.store(packed(at(1), time_us=10))
+    made.store(packed(at(2, 2), time_us=30))
+    await flush(made)
+    await made.engine.seal(LOG, 2, 0)
+    made.store(packed(at(1), time_us=10, seal=2), seal=2)
+    await turns()
+    await made.engine.purge(LOG, 1, seal=2, lng=at(0))
+    reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(4, 2)))
+    assert (reply.first, reply.last, reply.last_us) == (at(1), at(2, 2), 30)
 
 
-def test_the_first_record_may_stand_behind_many_bridges_in_logs_db() -> None:
+@as_scenario(run)
+async def test_the_first_record_may_stand_behind_many_bridges_in_logs_db() -> None:
     """A read of LogsDB ended at the bridges of epochs without a record, and the cache was searched
     to its end: a record there was named, and not the first one behind the bridges."""
-
-    async def scenario() -> None:
-        made = await Made.new()
-        for epoch in range(1, 70):
-            made.store(packed(at(1, epoch), kind=BlockKind.BRIDGE, time_us=10))
-        made.store(packed(at(1, 70), time_us=20))
-        await flush(made)
-        made.store(packed(at(2, 70), time_us=30, lng=at(1, 70)))
-        await turns()
-        await made.engine.purge(LOG, 69, seal=0, lng=0)
-        held = made.engine.cache.log(LOG)
-        for epoch in held.unclean_epochs(70):
-            await made.engine.purge(LOG, epoch, seal=epoch + 1, lng=at(1, epoch))
-        reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(2, 70)))
-        assert (reply.first, reply.last) == (at(1, 70), at(2, 70))
-
-    run(scenario)
+    made = await Made.new()
+    for epoch in range(1, 70):
+        made.store(packed(at(1, epoch), kind=BlockKind.BRIDGE, time_us=10))
+    made.store(packed(at(1, 70), time_us=20))
+    await flush(made)
+    made.store(packed(at(2, 70), time_us=30, lng=at(1, 70)))
+    await turns()
+    await made.engine.purge(LOG, 69, seal=0, lng=0)
+    held = made.engine.cache.log(LOG)
+    for epoch in held.unclean_epochs(70):
+        await made.engine.purge(LOG, epoch, seal=epoch + 1, lng=at(1, epoch))
+    reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(2, 70)))
+    assert (reply.first, reply.last) == (at(1, 70), at(2, 70))

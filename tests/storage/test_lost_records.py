@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from made_blocks import LIMITS, OWNER, PATH, Made, at, open_engine, packed, run, turns
+from scenarios import as_scenario
 
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent
@@ -56,28 +57,26 @@ LOST = ((8192, 16384),)
 
 
 class TestRestarts:
-    def test_the_verdict_outlives_the_wal_that_showed_it(self) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            assert made.engine.logs.lost == LOST
-            await store_one(made, 4)
+    @as_scenario(run)
+    async def test_the_verdict_outlives_the_wal_that_showed_it(self) -> None:
+        made = await with_rot()
+        assert made.engine.logs.lost == LOST
+        await store_one(made, 4)
+        await flush(made)
+        for life in range(3):
+            await restart(made)
+            recovery = made.engine.wal.recovery
+            assert recovery is not None
+            assert recovery.damage == (), "the WAL knows nothing of it any more"
+            assert (made.engine.logs.lost, "(8192, 16384)" in made.engine.damage) == (
+                LOST,
+                True,
+            )
+            with pytest.raises(Retryable, match="does not know what it holds"):
+                await LogSearch(made.engine).extent(AskExtent(5, at(9)))
+            assert not (await made.engine.seal(6, 2 + life, 1)).is_sure
+            await store_one(made, 5 + life)
             await flush(made)
-            for life in range(3):
-                await restart(made)
-                recovery = made.engine.wal.recovery
-                assert recovery is not None
-                assert recovery.damage == (), "the WAL knows nothing of it any more"
-                assert (made.engine.logs.lost, "(8192, 16384)" in made.engine.damage) == (
-                    LOST,
-                    True,
-                )
-                with pytest.raises(Retryable, match="does not know what it holds"):
-                    await LogSearch(made.engine).extent(AskExtent(5, at(9)))
-                assert not (await made.engine.seal(6, 2 + life, 1)).is_sure
-                await store_one(made, 5 + life)
-                await flush(made)
-
-        run(scenario)
 
     def test_a_node_that_forgets_it_is_caught(self) -> None:
         async def scenario() -> None:
@@ -90,137 +89,119 @@ class TestRestarts:
         with planted(find_bug("damage-forgotten")):
             run(scenario)
 
-    def test_without_a_flush_the_wal_shows_it_again(self) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            for _ in range(2):
-                await restart(made)
-                assert made.engine.logs.lost == LOST
-
-        run(scenario)
-
-    def test_a_crash_between_flush_and_trim_tells_it_once(self) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            await store_one(made, 4)
-            await flush(made, with_trim=False)
-            for _ in range(2):
-                await restart(made)
-                recovery = made.engine.wal.recovery
-                assert recovery is not None
-                assert (recovery.damage, made.engine.logs.lost) == (LOST, LOST)
-
-        run(scenario)
-
-    def test_a_flush_that_fails_trims_nothing_and_the_wal_shows_it_again(self) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            await store_one(made, 4)
-            batch = made.engine.cut()
-            assert batch is not None
-            await made.engine.logs.tables.close()
-            with pytest.raises(TablesFailed):
-                await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0)
+    @as_scenario(run)
+    async def test_without_a_flush_the_wal_shows_it_again(self) -> None:
+        made = await with_rot()
+        for _ in range(2):
             await restart(made)
             assert made.engine.logs.lost == LOST
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_crash_between_flush_and_trim_tells_it_once(self) -> None:
+        made = await with_rot()
+        await store_one(made, 4)
+        await flush(made, with_trim=False)
+        for _ in range(2):
+            await restart(made)
+            recovery = made.engine.wal.recovery
+            assert recovery is not None
+            assert (recovery.damage, made.engine.logs.lost) == (LOST, LOST)
 
-    def test_what_another_start_loses_comes_on_top(self) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            await store_one(made, 4)
-            await flush(made)
-            places = len(made.disk.file.history)
-            await store_one(made, 5)
-            offset, _ = made.disk.file.history[places]
-            await made.engine.wal.close()
-            made.disk.files[PATH].stable[offset + 4500] ^= 1
-            await made.open()
-            assert len(made.engine.logs.lost) == 2
-            assert made.engine.logs.lost[:1] == LOST
+    @as_scenario(run)
+    async def test_a_flush_that_fails_trims_nothing_and_the_wal_shows_it_again(self) -> None:
+        made = await with_rot()
+        await store_one(made, 4)
+        batch = made.engine.cut()
+        assert batch is not None
+        await made.engine.logs.tables.close()
+        with pytest.raises(TablesFailed):
+            await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0)
+        await restart(made)
+        assert made.engine.logs.lost == LOST
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_what_another_start_loses_comes_on_top(self) -> None:
+        made = await with_rot()
+        await store_one(made, 4)
+        await flush(made)
+        places = len(made.disk.file.history)
+        await store_one(made, 5)
+        offset, _ = made.disk.file.history[places]
+        await made.engine.wal.close()
+        made.disk.files[PATH].stable[offset + 4500] ^= 1
+        await made.open()
+        assert len(made.engine.logs.lost) == 2
+        assert made.engine.logs.lost[:1] == LOST
 
 
 class TestAccepted:
     """An operator says that nobody is to wait for it any more."""
 
     @pytest.mark.parametrize("is_flushed", [False, True])
-    def test_the_node_knows_again_whatever_its_wal_still_shows(self, is_flushed) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            if is_flushed:
-                await store_one(made, 4)
-                await flush(made)
-                await restart(made)
-            await made.engine.accept_loss()
-            for _ in range(2):
-                assert (made.engine.logs.lost, made.engine.damage) == ((), "")
-                await LogSearch(made.engine).extent(AskExtent(5, at(9)))
-                await restart(made)
-            await store_one(made, 5)
+    @as_scenario(run)
+    async def test_the_node_knows_again_whatever_its_wal_still_shows(self, *, is_flushed) -> None:
+        made = await with_rot()
+        if is_flushed:
+            await store_one(made, 4)
             await flush(made)
             await restart(made)
-            assert made.engine.damage == ""
+        await made.engine.accept_loss()
+        for _ in range(2):
+            assert (made.engine.logs.lost, made.engine.damage) == ((), "")
+            await LogSearch(made.engine).extent(AskExtent(5, at(9)))
+            await restart(made)
+        await store_one(made, 5)
+        await flush(made)
+        await restart(made)
+        assert made.engine.damage == ""
 
-        run(scenario)
-
-    def test_what_is_lost_after_that_is_unknown_as_before(self) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            await made.engine.accept_loss()
-            places = len(made.disk.file.history)
-            await store_one(made, 4)
-            offset, _ = made.disk.file.history[places]
-            await made.engine.wal.close()
-            made.disk.files[PATH].stable[offset + 4500] ^= 1
-            await made.open()
-            assert len(made.engine.logs.lost) == 1
-            assert made.engine.logs.lost != LOST
-
-        run(scenario)
-
-    def test_where_it_cannot_be_written_nothing_changes(self) -> None:
-        async def scenario() -> None:
-            made = await with_rot()
-            await made.engine.logs.tables.close()
-            with pytest.raises(TablesFailed):
-                await made.engine.accept_loss()
-            assert (made.engine.logs.lost, made.engine.damage != "") == (LOST, True)
-
-        run(scenario)
-
-    def test_a_node_that_lost_nothing_accepts_nothing(self) -> None:
-        async def scenario() -> None:
-            made = await Made.new()
-            await store_one(made, 1)
-            await made.engine.accept_loss()
-            offset, _ = made.disk.file.history[-1]
-            await made.engine.wal.close()
-            made.disk.files[PATH].stable[offset + 4500] ^= 1
-            await made.open()
-            assert len(made.engine.logs.lost) == 1, "a word from before says nothing of it"
-
-        run(scenario)
-
-
-def test_what_a_flush_had_taken_before_it_rotted_is_not_lost() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        for number in (1, 2, 3):
-            await store_one(made, number)
-        offset, _ = made.disk.file.history[3]
-        await flush(made, with_trim=False)
+    @as_scenario(run)
+    async def test_what_is_lost_after_that_is_unknown_as_before(self) -> None:
+        made = await with_rot()
+        await made.engine.accept_loss()
+        places = len(made.disk.file.history)
+        await store_one(made, 4)
+        offset, _ = made.disk.file.history[places]
         await made.engine.wal.close()
         made.disk.files[PATH].stable[offset + 4500] ^= 1
         await made.open()
-        recovery = made.engine.wal.recovery
-        assert recovery is not None
-        assert recovery.damage == LOST
-        assert (made.engine.logs.lost, made.engine.damage) == ((), "")
+        assert len(made.engine.logs.lost) == 1
+        assert made.engine.logs.lost != LOST
 
-    run(scenario)
+    @as_scenario(run)
+    async def test_where_it_cannot_be_written_nothing_changes(self) -> None:
+        made = await with_rot()
+        await made.engine.logs.tables.close()
+        with pytest.raises(TablesFailed):
+            await made.engine.accept_loss()
+        assert (made.engine.logs.lost, made.engine.damage != "") == (LOST, True)
+
+    @as_scenario(run)
+    async def test_a_node_that_lost_nothing_accepts_nothing(self) -> None:
+        made = await Made.new()
+        await store_one(made, 1)
+        await made.engine.accept_loss()
+        offset, _ = made.disk.file.history[-1]
+        await made.engine.wal.close()
+        made.disk.files[PATH].stable[offset + 4500] ^= 1
+        await made.open()
+        assert len(made.engine.logs.lost) == 1, "a word from before says nothing of it"
+
+
+@as_scenario(run)
+async def test_what_a_flush_had_taken_before_it_rotted_is_not_lost() -> None:
+    made = await Made.new()
+    for number in (1, 2, 3):
+        await store_one(made, number)
+    offset, _ = made.disk.file.history[3]
+    await flush(made, with_trim=False)
+    await made.engine.wal.close()
+    made.disk.files[PATH].stable[offset + 4500] ^= 1
+    await made.open()
+    recovery = made.engine.wal.recovery
+    assert recovery is not None
+    assert recovery.damage == LOST
+    assert (made.engine.logs.lost, made.engine.damage) == ((), "")
 
 
 def test_the_row_of_lost_ranges_reads_back() -> None:

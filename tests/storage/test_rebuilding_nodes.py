@@ -16,6 +16,7 @@ from rebuild_scene import (
     order,
     put_records,
 )
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
@@ -40,124 +41,117 @@ def known_empty(cluster: ClusterAtHand, node: int) -> bool:
     return set(found) == {Authority.AUTHORITATIVE_EMPTY}
 
 
-def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empty() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        await asyncio.sleep(1)
-        assert not await missing(cluster)
-        before = await copies(cluster)
-        assert sum(2 in nodes for nodes in before.values()) > 10
-        lose_disk(cluster, 2)
-        await call_lost(cluster, 2)
-        cluster.keep_starting(2)
+@as_scenario(simulate, nodes=5)
+async def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empty(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await asyncio.sleep(1)
+    assert not await missing(cluster)
+    before = await copies(cluster)
+    assert sum(2 in nodes for nodes in before.values()) > 10
+    lose_disk(cluster, 2)
+    await call_lost(cluster, 2)
+    cluster.keep_starting(2)
+    await healed(cluster)
+    assert not await missing(cluster)
+    after = await copies(cluster)
+    assert after.keys() >= before.keys()
+    assert not any(2 in nodes for place, nodes in after.items() if place in before)
+    await all_there(cluster)
+
+
+@as_scenario(simulate, nodes=5, rebuild_after_s=10.0)
+async def test_a_node_that_is_dead_for_long_is_lost_without_a_word_of_an_operator(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    lose_disk(cluster, 3)
+    await asyncio.sleep(8)
+    assert not lost(cluster)
+    await until(lambda: known_empty(cluster, 3), timeout_s=30)
+    assert not await missing(cluster)
+
+
+@as_scenario(simulate, nodes=5)
+async def test_no_disk_after_the_other_takes_a_record(cluster: ClusterAtHand) -> None:
+    await put_records(cluster)
+    for node in (1, 2, 3):
+        lose_disk(cluster, node)
+        await call_lost(cluster, node)
+        cluster.keep_starting(node)
         await healed(cluster)
         assert not await missing(cluster)
-        after = await copies(cluster)
-        assert after.keys() >= before.keys()
-        assert not any(2 in nodes for place, nodes in after.items() if place in before)
-        await all_there(cluster)
-
-    simulate(scenario, nodes=5)
+    await all_there(cluster)
 
 
-def test_a_node_that_is_dead_for_long_is_lost_without_a_word_of_an_operator() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        lose_disk(cluster, 3)
-        await asyncio.sleep(8)
-        assert not lost(cluster)
-        await until(lambda: known_empty(cluster, 3), timeout_s=30)
-        assert not await missing(cluster)
-
-    simulate(scenario, nodes=5, rebuild_after_s=10.0)
-
-
-def test_no_disk_after_the_other_takes_a_record() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        for node in (1, 2, 3):
-            lose_disk(cluster, node)
-            await call_lost(cluster, node)
-            cluster.keep_starting(node)
-            await healed(cluster)
-            assert not await missing(cluster)
-        await all_there(cluster)
-
-    simulate(scenario, nodes=5)
-
-
-def test_no_disk_after_the_other_takes_a_trim_point() -> None:
+@as_scenario(simulate, nodes=5)
+async def test_no_disk_after_the_other_takes_a_trim_point(cluster: ClusterAtHand) -> None:
     """Donors tell it to a node that began anew, so that nobody takes what was trimmed for lost."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1)
-        async with cluster.client() as store:
-            records = [item async for item in await store.read("log-1")]
-            await store.trim("log-1", records[9].lsn)
-        for node in cluster.numbers:
-            lose_disk(cluster, node)
-            await call_lost(cluster, node)
-            cluster.keep_starting(node)
-            await healed(cluster)
-        async with cluster.client() as store:
-            first, *kept = await read_all(store, "log-1")
-        assert isinstance(first, Gap)
-        assert (first.kind, first.last) == (GapKind.TRIM, records[9].lsn)
-        assert [item.value for item in kept if isinstance(item, Record)] == [
-            b"1/%d" % number for number in range(10, 20)
-        ]
-
-    simulate(scenario, nodes=5)
-
-
-def test_a_node_that_is_back_with_its_data_stays_as_it_was() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        await asyncio.sleep(1)
-        before = await copies(cluster)
-        donor_waits_for = next(max({*n} - {2}) for n in before.values() if 2 in n)
-        cluster.kill(2)
-        cluster.kill(donor_waits_for)
-        await call_lost(cluster, 2)
-        await asyncio.sleep(3)
-        assert lost(cluster) == {2}
-        await cluster.start(2, donor_waits_for)
+    await put_records(cluster, logs=1)
+    async with cluster.client() as store:
+        records = [item async for item in await store.read("log-1")]
+        await store.trim("log-1", records[9].lsn)
+    for node in cluster.numbers:
+        lose_disk(cluster, node)
+        await call_lost(cluster, node)
+        cluster.keep_starting(node)
         await healed(cluster)
-        after = await copies(cluster)
-        assert all(2 in after[place] for place, nodes in before.items() if 2 in nodes)
-        await all_there(cluster)
-
-    simulate(scenario, nodes=5)
-
-
-def test_a_node_whose_data_lies_elsewhere_does_not_start_with_its_old_disk() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        cluster.kill(2)
-        await call_lost(cluster, 2)
-        await until(lambda: known_empty(cluster, 2))
-        with pytest.raises(NotOurCluster, match="remove /node"):
-            await cluster.start_once(2)
-        cluster.machine(2).kill()
-        cluster.machine(2).disk.tree = StoredTree()
-        cluster.keep_starting(2)
-        await healed(cluster)
-        assert not await missing(cluster)
-        await all_there(cluster)
-
-    simulate(scenario, nodes=5)
+    async with cluster.client() as store:
+        first, *kept = await read_all(store, "log-1")
+    assert isinstance(first, Gap)
+    assert (first.kind, first.last) == (GapKind.TRIM, records[9].lsn)
+    assert [item.value for item in kept if isinstance(item, Record)] == [
+        b"1/%d" % number for number in range(10, 20)
+    ]
 
 
-def test_an_empty_disk_is_not_let_in_before_the_data_lies_elsewhere() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        lose_disk(cluster, 2)
-        with pytest.raises(NotOurCluster, match="rebuild start 2"):
-            await cluster.start_once(2)
-        cluster.machine(2).kill()
-        assert not lost(cluster)
+@as_scenario(simulate, nodes=5)
+async def test_a_node_that_is_back_with_its_data_stays_as_it_was(cluster: ClusterAtHand) -> None:
+    await put_records(cluster)
+    await asyncio.sleep(1)
+    before = await copies(cluster)
+    donor_waits_for = next(max({*n} - {2}) for n in before.values() if 2 in n)
+    cluster.kill(2)
+    cluster.kill(donor_waits_for)
+    await call_lost(cluster, 2)
+    await asyncio.sleep(3)
+    assert lost(cluster) == {2}
+    await cluster.start(2, donor_waits_for)
+    await healed(cluster)
+    after = await copies(cluster)
+    assert all(2 in after[place] for place, nodes in before.items() if 2 in nodes)
+    await all_there(cluster)
 
-    simulate(scenario, nodes=5)
+
+@as_scenario(simulate, nodes=5)
+async def test_a_node_whose_data_lies_elsewhere_does_not_start_with_its_old_disk(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    cluster.kill(2)
+    await call_lost(cluster, 2)
+    await until(lambda: known_empty(cluster, 2))
+    with pytest.raises(NotOurCluster, match="remove /node"):
+        await cluster.start_once(2)
+    cluster.machine(2).kill()
+    cluster.machine(2).disk.tree = StoredTree()
+    cluster.keep_starting(2)
+    await healed(cluster)
+    assert not await missing(cluster)
+    await all_there(cluster)
+
+
+@as_scenario(simulate, nodes=5)
+async def test_an_empty_disk_is_not_let_in_before_the_data_lies_elsewhere(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    lose_disk(cluster, 2)
+    with pytest.raises(NotOurCluster, match="rebuild start 2"):
+        await cluster.start_once(2)
+    cluster.machine(2).kill()
+    assert not lost(cluster)
 
 
 def test_a_donor_that_dies_half_way_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,56 +182,53 @@ def test_a_donor_that_dies_half_way_goes_on_where_it_was(monkeypatch: pytest.Mon
     simulate(scenario, nodes=5)
 
 
-def test_a_deleted_log_whose_end_is_open_holds_nobody_up() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        async with cluster.client() as store:
-            lanes = [f"gone-{number}" for number in range(6)]
-            for log in lanes:
-                await store.append(log, b"last words")
-            await asyncio.sleep(12)  # until releases are not said again
-            for node in cluster.running.values():  # as if nobody had heard of their ends
-                for log, held in node.engine.cache.logs.items():
-                    if log > 3:
-                        held.released, held.lngs = 0, {}
-            for log in lanes:
-                await store.log_tree.delete(log)
-        lose_disk(cluster, 2)
-        await call_lost(cluster, 2)
-        await until(lambda: known_empty(cluster, 2), timeout_s=60)
-
-    simulate(scenario, nodes=5)
+@as_scenario(simulate, nodes=5)
+async def test_a_deleted_log_whose_end_is_open_holds_nobody_up(cluster: ClusterAtHand) -> None:
+    await put_records(cluster)
+    async with cluster.client() as store:
+        lanes = [f"gone-{number}" for number in range(6)]
+        for log in lanes:
+            await store.append(log, b"last words")
+        await asyncio.sleep(12)  # until releases are not said again
+        for node in cluster.running.values():  # as if nobody had heard of their ends
+            for log, held in node.engine.cache.logs.items():
+                if log > 3:
+                    held.released, held.lngs = 0, {}
+        for log in lanes:
+            await store.log_tree.delete(log)
+    lose_disk(cluster, 2)
+    await call_lost(cluster, 2)
+    await until(lambda: known_empty(cluster, 2), timeout_s=60)
 
 
-def test_a_drained_node_gives_all_its_copies_and_serves_until_then() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        await asyncio.sleep(1)
-        await order(cluster, 2, RebuildOrder.DRAIN)
-        await until(lambda: known_empty(cluster, 2))
-        await all_there(cluster)
-        cluster.kill(2)  # what it keeps nobody counts on
-        assert not await missing(cluster)
-        await all_there(cluster)
+@as_scenario(simulate, nodes=5)
+async def test_a_drained_node_gives_all_its_copies_and_serves_until_then(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await asyncio.sleep(1)
+    await order(cluster, 2, RebuildOrder.DRAIN)
+    await until(lambda: known_empty(cluster, 2))
+    await all_there(cluster)
+    cluster.kill(2)  # what it keeps nobody counts on
+    assert not await missing(cluster)
+    await all_there(cluster)
 
-    simulate(scenario, nodes=5)
 
-
-def test_a_node_that_begins_anew_says_of_ledgers_that_it_does_not_know() -> None:
+@as_scenario(simulate, nodes=5)
+async def test_a_node_that_begins_anew_says_of_ledgers_that_it_does_not_know(
+    cluster: ClusterAtHand,
+) -> None:
     """Entries and fences of ledgers are not made anew: an empty node that counted as sure would let
     an old writer go on, or cut a ledger short."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        async with cluster.client() as store:
-            made = await store.ledgers.create(ensemble=5, write=3, ack=2)
-            await made.append_many([b"entry"] * 5)
-            lose_disk(cluster, 2)
-            await call_lost(cluster, 2)
-            cluster.keep_starting(2)
-            await healed(cluster)
-            held = cluster.running[2]._ledgers._store.index.get(made.ledger_id)
-            assert held is not None
-            assert held.flags == LedgerFlag.FENCED | LedgerFlag.LIMBO
-
-    simulate(scenario, nodes=5)
+    await put_records(cluster)
+    async with cluster.client() as store:
+        made = await store.ledgers.create(ensemble=5, write=3, ack=2)
+        await made.append_many([b"entry"] * 5)
+        lose_disk(cluster, 2)
+        await call_lost(cluster, 2)
+        cluster.keep_starting(2)
+        await healed(cluster)
+        held = cluster.running[2]._ledgers._store.index.get(made.ledger_id)
+        assert held is not None
+        assert held.flags == LedgerFlag.FENCED | LedgerFlag.LIMBO

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import copies, missing, put_records
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.errors import OutcomeUnknown
@@ -76,26 +77,26 @@ def mended(cluster: ClusterAtHand, *nodes: int) -> Callable[[], bool]:
     return is_mended
 
 
-def test_what_rots_on_all_nodes_but_one_is_mended_and_byte_equal() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        await flushed(cluster)
-        before = await copies(cluster)
-        whole = await bodies(cluster)
-        for node in (1, 2):
-            await rot_at_rest(cluster, node, node)
-        await until(mended(cluster, 1, 2))
-        assert not await missing(cluster)
-        assert (await copies(cluster)).keys() == before.keys()
-        assert await bodies(cluster) == whole
-        for node in (1, 2, 3):
-            cluster.kill(node)
-        await cluster.start()
-        assert mended(cluster, 1, 2)()
-        assert not await missing(cluster)
-        assert await bodies(cluster) == whole
-
-    simulate(scenario, nodes=3, storage=SCRUBBED)
+@as_scenario(simulate, nodes=3, storage=SCRUBBED)
+async def test_what_rots_on_all_nodes_but_one_is_mended_and_byte_equal(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await flushed(cluster)
+    before = await copies(cluster)
+    whole = await bodies(cluster)
+    for node in (1, 2):
+        await rot_at_rest(cluster, node, node)
+    await until(mended(cluster, 1, 2))
+    assert not await missing(cluster)
+    assert (await copies(cluster)).keys() == before.keys()
+    assert await bodies(cluster) == whole
+    for node in (1, 2, 3):
+        cluster.kill(node)
+    await cluster.start()
+    assert mended(cluster, 1, 2)()
+    assert not await missing(cluster)
+    assert await bodies(cluster) == whole
 
 
 async def bodies(cluster: ClusterAtHand) -> dict[tuple[int, int, int], bytes]:
@@ -109,70 +110,68 @@ async def bodies(cluster: ClusterAtHand) -> dict[tuple[int, int, int], bytes]:
     return found
 
 
-def test_an_index_entry_that_rots_is_mended_by_what_an_f_majority_says() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1)
-        await flushed(cluster)
-        before = await copies(cluster)
-        for node in (2, 4):
-            rot(cluster, node, 1, b"i", most=3)
-        await until(mended(cluster, *(n for n in (2, 4) if tables_of(cluster, n).rotten())))
-        assert await copies(cluster) == before
-
-    simulate(scenario, nodes=5, storage=SCRUBBED)
-
-
-def test_what_a_read_finds_is_mended_and_the_reader_is_told_of_no_loss() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1)
-        await flushed(cluster)
-        assert rot(cluster, 1, 1, most=5)
-        async with cluster.client() as store:
-            wanted = [b"1/%d" % number for number in range(20)]
-            assert await values(store, "log-1") == wanted
-            await held_blocks(cluster.running[1].engine, 1)
-            await until(mended(cluster, 1))
-            assert await values(store, "log-1") == wanted
-        assert not await missing(cluster)
-
-    simulate(scenario, nodes=3, storage=UNSCRUBBED)
+@as_scenario(simulate, nodes=5, storage=SCRUBBED)
+async def test_an_index_entry_that_rots_is_mended_by_what_an_f_majority_says(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    before = await copies(cluster)
+    for node in (2, 4):
+        rot(cluster, node, 1, b"i", most=3)
+    await until(mended(cluster, *(n for n in (2, 4) if tables_of(cluster, n).rotten())))
+    assert await copies(cluster) == before
 
 
-def test_nothing_is_taken_from_a_node_whose_copy_has_rotted_too() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1, records=5)
-        await flushed(cluster)
-        for node in (1, 2, 3):
-            rot(cluster, node, 1)
-        await asyncio.sleep(30)
-        assert all(ranges(cluster, node) for node in (1, 2, 3))
-        assert [len(await held_blocks(cluster.running[n].engine, 1)) for n in (1, 2, 3)] == [4] * 3
-        # One copy is good again, by a miracle: it is enough.
-        for table in tables_of(cluster, 3)._tables.values():
-            table.rotten.clear()
-        cluster.running[3].engine.logs.damages._whys.clear()
-        await until(mended(cluster, 1, 2), timeout_s=200)
-
-    simulate(scenario, nodes=3, storage=SCRUBBED)
-
-
-def test_a_body_that_fails_its_checksum_is_not_taken() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1, records=5)
-        await flushed(cluster)
-        # Nobody has noticed: the row passes its own checksum, and the body does not.
-        for table in tables_of(cluster, 2)._tables.values():
-            for key in [key for key in table.rows if key[:1] == b"b"]:
-                table.rows[key] = bytes(len(table.rows[key]))
-        rot(cluster, 1, 1)
+@as_scenario(simulate, nodes=3, storage=UNSCRUBBED)
+async def test_what_a_read_finds_is_mended_and_the_reader_is_told_of_no_loss(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    assert rot(cluster, 1, 1, most=5)
+    async with cluster.client() as store:
+        wanted = [b"1/%d" % number for number in range(20)]
+        assert await values(store, "log-1") == wanted
         await held_blocks(cluster.running[1].engine, 1)
         await until(mended(cluster, 1))
-        taken = cluster.running[1]._repairs
-        assert taken.blocks == 1
-        found = {block.header.first: block for block in await held_blocks(taken._engine, 1)}
-        assert all(repairs.is_good(block, block.header) for block in found.values())
+        assert await values(store, "log-1") == wanted
+    assert not await missing(cluster)
 
-    simulate(scenario, nodes=3, storage=UNSCRUBBED)
+
+@as_scenario(simulate, nodes=3, storage=SCRUBBED)
+async def test_nothing_is_taken_from_a_node_whose_copy_has_rotted_too(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster, logs=1, records=5)
+    await flushed(cluster)
+    for node in (1, 2, 3):
+        rot(cluster, node, 1)
+    await asyncio.sleep(30)
+    assert all(ranges(cluster, node) for node in (1, 2, 3))
+    assert [len(await held_blocks(cluster.running[n].engine, 1)) for n in (1, 2, 3)] == [4] * 3
+    # One copy is good again, by a miracle: it is enough.
+    for table in tables_of(cluster, 3)._tables.values():
+        table.rotten.clear()
+    cluster.running[3].engine.logs.damages._whys.clear()
+    await until(mended(cluster, 1, 2), timeout_s=200)
+
+
+@as_scenario(simulate, nodes=3, storage=UNSCRUBBED)
+async def test_a_body_that_fails_its_checksum_is_not_taken(cluster: ClusterAtHand) -> None:
+    await put_records(cluster, logs=1, records=5)
+    await flushed(cluster)
+    # Nobody has noticed: the row passes its own checksum, and the body does not.
+    for table in tables_of(cluster, 2)._tables.values():
+        for key in [key for key in table.rows if key[:1] == b"b"]:
+            table.rows[key] = bytes(len(table.rows[key]))
+    rot(cluster, 1, 1)
+    await held_blocks(cluster.running[1].engine, 1)
+    await until(mended(cluster, 1))
+    taken = cluster.running[1]._repairs
+    assert taken.blocks == 1
+    found = {block.header.first: block for block in await held_blocks(taken._engine, 1)}
+    assert all(repairs.is_good(block, block.header) for block in found.values())
 
 
 def test_a_range_counts_as_damaged_until_its_copy_is_durable(monkeypatch) -> None:
@@ -197,21 +196,19 @@ def test_a_range_counts_as_damaged_until_its_copy_is_durable(monkeypatch) -> Non
     assert seen == [True, True, True]
 
 
-def test_a_partition_that_rotted_takes_no_more_blocks() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1)
-        await flushed(cluster)
-        logs = cluster.running[1].engine.logs
-        (before,) = logs.partitions
-        files = before.files
-        rot(cluster, 1, 1)
-        await until(mended(cluster, 1))
-        await put_records(cluster, logs=1)
-        await flushed(cluster)
-        assert before.files == files
-        assert len(logs.partitions) == 2
-
-    simulate(scenario, nodes=3, storage=SCRUBBED)
+@as_scenario(simulate, nodes=3, storage=SCRUBBED)
+async def test_a_partition_that_rotted_takes_no_more_blocks(cluster: ClusterAtHand) -> None:
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    logs = cluster.running[1].engine.logs
+    (before,) = logs.partitions
+    files = before.files
+    rot(cluster, 1, 1)
+    await until(mended(cluster, 1))
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    assert before.files == files
+    assert len(logs.partitions) == 2
 
 
 async def trimmed_without(cluster: ClusterAtHand, node: int) -> int:
@@ -237,18 +234,18 @@ def test_repair_that_does_not_ask_who_trimmed_is_seen() -> None:
         assert simulate(scenario, nodes=3, storage=SCRUBBED)
 
 
-def test_what_was_trimmed_is_not_brought_back_and_its_range_goes() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        tail = await trimmed_without(cluster, 1)
-        node = cluster.running[1]
-        assert node._repairs.blocks == 0
-        assert ranges(cluster, 1), "it was found, and waits for the trim"
-        await node.engine.trim(1, tail, tail)
-        await asyncio.sleep(70)
-        assert node._repairs.waits == ""
-        assert await held_blocks(node.engine, 1) == []
-
-    simulate(scenario, nodes=3, storage=SCRUBBED)
+@as_scenario(simulate, nodes=3, storage=SCRUBBED)
+async def test_what_was_trimmed_is_not_brought_back_and_its_range_goes(
+    cluster: ClusterAtHand,
+) -> None:
+    tail = await trimmed_without(cluster, 1)
+    node = cluster.running[1]
+    assert node._repairs.blocks == 0
+    assert ranges(cluster, 1), "it was found, and waits for the trim"
+    await node.engine.trim(1, tail, tail)
+    await asyncio.sleep(70)
+    assert node._repairs.waits == ""
+    assert await held_blocks(node.engine, 1) == []
 
 
 def test_a_node_without_free_space_repairs_once_it_has_some() -> None:
@@ -270,67 +267,67 @@ def test_a_node_without_free_space_repairs_once_it_has_some() -> None:
     ))  # fmt: skip
 
 
-def test_the_drops_of_a_mended_partition_forget_what_was_mended() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1)
-        await flushed(cluster)
-        rot(cluster, 1, 1)
-        await until(mended(cluster, 1))
-        await put_records(cluster, logs=1, records=2)
-        await flushed(cluster)
-        logs = cluster.running[1].engine.logs
-        async with cluster.client() as store:
-            await store.trim("log-1", await store.tail("log-1"))
-        await logs.drop_trimmed(cluster.running[1].engine.gone_of)
-        assert logs.damages.of_log(1) == []
-        assert logs.damages.mended == 0
-
-    simulate(scenario, nodes=3, storage=SCRUBBED)
-
-
-def test_a_copy_that_the_end_of_its_epoch_removed_does_not_stay_damaged() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1)
-        alone = cluster.sequencer_of(1)
-        rest = [f"node-{number}" for number in cluster.numbers if number != alone]
-        cluster.simulation.network.partition([f"node-{alone}"], rest)
-        async with cluster.client(timeout_s=3) as store:
-            with pytest.raises(OutcomeUnknown):
-                await store.append("log-1", b"stored by its sequencer alone")
-            await asyncio.sleep(1)
-            await cluster.running[alone].flush()
-            await asyncio.sleep(20)
-            await store.append("log-1", b"of the next epoch")
-            cluster.simulation.network.mend_all()
-            held = cluster.running[alone].engine.cache.log(1)
-            await until(lambda: 1 in held.ends)
-        removed = held.ends[1].lng + 1
-        for table in tables_of(cluster, alone)._tables.values():
-            bodies = (key for key in table.rows if key[:1] == b"b")
-            table.rotten |= {key for key in bodies if logs_db.read_place(key)[1] == removed}
-        await until(mended(cluster, alone))
-
-    simulate(scenario, nodes=3, copies=2, storage=SCRUBBED)
+@as_scenario(simulate, nodes=3, storage=SCRUBBED)
+async def test_the_drops_of_a_mended_partition_forget_what_was_mended(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    rot(cluster, 1, 1)
+    await until(mended(cluster, 1))
+    await put_records(cluster, logs=1, records=2)
+    await flushed(cluster)
+    logs = cluster.running[1].engine.logs
+    async with cluster.client() as store:
+        await store.trim("log-1", await store.tail("log-1"))
+    await logs.drop_trimmed(cluster.running[1].engine.gone_of)
+    assert logs.damages.of_log(1) == []
+    assert logs.damages.mended == 0
 
 
-def test_a_repaired_block_is_not_counted_again_by_retention_by_size() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.create_log("log-1", attributes=LogAttributes(backlog_bytes=1 << 20))
-            for number in range(20):
-                await store.append("log-1", b"%04d" % number * 250)
-        await flushed(cluster)
-        for node in (1, 2):
-            assert rot(cluster, node, 1, most=20)
-        await until(mended(cluster, 1, 2))
-        async with cluster.client() as store:
-            await store.append("log-1", b"last")
-        await flushed(cluster)
-        engines = [node.engine for node in cluster.running.values()]
-        kept = [(await kept_here(engine, 1, [0]))[0] for engine in engines]
-        assert 0 < sum(kept) <= 20 * 1000 + 4
+@as_scenario(simulate, nodes=3, copies=2, storage=SCRUBBED)
+async def test_a_copy_that_the_end_of_its_epoch_removed_does_not_stay_damaged(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster, logs=1)
+    alone = cluster.sequencer_of(1)
+    rest = [f"node-{number}" for number in cluster.numbers if number != alone]
+    cluster.simulation.network.partition([f"node-{alone}"], rest)
+    async with cluster.client(timeout_s=3) as store:
+        with pytest.raises(OutcomeUnknown):
+            await store.append("log-1", b"stored by its sequencer alone")
+        await asyncio.sleep(1)
+        await cluster.running[alone].flush()
+        await asyncio.sleep(20)
+        await store.append("log-1", b"of the next epoch")
+        cluster.simulation.network.mend_all()
+        held = cluster.running[alone].engine.cache.log(1)
+        await until(lambda: 1 in held.ends)
+    removed = held.ends[1].lng + 1
+    for table in tables_of(cluster, alone)._tables.values():
+        bodies = (key for key in table.rows if key[:1] == b"b")
+        table.rotten |= {key for key in bodies if logs_db.read_place(key)[1] == removed}
+    await until(mended(cluster, alone))
 
-    simulate(scenario, nodes=3, storage=SCRUBBED)
+
+@as_scenario(simulate, nodes=3, storage=SCRUBBED)
+async def test_a_repaired_block_is_not_counted_again_by_retention_by_size(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client() as store:
+        await store.create_log("log-1", attributes=LogAttributes(backlog_bytes=1 << 20))
+        for number in range(20):
+            await store.append("log-1", b"%04d" % number * 250)
+    await flushed(cluster)
+    for node in (1, 2):
+        assert rot(cluster, node, 1, most=20)
+    await until(mended(cluster, 1, 2))
+    async with cluster.client() as store:
+        await store.append("log-1", b"last")
+    await flushed(cluster)
+    engines = [node.engine for node in cluster.running.values()]
+    kept = [(await kept_here(engine, 1, [0]))[0] for engine in engines]
+    assert 0 < sum(kept) <= 20 * 1000 + 4
 
 
 def test_a_read_that_begins_before_a_repair_does_not_tell_its_block_absent(monkeypatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from made_blocks import LOG, Made, at, packed, run, turns
+from scenarios import as_scenario
 
 from cordwood.errors import Unreachable
 from cordwood.layout.log_questions import AskExtent, AskTime
@@ -43,26 +44,24 @@ class StuckTables:
     ],
     ids=lambda ask: type(ask).__name__,
 )
-def test_a_search_ends_when_its_caller_gives_up(ask: Any) -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        made.store(packed(at(1), lng=0))
-        await turns()
-        batch = made.engine.cut()
-        assert batch is not None
-        await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 1, batch.staged)
-        made.engine.evict(batch)
-        made.engine.logs._directories.clear()
-        tables = StuckTables(made.engine.logs.tables)
-        made.engine.logs._tables = cast(Any, tables)
-        role = StorageRole(made.engine, ReadStreams(made.engine.reader))
-        start = asyncio.get_running_loop().time()
-        with pytest.raises(Unreachable, match=rf"{type(ask).__name__} took longer than 2000 ms"):
-            await role.look(ask)
-        assert asyncio.get_running_loop().time() == start + 2
-        assert tables.waiting == 0
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_search_ends_when_its_caller_gives_up(*, ask: Any) -> None:
+    made = await Made.new()
+    made.store(packed(at(1), lng=0))
+    await turns()
+    batch = made.engine.cut()
+    assert batch is not None
+    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 1, batch.staged)
+    made.engine.evict(batch)
+    made.engine.logs._directories.clear()
+    tables = StuckTables(made.engine.logs.tables)
+    made.engine.logs._tables = cast(Any, tables)
+    role = StorageRole(made.engine, ReadStreams(made.engine.reader))
+    start = asyncio.get_running_loop().time()
+    with pytest.raises(Unreachable, match=rf"{type(ask).__name__} took longer than 2000 ms"):
+        await role.look(ask)
+    assert asyncio.get_running_loop().time() == start + 2
+    assert tables.waiting == 0
 
 
 def test_a_client_says_how_long_it_waits() -> None:

@@ -8,6 +8,7 @@ import random
 import time
 
 import pytest
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.client.read.read_stream import ReadStream
@@ -129,17 +130,17 @@ class TestFaults:
         made, _ = run(scenario)
         assert [e.kind for e in made.history if isinstance(e, FaultStruck)] == ["crash"]
 
-    def test_a_node_that_is_cut_off_is_missed_until_the_cuts_are_mended(self):
-        async def scenario(cluster):
-            store = await cluster.connect(ClientSettings(timeout_s=3.0))
-            await store.append("orders", b"1")
-            cluster.partition(cluster.nodes, "test")
-            with pytest.raises((OutcomeUnknown, Retryable)):
-                await store.append("orders", b"2")
-            cluster.mend()
-            await put(store, b"3")
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_node_that_is_cut_off_is_missed_until_the_cuts_are_mended(
+        self, cluster
+    ) -> None:
+        store = await cluster.connect(ClientSettings(timeout_s=3.0))
+        await store.append("orders", b"1")
+        cluster.partition(cluster.nodes, "test")
+        with pytest.raises((OutcomeUnknown, Retryable)):
+            await store.append("orders", b"2")
+        cluster.mend()
+        await put(store, b"3")
 
     def test_everything_that_can_happen_is_taken_back_by_heal(self):
         async def scenario(cluster):
@@ -198,12 +199,10 @@ class TestFaults:
             lambda cluster: [cluster.start("twice", forever) for _ in range(2)],
         ],
     )
-    def test_what_there_is_not_is_refused(self, wrong):
-        async def scenario(cluster):
-            with pytest.raises(BadSetting):
-                wrong(cluster)
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_what_there_is_not_is_refused(self, cluster, *, wrong) -> None:
+        with pytest.raises(BadSetting):
+            wrong(cluster)
 
     def test_a_drawn_plan_strikes_and_heals_while_the_scenario_runs(self):
         async def scenario(cluster):
@@ -328,27 +327,23 @@ class TestApplications:
         with pytest.raises(ValueError, match="a bug of mine"):
             simulate(scenario)
 
-    def test_a_paused_one_is_owed_nothing_and_goes_on(self):
-        async def scenario(cluster):
-            cluster.start("worker", forever)
-            for _ in range(3):
-                await asyncio.sleep(1)
-                cluster.pause("worker")
-                await asyncio.sleep(60)
-                cluster.resume("worker")
-
-        run(scenario)
-
-    def test_one_that_loses_its_power_leaves_the_cluster_waiting(self):
-        async def scenario(cluster):
-            cluster.start("worker", forever)
+    @as_scenario(run)
+    async def test_a_paused_one_is_owed_nothing_and_goes_on(self, cluster) -> None:
+        cluster.start("worker", forever)
+        for _ in range(3):
             await asyncio.sleep(1)
-            cluster.power_cut("worker")
-            await asyncio.sleep(30)
-            cluster.restart("worker")
-            await asyncio.sleep(5)
+            cluster.pause("worker")
+            await asyncio.sleep(60)
+            cluster.resume("worker")
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_one_that_loses_its_power_leaves_the_cluster_waiting(self, cluster) -> None:
+        cluster.start("worker", forever)
+        await asyncio.sleep(1)
+        cluster.power_cut("worker")
+        await asyncio.sleep(30)
+        cluster.restart("worker")
+        await asyncio.sleep(5)
 
     def test_a_reader_that_is_away_is_owed_nothing(self):
         """Its read stops while it works on what it got, and goes on where it stood."""

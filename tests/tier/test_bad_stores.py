@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+from scenarios import as_scenario
 from store_stages import KEYS, OBSTORE, need, on_real_host
 
 from cordwood.errors import (
@@ -32,14 +33,14 @@ def simulate(act, seed: int = 1) -> None:
 
 
 class TestTheSimulatedStore:
-    def test_a_quiet_one_draws_no_more_chance_than_its_latencies(self):
-        async def act(simulation: Simulation) -> None:
-            chance = random.Random(1)
-            store = Bucket(chance).store()
-            await store.put("a", [b"x"], **IN)
-            assert await store.get("a", 0, 1, **IN) == b"x"
-
-        simulate(act)
+    @as_scenario(simulate)
+    async def test_a_quiet_one_draws_no_more_chance_than_its_latencies(
+        self, simulation: Simulation
+    ) -> None:
+        chance = random.Random(1)
+        store = Bucket(chance).store()
+        await store.put("a", [b"x"], **IN)
+        assert await store.get("a", 0, 1, **IN) == b"x"
 
     @pytest.mark.parametrize(
         ("faults", "happens"),
@@ -49,77 +50,73 @@ class TestTheSimulatedStore:
             (BucketFaults(late_request=1.0, late_s=10.0), True),
         ],
     )
-    def test_no_answer_says_nothing_of_whether_it_happened(self, faults, happens):
-        async def act(simulation: Simulation) -> None:
-            bucket = Bucket(simulation.faults, faults)
-            with pytest.raises(OutcomeUnknown):
-                await bucket.store().put("a", [b"x"], **IN)
-            with pytest.raises(Unreachable):
-                await bucket.store().read("a", **IN)
-            await asyncio.sleep(20)
-            assert (bucket.names() == ["a"]) is happens
+    @as_scenario(simulate)
+    async def test_no_answer_says_nothing_of_whether_it_happened(
+        self, simulation: Simulation, *, faults, happens
+    ) -> None:
+        bucket = Bucket(simulation.faults, faults)
+        with pytest.raises(OutcomeUnknown):
+            await bucket.store().put("a", [b"x"], **IN)
+        with pytest.raises(Unreachable):
+            await bucket.store().read("a", **IN)
+        await asyncio.sleep(20)
+        assert (bucket.names() == ["a"]) is happens
 
-        simulate(act)
+    @as_scenario(simulate)
+    async def test_a_request_outlives_the_process_that_made_it(
+        self, simulation: Simulation
+    ) -> None:
+        bucket = Bucket(simulation.faults, BucketFaults(late_request=1.0, late_s=10.0))
+        machine = simulation.machine("node")
 
-    def test_a_request_outlives_the_process_that_made_it(self):
-        async def act(simulation: Simulation) -> None:
-            bucket = Bucket(simulation.faults, BucketFaults(late_request=1.0, late_s=10.0))
-            machine = simulation.machine("node")
+        async def main(host: Host) -> None:
+            await bucket.store().put("a", [b"x"], **IN)
 
-            async def main(host: Host) -> None:
-                await bucket.store().put("a", [b"x"], **IN)
+        machine.start(main)
+        await asyncio.sleep(1)
+        machine.kill()
+        assert bucket.names() == []
+        await asyncio.sleep(20)
+        assert bucket.names() == ["a"]
 
-            machine.start(main)
-            await asyncio.sleep(1)
-            machine.kill()
-            assert bucket.names() == []
-            await asyncio.sleep(20)
-            assert bucket.names() == ["a"]
+    @as_scenario(simulate)
+    async def test_a_late_condition_is_looked_at_when_it_arrives(
+        self, simulation: Simulation
+    ) -> None:
+        bucket = Bucket(simulation.faults, BucketFaults())
+        first = await bucket.store().put_if("head", b"1", None, **IN)
+        bucket.faults = BucketFaults(late_request=1.0, late_s=10.0)
+        with pytest.raises(OutcomeUnknown):
+            await bucket.store().put_if("head", b"late", first, **IN)
+        bucket.faults = BucketFaults()
+        await bucket.store().put_if("head", b"2", first, **IN)
+        await asyncio.sleep(20)
+        assert bucket.content("head") == b"2"
 
-        simulate(act)
+    @as_scenario(simulate)
+    async def test_a_listing_may_be_an_old_one_and_catches_up(self, simulation: Simulation) -> None:
+        bucket = Bucket(simulation.faults, BucketFaults(stale_s=30.0))
+        store = bucket.store()
+        await store.put("old", [b"x"], **IN)
+        await asyncio.sleep(40)
+        await store.delete(["old"], **IN)
+        await store.put("new", [b"x"], **IN)
+        seen = set()
+        for _ in range(60):
+            seen.add(tuple(info.name for info in await store.list_page("", **IN)))
+        assert ("old",) in seen
+        await asyncio.sleep(40)
+        assert [info.name for info in await store.list_page("", **IN)] == ["new"]
 
-    def test_a_late_condition_is_looked_at_when_it_arrives(self):
-        async def act(simulation: Simulation) -> None:
-            bucket = Bucket(simulation.faults, BucketFaults())
-            first = await bucket.store().put_if("head", b"1", None, **IN)
-            bucket.faults = BucketFaults(late_request=1.0, late_s=10.0)
-            with pytest.raises(OutcomeUnknown):
-                await bucket.store().put_if("head", b"late", first, **IN)
-            bucket.faults = BucketFaults()
-            await bucket.store().put_if("head", b"2", first, **IN)
-            await asyncio.sleep(20)
-            assert bucket.content("head") == b"2"
-
-        simulate(act)
-
-    def test_a_listing_may_be_an_old_one_and_catches_up(self):
-        async def act(simulation: Simulation) -> None:
-            bucket = Bucket(simulation.faults, BucketFaults(stale_s=30.0))
-            store = bucket.store()
-            await store.put("old", [b"x"], **IN)
-            await asyncio.sleep(40)
-            await store.delete(["old"], **IN)
-            await store.put("new", [b"x"], **IN)
-            seen = set()
-            for _ in range(60):
-                seen.add(tuple(info.name for info in await store.list_page("", **IN)))
-            assert ("old",) in seen
-            await asyncio.sleep(40)
-            assert [info.name for info in await store.list_page("", **IN)] == ["new"]
-
-        simulate(act)
-
-    def test_a_deletion_may_stop_half_way(self):
-        async def act(simulation: Simulation) -> None:
-            bucket = Bucket(simulation.faults, BucketFaults(cut_deletion=1.0))
-            names = [f"o/{number}" for number in range(40)]
-            for name in names:
-                await bucket.store().put(name, [b"x"], **IN)
-            with pytest.raises(OutcomeUnknown):
-                await bucket.store().delete(names, **IN)
-            assert bucket.names() != names
-
-        simulate(act)
+    @as_scenario(simulate)
+    async def test_a_deletion_may_stop_half_way(self, simulation: Simulation) -> None:
+        bucket = Bucket(simulation.faults, BucketFaults(cut_deletion=1.0))
+        names = [f"o/{number}" for number in range(40)]
+        for name in names:
+            await bucket.store().put(name, [b"x"], **IN)
+        with pytest.raises(OutcomeUnknown):
+            await bucket.store().delete(names, **IN)
+        assert bucket.names() != names
 
 
 class TestPatience:
@@ -139,26 +136,24 @@ class TestPatience:
 
         simulate(act, seed)
 
-    def test_a_conditional_put_is_not_made_again_after_no_answer(self):
-        async def act(simulation: Simulation) -> None:
-            bucket = Bucket(simulation.faults, BucketFaults(lost_answer=1.0))
-            store = PatientStore(bucket.store(), simulation.workload, try_s=2.0)
-            with pytest.raises(OutcomeUnknown):
-                await store.put_if("head", b"1", None, timeout_s=60)
-            assert store.retries == 0
+    @as_scenario(simulate)
+    async def test_a_conditional_put_is_not_made_again_after_no_answer(
+        self, simulation: Simulation
+    ) -> None:
+        bucket = Bucket(simulation.faults, BucketFaults(lost_answer=1.0))
+        store = PatientStore(bucket.store(), simulation.workload, try_s=2.0)
+        with pytest.raises(OutcomeUnknown):
+            await store.put_if("head", b"1", None, timeout_s=60)
+        assert store.retries == 0
 
-        simulate(act)
-
-    def test_what_is_refused_is_not_tried_again(self):
-        async def act(simulation: Simulation) -> None:
-            store = PatientStore(Bucket(simulation.faults).store(), simulation.workload)
-            await store.put_if("head", b"1", None, **IN)
-            for call in (store.put_if("head", b"2", None, **IN), store.read("nothing", **IN)):
-                with pytest.raises((ObjectChanged, NoObject)):
-                    await call
-            assert store.retries == 0
-
-        simulate(act)
+    @as_scenario(simulate)
+    async def test_what_is_refused_is_not_tried_again(self, simulation: Simulation) -> None:
+        store = PatientStore(Bucket(simulation.faults).store(), simulation.workload)
+        await store.put_if("head", b"1", None, **IN)
+        for call in (store.put_if("head", b"2", None, **IN), store.read("nothing", **IN)):
+            with pytest.raises((ObjectChanged, NoObject)):
+                await call
+        assert store.retries == 0
 
     @pytest.mark.parametrize(
         ("faults", "kind"),
@@ -167,16 +162,16 @@ class TestPatience:
             (BucketFaults(slow_down=0.3, lost_request=1.0), OutcomeUnknown),
         ],
     )
-    def test_the_deadline_holds_over_all_tries_and_the_worst_of_them_is_told(self, faults, kind):
-        async def act(simulation: Simulation) -> None:
-            store = PatientStore(Bucket(simulation.faults, faults).store(), simulation.workload,
-                                 try_s=1.0)  # fmt: skip
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(kind, match=r"after \d+ tries"):
-                await store.put("a", [b"x"], timeout_s=60)
-            assert asyncio.get_running_loop().time() - began <= 61
-
-        simulate(act)
+    @as_scenario(simulate)
+    async def test_the_deadline_holds_over_all_tries_and_the_worst_of_them_is_told(
+        self, simulation: Simulation, *, faults, kind
+    ) -> None:
+        store = PatientStore(Bucket(simulation.faults, faults).store(), simulation.workload,
+                             try_s=1.0)  # fmt: skip
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(kind, match=r"after \d+ tries"):
+            await store.put("a", [b"x"], timeout_s=60)
+        assert asyncio.get_running_loop().time() - began <= 61
 
     def test_pauses_grow_are_drawn_and_end_somewhere(self):
         chance = random.Random(1)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scenarios import as_scenario
 from store_stages import on_real_host
 
 from cordwood import durable
@@ -95,19 +96,19 @@ class TestCrashes:
             in_one_step(look)
         assert states.count.whole_points == states.count.points > 30
 
-    def test_what_a_dead_process_staged_goes_after_a_day_and_no_sooner(self, tmp_path):
-        async def act(host: Host) -> None:
-            await open_local_store(host, str(tmp_path / "objects"))
-            old, new = (tmp_path / "objects" / STAGING / name for name in ("old", "new"))
-            for path, age_s in ((old, DAY_S + 60), (new, DAY_S - 60)):
-                path.write_bytes(b"half of an obj")
-                then_s = host.clock.now_us() / 1e6 - age_s
-                os.utime(path, (then_s, then_s))
-            store = await open_local_store(host, str(tmp_path / "objects"))
-            assert (old.exists(), new.exists()) == (False, True)
-            assert await store.list_page("", **IN) == []
-
-        on_real_host(act)
+    @as_scenario(on_real_host)
+    async def test_what_a_dead_process_staged_goes_after_a_day_and_no_sooner(
+        self, host: Host, *, tmp_path
+    ) -> None:
+        await open_local_store(host, str(tmp_path / "objects"))
+        old, new = (tmp_path / "objects" / STAGING / name for name in ("old", "new"))
+        for path, age_s in ((old, DAY_S + 60), (new, DAY_S - 60)):
+            path.write_bytes(b"half of an obj")
+            then_s = host.clock.now_us() / 1e6 - age_s
+            os.utime(path, (then_s, then_s))
+        store = await open_local_store(host, str(tmp_path / "objects"))
+        assert (old.exists(), new.exists()) == (False, True)
+        assert await store.list_page("", **IN) == []
 
 
 class TestFiles:

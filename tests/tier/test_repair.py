@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from made_objects import NOW_US, Made, read_run
+from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind
 from cordwood.errors import BadSetting, Corrupt, Fenced, Malformed
@@ -102,71 +103,67 @@ async def all_entries(manifest: LogManifest) -> list[Entry]:
 
 
 class TestReading:
-    def test_an_entry_leads_to_its_blocks_with_one_get_for_the_footer(self):
-        async def act(cloud: Cloud) -> None:
-            manifest = await cloud.grow(3)
-            made = cloud.made[7]
-            entry = await manifest.find(made.first + 1)
-            assert entry is not None
-            before = cloud.bucket.calls["get"]
-            footer = await entry_footer(cloud.store, entry, **IN)
-            assert cloud.bucket.calls["get"] == before + 1
-            content, _ = await cloud.store.read(entry.name, **IN)
-            run = footer.index.runs[0]
-            assert read_run(run, footer, content)[-1] == made.items[-1]
-            assert [item.first for item in read_run(run, footer, content) if isinstance(item, Gap)]
+    @as_scenario(on_bucket)
+    async def test_an_entry_leads_to_its_blocks_with_one_get_for_the_footer(
+        self, cloud: Cloud
+    ) -> None:
+        manifest = await cloud.grow(3)
+        made = cloud.made[7]
+        entry = await manifest.find(made.first + 1)
+        assert entry is not None
+        before = cloud.bucket.calls["get"]
+        footer = await entry_footer(cloud.store, entry, **IN)
+        assert cloud.bucket.calls["get"] == before + 1
+        content, _ = await cloud.store.read(entry.name, **IN)
+        run = footer.index.runs[0]
+        assert read_run(run, footer, content)[-1] == made.items[-1]
+        assert [item.first for item in read_run(run, footer, content) if isinstance(item, Gap)]
 
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_a_footer_that_is_larger_than_the_guess_is_fetched_again(
+        self, cloud: Cloud, *, monkeypatch
+    ) -> None:
+        done = await cloud.put((7, 4))
+        name, size = done.name(DAY, 1), len(done.content)
+        for guess in (8, 100, size, 10 * size):
+            monkeypatch.setattr(object_reader, "FOOTER_GUESS_BYTES", guess)
+            footer = await load_footer(cloud.store, name, size, done.footer_crc, **IN)
+            assert footer.index == done.footer.index
+            assert footer.bytes == done.footer_bytes
+        cloud.bucket.damage(name, b"x" * size)
+        with pytest.raises(Corrupt):
+            await load_footer(cloud.store, name, size, done.footer_crc, **IN)
 
-    def test_a_footer_that_is_larger_than_the_guess_is_fetched_again(self, monkeypatch):
-        async def act(cloud: Cloud) -> None:
-            done = await cloud.put((7, 4))
-            name, size = done.name(DAY, 1), len(done.content)
-            for guess in (8, 100, size, 10 * size):
-                monkeypatch.setattr(object_reader, "FOOTER_GUESS_BYTES", guess)
-                footer = await load_footer(cloud.store, name, size, done.footer_crc, **IN)
-                assert footer.index == done.footer.index
-                assert footer.bytes == done.footer_bytes
-            cloud.bucket.damage(name, b"x" * size)
-            with pytest.raises(Corrupt):
-                await load_footer(cloud.store, name, size, done.footer_crc, **IN)
-
-        on_bucket(act)
-
-    def test_times_lead_to_entries(self):
-        async def act(cloud: Cloud) -> None:
-            manifest = await cloud.grow(70)
-            entries = await all_entries(manifest)
-            assert len(entries) == 70
-            for entry in entries[::7]:
-                assert await manifest.find_append_time(entry.append_last_us) == entry
-            assert await manifest.find_append_time(entries[-1].append_last_us + 1) is None
-            assert await manifest.find_append_time(0) == entries[0]
-
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_times_lead_to_entries(self, cloud: Cloud) -> None:
+        manifest = await cloud.grow(70)
+        entries = await all_entries(manifest)
+        assert len(entries) == 70
+        for entry in entries[::7]:
+            assert await manifest.find_append_time(entry.append_last_us) == entry
+        assert await manifest.find_append_time(entries[-1].append_last_us + 1) is None
+        assert await manifest.find_append_time(0) == entries[0]
 
 
 class TestRepair:
     @pytest.mark.parametrize("count", [1, 5, rule.FANOUT + 3])
-    def test_a_lost_head_is_built_from_the_objects(self, count):
-        async def act(cloud: Cloud) -> None:
-            manifest = await cloud.grow(count)
-            entries = await all_entries(manifest)
-            await cloud.store.delete([head_name(7)], **IN)
-            found = await repair_log(cloud.store, cloud.manifest(), 7)
-            assert (found.holes, found.damaged) == ((), ())
-            fresh = cloud.manifest()
-            head = await fresh.load()
-            assert head is not None
-            assert [entry[:9] for entry in await all_entries(fresh)] == [e[:9] for e in entries]
-            assert (head.start, head.end) == (entries[0].first, entries[-1].last + 1)
-            await fresh.take_turn(0)
-            done = await cloud.put((7, 1), fence=fresh.head.fence)
-            await fresh.commit(cloud.entry(done, 7))
-            with pytest.raises(Fenced):
-                await manifest.commit(cloud.entry(done, 7)._replace(fence=1))
-
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_a_lost_head_is_built_from_the_objects(self, cloud: Cloud, *, count) -> None:
+        manifest = await cloud.grow(count)
+        entries = await all_entries(manifest)
+        await cloud.store.delete([head_name(7)], **IN)
+        found = await repair_log(cloud.store, cloud.manifest(), 7)
+        assert (found.holes, found.damaged) == ((), ())
+        fresh = cloud.manifest()
+        head = await fresh.load()
+        assert head is not None
+        assert [entry[:9] for entry in await all_entries(fresh)] == [e[:9] for e in entries]
+        assert (head.start, head.end) == (entries[0].first, entries[-1].last + 1)
+        await fresh.take_turn(0)
+        done = await cloud.put((7, 1), fence=fresh.head.fence)
+        await fresh.commit(cloud.entry(done, 7))
+        with pytest.raises(Fenced):
+            await manifest.commit(cloud.entry(done, 7)._replace(fence=1))
 
     @pytest.mark.parametrize("what", ["head", "page"])
     def test_a_damaged_manifest_is_replaced_and_a_sound_one_is_not(self, what):
@@ -193,206 +190,185 @@ class TestRepair:
 
         on_bucket(act)
 
-    def test_what_is_in_no_object_is_not_passed_over(self):
-        async def act(cloud: Cloud) -> None:
-            manifest = await cloud.grow(6)
-            entries = await all_entries(manifest)
-            await cloud.store.delete([head_name(7), entries[2].name], **IN)
-            cloud.bucket.damage(entries[4].name, b"rotten" * 100)
-            with pytest.raises(Unrepairable, match=f"2 ranges .*{Lsn(entries[2].first)}"):
-                await repair_log(cloud.store, cloud.manifest(), 7)
-            assert await cloud.manifest().load() is None
-            found = await repair_log(cloud.store, cloud.manifest(), 7, accept=True)
-            assert [name for name, _ in found.damaged] == [entries[4].name]
-            fresh = cloud.manifest()
-            again = await all_entries(fresh)
-            assert [is_lost(entry) for entry in again] == [False, False, True, False, True, False]
-            assert [(e.first, e.last) for e in again] == [(e.first, e.last) for e in entries]
-            assert await fresh.find(entries[2].first + 1) == again[2]
+    @as_scenario(on_bucket)
+    async def test_what_is_in_no_object_is_not_passed_over(self, cloud: Cloud) -> None:
+        manifest = await cloud.grow(6)
+        entries = await all_entries(manifest)
+        await cloud.store.delete([head_name(7), entries[2].name], **IN)
+        cloud.bucket.damage(entries[4].name, b"rotten" * 100)
+        with pytest.raises(Unrepairable, match=f"2 ranges .*{Lsn(entries[2].first)}"):
+            await repair_log(cloud.store, cloud.manifest(), 7)
+        assert await cloud.manifest().load() is None
+        found = await repair_log(cloud.store, cloud.manifest(), 7, accept=True)
+        assert [name for name, _ in found.damaged] == [entries[4].name]
+        fresh = cloud.manifest()
+        again = await all_entries(fresh)
+        assert [is_lost(entry) for entry in again] == [False, False, True, False, True, False]
+        assert [(e.first, e.last) for e in again] == [(e.first, e.last) for e in entries]
+        assert await fresh.find(entries[2].first + 1) == again[2]
 
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_a_beginning_that_was_wanted_and_is_gone_is_a_hole(self, cloud: Cloud) -> None:
+        entries = await all_entries(await cloud.grow(3))
+        await cloud.store.delete([entries[0].name], **IN)
+        found = await survey_log(cloud.store, 7, entries[0].first + 2)
+        assert found.holes == ((entries[0].first + 2, entries[0].last),)
+        assert (await survey_log(cloud.store, 7, entries[1].first + 1)).holes == ()
+        assert (await survey_log(cloud.store, 7)).holes == ()
 
-    def test_a_beginning_that_was_wanted_and_is_gone_is_a_hole(self):
-        async def act(cloud: Cloud) -> None:
-            entries = await all_entries(await cloud.grow(3))
-            await cloud.store.delete([entries[0].name], **IN)
-            found = await survey_log(cloud.store, 7, entries[0].first + 2)
-            assert found.holes == ((entries[0].first + 2, entries[0].last),)
-            assert (await survey_log(cloud.store, 7, entries[1].first + 1)).holes == ()
-            assert (await survey_log(cloud.store, 7)).holes == ()
+    @as_scenario(on_bucket)
+    async def test_objects_of_several_logs_are_found_for_each(self, cloud: Cloud) -> None:
+        one, two = cloud.manifest(7), cloud.manifest(9)
+        for log, manifest in ((7, one), (9, two)):
+            await manifest.take_turn(Made(log).next)
+        for _ in range(3):
+            done = await cloud.put((7, 2), (9, 3))
+            await one.commit(cloud.entry(done, 7))
+            await two.commit(cloud.entry(done, 9))
+        await two.commit(cloud.entry(await cloud.put((9, 1)), 9))
+        entries = {7: await all_entries(one), 9: await all_entries(two)}
+        assert await find_logs(cloud.store) == [7, 9]
+        for log in (7, 9):
+            await cloud.store.delete([head_name(log)], **IN)
+            await repair_log(cloud.store, cloud.manifest(log), log)
+            names = [entry.name for entry in await all_entries(cloud.manifest(log))]
+            assert names == [entry.name for entry in entries[log]]
 
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_an_orphan_that_tells_more_is_as_good_as_what_was_committed(
+        self, cloud: Cloud
+    ) -> None:
+        manifest = await cloud.grow(1)
+        end = manifest.head.end
+        short = await cloud.put((7, 1))
+        cloud.made[7].next = end
+        await cloud.put((7, 5), fence=1)
+        await manifest.commit(cloud.entry(short, 7)._replace(name=short.name(DAY, 2)))
+        await cloud.store.delete([head_name(7)], **IN)
+        found = await repair_log(cloud.store, cloud.manifest(), 7)
+        assert found.holes == ()
+        assert found.entries[-1].last == cloud.made[7].next - 1
 
-    def test_objects_of_several_logs_are_found_for_each(self):
-        async def act(cloud: Cloud) -> None:
-            one, two = cloud.manifest(7), cloud.manifest(9)
-            for log, manifest in ((7, one), (9, two)):
-                await manifest.take_turn(Made(log).next)
-            for _ in range(3):
-                done = await cloud.put((7, 2), (9, 3))
-                await one.commit(cloud.entry(done, 7))
-                await two.commit(cloud.entry(done, 9))
-            await two.commit(cloud.entry(await cloud.put((9, 1)), 9))
-            entries = {7: await all_entries(one), 9: await all_entries(two)}
-            assert await find_logs(cloud.store) == [7, 9]
-            for log in (7, 9):
-                await cloud.store.delete([head_name(log)], **IN)
-                await repair_log(cloud.store, cloud.manifest(log), log)
-                names = [entry.name for entry in await all_entries(cloud.manifest(log))]
-                assert names == [entry.name for entry in entries[log]]
-
-        on_bucket(act)
-
-    def test_an_orphan_that_tells_more_is_as_good_as_what_was_committed(self):
-        async def act(cloud: Cloud) -> None:
-            manifest = await cloud.grow(1)
-            end = manifest.head.end
-            short = await cloud.put((7, 1))
-            cloud.made[7].next = end
-            await cloud.put((7, 5), fence=1)
-            await manifest.commit(cloud.entry(short, 7)._replace(name=short.name(DAY, 2)))
-            await cloud.store.delete([head_name(7)], **IN)
-            found = await repair_log(cloud.store, cloud.manifest(), 7)
-            assert found.holes == ()
-            assert found.entries[-1].last == cloud.made[7].next - 1
-
-        on_bucket(act)
-
-    def test_a_log_of_which_nothing_is_left_is_told(self):
-        async def act(cloud: Cloud) -> None:
-            with pytest.raises(Unrepairable, match="no object"):
-                await repair_log(cloud.store, cloud.manifest(), 7)
-            assert await find_logs(cloud.store) == []
-
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_a_log_of_which_nothing_is_left_is_told(self, cloud: Cloud) -> None:
+        with pytest.raises(Unrepairable, match="no object"):
+            await repair_log(cloud.store, cloud.manifest(), 7)
+        assert await find_logs(cloud.store) == []
 
 
 class TestDeletion:
-    def test_a_deleted_log_s_objects_go_after_their_grace_and_no_upload_comes_back(self):
-        async def act(cloud: Cloud) -> None:
-            uploader = await cloud.grow(rule.FANOUT + 3)
-            late = await cloud.put((7, 1), fence=uploader.head.fence)
-            await retire_log(cloud.manifest())
-            await retire_log(cloud.manifest())  # again, after a crash
-            with pytest.raises(Fenced):
-                await uploader.commit(cloud.entry(late, 7))
-            with pytest.raises(Fenced):
-                await cloud.manifest().take_turn(0, FENCE_MAX)
-            fresh = cloud.manifest()
-            for wait_s, left in ((0, rule.FANOUT + 6), (3700, 1)):
-                await asyncio.sleep(wait_s)
-                await collect_log(cloud.store, fresh, 7, cloud.host.clock.now_us(), 3600)
-                assert len(cloud.bucket.names()) == left
-            assert cloud.bucket.names() == [head_name(7)]
+    @as_scenario(on_bucket)
+    async def test_a_deleted_log_s_objects_go_after_their_grace_and_no_upload_comes_back(
+        self, cloud: Cloud
+    ) -> None:
+        uploader = await cloud.grow(rule.FANOUT + 3)
+        late = await cloud.put((7, 1), fence=uploader.head.fence)
+        await retire_log(cloud.manifest())
+        await retire_log(cloud.manifest())  # again, after a crash
+        with pytest.raises(Fenced):
+            await uploader.commit(cloud.entry(late, 7))
+        with pytest.raises(Fenced):
+            await cloud.manifest().take_turn(0, FENCE_MAX)
+        fresh = cloud.manifest()
+        for wait_s, left in ((0, rule.FANOUT + 6), (3700, 1)):
+            await asyncio.sleep(wait_s)
+            await collect_log(cloud.store, fresh, 7, cloud.host.clock.now_us(), 3600)
+            assert len(cloud.bucket.names()) == left
+        assert cloud.bucket.names() == [head_name(7)]
 
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_an_object_of_several_logs_goes_when_none_needs_it(self, cloud: Cloud) -> None:
+        one, two = cloud.manifest(7), cloud.manifest(9)
+        for log, manifest in ((7, one), (9, two)):
+            await manifest.take_turn(Made(log).next)
+        done = await cloud.put((7, 2), (9, 3))
+        name = done.name(DAY, 1)
+        await one.commit(cloud.entry(done, 7))
+        await asyncio.sleep(100)
 
-    def test_an_object_of_several_logs_goes_when_none_needs_it(self):
-        async def act(cloud: Cloud) -> None:
-            one, two = cloud.manifest(7), cloud.manifest(9)
-            for log, manifest in ((7, one), (9, two)):
-                await manifest.take_turn(Made(log).next)
-            done = await cloud.put((7, 2), (9, 3))
-            name = done.name(DAY, 1)
-            await one.commit(cloud.entry(done, 7))
-            await asyncio.sleep(100)
-
-            async def collect() -> bool:
-                now_us = cloud.host.clock.now_us()
-                await collect_shared(cloud.store, cloud.manifest, now_us, 60)
-                return name not in cloud.bucket.names()
-
-            assert not await collect()  # log 9 may commit it yet
-            await two.take_turn(0)
-            assert not await collect()  # log 7 has it
-            await one.trim(one.head.end)
-            assert not await collect()  # and readers may have its head
-            await asyncio.sleep(100)
-            assert await collect()
-
-        on_bucket(act)
-
-    def test_nothing_is_collected_of_a_log_whose_head_is_lost(self):
-        async def act(cloud: Cloud) -> None:
-            await cloud.grow(3)
-            await cloud.put((8, 2), (9, 2))
-            await cloud.store.delete([head_name(7)], **IN)
-            await asyncio.sleep(10_000)
+        async def collect() -> bool:
             now_us = cloud.host.clock.now_us()
-            assert (await collect_log(cloud.store, cloud.manifest(), 7, now_us, 1)).deleted == 0
-            assert (await collect_shared(cloud.store, cloud.manifest, now_us, 1)).deleted == 0
-            assert len(cloud.bucket.names()) == 4
+            await collect_shared(cloud.store, cloud.manifest, now_us, 60)
+            return name not in cloud.bucket.names()
 
-        on_bucket(act)
+        assert not await collect()  # log 9 may commit it yet
+        await two.take_turn(0)
+        assert not await collect()  # log 7 has it
+        await one.trim(one.head.end)
+        assert not await collect()  # and readers may have its head
+        await asyncio.sleep(100)
+        assert await collect()
 
-    def test_what_is_not_ours_is_left_alone(self):
-        async def act(cloud: Cloud) -> None:
-            manifest = await cloud.grow(1)
-            strangers = ["logs/0000000000000007/objects/notes.txt", "shared/readme",
-                         "logs/0000000000000007/pages/x"]  # fmt: skip
-            for name in strangers:
-                await cloud.store.put(name, [b"x"], **IN)
-            await manifest.trim(manifest.head.end)
-            await asyncio.sleep(1000)
-            now_us = cloud.host.clock.now_us()
-            done = await collect_log(cloud.store, manifest, 7, now_us, 1)
-            assert (done.deleted, done.strangers) == (1, 2)
-            assert (await collect_shared(cloud.store, cloud.manifest, now_us, 1)).strangers == 1
-            assert set(strangers) < set(cloud.bucket.names())
+    @as_scenario(on_bucket)
+    async def test_nothing_is_collected_of_a_log_whose_head_is_lost(self, cloud: Cloud) -> None:
+        await cloud.grow(3)
+        await cloud.put((8, 2), (9, 2))
+        await cloud.store.delete([head_name(7)], **IN)
+        await asyncio.sleep(10_000)
+        now_us = cloud.host.clock.now_us()
+        assert (await collect_log(cloud.store, cloud.manifest(), 7, now_us, 1)).deleted == 0
+        assert (await collect_shared(cloud.store, cloud.manifest, now_us, 1)).deleted == 0
+        assert len(cloud.bucket.names()) == 4
 
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_what_is_not_ours_is_left_alone(self, cloud: Cloud) -> None:
+        manifest = await cloud.grow(1)
+        strangers = ["logs/0000000000000007/objects/notes.txt", "shared/readme",
+                     "logs/0000000000000007/pages/x"]  # fmt: skip
+        for name in strangers:
+            await cloud.store.put(name, [b"x"], **IN)
+        await manifest.trim(manifest.head.end)
+        await asyncio.sleep(1000)
+        now_us = cloud.host.clock.now_us()
+        done = await collect_log(cloud.store, manifest, 7, now_us, 1)
+        assert (done.deleted, done.strangers) == (1, 2)
+        assert (await collect_shared(cloud.store, cloud.manifest, now_us, 1)).strangers == 1
+        assert set(strangers) < set(cloud.bucket.names())
 
 
 class TestCosts:
-    def test_a_commit_puts_the_head_alone_but_for_one_in_fanout(self):
+    @as_scenario(on_bucket)
+    async def test_a_commit_puts_the_head_alone_but_for_one_in_fanout(self, cloud: Cloud) -> None:
         """Counted at the store: puts and bytes of the first thousands of commits."""
+        manifest = cloud.manifest()
+        head = await manifest.take_turn(1 << 33)
+        costs: list[tuple[int, int, int]] = []
+        for number in range(rule.FANOUT**2 + 200):
+            before = (cloud.bucket.calls["put"], cloud.bucket.put_bytes,
+                      cloud.bucket.calls.get("get", 0))  # fmt: skip
+            first = head.end
+            entry = Entry(first, first + 99, head.fence, f"shared/x/{number}", 1, 10**8, 9999,
+                          100, 10**8, number, number, number, number)  # fmt: skip
+            head = await manifest.commit(entry)
+            costs.append((cloud.bucket.calls["put"] - before[0],
+                          cloud.bucket.put_bytes - before[1],
+                          cloud.bucket.calls.get("get", 0) - before[2]))  # fmt: skip
+        puts = [cost[0] for cost in costs]
+        assert puts.count(1) == len(costs) - len(costs) // rule.FANOUT
+        assert max(puts) == 3
+        # The dearest head is full on two levels; it never gets larger than a level more.
+        early, late = costs[: rule.FANOUT], costs[-rule.FANOUT :]
+        assert max(cost[1] for cost in late) < 4 * max(cost[1] for cost in early)
+        assert {cost[2] for cost in costs} == {0}
 
-        async def act(cloud: Cloud) -> None:
-            manifest = cloud.manifest()
-            head = await manifest.take_turn(1 << 33)
-            costs: list[tuple[int, int, int]] = []
-            for number in range(rule.FANOUT**2 + 200):
-                before = (cloud.bucket.calls["put"], cloud.bucket.put_bytes,
-                          cloud.bucket.calls.get("get", 0))  # fmt: skip
-                first = head.end
-                entry = Entry(first, first + 99, head.fence, f"shared/x/{number}", 1, 10**8, 9999,
-                              100, 10**8, number, number, number, number)  # fmt: skip
-                head = await manifest.commit(entry)
-                costs.append((cloud.bucket.calls["put"] - before[0],
-                              cloud.bucket.put_bytes - before[1],
-                              cloud.bucket.calls.get("get", 0) - before[2]))  # fmt: skip
-            puts = [cost[0] for cost in costs]
-            assert puts.count(1) == len(costs) - len(costs) // rule.FANOUT
-            assert max(puts) == 3
-            # The dearest head is full on two levels; it never gets larger than a level more.
-            early, late = costs[: rule.FANOUT], costs[-rule.FANOUT :]
-            assert max(cost[1] for cost in late) < 4 * max(cost[1] for cost in early)
-            assert {cost[2] for cost in costs} == {0}
+    @as_scenario(on_bucket)
+    async def test_opening_and_finding_read_the_head_and_a_page_a_level(self, cloud: Cloud) -> None:
+        entries = [
+            Entry((1 << 33) + 10 * n, (1 << 33) + 10 * n + 9, 1, f"shared/x/{n}", 1, 10**8, 99,
+                  10, 10**8, n, n, n, n)
+            for n in range(rule.FANOUT**2 * 2 + 5)
+        ]  # fmt: skip
+        await cloud.manifest().write_anew(entries, 2)
+        for lsn in (entries[0].first, entries[5000].last, entries[-1].last):
+            fresh = cloud.manifest()
+            before = cloud.bucket.calls["get"]
+            assert await fresh.find(lsn) is not None
+            assert cloud.bucket.calls["get"] - before <= 1 + 2
 
-        on_bucket(act)
-
-    def test_opening_and_finding_read_the_head_and_a_page_a_level(self):
-        async def act(cloud: Cloud) -> None:
-            entries = [
-                Entry((1 << 33) + 10 * n, (1 << 33) + 10 * n + 9, 1, f"shared/x/{n}", 1, 10**8, 99,
-                      10, 10**8, n, n, n, n)
-                for n in range(rule.FANOUT**2 * 2 + 5)
-            ]  # fmt: skip
-            await cloud.manifest().write_anew(entries, 2)
-            for lsn in (entries[0].first, entries[5000].last, entries[-1].last):
-                fresh = cloud.manifest()
-                before = cloud.bucket.calls["get"]
-                assert await fresh.find(lsn) is not None
-                assert cloud.bucket.calls["get"] - before <= 1 + 2
-
-        on_bucket(act)
-
-    def test_a_head_of_another_log_is_refused(self):
-        async def act(cloud: Cloud) -> None:
-            manifest = await cloud.grow(1)
-            data = pack_head(manifest.head)
-            await cloud.store.put(head_name(9), [data], **IN)
-            with pytest.raises(Malformed, match="log 7"):
-                await cloud.manifest(9).load()
-
-        on_bucket(act)
+    @as_scenario(on_bucket)
+    async def test_a_head_of_another_log_is_refused(self, cloud: Cloud) -> None:
+        manifest = await cloud.grow(1)
+        data = pack_head(manifest.head)
+        await cloud.store.put(head_name(9), [data], **IN)
+        with pytest.raises(Malformed, match="log 7"):
+            await cloud.manifest(9).load()

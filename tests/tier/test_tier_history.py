@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_objects import NOW_US, Made
+from scenarios import as_scenario
 from test_uploader import LOG, history, source, uploader_of
 
 from cordwood.block import Gap, GapKind
@@ -101,54 +102,52 @@ def seen(items) -> list[tuple]:
 
 
 class TestSharedBlocks:
-    def test_a_second_reader_fetches_no_row_group(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            cache, gets, before = BlockCache(1 << 20), [], bucket.calls.get("get", 0)
-            for _ in range(2):
-                items = await read_all(reader_of(bucket, host, made.first, cache=cache))
-                assert seen(items) == wanted(made, made.first, made.next - 1)
-                gets.append(bucket.calls["get"] - before)
-                before = bucket.calls["get"]
-            assert cache.hits >= 10
-            assert gets[1] == gets[0] - cache.hits, "only what is no row group"
-
-        on_history(act)
-
-    def test_readers_at_the_same_time_fetch_a_row_group_once(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            cache, before = BlockCache(1 << 20), bucket.calls.get("get", 0)
-            await read_all(reader_of(bucket, host, made.first))
-            alone, before = bucket.calls["get"] - before, bucket.calls["get"]
-            readers = (reader_of(bucket, host, made.first, cache=cache) for _ in range(3))
-            found = await asyncio.gather(*map(read_all, readers))
-            assert all(seen(each) == wanted(made, made.first, made.next - 1) for each in found)
-            assert cache.hits >= 20
-            assert bucket.calls["get"] - before == 3 * alone - cache.hits
-
-        on_history(act)
-
-    @pytest.mark.parametrize("start", [0, 3, 11, 200])
-    def test_what_one_reader_clips_another_gets_whole(self, start):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            cache = BlockCache(1 << 20)
-            low, high = made.first + start, made.first + start + 2
-            few = await read_all(reader_of(bucket, host, low, high, cache=cache))
-            assert seen(few) == wanted(made, low, high)
+    @as_scenario(on_history)
+    async def test_a_second_reader_fetches_no_row_group(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        cache, gets, before = BlockCache(1 << 20), [], bucket.calls.get("get", 0)
+        for _ in range(2):
             items = await read_all(reader_of(bucket, host, made.first, cache=cache))
             assert seen(items) == wanted(made, made.first, made.next - 1)
+            gets.append(bucket.calls["get"] - before)
+            before = bucket.calls["get"]
+        assert cache.hits >= 10
+        assert gets[1] == gets[0] - cache.hits, "only what is no row group"
 
-        on_history(act)
+    @as_scenario(on_history)
+    async def test_readers_at_the_same_time_fetch_a_row_group_once(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        cache, before = BlockCache(1 << 20), bucket.calls.get("get", 0)
+        await read_all(reader_of(bucket, host, made.first))
+        alone, before = bucket.calls["get"] - before, bucket.calls["get"]
+        readers = (reader_of(bucket, host, made.first, cache=cache) for _ in range(3))
+        found = await asyncio.gather(*map(read_all, readers))
+        assert all(seen(each) == wanted(made, made.first, made.next - 1) for each in found)
+        assert cache.hits >= 20
+        assert bucket.calls["get"] - before == 3 * alone - cache.hits
+
+    @pytest.mark.parametrize("start", [0, 3, 11, 200])
+    @as_scenario(on_history)
+    async def test_what_one_reader_clips_another_gets_whole(
+        self, made: Made, bucket: Bucket, host: Host, *, start
+    ) -> None:
+        cache = BlockCache(1 << 20)
+        low, high = made.first + start, made.first + start + 2
+        few = await read_all(reader_of(bucket, host, low, high, cache=cache))
+        assert seen(few) == wanted(made, low, high)
+        items = await read_all(reader_of(bucket, host, made.first, cache=cache))
+        assert seen(items) == wanted(made, made.first, made.next - 1)
 
 
 class TestRanges:
-    def test_all_of_it(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            reader = reader_of(bucket, host, made.first)
-            items = await read_all(reader)
-            assert seen(items) == wanted(made, made.first, made.next - 1)
-            assert reader.next_lsn == made.next
-
-        on_history(act)
+    @as_scenario(on_history)
+    async def test_all_of_it(self, made: Made, bucket: Bucket, host: Host) -> None:
+        reader = reader_of(bucket, host, made.first)
+        items = await read_all(reader)
+        assert seen(items) == wanted(made, made.first, made.next - 1)
+        assert reader.next_lsn == made.next
 
     @settings(max_examples=15)
     @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=8, max_size=8),
@@ -170,72 +169,72 @@ class TestRanges:
 
         on_history(act)
 
-    def test_behind_the_end_and_of_a_log_without_a_manifest_there_is_nothing(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            for start in (made.next, made.next + 100):
-                reader = reader_of(bucket, host, start)
-                assert await read_all(reader) == []
-                assert reader.next_lsn == start
-            assert await read_all(reader_of(bucket, host, 10, 9)) == []
-            await bucket.store().delete([head_name(LOG)], timeout_s=5)
-            assert await read_all(reader_of(bucket, host, made.first)) == []
+    @as_scenario(on_history)
+    async def test_behind_the_end_and_of_a_log_without_a_manifest_there_is_nothing(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        for start in (made.next, made.next + 100):
+            reader = reader_of(bucket, host, start)
+            assert await read_all(reader) == []
+            assert reader.next_lsn == start
+        assert await read_all(reader_of(bucket, host, 10, 9)) == []
+        await bucket.store().delete([head_name(LOG)], timeout_s=5)
+        assert await read_all(reader_of(bucket, host, made.first)) == []
 
-        on_history(act)
-
-    def test_blocks_come_with_their_bodies(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            items = await read_all(reader_of(bucket, host, made.first + 1, made.first + 2))
-            (block,) = items
-            assert isinstance(block, HistoryBlock)
-            assert (block.first, block.last) == (made.first + 1, made.first + 2)
-            assert bytes(block.raw)[-3:] in bytes(made.items[1][1])
-
-        on_history(act)
+    @as_scenario(on_history)
+    async def test_blocks_come_with_their_bodies(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        items = await read_all(reader_of(bucket, host, made.first + 1, made.first + 2))
+        (block,) = items
+        assert isinstance(block, HistoryBlock)
+        assert (block.first, block.last) == (made.first + 1, made.first + 2)
+        assert bytes(block.raw)[-3:] in bytes(made.items[1][1])
 
 
 class TestCosts:
-    def test_the_first_record_is_a_head_a_footer_and_a_row_group_away(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            before = bucket.calls["get"]
-            async with reader_of(bucket, host, made.first + 30) as reader:
-                assert await reader.next() is not None
-                assert bucket.calls["get"] - before <= 3
+    @as_scenario(on_history)
+    async def test_the_first_record_is_a_head_a_footer_and_a_row_group_away(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        before = bucket.calls["get"]
+        async with reader_of(bucket, host, made.first + 30) as reader:
+            assert await reader.next() is not None
+            assert bucket.calls["get"] - before <= 3
 
-        on_history(act)
+    @as_scenario(on_history)
+    async def test_what_is_fetched_ahead_grows_and_is_bounded(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        bucket.faults = BucketFaults(latency_s=(0.1, 0.1))
+        loop = asyncio.get_running_loop()
+        took = {}
+        for ahead in (1, 1 << 20):
+            began = loop.time()
+            await read_all(reader_of(bucket, host, made.first, ahead_bytes_max=ahead))
+            took[ahead] = loop.time() - began
+        # Objects are tiny here, and each has a footer, of which one is fetched ahead.
+        assert took[1 << 20] < took[1] / 2
+        async with reader_of(bucket, host, made.first, ahead_bytes_max=5000) as reader:
+            while await reader.next() is not None:
+                sizes = [step.stored for step in reader._steps]
+                assert sum(sizes[:-1]) < 5000
 
-    def test_what_is_fetched_ahead_grows_and_is_bounded(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            bucket.faults = BucketFaults(latency_s=(0.1, 0.1))
-            loop = asyncio.get_running_loop()
-            took = {}
-            for ahead in (1, 1 << 20):
-                began = loop.time()
-                await read_all(reader_of(bucket, host, made.first, ahead_bytes_max=ahead))
-                took[ahead] = loop.time() - began
-            # Objects are tiny here, and each has a footer, of which one is fetched ahead.
-            assert took[1 << 20] < took[1] / 2
-            async with reader_of(bucket, host, made.first, ahead_bytes_max=5000) as reader:
-                while await reader.next() is not None:
-                    sizes = [step.stored for step in reader._steps]
-                    assert sum(sizes[:-1]) < 5000
-
-        on_history(act)
-
-    def test_a_reader_that_is_left_leaves_nothing_running(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            before = asyncio.all_tasks()
-            for count in (0, 1, 5, 20):
-                reader = reader_of(bucket, host, made.first)
-                for _ in range(count):
-                    await reader.next()
-                await reader.close()
-                await reader.close()
-                assert asyncio.all_tasks() == before
-            calls = bucket.calls["get"]
-            await asyncio.sleep(60)
-            assert bucket.calls["get"] == calls
-
-        on_history(act)
+    @as_scenario(on_history)
+    async def test_a_reader_that_is_left_leaves_nothing_running(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        before = asyncio.all_tasks()
+        for count in (0, 1, 5, 20):
+            reader = reader_of(bucket, host, made.first)
+            for _ in range(count):
+                await reader.next()
+            await reader.close()
+            await reader.close()
+            assert asyncio.all_tasks() == before
+        calls = bucket.calls["get"]
+        await asyncio.sleep(60)
+        assert bucket.calls["get"] == calls
 
 
 def read_meanwhile(seed: int) -> None:
@@ -328,48 +327,48 @@ class TestMeanwhile:
                 return
         pytest.fail(f"{plant.__doc__} Nothing noticed within {HUNT_SEEDS} seeds.")
 
-    def test_a_trimmed_beginning_is_one_gap(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            manifest = LogManifest(bucket.store(), LOG, host, "trimmer")
-            start = next(int(i[0].first) + 1 for i in made.items[20:] if not isinstance(i, Gap))
-            await manifest.trim(start)
-            items = await read_all(reader_of(bucket, host, made.first))
-            assert items[0] == Gap(Lsn(made.first), Lsn(start - 1), GapKind.TRIM)
-            tiles(items, made.first, made.next - 1)
-            (only,) = await read_all(reader_of(bucket, host, made.first, made.first + 3))
-            assert only == Gap(Lsn(made.first), Lsn(made.first + 3), GapKind.TRIM)
+    @as_scenario(on_history)
+    async def test_a_trimmed_beginning_is_one_gap(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        manifest = LogManifest(bucket.store(), LOG, host, "trimmer")
+        start = next(int(i[0].first) + 1 for i in made.items[20:] if not isinstance(i, Gap))
+        await manifest.trim(start)
+        items = await read_all(reader_of(bucket, host, made.first))
+        assert items[0] == Gap(Lsn(made.first), Lsn(start - 1), GapKind.TRIM)
+        tiles(items, made.first, made.next - 1)
+        (only,) = await read_all(reader_of(bucket, host, made.first, made.first + 3))
+        assert only == Gap(Lsn(made.first), Lsn(made.first + 3), GapKind.TRIM)
 
-        on_history(act)
+    @as_scenario(on_history)
+    async def test_an_object_that_is_gone_though_it_is_named_is_told(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        manifest = LogManifest(bucket.store(), LOG, host, "x")
+        entries = [entry async for entry in all_entries(manifest)]
+        await bucket.store().delete([entries[2].name], timeout_s=5)
+        with pytest.raises(Malformed, match="repair"):
+            await read_all(reader_of(bucket, host, made.first))
 
-    def test_an_object_that_is_gone_though_it_is_named_is_told(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            manifest = LogManifest(bucket.store(), LOG, host, "x")
-            entries = [entry async for entry in all_entries(manifest)]
-            await bucket.store().delete([entries[2].name], timeout_s=5)
-            with pytest.raises(Malformed, match="repair"):
-                await read_all(reader_of(bucket, host, made.first))
+    @as_scenario(on_history)
+    async def test_what_a_repair_accepted_as_lost_is_told_as_loss(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        store = bucket.store()
+        manifest = LogManifest(store, LOG, host, "x")
+        entries = [entry async for entry in all_entries(manifest)]
+        await store.delete([entries[2].name, head_name(LOG)], timeout_s=5)
+        await repair_log(store, LogManifest(store, LOG, host, "r"), LOG, accept=True)
+        items = await read_all(reader_of(bucket, host, made.first))
+        tiles(items, made.first, made.next - 1)
+        assert Gap(Lsn(entries[2].first), Lsn(entries[2].last), GapKind.DATA_LOSS) in items
 
-        on_history(act)
-
-    def test_what_a_repair_accepted_as_lost_is_told_as_loss(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            store = bucket.store()
-            manifest = LogManifest(store, LOG, host, "x")
-            entries = [entry async for entry in all_entries(manifest)]
-            await store.delete([entries[2].name, head_name(LOG)], timeout_s=5)
-            await repair_log(store, LogManifest(store, LOG, host, "r"), LOG, accept=True)
-            items = await read_all(reader_of(bucket, host, made.first))
-            tiles(items, made.first, made.next - 1)
-            assert Gap(Lsn(entries[2].first), Lsn(entries[2].last), GapKind.DATA_LOSS) in items
-
-        on_history(act)
-
-    def test_what_is_uploaded_later_is_there_for_the_next_reader(self):
-        async def act(made: Made, bucket: Bucket, host: Host) -> None:
-            end = made.next
-            made.block(encode_body([b"later"], timestamps_us=NOW_US))
-            await uploader_of(bucket.store(), host).run(source(made, end), end)
-            items = await read_all(reader_of(bucket, host, end))
-            assert seen(items) == wanted(made, end, made.next - 1)
-
-        on_history(act)
+    @as_scenario(on_history)
+    async def test_what_is_uploaded_later_is_there_for_the_next_reader(
+        self, made: Made, bucket: Bucket, host: Host
+    ) -> None:
+        end = made.next
+        made.block(encode_body([b"later"], timestamps_us=NOW_US))
+        await uploader_of(bucket.store(), host).run(source(made, end), end)
+        items = await read_all(reader_of(bucket, host, end))
+        assert seen(items) == wanted(made, end, made.next - 1)

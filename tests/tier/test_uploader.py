@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from made_objects import NOW_US, Made, written
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Codec, Gap, GapKind
@@ -236,81 +237,77 @@ class TestReadingBack:
 
         on_quiet_store(act)
 
-    def test_an_object_is_put_while_it_is_read_back(self):
-        async def act(store, host: Host) -> None:
-            checks, puts = asyncio.Event(), asyncio.Event()
+    @as_scenario(on_quiet_store)
+    async def test_an_object_is_put_while_it_is_read_back(self, store, host: Host) -> None:
+        checks, puts = asyncio.Event(), asyncio.Event()
 
-            class Slow:
-                async def put(self, name, content, *, timeout_s):
-                    puts.set()
-                    await checks.wait()
+        class Slow:
+            async def put(self, name, content, *, timeout_s):
+                puts.set()
+                await checks.wait()
 
-            async def check() -> None:
-                checks.set()
-                await puts.wait()
+        async def check() -> None:
+            checks.set()
+            await puts.wait()
 
-            made = written([history(2)])
-            async with asyncio.timeout(10):
-                await put_checked(Slow(), "a/b", made, check())
-
-        on_quiet_store(act)
+        made = written([history(2)])
+        async with asyncio.timeout(10):
+            await put_checked(Slow(), "a/b", made, check())
 
 
 class TestBarriers:
-    def test_nothing_goes_past_records_that_are_lost(self):
-        async def act(store, host: Host) -> None:
-            made = history(10)
-            whole = len(made.items)
-            lost = made.next
-            made.gap(5, GapKind.DATA_LOSS)
-            made.block(encode_body([b"behind"], timestamps_us=1))
-            for _ in range(2):
-                first = await uploader_of(store, host).next_lsn() or made.first
-                done = await uploader_of(store, host).run(source(made, first), first)
-                assert (done.blocked, done.end) == (lost, lost)
-            assert await stored(store, host) == expected(made)[:whole]
-
-        on_quiet_store(act)
-
-    def test_a_damaged_block_ends_it_and_what_came_before_stays(self):
-        async def act(store, host: Host) -> None:
-            made = history(10)
-            header, body = made.items[-1]
-            made.items[-1] = (header, bytes(len(body)))
-            with pytest.raises(CordwoodError):
-                await uploader_of(store, host).run(source(made, made.first), made.first)
-            before = await stored(store, host)
-            assert 0 < len(before) < len(made.items)
-
-        on_quiet_store(act)
-
-    def test_gaps_at_the_end_wait_for_the_records_behind_them(self):
-        async def act(store, host: Host) -> None:
-            made = history(3)
-            ended = made.next
-            made.bridge()
-            first = made.first
+    @as_scenario(on_quiet_store)
+    async def test_nothing_goes_past_records_that_are_lost(self, store, host: Host) -> None:
+        made = history(10)
+        whole = len(made.items)
+        lost = made.next
+        made.gap(5, GapKind.DATA_LOSS)
+        made.block(encode_body([b"behind"], timestamps_us=1))
+        for _ in range(2):
+            first = await uploader_of(store, host).next_lsn() or made.first
             done = await uploader_of(store, host).run(source(made, first), first)
-            assert done.end <= made.next
-            made.next += 1
-            gap = made.items[-1]
-            made.items[-1] = Gap(gap.first, Lsn(made.next - 1), gap.kind)
-            only_gaps = Made(LOG)
-            only_gaps.items = [made.items[-1]]
-            if done.end == ended:
-                again = await uploader_of(store, host).run(source(only_gaps, ended), ended)
-                assert (again.objects, again.end) == (0, ended)
+            assert (done.blocked, done.end) == (lost, lost)
+        assert await stored(store, host) == expected(made)[:whole]
 
-        on_quiet_store(act)
-
-    def test_an_upload_that_others_overtook_before_it_began_does_nothing(self):
-        async def act(store, host: Host) -> None:
-            made = history(10)
-            late = uploader_of(store, host)
-            assert await late.next_lsn() == 0
+    @as_scenario(on_quiet_store)
+    async def test_a_damaged_block_ends_it_and_what_came_before_stays(
+        self, store, host: Host
+    ) -> None:
+        made = history(10)
+        header, body = made.items[-1]
+        made.items[-1] = (header, bytes(len(body)))
+        with pytest.raises(CordwoodError):
             await uploader_of(store, host).run(source(made, made.first), made.first)
-            done = await late.run(source(made, made.first), made.first)
-            assert (done.objects, done.end) == (0, made.next)
-            assert await stored(store, host) == expected(made)
+        before = await stored(store, host)
+        assert 0 < len(before) < len(made.items)
 
-        on_quiet_store(act)
+    @as_scenario(on_quiet_store)
+    async def test_gaps_at_the_end_wait_for_the_records_behind_them(
+        self, store, host: Host
+    ) -> None:
+        made = history(3)
+        ended = made.next
+        made.bridge()
+        first = made.first
+        done = await uploader_of(store, host).run(source(made, first), first)
+        assert done.end <= made.next
+        made.next += 1
+        gap = made.items[-1]
+        made.items[-1] = Gap(gap.first, Lsn(made.next - 1), gap.kind)
+        only_gaps = Made(LOG)
+        only_gaps.items = [made.items[-1]]
+        if done.end == ended:
+            again = await uploader_of(store, host).run(source(only_gaps, ended), ended)
+            assert (again.objects, again.end) == (0, ended)
+
+    @as_scenario(on_quiet_store)
+    async def test_an_upload_that_others_overtook_before_it_began_does_nothing(
+        self, store, host: Host
+    ) -> None:
+        made = history(10)
+        late = uploader_of(store, host)
+        assert await late.next_lsn() == 0
+        await uploader_of(store, host).run(source(made, made.first), made.first)
+        done = await late.run(source(made, made.first), made.first)
+        assert (done.objects, done.end) == (0, made.next)
+        assert await stored(store, host) == expected(made)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from scenarios import as_scenario
 from wire_ends import (
     ADDRESS,
     CLIENT,
@@ -86,18 +87,16 @@ async def pair(ends: Ends) -> tuple[Connection, Connection]:
 
 
 class TestGreeting:
-    def test_each_side_knows_the_other(self, make_ends) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(make_ends())
-            assert (ours.peer, theirs.peer) == (NODE_1, CLIENT)
-            assert (str(ours), str(theirs)) == ("node 1", "a client")
-            ours.send(Kind.STORE, 5, (b"two ", b"parts"))
-            theirs.send(Kind.STORED, 6, (b"",))
-            await settle()
-            assert kept(theirs).frames == [(Kind.STORE, 5, b"two parts")]
-            assert kept(ours).frames == [(Kind.STORED, 6, b"")]
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_each_side_knows_the_other(self, *, make_ends) -> None:
+        ours, theirs = await pair(make_ends())
+        assert (ours.peer, theirs.peer) == (NODE_1, CLIENT)
+        assert (str(ours), str(theirs)) == ("node 1", "a client")
+        ours.send(Kind.STORE, 5, (b"two ", b"parts"))
+        theirs.send(Kind.STORED, 6, (b"",))
+        await settle()
+        assert kept(theirs).frames == [(Kind.STORE, 5, b"two parts")]
+        assert kept(ours).frames == [(Kind.STORED, 6, b"")]
 
     @pytest.mark.parametrize(
         ("caller", "why"),
@@ -123,29 +122,24 @@ class TestGreeting:
         run(scenario)
         assert "refused a caller" in caplog.text
 
-    def test_a_node_that_is_not_the_one_wanted_is_not_greeted(self) -> None:
+    @as_scenario(run)
+    async def test_a_node_that_is_not_the_one_wanted_is_not_greeted(self) -> None:
         """The listener finds nothing wrong (it knows no cluster yet), the caller does."""
+        ends = memory_ends()
+        await listen(ends, Hello(0, ANY_CLUSTER))
+        with pytest.raises(NotOurCluster, match="node 3 was wanted, node 0 answered"):
+            await dial_in(ends.client, Hello(0, CLUSTER, wanted=3))
 
-        async def scenario() -> None:
-            ends = memory_ends()
-            await listen(ends, Hello(0, ANY_CLUSTER))
-            with pytest.raises(NotOurCluster, match="node 3 was wanted, node 0 answered"):
-                await dial_in(ends.client, Hello(0, CLUSTER, wanted=3))
-
-        run(scenario)
-
-    def test_a_refusal_is_cut_and_may_hold_anything(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await raw_listen(ends.server)
-            calling = asyncio.create_task(dial_in(ends.client))
-            await settle()
-            accepted[0].say_frame(Kind.REFUSAL, 0, b"\xff" + b"x" * 1000)
-            with pytest.raises(NotOurCluster) as refused:
-                await calling
-            assert str(refused.value) == "�" + "x" * (REFUSAL_BYTES_MAX - 1)
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_refusal_is_cut_and_may_hold_anything(self) -> None:
+        ends = memory_ends()
+        accepted = await raw_listen(ends.server)
+        calling = asyncio.create_task(dial_in(ends.client))
+        await settle()
+        accepted[0].say_frame(Kind.REFUSAL, 0, b"\xff" + b"x" * 1000)
+        with pytest.raises(NotOurCluster) as refused:
+            await calling
+        assert str(refused.value) == "�" + "x" * (REFUSAL_BYTES_MAX - 1)
 
     @pytest.mark.parametrize(
         "said",
@@ -176,20 +170,18 @@ class TestGreeting:
             run(scenario)
         assert "closing the connection to a peer not greeted yet" in caplog.text
 
-    def test_what_follows_the_hello_in_one_chunk_is_read_once_it_was_taken(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await listen(ends)
-            caller = await raw_dial(ends.client)
-            caller.say(
-                *frame(Kind.HELLO, 0, pack_hello(CLIENT)),
-                *frame(Kind.STORE, 1, b"a"),
-                *frame(Kind.STORE, 2, b"b"),
-            )
-            await settle()
-            assert kept(accepted[0]).frames == [(Kind.STORE, 1, b"a"), (Kind.STORE, 2, b"b")]
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_what_follows_the_hello_in_one_chunk_is_read_once_it_was_taken(self) -> None:
+        ends = memory_ends()
+        accepted = await listen(ends)
+        caller = await raw_dial(ends.client)
+        caller.say(
+            *frame(Kind.HELLO, 0, pack_hello(CLIENT)),
+            *frame(Kind.STORE, 1, b"a"),
+            *frame(Kind.STORE, 2, b"b"),
+        )
+        await settle()
+        assert kept(accepted[0]).frames == [(Kind.STORE, 1, b"a"), (Kind.STORE, 2, b"b")]
 
     def test_four_gib_behind_the_hello_close_the_connection_at_once(self, caplog) -> None:
         async def scenario() -> None:
@@ -208,42 +200,36 @@ class TestGreeting:
         run(scenario)
         assert "claims 4294967295 bytes; the limit is" in caplog.text
 
-    def test_who_does_not_greet_back_is_unreachable_within_the_deadline(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await raw_listen(ends.server)
-            with pytest.raises(Unreachable, match=r"did not greet within 1\.5 s"):
-                await dial_in(ends.client, timeout_s=1.5)
-            assert now() == 1.5
-            await settle()
-            assert accepted[0].is_lost
+    @as_scenario(run)
+    async def test_who_does_not_greet_back_is_unreachable_within_the_deadline(self) -> None:
+        ends = memory_ends()
+        accepted = await raw_listen(ends.server)
+        with pytest.raises(Unreachable, match=r"did not greet within 1\.5 s"):
+            await dial_in(ends.client, timeout_s=1.5)
+        assert now() == 1.5
+        await settle()
+        assert accepted[0].is_lost
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_dial_that_is_cancelled_leaves_nothing_open(self) -> None:
+        ends = memory_ends()
+        accepted = await raw_listen(ends.server)
+        calling = asyncio.create_task(dial_in(ends.client))
+        await asyncio.sleep(0.1)
+        calling.cancel()
+        await asyncio.wait([calling])
+        await settle()
+        assert accepted[0].is_lost
 
-    def test_a_dial_that_is_cancelled_leaves_nothing_open(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await raw_listen(ends.server)
-            calling = asyncio.create_task(dial_in(ends.client))
-            await asyncio.sleep(0.1)
-            calling.cancel()
-            await asyncio.wait([calling])
-            await settle()
-            assert accepted[0].is_lost
-
-        run(scenario)
-
-    def test_who_hangs_up_instead_of_greeting_is_unreachable(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await raw_listen(ends.server)
-            calling = asyncio.create_task(dial_in(ends.client))
-            await asyncio.sleep(0.1)
-            accepted[0].transport.close()
-            with pytest.raises(Unreachable, match="was lost"):
-                await calling
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_who_hangs_up_instead_of_greeting_is_unreachable(self) -> None:
+        ends = memory_ends()
+        accepted = await raw_listen(ends.server)
+        calling = asyncio.create_task(dial_in(ends.client))
+        await asyncio.sleep(0.1)
+        accepted[0].transport.close()
+        with pytest.raises(Unreachable, match="was lost"):
+            await calling
 
 
 class TestDamage:
@@ -279,133 +265,116 @@ class TestDamage:
             run(scenario)
         assert ("closing the connection to a client:" in caplog.text) == (error is not None)
 
-    def test_frames_before_the_damage_count_and_none_after_it(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await listen(ends)
-            bad = await raw_dial(ends.client)
-            bad.greet()
-            bad.say(*frame(Kind.STORE, 1, b"a"), *frame(Kind.STOP, 2, b""))
-            bad.say(*frame(Kind.STORE, 3, b"c"))
-            await settle()
-            assert [request for _, request, _ in kept(accepted[0]).frames] == [1]
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_frames_before_the_damage_count_and_none_after_it(self) -> None:
+        ends = memory_ends()
+        accepted = await listen(ends)
+        bad = await raw_dial(ends.client)
+        bad.greet()
+        bad.say(*frame(Kind.STORE, 1, b"a"), *frame(Kind.STOP, 2, b""))
+        bad.say(*frame(Kind.STORE, 3, b"c"))
+        await settle()
+        assert [request for _, request, _ in kept(accepted[0]).frames] == [1]
 
     @pytest.mark.parametrize("kind", [Kind.REPLY, Kind.FAULT])
-    def test_an_answer_that_cannot_be_read_is_a_lost_connection_to_its_caller(
-        self, kind: Kind
+    @as_scenario(run)
+    async def test_an_answer_that_cannot_be_read_is_a_lost_connection_to_its_caller(
+        self, *, kind: Kind
     ) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await listen(ends)
-            ours = await dial_in(ends.client)
-            asking = asyncio.create_task(ours.call(Ping(), timeout_s=9))
-            await asyncio.sleep(0.1)
-            accepted[0].send(kind, 1, (b"\xc1",))
-            with pytest.raises(Unreachable, match="connection to node 1 was lost: "):
-                await asking
-            assert now() < 1
-            with pytest.raises(Unreachable, match="connection to node 1 was lost: "):
-                await ours.call(Ping(), timeout_s=1)
-
-        run(scenario)
+        ends = memory_ends()
+        accepted = await listen(ends)
+        ours = await dial_in(ends.client)
+        asking = asyncio.create_task(ours.call(Ping(), timeout_s=9))
+        await asyncio.sleep(0.1)
+        accepted[0].send(kind, 1, (b"\xc1",))
+        with pytest.raises(Unreachable, match="connection to node 1 was lost: "):
+            await asking
+        assert now() < 1
+        with pytest.raises(Unreachable, match="connection to node 1 was lost: "):
+            await ours.call(Ping(), timeout_s=1)
 
 
 ASK = AskTail(1, False)
 
 
 class TestCalls:
-    def test_answers_find_their_calls_in_any_order(self, make_ends) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(make_ends())
-            calls = [asyncio.create_task(ours.call(ASK, timeout_s=5)) for _ in range(3)]
-            await settle()
-            asked = [(request, read_call(body)) for _, request, body in kept(theirs).frames]
-            assert asked == [(number, ASK) for number in (1, 2, 3)]
-            theirs.send(Kind.REPLY, 3, (pack(TailReply(1, 3, 1)),))
-            theirs.send(Kind.FAULT, 2, (pack(Fault("NoSequencer", "not here")),))
-            theirs.send(Kind.REPLY, 1, (pack(TailReply(1, 1, 1)),))
-            assert await calls[0] == TailReply(1, 1, 1)
-            assert await calls[2] == TailReply(1, 3, 1)
-            with pytest.raises(NoSequencer, match="not here"):
-                await calls[1]
+    @as_scenario(run)
+    async def test_answers_find_their_calls_in_any_order(self, *, make_ends) -> None:
+        ours, theirs = await pair(make_ends())
+        calls = [asyncio.create_task(ours.call(ASK, timeout_s=5)) for _ in range(3)]
+        await settle()
+        asked = [(request, read_call(body)) for _, request, body in kept(theirs).frames]
+        assert asked == [(number, ASK) for number in (1, 2, 3)]
+        theirs.send(Kind.REPLY, 3, (pack(TailReply(1, 3, 1)),))
+        theirs.send(Kind.FAULT, 2, (pack(Fault("NoSequencer", "not here")),))
+        theirs.send(Kind.REPLY, 1, (pack(TailReply(1, 1, 1)),))
+        assert await calls[0] == TailReply(1, 1, 1)
+        assert await calls[2] == TailReply(1, 3, 1)
+        with pytest.raises(NoSequencer, match="not here"):
+            await calls[1]
 
-        run(scenario)
-
-    def test_a_reply_of_another_kind_is_a_lost_connection(self) -> None:
+    @as_scenario(run)
+    async def test_a_reply_of_another_kind_is_a_lost_connection(self) -> None:
         """Callers took it for what they had asked for, and ended with an AssertionError."""
+        ours, theirs = await pair(memory_ends())
+        asking = asyncio.create_task(ours.call(ASK, timeout_s=5))
+        await settle()
+        theirs.send(Kind.REPLY, 1, (pack(DoneReply()),))
+        with pytest.raises(Unreachable, match="AskTail was answered with DoneReply"):
+            await asking
+        assert not ours.is_open
 
-        async def scenario() -> None:
-            ours, theirs = await pair(memory_ends())
-            asking = asyncio.create_task(ours.call(ASK, timeout_s=5))
-            await settle()
-            theirs.send(Kind.REPLY, 1, (pack(DoneReply()),))
-            with pytest.raises(Unreachable, match="AskTail was answered with DoneReply"):
-                await asking
-            assert not ours.is_open
-
-        run(scenario)
-
-    def test_a_call_ends_at_its_deadline_and_its_late_answer_is_nobody_s(self) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(memory_ends())
-            start = now()
-            with pytest.raises(Unreachable, match=r"node 1 did not answer Ping within 2\.5 s"):
-                await ours.call(Ping(), timeout_s=2.5)
-            assert now() - start == 2.5
-            theirs.send(Kind.REPLY, 1, (pack(DoneReply()),))
-            await settle()
-            assert ours.is_open
-            assert kept(ours).frames == []
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_call_ends_at_its_deadline_and_its_late_answer_is_nobody_s(self) -> None:
+        ours, theirs = await pair(memory_ends())
+        start = now()
+        with pytest.raises(Unreachable, match=r"node 1 did not answer Ping within 2\.5 s"):
+            await ours.call(Ping(), timeout_s=2.5)
+        assert now() - start == 2.5
+        theirs.send(Kind.REPLY, 1, (pack(DoneReply()),))
+        await settle()
+        assert ours.is_open
+        assert kept(ours).frames == []
 
     @pytest.mark.parametrize("how", ["closed there", "closed here", "failed here"])
-    def test_calls_fail_when_the_connection_goes_and_each_side_hears_it_once(
-        self, make_ends, how: str
+    @as_scenario(run)
+    async def test_calls_fail_when_the_connection_goes_and_each_side_hears_it_once(
+        self, *, make_ends, how: str
     ) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(make_ends())
-            calls = [asyncio.create_task(ours.call(Ping(), timeout_s=60)) for _ in range(2)]
-            await settle()
-            if how == "closed there":
-                theirs.close()
-            elif how == "closed here":
-                ours.close()
-            else:
-                ours.fail(NoSequencer("because of this"))
-            for call in calls:
-                with pytest.raises(CordwoodError) as failed:
-                    await call
-            assert now() < 2
-            expected = {
-                "closed there": Unreachable,
-                "closed here": Closed,
-                "failed here": NoSequencer,
-            }
-            assert type(failed.value) is expected[how]
-            await settle()
-            assert [type(each) for each in kept(ours).lost] == [expected[how]]
-            assert len(kept(theirs).lost) == 1
-            with pytest.raises(expected[how]):
-                await ours.call(Ping(), timeout_s=1)
-
-        run(scenario)
-
-    def test_calls_in_flight_are_bounded(self) -> None:
-        async def scenario() -> None:
-            ours, _ = await pair(memory_ends())
-            waiting = [
-                asyncio.create_task(ours.call(Ping(), timeout_s=5)) for _ in range(CALLS_MAX)
-            ]
-            await asyncio.sleep(0)
-            with pytest.raises(Unreachable, match="4096 calls to node 1 are unanswered"):
-                await ours.call(Ping(), timeout_s=5)
+        ours, theirs = await pair(make_ends())
+        calls = [asyncio.create_task(ours.call(Ping(), timeout_s=60)) for _ in range(2)]
+        await settle()
+        if how == "closed there":
+            theirs.close()
+        elif how == "closed here":
             ours.close()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        else:
+            ours.fail(NoSequencer("because of this"))
+        for call in calls:
+            with pytest.raises(CordwoodError) as failed:
+                await call
+        assert now() < 2
+        expected = {
+            "closed there": Unreachable,
+            "closed here": Closed,
+            "failed here": NoSequencer,
+        }
+        assert type(failed.value) is expected[how]
+        await settle()
+        assert [type(each) for each in kept(ours).lost] == [expected[how]]
+        assert len(kept(theirs).lost) == 1
+        with pytest.raises(expected[how]):
+            await ours.call(Ping(), timeout_s=1)
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_calls_in_flight_are_bounded(self) -> None:
+        ours, _ = await pair(memory_ends())
+        waiting = [asyncio.create_task(ours.call(Ping(), timeout_s=5)) for _ in range(CALLS_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Unreachable, match="4096 calls to node 1 are unanswered"):
+            await ours.call(Ping(), timeout_s=5)
+        ours.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def asks(number: int) -> DeleteLog:
@@ -419,94 +388,82 @@ class TestTurns:
     def two_at_once(self, monkeypatch) -> None:
         monkeypatch.setattr(connection_module, "CLIENT_CALLS_AT_ONCE", 2)
 
-    def test_the_rest_wait_and_are_sent_in_the_order_they_came(self, make_ends) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(make_ends())
-            calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(5)]
-            for answered in range(5):
-                await settle()
-                asked = [read_call(body) for _, _, body in kept(theirs).frames]
-                assert asked == [asks(n) for n in range(min(5, answered + 2))]
-                assert ours.calls == 5 - answered
-                theirs.send(Kind.REPLY, answered + 1, (pack(DoneReply()),))
-            assert await asyncio.gather(*calls) == [DoneReply()] * 5
-
-        run(scenario)
-
-    def test_one_that_gives_up_leaves_its_turn_to_the_next(self) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(memory_ends())
-            sent = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in (1, 2)]
-            await asyncio.sleep(0)
-            start = now()
-            with pytest.raises(Unreachable, match=r"within 0\.5 s"):
-                await ours.call(asks(3), timeout_s=0.5)
-            assert now() - start == 0.5
-            cancelled = asyncio.create_task(ours.call(asks(4), timeout_s=60))
-            last = asyncio.create_task(ours.call(asks(5), timeout_s=60))
-            await settle()
-            cancelled.cancel()
-            sent[0].cancel()
+    @as_scenario(run)
+    async def test_the_rest_wait_and_are_sent_in_the_order_they_came(self, *, make_ends) -> None:
+        ours, theirs = await pair(make_ends())
+        calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(5)]
+        for answered in range(5):
             await settle()
             asked = [read_call(body) for _, _, body in kept(theirs).frames]
-            assert asked == [asks(1), asks(2), asks(5)]
-            for request in (2, 3):
-                theirs.send(Kind.REPLY, request, (pack(DoneReply()),))
-            assert await last == await sent[1] == DoneReply()
+            assert asked == [asks(n) for n in range(min(5, answered + 2))]
+            assert ours.calls == 5 - answered
+            theirs.send(Kind.REPLY, answered + 1, (pack(DoneReply()),))
+        assert await asyncio.gather(*calls) == [DoneReply()] * 5
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_one_that_gives_up_leaves_its_turn_to_the_next(self) -> None:
+        ours, theirs = await pair(memory_ends())
+        sent = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in (1, 2)]
+        await asyncio.sleep(0)
+        start = now()
+        with pytest.raises(Unreachable, match=r"within 0\.5 s"):
+            await ours.call(asks(3), timeout_s=0.5)
+        assert now() - start == 0.5
+        cancelled = asyncio.create_task(ours.call(asks(4), timeout_s=60))
+        last = asyncio.create_task(ours.call(asks(5), timeout_s=60))
+        await settle()
+        cancelled.cancel()
+        sent[0].cancel()
+        await settle()
+        asked = [read_call(body) for _, _, body in kept(theirs).frames]
+        assert asked == [asks(1), asks(2), asks(5)]
+        for request in (2, 3):
+            theirs.send(Kind.REPLY, request, (pack(DoneReply()),))
+        assert await last == await sent[1] == DoneReply()
 
-    def test_an_answer_is_late_only_from_when_it_was_asked_for(self) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(memory_ends())
-            calls = [
-                asyncio.create_task(ours.call(asks(n), timeout_s=60, answer_s=2)) for n in range(3)
-            ]
-            ends = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(end) for end in ends} == {Unreachable}
-            assert now() == pytest.approx(4, abs=0.1), "the third was asked once the first gave up"
-            assert len(kept(theirs).frames) == 3
+    @as_scenario(run)
+    async def test_an_answer_is_late_only_from_when_it_was_asked_for(self) -> None:
+        ours, theirs = await pair(memory_ends())
+        calls = [
+            asyncio.create_task(ours.call(asks(n), timeout_s=60, answer_s=2)) for n in range(3)
+        ]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(end) for end in ends} == {Unreachable}
+        assert now() == pytest.approx(4, abs=0.1), "the third was asked once the first gave up"
+        assert len(kept(theirs).frames) == 3
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_all_fail_when_the_connection_goes(self, *, make_ends) -> None:
+        ours, theirs = await pair(make_ends())
+        calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(9)]
+        await settle()
+        theirs.close()
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(end) for end in ends} == {Unreachable}
+        assert now() < 2
+        assert ours.calls == 0
 
-    def test_all_fail_when_the_connection_goes(self, make_ends) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(make_ends())
-            calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(9)]
-            await settle()
-            theirs.close()
-            ends = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(end) for end in ends} == {Unreachable}
-            assert now() < 2
-            assert ours.calls == 0
+    @as_scenario(run)
+    async def test_whether_a_node_lives_is_asked_at_once(self) -> None:
+        ours, theirs = await pair(memory_ends())
+        waiting: list[Call] = [asks(1), asks(2), asks(3), AskMembers(), Ping()]
+        calls = [asyncio.create_task(ours.call(each, timeout_s=60)) for each in waiting]
+        await settle()
+        asked = [read_call(body) for _, _, body in kept(theirs).frames]
+        assert asked == [asks(1), asks(2), AskMembers(), Ping()]
+        ours.close()
+        await asyncio.gather(*calls, return_exceptions=True)
 
-        run(scenario)
-
-    def test_whether_a_node_lives_is_asked_at_once(self) -> None:
-        async def scenario() -> None:
-            ours, theirs = await pair(memory_ends())
-            waiting: list[Call] = [asks(1), asks(2), asks(3), AskMembers(), Ping()]
-            calls = [asyncio.create_task(ours.call(each, timeout_s=60)) for each in waiting]
-            await settle()
-            asked = [read_call(body) for _, _, body in kept(theirs).frames]
-            assert asked == [asks(1), asks(2), AskMembers(), Ping()]
-            ours.close()
-            await asyncio.gather(*calls, return_exceptions=True)
-
-        run(scenario)
-
-    def test_a_node_s_own_wait_for_none(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            accepted = await listen(ends)
-            ours = await dial_in(ends.client, Hello(2, CLUSTER, 5))
-            calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(9)]
-            await settle()
-            assert len(kept(accepted[-1]).frames) == 9
-            ours.close()
-            await asyncio.gather(*calls, return_exceptions=True)
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_node_s_own_wait_for_none(self) -> None:
+        ends = memory_ends()
+        accepted = await listen(ends)
+        ours = await dial_in(ends.client, Hello(2, CLUSTER, 5))
+        calls = [asyncio.create_task(ours.call(asks(n), timeout_s=60)) for n in range(9)]
+        await settle()
+        assert len(kept(accepted[-1]).frames) == 9
+        ours.close()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     def test_those_who_wait_are_bounded(self, monkeypatch) -> None:
         monkeypatch.setattr(connection_module, "CLIENT_CALLS_WAITING_MAX", 3)
@@ -533,43 +490,39 @@ class TestSending:
         connection.connection_made(transport)  # type: ignore[arg-type]
         return connection, transport
 
-    def test_what_one_tick_sends_leaves_in_one_write_at_its_end(self) -> None:
-        async def scenario() -> None:
+    @as_scenario(run)
+    async def test_what_one_tick_sends_leaves_in_one_write_at_its_end(self) -> None:
+        connection, transport = self.made()
+        await asyncio.sleep(0)
+        assert len(transport.writes) == 1, "the hello"
+        for number in range(100):
+            connection.send(Kind.STORE, number, (b"header", b"body"))
+        assert len(transport.writes) == 1, "nothing leaves before the tick ends"
+        assert connection.backlog_bytes == 1000
+        await asyncio.sleep(0)
+        assert len(transport.writes) == 2
+        assert len(transport.writes[1]) == 300
+        assert connection.backlog_bytes == 0
+        connection.send(Kind.STORE, 100, (b"",))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(transport.writes) == 3
+
+    @as_scenario(run)
+    async def test_closing_sends_what_was_corked_and_failing_drops_it(self) -> None:
+        for how, writes in (("close", 1), ("abort", 0)):
             connection, transport = self.made()
-            await asyncio.sleep(0)
-            assert len(transport.writes) == 1, "the hello"
-            for number in range(100):
-                connection.send(Kind.STORE, number, (b"header", b"body"))
-            assert len(transport.writes) == 1, "nothing leaves before the tick ends"
-            assert connection.backlog_bytes == 1000
-            await asyncio.sleep(0)
-            assert len(transport.writes) == 2
-            assert len(transport.writes[1]) == 300
-            assert connection.backlog_bytes == 0
-            connection.send(Kind.STORE, 100, (b"",))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert len(transport.writes) == 3
-
-        run(scenario)
-
-    def test_closing_sends_what_was_corked_and_failing_drops_it(self) -> None:
-        async def scenario() -> None:
-            for how, writes in (("close", 1), ("abort", 0)):
-                connection, transport = self.made()
-                connection.send(Kind.STORE, 1, (b"last words",))
-                if how == "close":
-                    connection.close()
-                else:
-                    connection.fail(Unreachable("gone"))
-                connection.send(Kind.STORE, 2, (b"too late",))
+            connection.send(Kind.STORE, 1, (b"last words",))
+            if how == "close":
                 connection.close()
-                await asyncio.sleep(0)
-                assert transport.closed == how
-                assert len(transport.writes) == writes
-                assert all(b"too late" not in write for write in transport.writes)
-
-        run(scenario)
+            else:
+                connection.fail(Unreachable("gone"))
+            connection.send(Kind.STORE, 2, (b"too late",))
+            connection.close()
+            await asyncio.sleep(0)
+            assert transport.closed == how
+            assert len(transport.writes) == writes
+            assert all(b"too late" not in write for write in transport.writes)
 
     def test_a_peer_that_does_not_read_is_cut_off(self, monkeypatch) -> None:
         monkeypatch.setattr(connection_module, "BACKLOG_BYTES_MAX", 1000)
@@ -586,43 +539,36 @@ class TestSending:
 
         run(scenario)
 
-    def test_a_full_machine_is_waited_for(self) -> None:
-        async def scenario() -> None:
-            connection, _ = self.made()
-            told: list[Connection] = []
-            connection.on_writable = told.append
-            connection.pause_writing()
-            waiting = asyncio.create_task(connection.wait_writable())
-            await asyncio.sleep(1)
-            assert not connection.is_writable
-            assert not waiting.done()
-            assert told == []
-            connection.resume_writing()
-            await waiting
-            assert (connection.is_writable, told) == (True, [connection])
-            connection.pause_writing()
-            connection.connection_lost(None)
-            await connection.wait_writable()
+    @as_scenario(run)
+    async def test_a_full_machine_is_waited_for(self) -> None:
+        connection, _ = self.made()
+        told: list[Connection] = []
+        connection.on_writable = told.append
+        connection.pause_writing()
+        waiting = asyncio.create_task(connection.wait_writable())
+        await asyncio.sleep(1)
+        assert not connection.is_writable
+        assert not waiting.done()
+        assert told == []
+        connection.resume_writing()
+        await waiting
+        assert (connection.is_writable, told) == (True, [connection])
+        connection.pause_writing()
+        connection.connection_lost(None)
+        await connection.wait_writable()
 
-        run(scenario)
-
-    def test_a_connection_that_failed_before_it_was_made_is_not_left_open(self) -> None:
+    @as_scenario(run)
+    async def test_a_connection_that_failed_before_it_was_made_is_not_left_open(self) -> None:
         """asyncio calls `connection_made` a turn after it asked for the handler; a server
         that failed the handler in between kept a socket that nobody ever closed."""
-
-        async def scenario() -> None:
-            connection = Connection(NODE_1, Keeping(), dialled=False)
-            connection.fail(Unreachable("too many"))
-            transport = KeptTransport()
-            connection.connection_made(transport)  # type: ignore[arg-type]
-            assert transport.closed == "abort"
-
-        run(scenario)
+        connection = Connection(NODE_1, Keeping(), dialled=False)
+        connection.fail(Unreachable("too many"))
+        transport = KeptTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        assert transport.closed == "abort"
 
 
-def test_a_dial_to_nobody_is_unreachable(make_ends) -> None:
-    async def scenario() -> None:
-        with pytest.raises(Unreachable):
-            await dial(make_ends().client, ADDRESS, CLIENT, Keeping(), timeout_s=1)
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_dial_to_nobody_is_unreachable(*, make_ends) -> None:
+    with pytest.raises(Unreachable):
+        await dial(make_ends().client, ADDRESS, CLIENT, Keeping(), timeout_s=1)

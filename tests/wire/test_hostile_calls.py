@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 from wire_ends import Keeping
 
 from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Rejected, Unreachable
@@ -65,70 +66,61 @@ async def greet(cluster: ClusterAtHand, ours: Hello, node: int = 1) -> Connectio
 
 class TestIdentity:
     @pytest.mark.parametrize("number", [2, 99])
-    def test_a_node_that_names_no_cluster_is_refused(self, number: int) -> None:
+    @as_scenario(simulate, nodes=3)
+    async def test_a_node_that_names_no_cluster_is_refused(
+        self, cluster: ClusterAtHand, *, number: int
+    ) -> None:
         """It was let in, and its one Seal took every node by memory and closed the log."""
+        with pytest.raises(NotOurCluster, match=f"node {number} does not say"):
+            await greet(cluster, Hello(number, ANY_CLUSTER))
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            with pytest.raises(NotOurCluster, match=f"node {number} does not say"):
-                await greet(cluster, Hello(number, ANY_CLUSTER))
+    @as_scenario(simulate, nodes=3)
+    async def test_a_number_that_is_no_member_s_is_refused(self, cluster: ClusterAtHand) -> None:
+        ours = cluster.running[1]._cluster
+        with pytest.raises(Unreachable, match="node 99 is no member"):
+            await greet(cluster, Hello(99, ours))
+        assert (await greet(cluster, Hello(2, ours))).is_open
 
-        simulate(scenario, nodes=3)
-
-    def test_a_number_that_is_no_member_s_is_refused(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            ours = cluster.running[1]._cluster
-            with pytest.raises(Unreachable, match="node 99 is no member"):
-                await greet(cluster, Hello(99, ours))
-            assert (await greet(cluster, Hello(2, ours))).is_open
-
-        simulate(scenario, nodes=3)
-
-    def test_a_node_that_has_just_joined_is_let_in_soon(self) -> None:
+    @as_scenario(simulate, nodes=3)
+    async def test_a_node_that_has_just_joined_is_let_in_soon(self, cluster: ClusterAtHand) -> None:
         """Long before the member list would be read again."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            node = cluster.running[1]
-            await node._membership.register(99, "node-99:4440", "r99")  # type: ignore[arg-type]
-            with pytest.raises(Unreachable):
-                await greet(cluster, Hello(99, node._cluster))
-            await asyncio.sleep(0.5)
-            assert (await greet(cluster, Hello(99, node._cluster))).is_open
-
-        simulate(scenario, nodes=3)
+        node = cluster.running[1]
+        await node._membership.register(99, "node-99:4440", "r99")  # type: ignore[arg-type]
+        with pytest.raises(Unreachable):
+            await greet(cluster, Hello(99, node._cluster))
+        await asyncio.sleep(0.5)
+        assert (await greet(cluster, Hello(99, node._cluster))).is_open
 
     @pytest.mark.parametrize("call", NODE_CALLS, ids=lambda call: type(call).__name__)
-    def test_calls_of_nodes_are_not_for_clients(self, call: Any) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"1")
-                client = await greet(cluster, Hello(0, ANY_CLUSTER))
-                with pytest.raises(Rejected, match="is for nodes, not for clients"):
-                    await client.call(call, timeout_s=5)
-                assert await store.append("log", b"2")
-
-        simulate(scenario, nodes=3)
+    @as_scenario(simulate, nodes=3)
+    async def test_calls_of_nodes_are_not_for_clients(
+        self, cluster: ClusterAtHand, *, call: Any
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"1")
+            client = await greet(cluster, Hello(0, ANY_CLUSTER))
+            with pytest.raises(Rejected, match="is for nodes, not for clients"):
+                await client.call(call, timeout_s=5)
+            assert await store.append("log", b"2")
 
     @pytest.mark.parametrize("kind", [Kind.STORE, Kind.RELEASE, Kind.GOSSIP])
-    def test_frames_of_nodes_are_not_for_clients(self, kind: Kind) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            client = await greet(cluster, Hello(0, ANY_CLUSTER))
-            client.send(kind, 1, (b"",))
-            await asyncio.sleep(1)
-            assert not client.is_open
+    @as_scenario(simulate, nodes=3)
+    async def test_frames_of_nodes_are_not_for_clients(
+        self, cluster: ClusterAtHand, *, kind: Kind
+    ) -> None:
+        client = await greet(cluster, Hello(0, ANY_CLUSTER))
+        client.send(kind, 1, (b"",))
+        await asyncio.sleep(1)
+        assert not client.is_open
 
-        simulate(scenario, nodes=3)
-
-    def test_a_digest_is_not_for_clients(self) -> None:
+    @as_scenario(simulate, nodes=3)
+    async def test_a_digest_is_not_for_clients(self, cluster: ClusterAtHand) -> None:
         """It shows records that are not released, and may never be."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            client = await greet(cluster, Hello(0, ANY_CLUSTER))
-            request = ReadRequest(1, LOG, 1, 2**40, 2**40, 1 << 20, digest=True)
-            client.send(Kind.READ, 0, (pack_read(request),))
-            await asyncio.sleep(1)
-            assert not client.is_open
-
-        simulate(scenario, nodes=3)
+        client = await greet(cluster, Hello(0, ANY_CLUSTER))
+        request = ReadRequest(1, LOG, 1, 2**40, 2**40, 1 << 20, digest=True)
+        client.send(Kind.READ, 0, (pack_read(request),))
+        await asyncio.sleep(1)
+        assert not client.is_open
 
 
 def extremes(kind: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from scenarios import as_scenario
 from wire_ends import (
     ADDRESS,
     CLIENT,
@@ -67,23 +68,21 @@ async def settle() -> None:
 
 
 class TestCalls:
-    def test_a_call_is_answered_and_an_error_comes_out_as_itself(self) -> None:
-        async def scenario() -> None:
-            ends, service = memory_ends(), Offering()
-            async with serving(ends, service):
-                connection = await dial_in(ends.client)
-                assert await connection.call(DeleteLog("quick"), timeout_s=1) == DoneReply()
+    @as_scenario(run)
+    async def test_a_call_is_answered_and_an_error_comes_out_as_itself(self) -> None:
+        ends, service = memory_ends(), Offering()
+        async with serving(ends, service):
+            connection = await dial_in(ends.client)
+            assert await connection.call(DeleteLog("quick"), timeout_s=1) == DoneReply()
 
-                async def refuse(call: Call) -> Reply:
-                    raise Fenced("a higher epoch rules", 9)
+            async def refuse(call: Call) -> Reply:
+                raise Fenced("a higher epoch rules", 9)
 
-                service.answer = refuse
-                with pytest.raises(Fenced, match="higher epoch") as fenced:
-                    await connection.call(DeleteLog("log"), timeout_s=1)
-                assert fenced.value.epoch == 9
-                assert service.calls == [DeleteLog("quick"), DeleteLog("log")]
-
-        run(scenario)
+            service.answer = refuse
+            with pytest.raises(Fenced, match="higher epoch") as fenced:
+                await connection.call(DeleteLog("log"), timeout_s=1)
+            assert fenced.value.epoch == 9
+            assert service.calls == [DeleteLog("quick"), DeleteLog("log")]
 
     def test_a_ping_is_answered_at_once_whatever_the_service_does(self, monkeypatch) -> None:
         monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
@@ -99,25 +98,23 @@ class TestCalls:
 
         run(scenario)
 
-    def test_a_slow_call_stops_no_other_and_ends_at_the_limit(self) -> None:
-        async def scenario() -> None:
-            ends, service = memory_ends(), Offering()
+    @as_scenario(run)
+    async def test_a_slow_call_stops_no_other_and_ends_at_the_limit(self) -> None:
+        ends, service = memory_ends(), Offering()
 
-            async def slow(call: Call) -> Reply:
-                await asyncio.sleep(0 if call == DeleteLog("quick") else 1000)
-                return DoneReply()
+        async def slow(call: Call) -> Reply:
+            await asyncio.sleep(0 if call == DeleteLog("quick") else 1000)
+            return DoneReply()
 
-            service.answer = slow
-            async with serving(ends, service):
-                connection = await dial_in(ends.client)
-                asking = asyncio.create_task(connection.call(DeleteLog("log"), timeout_s=100))
-                await connection.call(DeleteLog("quick"), timeout_s=1)
-                assert not asking.done()
-                with pytest.raises(Unreachable, match="DeleteLog took longer than 30 s"):
-                    await asking
-                assert now() == pytest.approx(CALL_TIMEOUT_S, abs=0.01)
-
-        run(scenario)
+        service.answer = slow
+        async with serving(ends, service):
+            connection = await dial_in(ends.client)
+            asking = asyncio.create_task(connection.call(DeleteLog("log"), timeout_s=100))
+            await connection.call(DeleteLog("quick"), timeout_s=1)
+            assert not asking.done()
+            with pytest.raises(Unreachable, match="DeleteLog took longer than 30 s"):
+                await asking
+            assert now() == pytest.approx(CALL_TIMEOUT_S, abs=0.01)
 
     def test_calls_of_clients_that_wait_keep_no_node_s_call_out(self, monkeypatch) -> None:
         """Clients that ask for a tail wait until the log is recovered, and that takes seals."""
@@ -200,49 +197,42 @@ class TestCalls:
         run(scenario)
         assert "a call that this version does not know" in caplog.text
 
-    def test_data_goes_to_the_service(self) -> None:
-        async def scenario() -> None:
-            ends, service = memory_ends(), Offering()
-            async with serving(ends, service):
-                connection = await dial_in(ends.client)
-                connection.send(Kind.STORE, 4, (b"blocks",))
-                await settle()
-                assert service.kept.frames == [(Kind.STORE, 4, b"blocks")]
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_data_goes_to_the_service(self) -> None:
+        ends, service = memory_ends(), Offering()
+        async with serving(ends, service):
+            connection = await dial_in(ends.client)
+            connection.send(Kind.STORE, 4, (b"blocks",))
+            await settle()
+            assert service.kept.frames == [(Kind.STORE, 4, b"blocks")]
 
 
 class TestStrangers:
     @pytest.mark.parametrize("ends", [memory_ends, simulated_ends])
     @pytest.mark.parametrize("trickle", [b"", b"\x30"])
-    def test_who_says_no_hello_in_time_is_cut_off(self, ends, trickle: bytes) -> None:
+    @as_scenario(run)
+    async def test_who_says_no_hello_in_time_is_cut_off(self, *, ends, trickle: bytes) -> None:
         """A byte now and then is no hello either."""
+        between = ends()
+        async with serving(between, Offering()) as server:
+            stranger = await raw_dial(between.client)
+            start = now()
+            for _ in range(4):
+                stranger.say(trickle)
+                await asyncio.sleep(HELLO_TIMEOUT_S / 4 - 0.01)
+            assert not stranger.is_lost
+            await asyncio.sleep(0.3)
+            assert stranger.is_lost
+            assert now() - start < HELLO_TIMEOUT_S + 0.3
+            assert server.connections == 0
 
-        async def scenario() -> None:
-            between = ends()
-            async with serving(between, Offering()) as server:
-                stranger = await raw_dial(between.client)
-                start = now()
-                for _ in range(4):
-                    stranger.say(trickle)
-                    await asyncio.sleep(HELLO_TIMEOUT_S / 4 - 0.01)
-                assert not stranger.is_lost
-                await asyncio.sleep(0.3)
-                assert stranger.is_lost
-                assert now() - start < HELLO_TIMEOUT_S + 0.3
-                assert server.connections == 0
-
-        run(scenario)
-
-    def test_who_greeted_stays(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            async with serving(ends, Offering()):
-                connection = await dial_in(ends.client)
-                await asyncio.sleep(10 * HELLO_TIMEOUT_S)
-                assert connection.is_open
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_who_greeted_stays(self) -> None:
+        ends = memory_ends()
+        async with serving(ends, Offering()):
+            connection = await dial_in(ends.client)
+            await asyncio.sleep(10 * HELLO_TIMEOUT_S)
+            assert connection.is_open
 
     @pytest.mark.parametrize("ends", [memory_ends, simulated_ends])
     def test_strangers_are_bounded_and_those_who_greeted_are_none(self, ends, monkeypatch) -> None:
@@ -301,79 +291,69 @@ class TestStrangers:
 
 
 class TestLife:
-    def test_an_address_is_taken_once_and_free_after_the_close(self) -> None:
-        async def scenario() -> None:
-            ends = memory_ends()
-            async with serving(ends, Offering()) as server:
-                assert server.address == ADDRESS
-                with pytest.raises(BadSetting, match=ADDRESS):
-                    await Server(ends.server, NODE_1, Offering(), asyncio.TaskGroup()).listen(
-                        ADDRESS
-                    )
-            async with serving(ends, Offering()):
-                assert await (await dial_in(ends.client)).call(Ping(), timeout_s=1) == DoneReply()
+    @as_scenario(run)
+    async def test_an_address_is_taken_once_and_free_after_the_close(self) -> None:
+        ends = memory_ends()
+        async with serving(ends, Offering()) as server:
+            assert server.address == ADDRESS
+            with pytest.raises(BadSetting, match=ADDRESS):
+                await Server(ends.server, NODE_1, Offering(), asyncio.TaskGroup()).listen(ADDRESS)
+        async with serving(ends, Offering()):
+            assert await (await dial_in(ends.client)).call(Ping(), timeout_s=1) == DoneReply()
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_close_ends_connections_and_calls_and_takes_no_one_new(self) -> None:
+        ends, service = memory_ends(), Offering()
 
-    def test_a_close_ends_connections_and_calls_and_takes_no_one_new(self) -> None:
-        async def scenario() -> None:
-            ends, service = memory_ends(), Offering()
+        async def never(call: Call) -> Reply:
+            await asyncio.sleep(1000)
+            raise AssertionError
 
-            async def never(call: Call) -> Reply:
-                await asyncio.sleep(1000)
-                raise AssertionError
-
-            service.answer = never
-            async with serving(ends, service):
-                connection, stranger = await dial_in(ends.client), await raw_dial(ends.client)
-                asking = asyncio.create_task(connection.call(DeleteLog("log"), timeout_s=100))
-                await settle()
-            with pytest.raises(CordwoodError):
-                await asking
-            assert now() < 1
+        service.answer = never
+        async with serving(ends, service):
+            connection, stranger = await dial_in(ends.client), await raw_dial(ends.client)
+            asking = asyncio.create_task(connection.call(DeleteLog("log"), timeout_s=100))
             await settle()
-            assert not connection.is_open
-            assert stranger.is_lost
-            with pytest.raises(Unreachable):
-                await dial_in(ends.client)
+        with pytest.raises(CordwoodError):
+            await asking
+        assert now() < 1
+        await settle()
+        assert not connection.is_open
+        assert stranger.is_lost
+        with pytest.raises(Unreachable):
+            await dial_in(ends.client)
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_the_service_hears_of_losses_of_those_who_greeted_only(self) -> None:
+        ends, service = memory_ends(), Offering()
+        async with serving(ends, service):
+            stranger, connection = await raw_dial(ends.client), await dial_in(ends.client)
+            stranger.transport.close()
+            await settle()
+            assert service.kept.lost == []
+            connection.close()
+            await settle()
+            assert [type(error) for error in service.kept.lost] == [Unreachable]
 
-    def test_the_service_hears_of_losses_of_those_who_greeted_only(self) -> None:
-        async def scenario() -> None:
-            ends, service = memory_ends(), Offering()
-            async with serving(ends, service):
-                stranger, connection = await raw_dial(ends.client), await dial_in(ends.client)
-                stranger.transport.close()
-                await settle()
-                assert service.kept.lost == []
-                connection.close()
-                await settle()
-                assert [type(error) for error in service.kept.lost] == [Unreachable]
+    @as_scenario(run)
+    async def test_an_answer_to_who_has_gone_is_dropped(self) -> None:
+        ends, service = memory_ends(), Offering()
+        release = asyncio.Event()
 
-        run(scenario)
+        async def wait(call: Call) -> Reply:
+            await release.wait()
+            raise NoSequencer("nobody hears this")
 
-    def test_an_answer_to_who_has_gone_is_dropped(self) -> None:
-        async def scenario() -> None:
-            ends, service = memory_ends(), Offering()
-            release = asyncio.Event()
-
-            async def wait(call: Call) -> Reply:
-                await release.wait()
-                raise NoSequencer("nobody hears this")
-
-            service.answer = wait
-            async with serving(ends, service):
-                end = RawEnd()
-                await ends.client.connect(ADDRESS, lambda: end, timeout_s=1)
-                end.say(*frame(Kind.HELLO, 0, pack_hello(CLIENT)))
-                await settle()
-                end.transport.close()
-                await settle()
-                release.set()
-                await settle()
-                service.answer = service.done
-                connection = await dial_in(ends.client)
-                assert await connection.call(Ping(), timeout_s=1) == DoneReply()
-
-        run(scenario)
+        service.answer = wait
+        async with serving(ends, service):
+            end = RawEnd()
+            await ends.client.connect(ADDRESS, lambda: end, timeout_s=1)
+            end.say(*frame(Kind.HELLO, 0, pack_hello(CLIENT)))
+            await settle()
+            end.transport.close()
+            await settle()
+            release.set()
+            await settle()
+            service.answer = service.done
+            connection = await dial_in(ends.client)
+            assert await connection.call(Ping(), timeout_s=1) == DoneReply()

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from scenarios import as_scenario
 from test_server import serving, settle
 from wire_ends import CLIENT, Offering, RawEnd, memory_ends, now, raw_dial, run, simulated_ends
 
@@ -63,52 +64,48 @@ class TestTheRule:
 
 @pytest.mark.parametrize("ends", [memory_ends, simulated_ends])
 @pytest.mark.parametrize("here", [0, 5000])
-def test_a_frame_that_was_begun_ends_in_time_or_its_connection_does(ends, here: int) -> None:
-    async def scenario() -> None:
-        between = ends()
-        async with serving(between, Offering()) as server:
-            end = await begun(between, MIB, here)
-            start = now()
-            await asyncio.sleep(FRAME_GRACE_S - 1)
-            assert not end.is_lost
-            await asyncio.sleep(4)
-            assert end.is_lost
-            assert now() - start < FRAME_GRACE_S + 4
-            assert server.connections == 0
-
-    run(scenario)
-
-
-def test_half_a_header_is_a_frame_begun() -> None:
-    async def scenario() -> None:
-        ends = memory_ends()
-        async with serving(ends, Offering()):
-            end = await raw_dial(ends.client)
-            end.greet()
-            end.say(frame_header(Kind.APPEND, 1, 100, 0)[: FRAME_HEADER_BYTES - 1])
-            await asyncio.sleep(FRAME_GRACE_S + 3)
-            assert end.is_lost
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_frame_that_was_begun_ends_in_time_or_its_connection_does(
+    *, ends, here: int
+) -> None:
+    between = ends()
+    async with serving(between, Offering()) as server:
+        end = await begun(between, MIB, here)
+        start = now()
+        await asyncio.sleep(FRAME_GRACE_S - 1)
+        assert not end.is_lost
+        await asyncio.sleep(4)
+        assert end.is_lost
+        assert now() - start < FRAME_GRACE_S + 4
+        assert server.connections == 0
 
 
-def test_frames_that_go_on_ending_are_never_late() -> None:
-    async def scenario() -> None:
-        ends, service = memory_ends(), Offering()
-        async with serving(ends, service):
-            end = await raw_dial(ends.client)
-            end.greet()
-            whole = b"".join(frame(Kind.APPEND, 1, bytes(200)))
-            # Never a moment without a frame begun, and none that takes long.
-            end.say(whole[:100])
-            for _ in range(100):
-                await asyncio.sleep(1)
-                end.say(whole[100:] + whole[:100])
-            await settle()
-            assert not end.is_lost
-            assert len(service.kept.frames) == 100
+@as_scenario(run)
+async def test_half_a_header_is_a_frame_begun() -> None:
+    ends = memory_ends()
+    async with serving(ends, Offering()):
+        end = await raw_dial(ends.client)
+        end.greet()
+        end.say(frame_header(Kind.APPEND, 1, 100, 0)[: FRAME_HEADER_BYTES - 1])
+        await asyncio.sleep(FRAME_GRACE_S + 3)
+        assert end.is_lost
 
-    run(scenario)
+
+@as_scenario(run)
+async def test_frames_that_go_on_ending_are_never_late() -> None:
+    ends, service = memory_ends(), Offering()
+    async with serving(ends, service):
+        end = await raw_dial(ends.client)
+        end.greet()
+        whole = b"".join(frame(Kind.APPEND, 1, bytes(200)))
+        # Never a moment without a frame begun, and none that takes long.
+        end.say(whole[:100])
+        for _ in range(100):
+            await asyncio.sleep(1)
+            end.say(whole[100:] + whole[:100])
+        await settle()
+        assert not end.is_lost
+        assert len(service.kept.frames) == 100
 
 
 def test_unfinished_frames_of_all_connections_are_bounded_together(monkeypatch) -> None:

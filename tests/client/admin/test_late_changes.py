@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, LogExists, UnknownLog
@@ -65,240 +66,228 @@ def noted(store: Store, first: Callable[[Call], Awaitable[None]] = nothing) -> l
 
 class TestLate:
     @pytest.mark.parametrize("change", [delete, rename, set_then_delete, fence_then_delete])
-    def test_a_node_that_was_stopped_changes_no_log_made_since(self, change: Change) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=30) as store:
-                await store.append("/a", b"old")
-                cluster.machine(1).pause()
-                await change(store)
-                await store.create_log("/a")
-                await store.append("/a", b"new")
-                made = await store.log("/a")
-                cluster.machine(1).resume()
-                await asyncio.sleep(LATE_S)
-                async with cluster.client() as other:
-                    assert await values(other, "/a") == [b"new"]
-                    assert await other.log("/a") == made
-                    assert (await other.log_tree.epochs("/a")).token == 0
-                    with pytest.raises(UnknownLog):
-                        await other.log("/b")
-
-        simulate(scenario, nodes=5)
-
-    @pytest.mark.parametrize("path", ["/a", "/"])
-    def test_a_node_that_was_stopped_sets_no_attributes_over_a_later_change(
-        self, path: str
+    @as_scenario(simulate, nodes=5)
+    async def test_a_node_that_was_stopped_changes_no_log_made_since(
+        self, cluster: ClusterAtHand, *, change: Change
     ) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=30) as store, cluster.client() as other:
-                await store.append("/a", b"0")
-                await other.log("/a")
-                cluster.machine(1).pause()
-                await store.log_tree.set_attributes(path, LogAttributes(backlog_s=1.0))
-                await other.log_tree.set_attributes(path, LogAttributes(backlog_s=3600.0))
-                cluster.machine(1).resume()
-                await asyncio.sleep(LATE_S)
-                assert await backlog(other) == 3600.0
-
-        simulate(scenario, nodes=5)
+        async with cluster.client(timeout_s=30) as store:
+            await store.append("/a", b"old")
+            cluster.machine(1).pause()
+            await change(store)
+            await store.create_log("/a")
+            await store.append("/a", b"new")
+            made = await store.log("/a")
+            cluster.machine(1).resume()
+            await asyncio.sleep(LATE_S)
+            async with cluster.client() as other:
+                assert await values(other, "/a") == [b"new"]
+                assert await other.log("/a") == made
+                assert (await other.log_tree.epochs("/a")).token == 0
+                with pytest.raises(UnknownLog):
+                    await other.log("/b")
 
     @pytest.mark.parametrize("path", ["/a", "/"])
-    def test_attributes_that_are_set_late_undo_no_later_change_not_even_back(
-        self, path: str
+    @as_scenario(simulate, nodes=5)
+    async def test_a_node_that_was_stopped_sets_no_attributes_over_a_later_change(
+        self, cluster: ClusterAtHand, *, path: str
+    ) -> None:
+        async with cluster.client(timeout_s=30) as store, cluster.client() as other:
+            await store.append("/a", b"0")
+            await other.log("/a")
+            cluster.machine(1).pause()
+            await store.log_tree.set_attributes(path, LogAttributes(backlog_s=1.0))
+            await other.log_tree.set_attributes(path, LogAttributes(backlog_s=3600.0))
+            cluster.machine(1).resume()
+            await asyncio.sleep(LATE_S)
+            assert await backlog(other) == 3600.0
+
+    @pytest.mark.parametrize("path", ["/a", "/"])
+    @as_scenario(simulate)
+    async def test_attributes_that_are_set_late_undo_no_later_change_not_even_back(
+        self, cluster: ClusterAtHand, *, path: str
     ) -> None:
         """What was set back looks like what the late call's client saw."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("/a", b"0")
-                tree, calls = store.log_tree, noted(store)
-                await tree.set_attributes(path, LogAttributes(backlog_s=60.0))
-                await tree.set_attributes(path, LogAttributes(backlog_s=1.0))
-                late = calls[-1]
-                await tree.set_attributes(path, LogAttributes(backlog_s=60.0))
-                with pytest.raises(Fenced, match="was changed since it was looked at"):
-                    await store._cluster.call_any(late, timeout_s=5)
-                assert await backlog(store) == 60.0
-                with planted(find_bug("any-version")):
-                    await store._cluster.call_any(late, timeout_s=5)
-                assert await backlog(store) == 1.0, "what the late call sets is not what is there"
-
-        simulate(scenario)
+        async with cluster.client() as store:
+            await store.append("/a", b"0")
+            tree, calls = store.log_tree, noted(store)
+            await tree.set_attributes(path, LogAttributes(backlog_s=60.0))
+            await tree.set_attributes(path, LogAttributes(backlog_s=1.0))
+            late = calls[-1]
+            await tree.set_attributes(path, LogAttributes(backlog_s=60.0))
+            with pytest.raises(Fenced, match="was changed since it was looked at"):
+                await store._cluster.call_any(late, timeout_s=5)
+            assert await backlog(store) == 60.0
+            with planted(find_bug("any-version")):
+                await store._cluster.call_any(late, timeout_s=5)
+            assert await backlog(store) == 1.0, "what the late call sets is not what is there"
 
     @pytest.mark.parametrize("path", ["/a", "/"])
-    def test_attributes_are_set_over_a_change_that_came_first(self, path: str) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store, cluster.client() as other:
-                await store.append("/a", b"0")
-                others = iter([2.0, 3.0])
+    @as_scenario(simulate)
+    async def test_attributes_are_set_over_a_change_that_came_first(
+        self, cluster: ClusterAtHand, *, path: str
+    ) -> None:
+        async with cluster.client() as store, cluster.client() as other:
+            await store.append("/a", b"0")
+            others = iter([2.0, 3.0])
 
-                async def change_first(message: Call) -> None:
-                    if isinstance(message, SetAttributes) and (next_s := next(others, 0.0)):
-                        change = LogAttributes(backlog_s=next_s, nodeset_size=3)
-                        await other.log_tree.set_attributes(path, change)
+            async def change_first(message: Call) -> None:
+                if isinstance(message, SetAttributes) and (next_s := next(others, 0.0)):
+                    change = LogAttributes(backlog_s=next_s, nodeset_size=3)
+                    await other.log_tree.set_attributes(path, change)
 
-                noted(store, change_first)
-                await store.log_tree.set_attributes(path, LogAttributes(backlog_s=60.0))
-                attributes = (await store.log("/a")).attributes
-                assert (attributes.backlog_s, attributes.nodeset_size) == (60.0, 3)
+            noted(store, change_first)
+            await store.log_tree.set_attributes(path, LogAttributes(backlog_s=60.0))
+            attributes = (await store.log("/a")).attributes
+            assert (attributes.backlog_s, attributes.nodeset_size) == (60.0, 3)
 
-        simulate(scenario)
-
-    def test_a_second_try_of_a_creation_finds_the_log_of_the_first(self) -> None:
+    @as_scenario(simulate)
+    async def test_a_second_try_of_a_creation_finds_the_log_of_the_first(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """The first one's answer was lost, and the second said `LogExists`."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store, cluster.client() as other:
-                calls = noted(store)
-                made = await store.create_log("/a", attributes=LogAttributes(backlog_s=60.0))
-                again = await store._cluster.call_any(calls[-1], timeout_s=5)
-                assert isinstance(again, LogReply)
-                assert (again.log, again.own) == (made.log_id, made.own)
-                for each in (store, other):
-                    with pytest.raises(LogExists):
-                        await each.create_log("/a")
-                await store.log_tree.delete("/a")
-                new = await other.create_log("/a")
+        async with cluster.client() as store, cluster.client() as other:
+            calls = noted(store)
+            made = await store.create_log("/a", attributes=LogAttributes(backlog_s=60.0))
+            again = await store._cluster.call_any(calls[-1], timeout_s=5)
+            assert isinstance(again, LogReply)
+            assert (again.log, again.own) == (made.log_id, made.own)
+            for each in (store, other):
                 with pytest.raises(LogExists):
-                    await store._cluster.call_any(calls[0], timeout_s=5)
-                assert (await store.log("/a")).log_id == new.log_id
+                    await each.create_log("/a")
+            await store.log_tree.delete("/a")
+            new = await other.create_log("/a")
+            with pytest.raises(LogExists):
+                await store._cluster.call_any(calls[0], timeout_s=5)
+            assert (await store.log("/a")).log_id == new.log_id
 
-        simulate(scenario)
+    @as_scenario(simulate, nodes=5)
+    async def test_a_creation_that_two_nodes_do_makes_one_log(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=30) as store:
+            await store.append("/a", b"0")
+            cluster.machine(1).pause()
+            made = await store.create_log("/b")
+            cluster.machine(1).resume()
+            await asyncio.sleep(LATE_S)
+            assert (await store.log("/b")).log_id == made.log_id
 
-    def test_a_creation_that_two_nodes_do_makes_one_log(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=30) as store:
-                await store.append("/a", b"0")
-                cluster.machine(1).pause()
-                made = await store.create_log("/b")
-                cluster.machine(1).resume()
-                await asyncio.sleep(LATE_S)
-                assert (await store.log("/b")).log_id == made.log_id
-
-        simulate(scenario, nodes=5)
-
-    def test_a_reset_that_is_done_late_takes_no_position_back(self) -> None:
+    @as_scenario(simulate)
+    async def test_a_reset_that_is_done_late_takes_no_position_back(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """The consumer went on behind records that it had not read."""
+        async with cluster.client() as store:
+            acks = [await store.append("/a", b"%d" % n) for n in range(10)]
+            number = str((await store.log("/a")).log_id)
+            await store.cursors.save("group", {"/a": acks[1]}, reset=True)
+            cursors, ask = store.cursors, store._ask
+            asked: list[Call] = []
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                acks = [await store.append("/a", b"%d" % n) for n in range(10)]
-                number = str((await store.log("/a")).log_id)
-                await store.cursors.save("group", {"/a": acks[1]}, reset=True)
-                cursors, ask = store.cursors, store._ask
-                asked: list[Call] = []
+            async def ask_and_note(message: Call) -> Reply:
+                asked.append(message)
+                return await ask(message)
 
-                async def ask_and_note(message: Call) -> Reply:
-                    asked.append(message)
-                    return await ask(message)
+            cursors._ask = ask_and_note
+            await cursors.save("group", {"/a": acks[9]}, reset=True)
+            late = asked[-1]
+            await cursors.save("group", {"/a": acks[0]}, reset=True)
+            with pytest.raises(Fenced, match="somebody saved in between"):
+                await ask(late)
+            assert (await store.cursors.by_number("group")).positions == {number: acks[0]}
 
-                cursors._ask = ask_and_note
-                await cursors.save("group", {"/a": acks[9]}, reset=True)
-                late = asked[-1]
-                await cursors.save("group", {"/a": acks[0]}, reset=True)
-                with pytest.raises(Fenced, match="somebody saved in between"):
-                    await ask(late)
-                assert (await store.cursors.by_number("group")).positions == {number: acks[0]}
+    @as_scenario(simulate)
+    async def test_a_reset_goes_on_over_a_member_that_saves_meanwhile(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store, cluster.client() as other:
+            acks = [await store.append("/a", b"%d" % n) for n in range(4)]
+            number = str((await store.log("/a")).log_id)
+            cursors, ask = store.cursors, store._ask
+            saved = iter(acks[1:])
 
-        simulate(scenario)
+            async def ask_and_save(message: Call) -> Reply:
+                reply = await ask(message)
+                if isinstance(message, AskConsumers) and (lsn := next(saved, 0)):
+                    await other.cursors.save("group", {"/a": lsn})
+                return reply
 
-    def test_a_reset_goes_on_over_a_member_that_saves_meanwhile(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store, cluster.client() as other:
-                acks = [await store.append("/a", b"%d" % n) for n in range(4)]
-                number = str((await store.log("/a")).log_id)
-                cursors, ask = store.cursors, store._ask
-                saved = iter(acks[1:])
+            cursors._ask = ask_and_save
+            await cursors.save("group", {"/a": acks[0]}, reset=True)
+            assert (await store.cursors.by_number("group")).positions == {number: acks[0]}
 
-                async def ask_and_save(message: Call) -> Reply:
-                    reply = await ask(message)
-                    if isinstance(message, AskConsumers) and (lsn := next(saved, 0)):
-                        await other.cursors.save("group", {"/a": lsn})
-                    return reply
-
-                cursors._ask = ask_and_save
-                await cursors.save("group", {"/a": acks[0]}, reset=True)
-                assert (await store.cursors.by_number("group")).positions == {number: acks[0]}
-
-        simulate(scenario)
-
-    def test_a_member_that_a_stopped_node_joins_late_stays_as_it_is(self) -> None:
+    @as_scenario(simulate, nodes=5)
+    async def test_a_member_that_a_stopped_node_joins_late_stays_as_it_is(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """It was replaced by itself: its next beat said that it was no member any more."""
+        async with cluster.client(timeout_s=30) as store:
+            await store.append("/a", b"0")
+            consumer = await store.consumer("group", "/a", member="m")
+            ask, stopped = consumer._ask, cluster.machine(1)
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=30) as store:
-                await store.append("/a", b"0")
-                consumer = await store.consumer("group", "/a", member="m")
-                ask, stopped = consumer._ask, cluster.machine(1)
+            async def ask_a_node_that_stops(message: Call) -> Reply:
+                if isinstance(message, JoinConsumer):
+                    stopped.pause()
+                return await ask(message)
 
-                async def ask_a_node_that_stops(message: Call) -> Reply:
-                    if isinstance(message, JoinConsumer):
-                        stopped.pause()
-                    return await ask(message)
+            consumer._ask = ask_a_node_that_stops
+            async with consumer:
+                joined = consumer.generation
+                stopped.resume()
+                assert len((await consumer.read(timeout_s=5)).records) == 1
+                await consumer.read(timeout_s=LATE_S)
+                await consumer.save()
+                (group,) = await store.cursors.list("group")
+                assert (group.generation, group.owners) == (joined, {"/a": "m"})
 
-                consumer._ask = ask_a_node_that_stops
-                async with consumer:
-                    joined = consumer.generation
-                    stopped.resume()
-                    assert len((await consumer.read(timeout_s=5)).records) == 1
-                    await consumer.read(timeout_s=LATE_S)
-                    await consumer.save()
-                    (group,) = await store.cursors.list("group")
-                    assert (group.generation, group.owners) == (joined, {"/a": "m"})
-
-        simulate(scenario, nodes=5)
-
-    def test_a_change_whose_answer_was_lost_is_done_at_the_second_node(self) -> None:
+    @as_scenario(simulate)
+    async def test_a_change_whose_answer_was_lost_is_done_at_the_second_node(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """The second node said that there was no such log."""
+        async with cluster.client() as store:
+            await store.append("/a", b"0")
+            number = (await store.log("/a")).log_id
+            asked = store._cluster
+            for call in (RenameLog("/a", "/b", number), DeleteLog("/b", number)):
+                first = await asked.call_any(call, timeout_s=5)
+                assert await asked.call_any(call, timeout_s=5) == first
+            assert await store.logs() == []
+            with pytest.raises(UnknownLog):
+                await store.log_tree.delete("/b")
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("/a", b"0")
-                number = (await store.log("/a")).log_id
-                asked = store._cluster
-                for call in (RenameLog("/a", "/b", number), DeleteLog("/b", number)):
-                    first = await asked.call_any(call, timeout_s=5)
-                    assert await asked.call_any(call, timeout_s=5) == first
-                assert await store.logs() == []
+    @as_scenario(simulate)
+    async def test_a_late_call_leaves_alone_a_log_that_has_the_name_since(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number = (await store.create_log("/a")).log_id
+            await store.log_tree.delete("/a")
+            await store.append("/a", b"new")
+            made = await store.log("/a")
+            for call in (
+                SetAttributes("/a", LogAttributes(backlog_s=1.0), log=number),
+                RaiseToken("/a", 7, "holder", number),
+                RenameLog("/a", "/b", number),
+            ):
                 with pytest.raises(UnknownLog):
-                    await store.log_tree.delete("/b")
+                    await store._cluster.call_any(call, timeout_s=5)
+            await store._cluster.call_any(DeleteLog("/a", number), timeout_s=5)
+            assert await store.log("/a") == made
+            assert await values(store, "/a") == [b"new"]
 
-        simulate(scenario)
-
-    def test_a_late_call_leaves_alone_a_log_that_has_the_name_since(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                number = (await store.create_log("/a")).log_id
-                await store.log_tree.delete("/a")
-                await store.append("/a", b"new")
-                made = await store.log("/a")
-                for call in (
-                    SetAttributes("/a", LogAttributes(backlog_s=1.0), log=number),
-                    RaiseToken("/a", 7, "holder", number),
-                    RenameLog("/a", "/b", number),
-                ):
-                    with pytest.raises(UnknownLog):
-                        await store._cluster.call_any(call, timeout_s=5)
-                await store._cluster.call_any(DeleteLog("/a", number), timeout_s=5)
-                assert await store.log("/a") == made
-                assert await values(store, "/a") == [b"new"]
-
-        simulate(scenario)
-
-    def test_what_stopped_half_way_is_finished_and_a_log_made_since_is_left_alone(self) -> None:
+    @as_scenario(simulate)
+    async def test_what_stopped_half_way_is_finished_and_a_log_made_since_is_left_alone(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """The client found no log, and asks for what a stopped change left: the number 0."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("/a", b"0")
-                for call in (
-                    DeleteLog("/a", 0),
-                    RenameLog("/a", "/b", 0),
-                    RaiseToken("/a", 7, "holder", 0),
-                    SetAttributes("/a", LogAttributes(backlog_s=1.0), log=0),
-                ):
-                    with pytest.raises(UnknownLog):
-                        await store._cluster.call_any(call, timeout_s=5)
-                assert await values(store, "/a") == [b"0"]
-
-        simulate(scenario)
+        async with cluster.client() as store:
+            await store.append("/a", b"0")
+            for call in (
+                DeleteLog("/a", 0),
+                RenameLog("/a", "/b", 0),
+                RaiseToken("/a", 7, "holder", 0),
+                SetAttributes("/a", LogAttributes(backlog_s=1.0), log=0),
+            ):
+                with pytest.raises(UnknownLog):
+                    await store._cluster.call_any(call, timeout_s=5)
+            assert await values(store, "/a") == [b"0"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Record
@@ -63,43 +64,37 @@ def nobody_waits(store: Store) -> bool:
 
 
 class TestTurns:
-    def test_what_one_tick_brings_is_one_block(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"alone")
-                lsns = await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(50)))
-                assert lsns == [at(n) for n in range(2, 52)]
-                first = asyncio.create_task(store.append("log", b"a"))
-                await asyncio.sleep(0.001)
-                await asyncio.gather(first, store.append("log", b"b"))
-                assert blocks(cluster) == [(1, 1), (2, 51), (52, 52), (53, 53)]
+    @as_scenario(simulate)
+    async def test_what_one_tick_brings_is_one_block(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"alone")
+            lsns = await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(50)))
+            assert lsns == [at(n) for n in range(2, 52)]
+            first = asyncio.create_task(store.append("log", b"a"))
+            await asyncio.sleep(0.001)
+            await asyncio.gather(first, store.append("log", b"b"))
+            assert blocks(cluster) == [(1, 1), (2, 51), (52, 52), (53, 53)]
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_logs_do_not_share_blocks(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            for log in ("a", "b"):
+                await store.append(log, b"first")
+            await asyncio.gather(*(store.append("ab"[n % 2], b"%d" % n) for n in range(10)))
+            assert blocks(cluster, 1) == blocks(cluster, 2) == [(1, 1), (2, 6)]
+            assert await values(store, "b") == [b"first", b"1", b"3", b"5", b"7", b"9"]
 
-    def test_logs_do_not_share_blocks(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                for log in ("a", "b"):
-                    await store.append(log, b"first")
-                await asyncio.gather(*(store.append("ab"[n % 2], b"%d" % n) for n in range(10)))
-                assert blocks(cluster, 1) == blocks(cluster, 2) == [(1, 1), (2, 6)]
-                assert await values(store, "b") == [b"first", b"1", b"3", b"5", b"7", b"9"]
-
-        simulate(scenario)
-
-    def test_order_is_the_order_of_the_calls(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_records=7) as store:
-                log = await store.open_log("log")
-                futures = []
-                for number in range(500):
-                    futures.append(log.append_nowait(b"%d" % number))
-                    if number % 13 == 0:
-                        await asyncio.sleep(0)
-                assert await asyncio.gather(*futures) == [at(n) for n in range(1, 501)]
-                assert await values(store, "log") == [b"%d" % n for n in range(500)]
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_order_is_the_order_of_the_calls(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(block_records=7) as store:
+            log = await store.open_log("log")
+            futures = []
+            for number in range(500):
+                futures.append(log.append_nowait(b"%d" % number))
+                if number % 13 == 0:
+                    await asyncio.sleep(0)
+            assert await asyncio.gather(*futures) == [at(n) for n in range(1, 501)]
+            assert await values(store, "log") == [b"%d" % n for n in range(500)]
 
     @pytest.mark.parametrize(
         ("settings", "sizes", "expected"),
@@ -110,123 +105,115 @@ class TestTurns:
             ({"block_bytes": 100}, [0] * 5, [(1, 5)]),
         ],
     )
-    def test_a_block_is_cut_at_the_client_s_limits(self, settings, sizes, expected) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(**settings) as store:
-                log = await store.open_log("log")
-                await asyncio.gather(*(log.append_nowait(bytes(size)) for size in sizes))
-                assert blocks(cluster) == expected
-                lsns = await store.append_many("many", [bytes(size) for size in sizes])
-                assert lsns == [at(n) for n in range(1, len(sizes) + 1)]
-                assert blocks(cluster, 2) == expected
+    @as_scenario(simulate)
+    async def test_a_block_is_cut_at_the_client_s_limits(
+        self, cluster: ClusterAtHand, *, settings, sizes, expected
+    ) -> None:
+        async with cluster.client(**settings) as store:
+            log = await store.open_log("log")
+            await asyncio.gather(*(log.append_nowait(bytes(size)) for size in sizes))
+            assert blocks(cluster) == expected
+            lsns = await store.append_many("many", [bytes(size) for size in sizes])
+            assert lsns == [at(n) for n in range(1, len(sizes) + 1)]
+            assert blocks(cluster, 2) == expected
 
-        simulate(scenario)
-
-    def test_keys_and_headers_count_towards_a_block(self) -> None:
+    @as_scenario(simulate, wal_bytes=64 * MIB)
+    async def test_keys_and_headers_count_towards_a_block(self, cluster: ClusterAtHand) -> None:
         """Only values did, so many large headers made a block that the sequencer refuses, and
         with it every record of the turn."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                log = await store.open_log("log")
-                futures = [
-                    log.append_nowait(b"v", b"k" * 1000, None, [("name", bytes(100_000))])
-                    for _ in range(60)
-                ]
-                await asyncio.gather(*futures)
-                found = await records(store)
-                assert {each.headers for each in found} == {(("name", bytes(100_000)),)}
-                assert len(found) == 60
-                await store.append_many("log", [b"v"] * 60, headers=[[("n", bytes(100_000))]] * 60)
-
-        simulate(scenario, wal_bytes=64 * MIB)
+        async with cluster.client() as store:
+            log = await store.open_log("log")
+            futures = [
+                log.append_nowait(b"v", b"k" * 1000, None, [("name", bytes(100_000))])
+                for _ in range(60)
+            ]
+            await asyncio.gather(*futures)
+            found = await records(store)
+            assert {each.headers for each in found} == {(("name", bytes(100_000)),)}
+            assert len(found) == 60
+            await store.append_many("log", [b"v"] * 60, headers=[[("n", bytes(100_000))]] * 60)
 
 
 class TestWhatSurvives:
-    def test_keys_timestamps_and_headers_in_any_mixture(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                log = await store.open_log("log")
-                sent: list[dict[str, Any]] = [
-                    {},
-                    {"key": b"k"},
-                    {"time_us": 17},
-                    {},
-                    {"key": b""},
-                    {"headers": [("a", b"1"), ("a", None), ("ü", b"")]},
-                    {"key": b"z", "time_us": -5, "headers": []},
-                ]
-                await asyncio.gather(*(log.append_nowait(b"v", **each) for each in sent))
-                found = await records(store)
-                assert [each.key for each in found] == [None, b"k", None, None, b"", None, b"z"]
-                assert found[5].headers == (("a", b"1"), ("a", None), ("ü", b""))
-                assert {each.headers for each in found[:5] + found[6:]} == {()}
-                mine = found[0].timestamp_us
-                assert [each.timestamp_us for each in found] == [mine, mine, 17, *[mine] * 3, -5]
-                assert blocks(cluster) == [(1, 7)]
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_keys_timestamps_and_headers_in_any_mixture(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            log = await store.open_log("log")
+            sent: list[dict[str, Any]] = [
+                {},
+                {"key": b"k"},
+                {"time_us": 17},
+                {},
+                {"key": b""},
+                {"headers": [("a", b"1"), ("a", None), ("ü", b"")]},
+                {"key": b"z", "time_us": -5, "headers": []},
+            ]
+            await asyncio.gather(*(log.append_nowait(b"v", **each) for each in sent))
+            found = await records(store)
+            assert [each.key for each in found] == [None, b"k", None, None, b"", None, b"z"]
+            assert found[5].headers == (("a", b"1"), ("a", None), ("ü", b""))
+            assert {each.headers for each in found[:5] + found[6:]} == {()}
+            mine = found[0].timestamp_us
+            assert [each.timestamp_us for each in found] == [mine, mine, 17, *[mine] * 3, -5]
+            assert blocks(cluster) == [(1, 7)]
 
     @pytest.mark.parametrize("block_records", [4, 7, 1000])
-    def test_columns_that_some_calls_of_a_turn_have_and_others_do_not(
-        self, block_records: int
+    @as_scenario(simulate)
+    async def test_columns_that_some_calls_of_a_turn_have_and_others_do_not(
+        self, cluster: ClusterAtHand, *, block_records: int
     ) -> None:
         """Records that one block takes are put into it a column at a time."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_records=block_records) as store:
-                calls: list[dict[str, Any]] = [
-                    {},
-                    {"keys": [b"k", None, b""]},
-                    {"timestamps": 7},
-                    {"headers": [[("a", b"1")], (), [("b", None), ("b", b"")]]},
-                    {"timestamps": [3, 2, 1], "keys": [None, None, None]},
-                    {},
-                ]
-                await asyncio.gather(
-                    *(
-                        store.append_many("log", [b"%d %d" % (n, m) for m in range(3)], **columns)
-                        for n, columns in enumerate(calls)
-                    )
-                )
-                found = await records(store)
-            assert [each.value for each in found] == [
-                b"%d %d" % (n, m) for n in range(len(calls)) for m in range(3)
+        async with cluster.client(block_records=block_records) as store:
+            calls: list[dict[str, Any]] = [
+                {},
+                {"keys": [b"k", None, b""]},
+                {"timestamps": 7},
+                {"headers": [[("a", b"1")], (), [("b", None), ("b", b"")]]},
+                {"timestamps": [3, 2, 1], "keys": [None, None, None]},
+                {},
             ]
-            assert [each.key for each in found] == [None] * 3 + [b"k", None, b""] + [None] * 12
-            assert [each.timestamp_us for each in found[6:9]] == [7, 7, 7]
-            assert [each.timestamp_us for each in found[12:15]] == [3, 2, 1]
-            assert all(each.timestamp_us > 10**9 for each in (*found[:6], *found[9:12]))
-            assert [tuple(each.headers) for each in found[9:12]] == [
-                (("a", b"1"),), (), (("b", None), ("b", b"")),
-            ]  # fmt: skip
-            assert not any(each.headers for each in (*found[:9], *found[12:]))
+            await asyncio.gather(
+                *(
+                    store.append_many("log", [b"%d %d" % (n, m) for m in range(3)], **columns)
+                    for n, columns in enumerate(calls)
+                )
+            )
+            found = await records(store)
+        assert [each.value for each in found] == [
+            b"%d %d" % (n, m) for n in range(len(calls)) for m in range(3)
+        ]
+        assert [each.key for each in found] == [None] * 3 + [b"k", None, b""] + [None] * 12
+        assert [each.timestamp_us for each in found[6:9]] == [7, 7, 7]
+        assert [each.timestamp_us for each in found[12:15]] == [3, 2, 1]
+        assert all(each.timestamp_us > 10**9 for each in (*found[:6], *found[9:12]))
+        assert [tuple(each.headers) for each in found[9:12]] == [
+            (("a", b"1"),), (), (("b", None), ("b", b"")),
+        ]  # fmt: skip
+        assert not any(each.headers for each in (*found[:9], *found[12:]))
 
-        simulate(scenario)
-
-    def test_a_record_without_a_timestamp_gets_the_client_s_time(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            cluster.simulation.machine("node-1")
-            async with cluster.client() as store:
-                before = store._appends._host.clock.now_us()
-                await store.append("log", b"v")
-                (found,) = await records(store)
-                assert before <= found.timestamp_us <= found.append_time_us
-                assert found.append_time_us <= store._appends._host.clock.now_us()
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_record_without_a_timestamp_gets_the_client_s_time(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        cluster.simulation.machine("node-1")
+        async with cluster.client() as store:
+            before = store._appends._host.clock.now_us()
+            await store.append("log", b"v")
+            (found,) = await records(store)
+            assert before <= found.timestamp_us <= found.append_time_us
+            assert found.append_time_us <= store._appends._host.clock.now_us()
 
     @pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
-    def test_every_codec_and_every_kind_of_bytes(self, codec: str) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(codec=codec) as store:
-                sent = [b"", b"bytes" * 1000, bytearray(b"array"), memoryview(b"a view")]
-                for value in sent:
-                    await store.append("log", value)
-                await store.append_many("log", sent)
-                assert await values(store, "log") == [bytes(value) for value in sent] * 2
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_every_codec_and_every_kind_of_bytes(
+        self, cluster: ClusterAtHand, *, codec: str
+    ) -> None:
+        async with cluster.client(codec=codec) as store:
+            sent = [b"", b"bytes" * 1000, bytearray(b"array"), memoryview(b"a view")]
+            for value in sent:
+                await store.append("log", value)
+            await store.append_many("log", sent)
+            assert await values(store, "log") == [bytes(value) for value in sent] * 2
 
     @pytest.mark.parametrize(
         ("timestamp", "expected"),
@@ -239,15 +226,15 @@ class TestWhatSurvives:
             (2**63 - 1, 2**63 - 1),
         ],
     )
-    def test_a_timestamp_with_a_time_zone_or_in_microseconds(self, timestamp, expected) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v", timestamp=timestamp)
-                await store.append_many("log", [b"v", b"v"], timestamps=timestamp)
-                await store.append_many("log", [b"v"], timestamps=[timestamp])
-                assert {each.timestamp_us for each in await records(store)} == {expected}
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_timestamp_with_a_time_zone_or_in_microseconds(
+        self, cluster: ClusterAtHand, *, timestamp, expected
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v", timestamp=timestamp)
+            await store.append_many("log", [b"v", b"v"], timestamps=timestamp)
+            await store.append_many("log", [b"v"], timestamps=[timestamp])
+            assert {each.timestamp_us for each in await records(store)} == {expected}
 
 
 class TestRefused:
@@ -273,22 +260,21 @@ class TestRefused:
             ({"value": b"v", "headers": [("name", bytes(1000))]}, RecordTooLarge),
         ],
     )
-    def test_and_the_others_of_its_turn_are_stored(self, arguments, error) -> None:
+    @as_scenario(simulate)
+    async def test_and_the_others_of_its_turn_are_stored(
+        self, cluster: ClusterAtHand, *, arguments, error
+    ) -> None:
         """An error while the block was made was nobody's: no future of it was ever settled."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_bytes=1000, timeout_s=3) as store:
-                await store.open_log("log")
-                bad = asyncio.create_task(store.append("log", **arguments))
-                good = asyncio.create_task(store.append("log", b"good"))
-                async with asyncio.timeout(2):
-                    with pytest.raises(error):
-                        await bad
-                    assert await good == at(1)
-                assert await values(store, "log") == [b"good"]
-                assert nobody_waits(store)
-
-        simulate(scenario)
+        async with cluster.client(block_bytes=1000, timeout_s=3) as store:
+            await store.open_log("log")
+            bad = asyncio.create_task(store.append("log", **arguments))
+            good = asyncio.create_task(store.append("log", b"good"))
+            async with asyncio.timeout(2):
+                with pytest.raises(error):
+                    await bad
+                assert await good == at(1)
+            assert await values(store, "log") == [b"good"]
+            assert nobody_waits(store)
 
     @pytest.mark.parametrize(
         ("columns", "error", "why"),
@@ -304,148 +290,143 @@ class TestRefused:
             ({"values": [b"1"], "headers": [[("n", bytes(1000))]]}, RecordTooLarge, "block_bytes"),
         ],
     )
-    def test_many_at_once_are_all_checked_before_any_is_sent(self, columns, error, why) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_bytes=1000, block_records=1, timeout_s=3) as store:
-                await store.open_log("log")
-                good = asyncio.create_task(store.append("log", b"good"))
-                async with asyncio.timeout(2):
-                    with pytest.raises(error, match=why):
-                        await store.append_many("log", **columns)
-                    await good
-                assert await values(store, "log") == [b"good"]
-                assert nobody_waits(store)
+    @as_scenario(simulate)
+    async def test_many_at_once_are_all_checked_before_any_is_sent(
+        self, cluster: ClusterAtHand, *, columns, error, why
+    ) -> None:
+        async with cluster.client(block_bytes=1000, block_records=1, timeout_s=3) as store:
+            await store.open_log("log")
+            good = asyncio.create_task(store.append("log", b"good"))
+            async with asyncio.timeout(2):
+                with pytest.raises(error, match=why):
+                    await store.append_many("log", **columns)
+                await good
+            assert await values(store, "log") == [b"good"]
+            assert nobody_waits(store)
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_none_at_all_are_stored_at_once(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            assert await store.append_many("log", []) == []
+            assert await store.append_many("log", [], keys=[], timestamps=[]) == []
+            assert await values(store, "log") == []
 
-    def test_none_at_all_are_stored_at_once(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                assert await store.append_many("log", []) == []
-                assert await store.append_many("log", [], keys=[], timestamps=[]) == []
-                assert await values(store, "log") == []
+    @as_scenario(simulate, wal_bytes=16 * MIB)
+    async def test_the_largest_record_is_as_large_as_a_block(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(block_bytes=MIB) as store:
+            await store.append("log", bytes(MIB))
+            with pytest.raises(RecordTooLarge, match=r"1048577 bytes.*hold 1048576"):
+                await store.append("log", bytes(MIB + 1))
+            log = await store.open_log("log")
+            with pytest.raises(RecordTooLarge):
+                log.append_nowait(bytes(MIB), b"k")
 
-        simulate(scenario)
+    @as_scenario(simulate, wal_bytes=4 * MIB)
+    async def test_a_block_that_the_nodes_are_too_small_for_is_refused_by_them(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(block_bytes=4 * MIB) as store:
+            with pytest.raises(RecordTooLarge, match="a block has at most"):
+                await store.append("log", bytes(3 * MIB))
+            await store.append("log", b"small")
+            assert await values(store, "log") == [b"small"]
 
-    def test_the_largest_record_is_as_large_as_a_block(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_bytes=MIB) as store:
-                await store.append("log", bytes(MIB))
-                with pytest.raises(RecordTooLarge, match=r"1048577 bytes.*hold 1048576"):
-                    await store.append("log", bytes(MIB + 1))
-                log = await store.open_log("log")
-                with pytest.raises(RecordTooLarge):
-                    log.append_nowait(bytes(MIB), b"k")
-
-        simulate(scenario, wal_bytes=16 * MIB)
-
-    def test_a_block_that_the_nodes_are_too_small_for_is_refused_by_them(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_bytes=4 * MIB) as store:
-                with pytest.raises(RecordTooLarge, match="a block has at most"):
-                    await store.append("log", bytes(3 * MIB))
-                await store.append("log", b"small")
-                assert await values(store, "log") == [b"small"]
-
-        simulate(scenario, wal_bytes=4 * MIB)
-
-    def test_a_log_that_is_not_there_and_may_not_be_made(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                with pytest.raises(UnknownLog, match="cordwood logs create"):
-                    await store.append("log", b"v")
-                await store.create_log("log")
-                assert await store.append("log", b"v") == at(1)
-                with pytest.raises(BadSetting, match="no log name"):
-                    await store.append("no log", b"v")
-
-        simulate(scenario, create_logs=False)
+    @as_scenario(simulate, create_logs=False)
+    async def test_a_log_that_is_not_there_and_may_not_be_made(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            with pytest.raises(UnknownLog, match="cordwood logs create"):
+                await store.append("log", b"v")
+            await store.create_log("log")
+            assert await store.append("log", b"v") == at(1)
+            with pytest.raises(BadSetting, match="no log name"):
+                await store.append("no log", b"v")
 
 
 class TestRetries:
-    def test_refusals_that_stored_nothing_are_tried_again(self) -> None:
+    @as_scenario(simulate, wal_bytes=16 * MIB, sequencer=SequencerSettings(window_bytes=MIB))
+    async def test_refusals_that_stored_nothing_are_tried_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """Four times the sequencer's window at once: most are told Overloaded at first."""
+        async with cluster.client(block_bytes=64 << 10) as store:
+            sent = [bytes([n % 256]) * (60 << 10) for n in range(70)]
+            log = await store.open_log("log")
+            lsns = await asyncio.gather(*(log.append_nowait(value) for value in sent))
+            assert sorted(lsns) == [at(n) for n in range(1, 71)]
+            by_lsn = dict(zip(lsns, sent, strict=True))
+            for each in await records(store):
+                assert by_lsn[each.lsn] == each.value
+            assert nobody_waits(store)
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_bytes=64 << 10) as store:
-                sent = [bytes([n % 256]) * (60 << 10) for n in range(70)]
-                log = await store.open_log("log")
-                lsns = await asyncio.gather(*(log.append_nowait(value) for value in sent))
-                assert sorted(lsns) == [at(n) for n in range(1, 71)]
-                by_lsn = dict(zip(lsns, sent, strict=True))
-                for each in await records(store):
-                    assert by_lsn[each.lsn] == each.value
-                assert nobody_waits(store)
+    @as_scenario(simulate)
+    async def test_nothing_stored_within_the_deadline_is_retryable_with_the_reason(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(timeout_s=3) as store:
+            await store.append("log", b"v")
+            victim = next(n for n in (1, 2, 3) if n != cluster.sequencer_of(LOG))
+            cluster.kill(victim)
+            await asyncio.sleep(0.5)
+            start = now()
+            with pytest.raises(TooFewNodes, match=rf"wants 3 copies.*down: {victim}\)"):
+                await store.append("log", b"w")
+            assert 2.8 <= now() - start < 3.5
+            assert nobody_waits(store)
+            await cluster.start(victim)
+            assert await store.append("log", b"x") == at(2)
 
-        simulate(scenario, wal_bytes=16 * MIB, sequencer=SequencerSettings(window_bytes=MIB))
+    @as_scenario(simulate)
+    async def test_an_append_waits_for_a_node_that_comes_back_in_time(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v")
+            victim = next(n for n in (1, 2, 3) if n != cluster.sequencer_of(LOG))
+            cluster.kill(victim)
+            await asyncio.sleep(0.5)
+            waiting = asyncio.create_task(store.append("log", b"w"))
+            await asyncio.sleep(5)
+            assert not waiting.done()
+            await cluster.start(victim)
+            assert await waiting == at(2)
+            assert await values(store, "log") == [b"v", b"w"]
 
-    def test_nothing_stored_within_the_deadline_is_retryable_with_the_reason(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=3) as store:
-                await store.append("log", b"v")
-                victim = next(n for n in (1, 2, 3) if n != cluster.sequencer_of(LOG))
-                cluster.kill(victim)
-                await asyncio.sleep(0.5)
-                start = now()
-                with pytest.raises(TooFewNodes, match=rf"wants 3 copies.*down: {victim}\)"):
-                    await store.append("log", b"w")
-                assert 2.8 <= now() - start < 3.5
-                assert nobody_waits(store)
-                await cluster.start(victim)
-                assert await store.append("log", b"x") == at(2)
+    @as_scenario(simulate)
+    async def test_in_flight_at_the_deadline_is_an_unknown_outcome_and_is_not_sent_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(timeout_s=2) as store:
+            await store.append("log", b"v")
+            victim = next(n for n in (1, 2, 3) if n != cluster.sequencer_of(LOG))
+            cluster.machine(victim).pause()
+            start = now()
+            with pytest.raises(OutcomeUnknown, match=r"no answer within 2 s.*read the log"):
+                await store.append("log", b"w")
+            assert 2 <= now() - start < 2.5
+            cluster.machine(victim).resume()
+            assert await store.append("log", b"x") == at(3)
+            assert await values(store, "log") == [b"v", b"w", b"x"], "it was stored, once"
+            assert nobody_waits(store)
 
-        simulate(scenario)
-
-    def test_an_append_waits_for_a_node_that_comes_back_in_time(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
-                victim = next(n for n in (1, 2, 3) if n != cluster.sequencer_of(LOG))
-                cluster.kill(victim)
-                await asyncio.sleep(0.5)
-                waiting = asyncio.create_task(store.append("log", b"w"))
-                await asyncio.sleep(5)
-                assert not waiting.done()
-                await cluster.start(victim)
-                assert await waiting == at(2)
-                assert await values(store, "log") == [b"v", b"w"]
-
-        simulate(scenario)
-
-    def test_in_flight_at_the_deadline_is_an_unknown_outcome_and_is_not_sent_again(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=2) as store:
-                await store.append("log", b"v")
-                victim = next(n for n in (1, 2, 3) if n != cluster.sequencer_of(LOG))
-                cluster.machine(victim).pause()
-                start = now()
-                with pytest.raises(OutcomeUnknown, match=r"no answer within 2 s.*read the log"):
-                    await store.append("log", b"w")
-                assert 2 <= now() - start < 2.5
-                cluster.machine(victim).resume()
-                assert await store.append("log", b"x") == at(3)
-                assert await values(store, "log") == [b"v", b"w", b"x"], "it was stored, once"
-                assert nobody_waits(store)
-
-        simulate(scenario)
-
-    def test_a_lost_connection_makes_what_is_in_flight_unknown_at_once(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
-                for number in (1, 2, 3):
-                    if number != cluster.sequencer_of(LOG):
-                        cluster.machine(number).pause()
-                waiting = asyncio.create_task(store.append("log", b"w"))
-                await asyncio.sleep(0.1)
-                start = now()
-                cluster.kill(cluster.sequencer_of(LOG))
-                with pytest.raises(OutcomeUnknown, match=r"connection to node \d was lost"):
-                    await waiting
-                assert now() - start < 1
-                assert nobody_waits(store)
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_lost_connection_makes_what_is_in_flight_unknown_at_once(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v")
+            for number in (1, 2, 3):
+                if number != cluster.sequencer_of(LOG):
+                    cluster.machine(number).pause()
+            waiting = asyncio.create_task(store.append("log", b"w"))
+            await asyncio.sleep(0.1)
+            start = now()
+            cluster.kill(cluster.sequencer_of(LOG))
+            with pytest.raises(OutcomeUnknown, match=r"connection to node \d was lost"):
+                await waiting
+            assert now() - start < 1
+            assert nobody_waits(store)
 
     @pytest.mark.parametrize("seed", [1, 2, 3])
     def test_what_comes_back_keeps_its_place(
@@ -551,162 +532,148 @@ class TestRetries:
 
 
 class TestWindow:
-    def test_who_waits_for_room_goes_in_turn(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(window_records=10, block_records=4) as store:
-                await store.open_log("log")
-                lsns = await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(95)))
-                assert lsns == [at(n) for n in range(1, 96)]
-                assert nobody_waits(store)
+    @as_scenario(simulate)
+    async def test_who_waits_for_room_goes_in_turn(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(window_records=10, block_records=4) as store:
+            await store.open_log("log")
+            lsns = await asyncio.gather(*(store.append("log", b"%d" % n) for n in range(95)))
+            assert lsns == [at(n) for n in range(1, 96)]
+            assert nobody_waits(store)
 
-        simulate(scenario)
-
-    def test_room_for_many_wakes_many(self) -> None:
+    @as_scenario(simulate)
+    async def test_room_for_many_wakes_many(self, cluster: ClusterAtHand) -> None:
         """One for each block that came back: a thousand callers went one by one, a round
         trip each."""
+        async with cluster.client(window_records=100) as store:
+            await store.append("log", b"first")
+            start = now()
+            await asyncio.gather(*(store.append("log", b"v") for _ in range(1000)))
+            assert len(blocks(cluster)) <= 15
+            assert now() - start < 0.2
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(window_records=100) as store:
-                await store.append("log", b"first")
-                start = now()
-                await asyncio.gather(*(store.append("log", b"v") for _ in range(1000)))
-                assert len(blocks(cluster)) <= 15
-                assert now() - start < 0.2
+    @as_scenario(simulate)
+    async def test_room_in_bytes_is_waited_for_in_turn_too(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(window_bytes=4096, block_bytes=2048) as store:
+            await store.open_log("log")
+            calls = [store.append("log", b"%04d" % n * 100) for n in range(60)]
+            assert await asyncio.gather(*calls) == [at(n) for n in range(1, 61)]
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_who_does_not_wait_is_told(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(window_records=3) as store:
+            log = await store.open_log("log")
+            futures = [log.append_nowait(b"v") for _ in range(3)]
+            with pytest.raises(Overloaded, match="3 records, 3 bytes are in flight"):
+                log.append_nowait(b"v")
+            await log.wait_space()
+            futures.append(log.append_nowait(b"v"))
+            assert await asyncio.gather(*futures) == [at(n) for n in (1, 2, 3, 4)]
 
-    def test_room_in_bytes_is_waited_for_in_turn_too(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(window_bytes=4096, block_bytes=2048) as store:
-                await store.open_log("log")
-                calls = [store.append("log", b"%04d" % n * 100) for n in range(60)]
-                assert await asyncio.gather(*calls) == [at(n) for n in range(1, 61)]
+    @as_scenario(simulate)
+    async def test_many_at_once_go_through_a_small_window(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(window_records=50, block_records=20) as store:
+            lsns = await store.append_many("log", [b"%d" % n for n in range(1000)])
+            assert lsns == [at(n) for n in range(1, 1001)]
+            assert await values(store, "log") == [b"%d" % n for n in range(1000)]
 
-        simulate(scenario)
-
-    def test_who_does_not_wait_is_told(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(window_records=3) as store:
-                log = await store.open_log("log")
-                futures = [log.append_nowait(b"v") for _ in range(3)]
-                with pytest.raises(Overloaded, match="3 records, 3 bytes are in flight"):
-                    log.append_nowait(b"v")
-                await log.wait_space()
-                futures.append(log.append_nowait(b"v"))
-                assert await asyncio.gather(*futures) == [at(n) for n in (1, 2, 3, 4)]
-
-        simulate(scenario)
-
-    def test_many_at_once_go_through_a_small_window(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(window_records=50, block_records=20) as store:
-                lsns = await store.append_many("log", [b"%d" % n for n in range(1000)])
-                assert lsns == [at(n) for n in range(1, 1001)]
-                assert await values(store, "log") == [b"%d" % n for n in range(1000)]
-
-        simulate(scenario)
-
-    def test_a_cancelled_append_gives_its_room_back_once_it_is_answered(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
-                going = asyncio.create_task(store.append("log", b"w"))
-                await asyncio.sleep(0)
-                going.cancel()
-                await asyncio.wait([going])
-                await asyncio.sleep(1)
-                assert nobody_waits(store)
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_cancelled_append_gives_its_room_back_once_it_is_answered(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"v")
+            going = asyncio.create_task(store.append("log", b"w"))
+            await asyncio.sleep(0)
+            going.cancel()
+            await asyncio.wait([going])
+            await asyncio.sleep(1)
+            assert nobody_waits(store)
 
 
 class TestClose:
-    def test_in_flight_is_unknown_what_waits_is_closed_and_nothing_is_taken_after(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(window_records=2) as store:
-                await store.append("log", b"v")
-                log = await store.open_log("log")
-                for number in (1, 2, 3):
-                    cluster.machine(number).pause()
-                in_flight = log.append_nowait(b"in flight")
-                await asyncio.sleep(0.01)
-                same_turn = log.append_nowait(b"not sent yet")
-                waiting = asyncio.create_task(store.append("log", b"waits for room"))
-                many = asyncio.create_task(store.append_many("log", [b"waits too"]))
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                start = now()
-                await store.close()
-                assert now() - start < 1
-                with pytest.raises(OutcomeUnknown, match="was in flight"):
-                    await in_flight
-                with pytest.raises((Closed, OutcomeUnknown)):
-                    await same_turn
-                for task in (waiting, many):
-                    with pytest.raises(Closed):
-                        await task
-                for call in (
-                    store.append("log", b"v"),
-                    store.append_many("log", [b"v"]),
-                    store.open_log("log"),
-                    store.tail("log"),
-                    log.wait_space(),
-                ):
-                    with pytest.raises(Closed):
-                        await call
+    @as_scenario(simulate)
+    async def test_in_flight_is_unknown_what_waits_is_closed_and_nothing_is_taken_after(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(window_records=2) as store:
+            await store.append("log", b"v")
+            log = await store.open_log("log")
+            for number in (1, 2, 3):
+                cluster.machine(number).pause()
+            in_flight = log.append_nowait(b"in flight")
+            await asyncio.sleep(0.01)
+            same_turn = log.append_nowait(b"not sent yet")
+            waiting = asyncio.create_task(store.append("log", b"waits for room"))
+            many = asyncio.create_task(store.append_many("log", [b"waits too"]))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            start = now()
+            await store.close()
+            assert now() - start < 1
+            with pytest.raises(OutcomeUnknown, match="was in flight"):
+                await in_flight
+            with pytest.raises((Closed, OutcomeUnknown)):
+                await same_turn
+            for task in (waiting, many):
                 with pytest.raises(Closed):
-                    log.append_nowait(b"v")
-                await store.close()
+                    await task
+            for call in (
+                store.append("log", b"v"),
+                store.append_many("log", [b"v"]),
+                store.open_log("log"),
+                store.tail("log"),
+                log.wait_space(),
+            ):
+                with pytest.raises(Closed):
+                    await call
+            with pytest.raises(Closed):
+                log.append_nowait(b"v")
+            await store.close()
 
-        simulate(scenario)
-
-    def test_blocks_sent_before_the_close_are_no_block_was_stored(self) -> None:
+    @as_scenario(simulate)
+    async def test_blocks_sent_before_the_close_are_no_block_was_stored(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """Some of many were in flight: that they were not stored is more than is known."""
+        async with cluster.client(window_records=2, block_records=2) as store:
+            await store.append("log", b"v")
+            many = asyncio.create_task(store.append_many("log", [b"v"] * 9))
+            await asyncio.sleep(0.001)
+            await store.close()
+            with pytest.raises(OutcomeUnknown):
+                await many
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(window_records=2, block_records=2) as store:
-                await store.append("log", b"v")
-                many = asyncio.create_task(store.append_many("log", [b"v"] * 9))
-                await asyncio.sleep(0.001)
-                await store.close()
-                with pytest.raises(OutcomeUnknown):
-                    await many
-
-        simulate(scenario)
-
-    def test_a_client_whose_cluster_has_gone_closes_at_once(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"v")
-                for number in (1, 2, 3):
-                    cluster.kill(number)
-                waiting = asyncio.create_task(store.append("log", b"v"))
-                await asyncio.sleep(0.5)
-                start = now()
-                await store.close()
-                assert now() - start < 0.5
-                with pytest.raises(CordwoodError):
-                    await waiting
-
-        simulate(scenario)
-
-
-def test_a_cluster_that_is_gone_is_retryable_at_the_deadline() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=4) as store:
+    @as_scenario(simulate)
+    async def test_a_client_whose_cluster_has_gone_closes_at_once(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
             await store.append("log", b"v")
             for number in (1, 2, 3):
                 cluster.kill(number)
-            await asyncio.sleep(1)
+            waiting = asyncio.create_task(store.append("log", b"v"))
+            await asyncio.sleep(0.5)
             start = now()
-            with pytest.raises(Retryable):
-                await store.append("log", b"w")
-            assert 3.8 - 1e-6 <= now() - start < 4.5
-            with pytest.raises(Retryable):
-                await store.append_many("log", [b"w"])
-            await cluster.start()
-            await until(lambda: len(store._cluster.peers.up) == 3)
-            await store.append("log", b"x")
-            assert await values(store, "log") == [b"v", b"x"]
+            await store.close()
+            assert now() - start < 0.5
+            with pytest.raises(CordwoodError):
+                await waiting
 
-    simulate(scenario)
+
+@as_scenario(simulate)
+async def test_a_cluster_that_is_gone_is_retryable_at_the_deadline(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=4) as store:
+        await store.append("log", b"v")
+        for number in (1, 2, 3):
+            cluster.kill(number)
+        await asyncio.sleep(1)
+        start = now()
+        with pytest.raises(Retryable):
+            await store.append("log", b"w")
+        assert 3.8 - 1e-6 <= now() - start < 4.5
+        with pytest.raises(Retryable):
+            await store.append_many("log", [b"w"])
+        await cluster.start()
+        await until(lambda: len(store._cluster.peers.up) == 3)
+        await store.append("log", b"x")
+        assert await values(store, "log") == [b"v", b"x"]

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 import cordwood
 from cordwood.block import Record
@@ -55,74 +56,71 @@ class TestOrder:
 
         simulate(scenario)
 
-    def test_a_call_that_is_cancelled_while_it_waits_lets_nobody_pass(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                calls = [
-                    asyncio.create_task(store.append("log", b"%d" % number)) for number in range(9)
-                ]
-                await asyncio.sleep(0)
-                calls[3].cancel()
-                calls[4].cancel()
-                done = await asyncio.gather(*calls, return_exceptions=True)
-                lsns = [each for each in done if not isinstance(each, BaseException)]
-                assert len(lsns) == 7
-                assert lsns == sorted(lsns)
+    @as_scenario(simulate)
+    async def test_a_call_that_is_cancelled_while_it_waits_lets_nobody_pass(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            calls = [
+                asyncio.create_task(store.append("log", b"%d" % number)) for number in range(9)
+            ]
+            await asyncio.sleep(0)
+            calls[3].cancel()
+            calls[4].cancel()
+            done = await asyncio.gather(*calls, return_exceptions=True)
+            lsns = [each for each in done if not isinstance(each, BaseException)]
+            assert len(lsns) == 7
+            assert lsns == sorted(lsns)
 
-        simulate(scenario)
-
-    def test_calls_behind_one_of_many_blocks_wait_for_it(self):
+    @as_scenario(simulate)
+    async def test_calls_behind_one_of_many_blocks_wait_for_it(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """It waits for room between its blocks, and later calls went in between."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_records=5, window_records=10) as store:
-                await store.append("log", b"first")
-                long = [b"a%d" % number for number in range(100)]
-                calls = [
-                    store.append_many("log", long),
-                    store.append("log", b"b"),
-                    store.append_many("log", [b"c", b"d"]),
-                    store.append_many("log", [b"e%d" % number for number in range(30)]),
-                    store.append("log", b"f"),
-                ]
-                await asyncio.gather(*map(asyncio.create_task, calls))
-                after = [b"b", b"c", b"d", *(b"e%d" % number for number in range(30)), b"f"]
-                assert await values(store, "log") == [b"first", *long, *after]
-
-        simulate(scenario)
+        async with cluster.client(block_records=5, window_records=10) as store:
+            await store.append("log", b"first")
+            long = [b"a%d" % number for number in range(100)]
+            calls = [
+                store.append_many("log", long),
+                store.append("log", b"b"),
+                store.append_many("log", [b"c", b"d"]),
+                store.append_many("log", [b"e%d" % number for number in range(30)]),
+                store.append("log", b"f"),
+            ]
+            await asyncio.gather(*map(asyncio.create_task, calls))
+            after = [b"b", b"c", b"d", *(b"e%d" % number for number in range(30)), b"f"]
+            assert await values(store, "log") == [b"first", *long, *after]
 
 
 class TestBuffers:
-    def test_a_buffer_that_is_filled_anew_changes_no_record(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                writer, buffer = store.buffered_writer(), bytearray(b"first")
-                log = await store.open_log("log")
-                futures = [log.append_nowait(buffer), writer.append_nowait("log", buffer)]
-                call = asyncio.create_task(store.append_many("new", [buffer], keys=[buffer]))
-                await asyncio.sleep(0)
-                buffer[:] = b"again"
-                await asyncio.gather(*futures, call)
-                await writer.close()
-                assert await values(store, "log") == [b"first", b"first"]
-                assert await values(store, "new") == [b"first"]
+    @as_scenario(simulate)
+    async def test_a_buffer_that_is_filled_anew_changes_no_record(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            writer, buffer = store.buffered_writer(), bytearray(b"first")
+            log = await store.open_log("log")
+            futures = [log.append_nowait(buffer), writer.append_nowait("log", buffer)]
+            call = asyncio.create_task(store.append_many("new", [buffer], keys=[buffer]))
+            await asyncio.sleep(0)
+            buffer[:] = b"again"
+            await asyncio.gather(*futures, call)
+            await writer.close()
+            assert await values(store, "log") == [b"first", b"first"]
+            assert await values(store, "new") == [b"first"]
 
-        simulate(scenario)
-
-    def test_a_view_that_is_released_stops_nobody(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                one, two = await store.open_log("one"), await store.open_log("two")
-                view = memoryview(b"viewed")
-                mine = one.append_nowait(view)
-                view.release()
-                other = two.append_nowait(b"same turn")
-                await asyncio.wait_for(asyncio.gather(mine, other), 5)
-                await asyncio.wait_for(store.append("two", b"later"), 5)
-                assert await values(store, "one") == [b"viewed"]
-                assert await values(store, "two") == [b"same turn", b"later"]
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_view_that_is_released_stops_nobody(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            one, two = await store.open_log("one"), await store.open_log("two")
+            view = memoryview(b"viewed")
+            mine = one.append_nowait(view)
+            view.release()
+            other = two.append_nowait(b"same turn")
+            await asyncio.wait_for(asyncio.gather(mine, other), 5)
+            await asyncio.wait_for(store.append("two", b"later"), 5)
+            assert await values(store, "one") == [b"viewed"]
+            assert await values(store, "two") == [b"same turn", b"later"]
 
     def test_records_that_cannot_be_encoded_end_alone(self, monkeypatch):
         from cordwood.client.append import pending_block

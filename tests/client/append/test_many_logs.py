@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.client.append import appends
@@ -42,26 +43,26 @@ def test_logs_that_wait_for_nothing_are_not_looked_at(monkeypatch: pytest.Monkey
     simulate(scenario)
 
 
-def test_a_log_that_waits_is_given_up_at_its_deadline_among_many() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=2) as store:
-            logs = [f"log-{n}" for n in range(20)]
-            await asyncio.gather(*(store.append(log, b"1") for log in logs))
-            await asyncio.sleep(1)
-            for number in (1, 2, 3):
-                cluster.machine(number).pause()
-            began = asyncio.get_running_loop().time()
-            calls = [asyncio.create_task(store.append(log, b"2")) for log in logs[:10]]
-            await asyncio.sleep(1)
-            calls += [asyncio.create_task(store.append(log, b"2")) for log in logs[10:]]
-            for call, at_s in zip(calls, [2] * 10 + [3] * 10, strict=True):
-                with pytest.raises(OutcomeUnknown):
-                    await call
-                assert at_s <= asyncio.get_running_loop().time() - began < at_s + 0.3
-            for number in (1, 2, 3):
-                cluster.machine(number).resume()
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_log_that_waits_is_given_up_at_its_deadline_among_many(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=2) as store:
+        logs = [f"log-{n}" for n in range(20)]
+        await asyncio.gather(*(store.append(log, b"1") for log in logs))
+        await asyncio.sleep(1)
+        for number in (1, 2, 3):
+            cluster.machine(number).pause()
+        began = asyncio.get_running_loop().time()
+        calls = [asyncio.create_task(store.append(log, b"2")) for log in logs[:10]]
+        await asyncio.sleep(1)
+        calls += [asyncio.create_task(store.append(log, b"2")) for log in logs[10:]]
+        for call, at_s in zip(calls, [2] * 10 + [3] * 10, strict=True):
+            with pytest.raises(OutcomeUnknown):
+                await call
+            assert at_s <= asyncio.get_running_loop().time() - began < at_s + 0.3
+        for number in (1, 2, 3):
+            cluster.machine(number).resume()
 
 
 def test_logs_without_a_producer_are_none_of_the_producers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from scenarios import as_scenario, awaited_by
+
 from cordwood.block import Buffer
 from cordwood.client.append.append_limits import FRAME_BLOCKS, FRAME_BYTES
 from cordwood.client.append.outbox import Outbox
@@ -29,36 +31,32 @@ def put(outbox: Outbox, target: Sequencer, *blocks: bytes, size: int = 1) -> Non
     outbox.put(cast(Connection, target), blocks, len(blocks), size)
 
 
-def test_all_of_a_turn_leave_as_one_frame_to_each() -> None:
-    async def scenario() -> None:
-        outbox, one, other = Outbox(asyncio.get_running_loop()), Sequencer(), Sequencer()
-        put(outbox, one, b"a", b"b")
-        put(outbox, other, b"x")
-        put(outbox, one, b"c")
-        assert one.frames == other.frames == []
-        await asyncio.sleep(0)
-        assert one.frames == [append_head(3) + b"abc"]
-        assert other.frames == [append_head(1) + b"x"]
-        put(outbox, one, b"d")
-        outbox.send()
-        await asyncio.sleep(0)
-        assert one.frames[1:] == [append_head(1) + b"d"]
-
-    asyncio.run(scenario())
+@as_scenario(awaited_by(asyncio.run))
+async def test_all_of_a_turn_leave_as_one_frame_to_each() -> None:
+    outbox, one, other = Outbox(asyncio.get_running_loop()), Sequencer(), Sequencer()
+    put(outbox, one, b"a", b"b")
+    put(outbox, other, b"x")
+    put(outbox, one, b"c")
+    assert one.frames == other.frames == []
+    await asyncio.sleep(0)
+    assert one.frames == [append_head(3) + b"abc"]
+    assert other.frames == [append_head(1) + b"x"]
+    put(outbox, one, b"d")
+    outbox.send()
+    await asyncio.sleep(0)
+    assert one.frames[1:] == [append_head(1) + b"d"]
 
 
-def test_a_frame_that_is_full_leaves_first() -> None:
-    async def scenario() -> None:
-        outbox, one = Outbox(asyncio.get_running_loop()), Sequencer()
-        put(outbox, one, b"a", size=FRAME_BYTES)
-        put(outbox, one, b"b")
-        assert one.frames == [append_head(1) + b"a"]
-        put(outbox, one, *[b"c"] * (FRAME_BLOCKS - 1))
-        put(outbox, one, b"d")
-        outbox.send()
-        assert one.frames[1:] == [
-            append_head(FRAME_BLOCKS) + b"b" + b"c" * (FRAME_BLOCKS - 1),
-            append_head(1) + b"d",
-        ]
-
-    asyncio.run(scenario())
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_frame_that_is_full_leaves_first() -> None:
+    outbox, one = Outbox(asyncio.get_running_loop()), Sequencer()
+    put(outbox, one, b"a", size=FRAME_BYTES)
+    put(outbox, one, b"b")
+    assert one.frames == [append_head(1) + b"a"]
+    put(outbox, one, *[b"c"] * (FRAME_BLOCKS - 1))
+    put(outbox, one, b"d")
+    outbox.send()
+    assert one.frames[1:] == [
+        append_head(FRAME_BLOCKS) + b"b" + b"c" * (FRAME_BLOCKS - 1),
+        append_head(1) + b"d",
+    ]

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import simulate
+from scenarios import as_scenario
 
 from cordwood.block import Gap
 from cordwood.client.append.producer import DOUBTS_MAX, Producer, ProducerCall, ProducerPlace
@@ -45,116 +46,101 @@ async def out_of_reach(cluster, seconds):
     await cluster.start()
 
 
-def test_a_call_that_waits_for_room_in_another_log_keeps_its_place():
+@as_scenario(simulate)
+async def test_a_call_that_waits_for_room_in_another_log_keeps_its_place(cluster) -> None:
     """Both calls to "b" were acknowledged at one LSN, and the second record was lost."""
+    async with cluster.client(timeout_s=3, window_records=1) as store:
+        writer = Writer(store)
+        for log in "ab":
+            await writer.begin(log)
 
-    async def scenario(cluster):
-        async with cluster.client(timeout_s=3, window_records=1) as store:
-            writer = Writer(store)
-            for log in "ab":
-                await writer.begin(log)
+        async def to_b():
+            await asyncio.sleep(2)
+            return [await writer.once("b", b"%d" % n) for n in (1, 2, 3)]
 
-            async def to_b():
-                await asyncio.sleep(2)
-                return [await writer.once("b", b"%d" % n) for n in (1, 2, 3)]
-
-            _, lsns, _ = await asyncio.gather(
-                writer.once("a", b"1"), to_b(), out_of_reach(cluster, 3.2)
-            )
-            assert len(set(lsns)) == 3
-            assert await values(store, "a") == [b"0", b"1"]
-            assert await values(store, "b") == [b"0", b"1", b"2", b"3"]
-
-    simulate(scenario)
+        _, lsns, _ = await asyncio.gather(
+            writer.once("a", b"1"), to_b(), out_of_reach(cluster, 3.2)
+        )
+        assert len(set(lsns)) == 3
+        assert await values(store, "a") == [b"0", b"1"]
+        assert await values(store, "b") == [b"0", b"1", b"2", b"3"]
 
 
-def test_calls_that_failed_together_do_not_get_one_place():
+@as_scenario(simulate)
+async def test_calls_that_failed_together_do_not_get_one_place(cluster) -> None:
     """All three were acknowledged at one LSN, and two records were lost."""
-
-    async def scenario(cluster):
-        async with cluster.client(timeout_s=3) as store:
-            writer = Writer(store)
-            await writer.begin("log")
-            sent = [asyncio.create_task(writer.once("log", b"%d" % n)) for n in range(3)]
-            await out_of_reach(cluster, 5)
-            answers = await asyncio.gather(*sent, return_exceptions=True)
-            refused = [each for each in answers if isinstance(each, BadSetting | OutOfSequence)]
-            assert refused
-            assert "one call after another" in str(refused[0])
-            told = [b"%d" % n for n, each in enumerate(answers) if isinstance(each, int)]
-            assert set(told) <= set(await values(store, "log"))
-            assert len(told) + len(refused) == 3
-
-    simulate(scenario)
+    async with cluster.client(timeout_s=3) as store:
+        writer = Writer(store)
+        await writer.begin("log")
+        sent = [asyncio.create_task(writer.once("log", b"%d" % n)) for n in range(3)]
+        await out_of_reach(cluster, 5)
+        answers = await asyncio.gather(*sent, return_exceptions=True)
+        refused = [each for each in answers if isinstance(each, BadSetting | OutOfSequence)]
+        assert refused
+        assert "one call after another" in str(refused[0])
+        told = [b"%d" % n for n, each in enumerate(answers) if isinstance(each, int)]
+        assert set(told) <= set(await values(store, "log"))
+        assert len(told) + len(refused) == 3
 
 
-def test_a_place_that_another_call_has_is_not_given_again():
+@as_scenario(simulate)
+async def test_a_place_that_another_call_has_is_not_given_again(cluster) -> None:
     """The call that failed would have been told the LSN of the other one."""
-
-    async def scenario(cluster):
-        async with cluster.client() as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            await asyncio.gather(
-                store.append("log", b"0", producer=producer),
-                store.append_many("log", [b"1", b"2"], producer=producer),
-                store.append_many("log", [b"3"], producer=producer, atomic=True),
-            )
-            with pytest.raises(BadSetting, match="ended well, up to 4"):
-                producer.again(log, 3)
-            await store.append("log", b"4", producer=producer.again(log, 4))
-            assert await values(store, "log") == [b"%d" % n for n in range(5)]
-
-    simulate(scenario)
+    async with cluster.client() as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        await asyncio.gather(
+            store.append("log", b"0", producer=producer),
+            store.append_many("log", [b"1", b"2"], producer=producer),
+            store.append_many("log", [b"3"], producer=producer, atomic=True),
+        )
+        with pytest.raises(BadSetting, match="ended well, up to 4"):
+            producer.again(log, 3)
+        await store.append("log", b"4", producer=producer.again(log, 4))
+        assert await values(store, "log") == [b"%d" % n for n in range(5)]
 
 
-def test_a_call_alone_that_ended_well_is_sent_again_and_gets_its_lsn():
-    async def scenario(cluster):
-        async with cluster.client() as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            lsn = await store.append("log", b"0", producer=producer)
-            producer = producer.again(log, 0)
-            assert await store.append("log", b"0", producer=producer) == lsn
-            await store.append("log", b"1", producer=producer)
-            assert await values(store, "log") == [b"0", b"1"]
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_call_alone_that_ended_well_is_sent_again_and_gets_its_lsn(cluster) -> None:
+    async with cluster.client() as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        lsn = await store.append("log", b"0", producer=producer)
+        producer = producer.again(log, 0)
+        assert await store.append("log", b"0", producer=producer) == lsn
+        await store.append("log", b"1", producer=producer)
+        assert await values(store, "log") == [b"0", b"1"]
 
 
-def test_a_producer_that_was_begun_again_appends_nothing_more_to_that_log():
-    async def scenario(cluster):
-        async with cluster.client() as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            later = producer.again(log, 0)
-            with pytest.raises(OutOfSequence, match=r"Producer\.again"):
-                await store.append("log", b"late", producer=producer)
-            await store.append("log", b"one", producer=later)
-            await store.append("other", b"one", producer=producer)
-            await store.append("other", b"two", producer=later)
-            assert await values(store, "log") == [b"one"]
-            assert await values(store, "other") == [b"one", b"two"]
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_producer_that_was_begun_again_appends_nothing_more_to_that_log(cluster) -> None:
+    async with cluster.client() as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        later = producer.again(log, 0)
+        with pytest.raises(OutOfSequence, match=r"Producer\.again"):
+            await store.append("log", b"late", producer=producer)
+        await store.append("log", b"one", producer=later)
+        await store.append("other", b"one", producer=producer)
+        await store.append("other", b"two", producer=later)
+        assert await values(store, "log") == [b"one"]
+        assert await values(store, "other") == [b"one", b"two"]
 
 
-def test_a_call_that_was_cancelled_is_sent_again_at_its_place():
-    async def scenario(cluster):
-        async with cluster.client() as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            await store.append("log", b"zero", producer=producer)
-            call = asyncio.create_task(store.append("log", b"one", producer=producer))
-            await asyncio.sleep(0)
-            with pytest.raises(BadSetting, match="have not ended"):
-                producer.again(log, 1)
-            call.cancel()
-            await asyncio.wait([call])
-            await store.append("log", b"one", producer=producer.again(log, 1))
-            assert await values(store, "log") == [b"zero", b"one"]
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_call_that_was_cancelled_is_sent_again_at_its_place(cluster) -> None:
+    async with cluster.client() as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        await store.append("log", b"zero", producer=producer)
+        call = asyncio.create_task(store.append("log", b"one", producer=producer))
+        await asyncio.sleep(0)
+        with pytest.raises(BadSetting, match="have not ended"):
+            producer.again(log, 1)
+        call.cancel()
+        await asyncio.wait([call])
+        await store.append("log", b"one", producer=producer.again(log, 1))
+        assert await values(store, "log") == [b"zero", b"one"]
 
 
 async def given_up(store, producer, *each) -> None:
@@ -166,128 +152,110 @@ async def given_up(store, producer, *each) -> None:
     await asyncio.wait(calls)
 
 
-def test_a_call_that_failed_with_another_is_not_passed():
+@as_scenario(simulate)
+async def test_a_call_that_failed_with_another_is_not_passed(cluster) -> None:
     """The first one was sent again. The next record got the LSN of the second one, and was lost."""
-
-    async def scenario(cluster):
-        async with cluster.client(block_records=1) as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            await store.append("log", b"0", producer=producer)
-            await given_up(store, producer, b"1", b"2")
-            producer = producer.again(log, 1)
-            await store.append("log", b"1", producer=producer)
-            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
-                await store.append("log", b"3", producer=producer)
-            await store.append("log", b"2", producer=producer)
+    async with cluster.client(block_records=1) as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        await store.append("log", b"0", producer=producer)
+        await given_up(store, producer, b"1", b"2")
+        producer = producer.again(log, 1)
+        await store.append("log", b"1", producer=producer)
+        with pytest.raises(OutOfSequence, match="other records than these may be stored"):
             await store.append("log", b"3", producer=producer)
-            for place in (1, 2, 3):
-                with pytest.raises(BadSetting, match="ended well, up to 4"):
-                    producer.again(log, place)
-            assert await values(store, "log") == [b"0", b"1", b"2", b"3"]
+        await store.append("log", b"2", producer=producer)
+        await store.append("log", b"3", producer=producer)
+        for place in (1, 2, 3):
+            with pytest.raises(BadSetting, match="ended well, up to 4"):
+                producer.again(log, place)
+        assert await values(store, "log") == [b"0", b"1", b"2", b"3"]
 
-    simulate(scenario)
 
-
-def test_a_call_that_was_passed_over_is_not_sent_again():
+@as_scenario(simulate)
+async def test_a_call_that_was_passed_over_is_not_sent_again(cluster) -> None:
     """It was, got its LSN, and the next record got the LSN of the call that had passed it."""
-
-    async def scenario(cluster):
-        async with cluster.client() as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            await store.append("log", b"0", producer=producer)
-            await given_up(store, producer, b"1")
-            await store.append("log", b"2", producer=producer)
-            with pytest.raises(BadSetting, match="ended well, up to 3"):
-                producer.again(log, 1)
-            await store.append("log", b"3", producer=producer)
-            assert await values(store, "log") == [b"0", b"1", b"2", b"3"]
-
-    simulate(scenario)
+    async with cluster.client() as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        await store.append("log", b"0", producer=producer)
+        await given_up(store, producer, b"1")
+        await store.append("log", b"2", producer=producer)
+        with pytest.raises(BadSetting, match="ended well, up to 3"):
+            producer.again(log, 1)
+        await store.append("log", b"3", producer=producer)
+        assert await values(store, "log") == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_place_where_other_records_may_be_stored_is_refused():
+@as_scenario(simulate)
+async def test_a_place_where_other_records_may_be_stored_is_refused(cluster) -> None:
     """The call waited for room behind one of unknown outcome, and had read the same place."""
-
-    async def scenario(cluster):
-        async with cluster.client(window_records=1) as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            await store.append("log", b"0", producer=producer)
-            await given_up(store, producer, b"1", b"2")
-            producer = producer.again(log, 1)
-            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
-                await store.append("log", b"2", producer=producer)
-            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
-                await store.append_many("log", [b"1", b"2"], producer=producer)
-            lsn = await store.append("log", b"1", producer=producer)
-            assert lsn == await store.append("log", b"2", producer=producer) - 1
-            assert await values(store, "log") == [b"0", b"1", b"2"]
-
-    simulate(scenario)
+    async with cluster.client(window_records=1) as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        await store.append("log", b"0", producer=producer)
+        await given_up(store, producer, b"1", b"2")
+        producer = producer.again(log, 1)
+        with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+            await store.append("log", b"2", producer=producer)
+        with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+            await store.append_many("log", [b"1", b"2"], producer=producer)
+        lsn = await store.append("log", b"1", producer=producer)
+        assert lsn == await store.append("log", b"2", producer=producer) - 1
+        assert await values(store, "log") == [b"0", b"1", b"2"]
 
 
-def test_of_two_producers_that_again_made_the_later_one_goes_on():
+@as_scenario(simulate)
+async def test_of_two_producers_that_again_made_the_later_one_goes_on(cluster) -> None:
     """Both had one place in hand: the second record there was told the first one's LSN."""
-
-    async def scenario(cluster):
-        async with cluster.client() as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            earlier, later = producer.again(log, 0), producer.again(log, 0)
-            await store.append("log", b"0", producer=later)
-            with pytest.raises(OutOfSequence, match=r"Producer\.again"):
-                await store.append("log", b"1", producer=earlier)
-            for old in (producer, earlier):
-                with pytest.raises(BadSetting, match="ended well, up to 1"):
-                    old.again(log, 0)
-            await store.append("log", b"1", producer=producer.again(log, 1))
-            assert await values(store, "log") == [b"0", b"1"]
-
-    simulate(scenario)
-
-
-def test_a_call_that_never_found_its_log_is_not_taken_for_a_later_one():
-    """The later call had the same place, and ended well."""
-
-    async def scenario(cluster):
-        async with cluster.client(timeout_s=2) as store, cluster.client() as other:
-            producer = Producer(12)
-            log = (await other.create_log("log")).log_id
-            for number in cluster.numbers:
-                cluster.machine(number).pause()
-            with pytest.raises((Retryable, OutcomeUnknown)):
-                await store.append("log", b"lost", producer=producer)
-            for number in cluster.numbers:
-                cluster.machine(number).resume()
-            await store.append("log", b"0", producer=producer)
+    async with cluster.client() as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        earlier, later = producer.again(log, 0), producer.again(log, 0)
+        await store.append("log", b"0", producer=later)
+        with pytest.raises(OutOfSequence, match=r"Producer\.again"):
+            await store.append("log", b"1", producer=earlier)
+        for old in (producer, earlier):
             with pytest.raises(BadSetting, match="ended well, up to 1"):
-                producer.again(log, 0)
-            await store.append("log", b"1", producer=producer.again(log, 1))
-            assert await values(store, "log") == [b"0", b"1"]
+                old.again(log, 0)
+        await store.append("log", b"1", producer=producer.again(log, 1))
+        assert await values(store, "log") == [b"0", b"1"]
 
-    simulate(scenario)
+
+@as_scenario(simulate)
+async def test_a_call_that_never_found_its_log_is_not_taken_for_a_later_one(cluster) -> None:
+    """The later call had the same place, and ended well."""
+    async with cluster.client(timeout_s=2) as store, cluster.client() as other:
+        producer = Producer(12)
+        log = (await other.create_log("log")).log_id
+        for number in cluster.numbers:
+            cluster.machine(number).pause()
+        with pytest.raises((Retryable, OutcomeUnknown)):
+            await store.append("log", b"lost", producer=producer)
+        for number in cluster.numbers:
+            cluster.machine(number).resume()
+        await store.append("log", b"0", producer=producer)
+        with pytest.raises(BadSetting, match="ended well, up to 1"):
+            producer.again(log, 0)
+        await store.append("log", b"1", producer=producer.again(log, 1))
+        assert await values(store, "log") == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("size", [10, 10_000], ids=["records kept", "a digest kept"])
-def test_the_last_call_is_sent_again_with_its_own_records_only(size):
+@as_scenario(simulate)
+async def test_the_last_call_is_sent_again_with_its_own_records_only(cluster, *, size) -> None:
     """Its answer may have been lost to a signal."""
-
-    async def scenario(cluster):
-        async with cluster.client() as store:
-            producer = Producer(12)
-            log = (await store.create_log("log")).log_id
-            bulk = [b"%d" % n * size for n in range(20)]
-            lsns = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
-            producer = producer.again(log, 0)
-            for others in ({"values": bulk}, {"values": bulk[::-1], "keys": [b"k"] * 20}):
-                with pytest.raises(OutOfSequence, match="other records than these may be stored"):
-                    await store.append_many("log", producer=producer, **others)
-            again = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
-            assert again == lsns
-
-    simulate(scenario)
+    async with cluster.client() as store:
+        producer = Producer(12)
+        log = (await store.create_log("log")).log_id
+        bulk = [b"%d" % n * size for n in range(20)]
+        lsns = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
+        producer = producer.again(log, 0)
+        for others in ({"values": bulk}, {"values": bulk[::-1], "keys": [b"k"] * 20}):
+            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                await store.append_many("log", producer=producer, **others)
+        again = await store.append_many("log", bulk, keys=[b"k"] * 20, producer=producer)
+        assert again == lsns
 
 
 def test_a_producer_remembers_so_many_calls_of_unknown_outcome():

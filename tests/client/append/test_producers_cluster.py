@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import simulate
+from scenarios import as_scenario
 
 from cordwood.block import Gap
 from cordwood.client.append.log_appends import LogAppends
@@ -61,64 +62,61 @@ def test_what_a_killed_sequencer_left_open_is_stored_once_and_in_order(seed):
     played(scenario, seed)
 
 
-def test_a_repeat_is_answered_with_its_place_by_whoever_sequences_by_then():
-    async def scenario(cluster):
-        async with cluster.client(timeout_s=20) as store:
-            first = await store.append("log", b"once", producer=Producer(7))
-            many = await store.append_many("log", [b"a", b"b"], producer=Producer(8))
+@as_scenario(simulate, nodes=5)
+async def test_a_repeat_is_answered_with_its_place_by_whoever_sequences_by_then(cluster) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        first = await store.append("log", b"once", producer=Producer(7))
+        many = await store.append_many("log", [b"a", b"b"], producer=Producer(8))
+        assert await store.append("log", b"once", producer=Producer(7)) == first
+        for _ in range(3):
+            node = cluster.sequencer_of(1)
+            cluster.kill(node)
             assert await store.append("log", b"once", producer=Producer(7)) == first
-            for _ in range(3):
-                node = cluster.sequencer_of(1)
-                cluster.kill(node)
-                assert await store.append("log", b"once", producer=Producer(7)) == first
-                assert await store.append_many("log", [b"a", b"b"], producer=Producer(8)) == many
-                await cluster.start(node)
-            assert await values(store) == [b"once", b"a", b"b"]
-            go_on = Producer(8, sequences={1: 2})
-            assert await store.append("log", b"c", producer=go_on) > many[-1]
-
-    simulate(scenario, nodes=5)
+            assert await store.append_many("log", [b"a", b"b"], producer=Producer(8)) == many
+            await cluster.start(node)
+        assert await values(store) == [b"once", b"a", b"b"]
+        go_on = Producer(8, sequences={1: 2})
+        assert await store.append("log", b"c", producer=go_on) > many[-1]
 
 
-def test_a_producer_that_nobody_knows_or_that_was_replaced_or_leaves_a_hole_is_refused():
-    async def scenario(cluster, store):
-        await store.append("log", b"0", producer=Producer(7, epoch=1))
-        log = (await store.log("log")).log_id
-        with pytest.raises(UnknownProducer, match="begin a higher epoch"):
-            await store.append("log", b"x", producer=Producer(9, sequences={log: 5}))
-        with pytest.raises(OutOfSequence, match="are missing"):
-            await store.append("log", b"x", producer=Producer(7, 1, {log: 5}))
-        await store.append("log", b"1", producer=Producer(7, epoch=2))
-        old = Producer(7, 1, {log: 1})
-        with pytest.raises(ProducerFenced):
-            await store.append("log", b"x", producer=old)
-        with pytest.raises(OutOfSequence, match="is broken by an earlier failure"):
-            await store.append("log", b"x", producer=old)
-        assert await values(store) == [b"0", b"1"]
+@as_scenario(played)
+async def test_a_producer_that_nobody_knows_or_that_was_replaced_or_leaves_a_hole_is_refused(
+    cluster, store
+) -> None:
+    await store.append("log", b"0", producer=Producer(7, epoch=1))
+    log = (await store.log("log")).log_id
+    with pytest.raises(UnknownProducer, match="begin a higher epoch"):
+        await store.append("log", b"x", producer=Producer(9, sequences={log: 5}))
+    with pytest.raises(OutOfSequence, match="are missing"):
+        await store.append("log", b"x", producer=Producer(7, 1, {log: 5}))
+    await store.append("log", b"1", producer=Producer(7, epoch=2))
+    old = Producer(7, 1, {log: 1})
+    with pytest.raises(ProducerFenced):
+        await store.append("log", b"x", producer=old)
+    with pytest.raises(OutOfSequence, match="is broken by an earlier failure"):
+        await store.append("log", b"x", producer=old)
+    assert await values(store) == [b"0", b"1"]
 
-    played(scenario)
 
-
-def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes_next():
+@as_scenario(played)
+async def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes_next(
+    cluster, store
+) -> None:
     """A sink that takes every refusal for "stored before" loses what is ahead of the log."""
-
-    async def scenario(cluster, store):
-        await store.append_many("log", [b"a", b"b"], producer=Producer(7))
-        log = (await store.log("log")).log_id
-        for at in range(2, 14, 2):
-            await store.append_many("log", [b"a", b"b"], producer=Producer(7, 0, {log: at}))
-        with pytest.raises(OutOfSequence) as ahead:
-            await store.append("log", b"x", producer=Producer(7, 0, {log: 20}))
-        assert (ahead.value.kind, ahead.value.expected) == (Misplaced.GAP, 14)
-        old = Producer(7, 0, {log: 2})
-        with pytest.raises(OutOfSequence) as stored:
-            await store.append_many("log", [b"a", b"b"], producer=old)
-        assert (stored.value.kind, stored.value.expected) == (Misplaced.STORED, 14)
-        with pytest.raises(OutOfSequence) as behind:
-            await store.append("log", b"x", producer=old)
-        assert (behind.value.kind, behind.value.expected) == (Misplaced.BEHIND, None)
-
-    played(scenario)
+    await store.append_many("log", [b"a", b"b"], producer=Producer(7))
+    log = (await store.log("log")).log_id
+    for at in range(2, 14, 2):
+        await store.append_many("log", [b"a", b"b"], producer=Producer(7, 0, {log: at}))
+    with pytest.raises(OutOfSequence) as ahead:
+        await store.append("log", b"x", producer=Producer(7, 0, {log: 20}))
+    assert (ahead.value.kind, ahead.value.expected) == (Misplaced.GAP, 14)
+    old = Producer(7, 0, {log: 2})
+    with pytest.raises(OutOfSequence) as stored:
+        await store.append_many("log", [b"a", b"b"], producer=old)
+    assert (stored.value.kind, stored.value.expected) == (Misplaced.STORED, 14)
+    with pytest.raises(OutOfSequence) as behind:
+        await store.append("log", b"x", producer=old)
+    assert (behind.value.kind, behind.value.expected) == (Misplaced.BEHIND, None)
 
 
 def test_queries_that_published_leave_producers_their_memory(monkeypatch):
@@ -159,61 +157,56 @@ def test_more_producers_than_a_log_remembers_are_refused_and_those_before_keep_t
     simulate(scenario, nodes=5)
 
 
-def test_an_append_on_condition_of_the_tail_is_stored_only_there():
-    async def scenario(cluster, store):
-        first = await store.append("log", b"1", expected_tail=await store.tail("log"))
-        second = await store.append("log", b"2", expected_tail=first)
-        with pytest.raises(TailMoved):
-            await store.append("log", b"x", expected_tail=first)
-        cluster.crash(*cluster.sequencers())
-        await asyncio.sleep(0.5)
-        with pytest.raises(TailMoved):
-            await store.append("log", b"x", expected_tail=first)
-        third = await store.append("log", b"3", expected_tail=second)
-        assert third.epoch > second.epoch
-        cluster.crash(*cluster.sequencers())
-        await asyncio.sleep(0.5)
-        await cluster.heal()
-        await store.append("log", b"4", expected_tail=await store.tail("log"))
-        assert await values(store) == [b"1", b"2", b"3", b"4"]
-
-    played(scenario)
+@as_scenario(played)
+async def test_an_append_on_condition_of_the_tail_is_stored_only_there(cluster, store) -> None:
+    first = await store.append("log", b"1", expected_tail=await store.tail("log"))
+    second = await store.append("log", b"2", expected_tail=first)
+    with pytest.raises(TailMoved):
+        await store.append("log", b"x", expected_tail=first)
+    cluster.crash(*cluster.sequencers())
+    await asyncio.sleep(0.5)
+    with pytest.raises(TailMoved):
+        await store.append("log", b"x", expected_tail=first)
+    third = await store.append("log", b"3", expected_tail=second)
+    assert third.epoch > second.epoch
+    cluster.crash(*cluster.sequencers())
+    await asyncio.sleep(0.5)
+    await cluster.heal()
+    await store.append("log", b"4", expected_tail=await store.tail("log"))
+    assert await values(store) == [b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_a_tail_told_in_an_epoch_without_a_record_holds_until_there_is_one(which):
+@as_scenario(played)
+async def test_a_tail_told_in_an_epoch_without_a_record_holds_until_there_is_one(
+    cluster, store, *, which
+) -> None:
     """Swarm seed 12308: epochs went by between the asking for the tail and the append."""
-
-    async def scenario(cluster, store):
-        before = await store.append("log", b"1")
-        told = [await store.append("log", b"2")]
-        for _ in range(3):
-            cluster.crash(*cluster.sequencers())
-            await asyncio.sleep(0.5)
-            await cluster.heal()
-            told.append(await store.tail("log"))
-        assert sorted({tail.epoch for tail in told}) == [tail.epoch for tail in told]
-        for wrong in (before, told[-1] + 1):
-            with pytest.raises(TailMoved):
-                await store.append("log", b"x", expected_tail=Lsn(wrong))
-        placed = await store.append("log", b"3", expected_tail=told[which])
+    before = await store.append("log", b"1")
+    told = [await store.append("log", b"2")]
+    for _ in range(3):
+        cluster.crash(*cluster.sequencers())
+        await asyncio.sleep(0.5)
+        await cluster.heal()
+        told.append(await store.tail("log"))
+    assert sorted({tail.epoch for tail in told}) == [tail.epoch for tail in told]
+    for wrong in (before, told[-1] + 1):
         with pytest.raises(TailMoved):
-            await store.append("log", b"x", expected_tail=told[which])
-        assert placed > told[-1]
-        assert await values(store) == [b"1", b"2", b"3"]
+            await store.append("log", b"x", expected_tail=Lsn(wrong))
+    placed = await store.append("log", b"3", expected_tail=told[which])
+    with pytest.raises(TailMoved):
+        await store.append("log", b"x", expected_tail=told[which])
+    assert placed > told[-1]
+    assert await values(store) == [b"1", b"2", b"3"]
 
-    played(scenario)
 
-
-def test_of_two_that_expect_one_tail_one_is_stored():
-    async def scenario(cluster, store):
-        tail = await store.append("log", b"0")
-        both = [store.append("log", b"%d" % n, expected_tail=tail) for n in (1, 2)]
-        ended = await asyncio.gather(*both, return_exceptions=True)
-        assert sum(isinstance(end, TailMoved) for end in ended) == 1
-        assert len(await values(store)) == 2
-
-    played(scenario)
+@as_scenario(played)
+async def test_of_two_that_expect_one_tail_one_is_stored(cluster, store) -> None:
+    tail = await store.append("log", b"0")
+    both = [store.append("log", b"%d" % n, expected_tail=tail) for n in (1, 2)]
+    ended = await asyncio.gather(*both, return_exceptions=True)
+    assert sum(isinstance(end, TailMoved) for end in ended) == 1
+    assert len(await values(store)) == 2
 
 
 @pytest.mark.parametrize(("producer", "epoch"), [(0, 0), (1 << 63, 0), (1, -1), (1, 1 << 32)])
@@ -242,34 +235,33 @@ def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(monk
 
 
 @pytest.mark.parametrize("paused_s", [2.5, 7.0])
-def test_an_append_of_unknown_outcome_is_sent_again_at_its_place(paused_s):
+@as_scenario(simulate)
+async def test_an_append_of_unknown_outcome_is_sent_again_at_its_place(
+    cluster, *, paused_s
+) -> None:
     """Nothing of it is read meanwhile. By another epoch, or without one, it was stored twice."""
-
-    async def scenario(cluster):
-        async with cluster.client(timeout_s=2) as store:
-            producer = Producer(7)
-            await store.append("other", b"one", producer=producer)
-            await store.append("log", b"one", producer=producer)
-            log = (await store.log("log")).log_id
-            slow = next(n for n in cluster.numbers if n != cluster.sequencer_of(log))
-            cluster.machine(slow).pause()
-            asyncio.get_running_loop().call_later(paused_s, cluster.machine(slow).resume)
-            place, ends = producer.next_sequence(log), []
-            while not ends or isinstance(ends[-1], OutcomeUnknown):
-                try:
-                    ends.append(await store.append("log", b"two", producer=producer))
-                except OutcomeUnknown as error:
-                    ends.append(error)
-                    assert await values(store) == [b"one"]
-                    with pytest.raises(OutOfSequence, match=r"Producer\.again"):
-                        await store.append("log", b"two", producer=producer)
-                    producer = producer.again(log, place)
-            assert len(ends) > 1
-            await asyncio.sleep(3)
-            assert await values(store) == [b"one", b"two"]
-            await store.append("other", b"two", producer=producer)
-            await store.append("log", b"three", producer=producer)
-            assert await values(store) == [b"one", b"two", b"three"]
-            assert (await store.extent("other")).last.lsn == Lsn(make_lsn(1, 2))
-
-    simulate(scenario)
+    async with cluster.client(timeout_s=2) as store:
+        producer = Producer(7)
+        await store.append("other", b"one", producer=producer)
+        await store.append("log", b"one", producer=producer)
+        log = (await store.log("log")).log_id
+        slow = next(n for n in cluster.numbers if n != cluster.sequencer_of(log))
+        cluster.machine(slow).pause()
+        asyncio.get_running_loop().call_later(paused_s, cluster.machine(slow).resume)
+        place, ends = producer.next_sequence(log), []
+        while not ends or isinstance(ends[-1], OutcomeUnknown):
+            try:
+                ends.append(await store.append("log", b"two", producer=producer))
+            except OutcomeUnknown as error:
+                ends.append(error)
+                assert await values(store) == [b"one"]
+                with pytest.raises(OutOfSequence, match=r"Producer\.again"):
+                    await store.append("log", b"two", producer=producer)
+                producer = producer.again(log, place)
+        assert len(ends) > 1
+        await asyncio.sleep(3)
+        assert await values(store) == [b"one", b"two"]
+        await store.append("other", b"two", producer=producer)
+        await store.append("log", b"three", producer=producer)
+        assert await values(store) == [b"one", b"two", b"three"]
+        assert (await store.extent("other")).last.lsn == Lsn(make_lsn(1, 2))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.client.store import Store
@@ -56,23 +57,23 @@ def test_nodes_that_send_a_client_in_circles_are_told_to_sequence(
     simulate(scenario)
 
 
-def test_a_client_that_asks_the_wrong_node_is_sent_on_once(asked: list[bool]) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            await store.append("log", b"0")
-            owner = cluster.sequencer_of(LOG)
-            asked.clear()
-            async with cluster.client() as other:
-                order = other._cluster.sequencers
-                wrong = next(node for node in order(LOG) if node != owner)
-                other._cluster.sequencers = lambda log: (  # type: ignore[method-assign]
-                    wrong, *(node for node in order(log) if node != wrong),
-                )  # fmt: skip
-                await other.append("log", b"1")
-                assert cluster.sequencer_of(LOG) == owner
-                assert len(asked) == 2
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_client_that_asks_the_wrong_node_is_sent_on_once(
+    cluster: ClusterAtHand, *, asked: list[bool]
+) -> None:
+    async with cluster.client() as store:
+        await store.append("log", b"0")
+        owner = cluster.sequencer_of(LOG)
+        asked.clear()
+        async with cluster.client() as other:
+            order = other._cluster.sequencers
+            wrong = next(node for node in order(LOG) if node != owner)
+            other._cluster.sequencers = lambda log: (  # type: ignore[method-assign]
+                wrong, *(node for node in order(log) if node != wrong),
+            )  # fmt: skip
+            await other.append("log", b"1")
+            assert cluster.sequencer_of(LOG) == owner
+            assert len(asked) == 2
 
 
 async def append_for(store: Store, log: str, seconds: float) -> int:
@@ -114,56 +115,53 @@ def apart() -> Callable[[ClusterAtHand, Store, Store], Awaitable[int]]:
     return prepare
 
 
-def test_clients_that_see_different_nodes_share_the_one_that_both_see(apart) -> None:
+@as_scenario(simulate)
+async def test_clients_that_see_different_nodes_share_the_one_that_both_see(
+    cluster: ClusterAtHand, *, apart
+) -> None:
     """The log went to and fro between two nodes, with an epoch for each append of the client
     that could not reach the first: a hundred in a minute."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as one, cluster.client() as two:
-            owner = await apart(cluster, one, two)
-            one_acked, two_acked, _ = await asyncio.gather(
-                append_for(one, "log", 30), append_for(two, "log", 30), ask_for(one, "log", 30)
-            )
-            assert min(one_acked, two_acked) > 1000
-            record = await EpochStore(cluster.metadata).read(LOG)
-            assert record is not None
-            assert record.next_epoch <= 4
-            assert cluster.sequencer_of(LOG) != owner
-
-    simulate(scenario)
+    async with cluster.client() as one, cluster.client() as two:
+        owner = await apart(cluster, one, two)
+        one_acked, two_acked, _ = await asyncio.gather(
+            append_for(one, "log", 30), append_for(two, "log", 30), ask_for(one, "log", 30)
+        )
+        assert min(one_acked, two_acked) > 1000
+        record = await EpochStore(cluster.metadata).read(LOG)
+        assert record is not None
+        assert record.next_epoch <= 4
+        assert cluster.sequencer_of(LOG) != owner
 
 
-def test_who_gave_a_log_up_takes_it_again_after_a_while(apart) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as one, cluster.client() as two:
-            owner = await apart(cluster, one, two)
-            await two.append("log", b"1")
-            successor = cluster.sequencer_of(LOG)
-            await one.append("log", b"2")
-            assert cluster.sequencer_of(LOG) == successor
-            await asyncio.sleep(SUCCESSOR_S)
-            async with cluster.client() as three:
-                await three.append("log", b"3")
-            assert cluster.sequencer_of(LOG) == owner
-
-    simulate(scenario, nodes=5)
+@as_scenario(simulate, nodes=5)
+async def test_who_gave_a_log_up_takes_it_again_after_a_while(
+    cluster: ClusterAtHand, *, apart
+) -> None:
+    async with cluster.client() as one, cluster.client() as two:
+        owner = await apart(cluster, one, two)
+        await two.append("log", b"1")
+        successor = cluster.sequencer_of(LOG)
+        await one.append("log", b"2")
+        assert cluster.sequencer_of(LOG) == successor
+        await asyncio.sleep(SUCCESSOR_S)
+        async with cluster.client() as three:
+            await three.append("log", b"3")
+        assert cluster.sequencer_of(LOG) == owner
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_a_successor_that_is_gone_or_knows_nothing_of_it_is_not_waited_for(
-    apart, returns: bool
+@as_scenario(simulate, nodes=5)
+async def test_a_successor_that_is_gone_or_knows_nothing_of_it_is_not_waited_for(
+    cluster: ClusterAtHand, *, apart, returns: bool
 ) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as one, cluster.client() as two:
-            await apart(cluster, one, two)
-            await two.append("log", b"1")
-            successor = cluster.sequencer_of(LOG)
-            cluster.kill(successor)
-            if returns:
-                await cluster.start(successor)
-            began = asyncio.get_running_loop().time()
-            await one.append("log", b"2")
-            assert asyncio.get_running_loop().time() - began < 2
-            assert await values(one, "log") == [b"0", b"0", b"1", b"2"]
-
-    simulate(scenario, nodes=5)
+    async with cluster.client() as one, cluster.client() as two:
+        await apart(cluster, one, two)
+        await two.append("log", b"1")
+        successor = cluster.sequencer_of(LOG)
+        cluster.kill(successor)
+        if returns:
+            await cluster.start(successor)
+        began = asyncio.get_running_loop().time()
+        await one.append("log", b"2")
+        assert asyncio.get_running_loop().time() - began < 2
+        assert await values(one, "log") == [b"0", b"0", b"1", b"2"]

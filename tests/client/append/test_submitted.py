@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 import cordwood
 from cordwood.block import Record
@@ -65,19 +66,19 @@ class TestCallersLists:
                 assert (each.value, each.key) == (b"first", b"first")
                 assert list(each.headers) == [("h", b"first")]
 
-    def test_a_list_that_is_cleared_while_the_call_waits_loses_nothing(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(block_records=5, window_records=10) as store:
-                batch = [b"%d" % number for number in range(100)]
-                sent, keys = list(batch), list(batch)
-                call = asyncio.create_task(store.append_many("log", batch, keys=keys))
-                await asyncio.sleep(0)
-                batch.clear()
-                keys.clear()
-                assert len(await call) == 100
-                assert await values(store, "log") == sent
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_list_that_is_cleared_while_the_call_waits_loses_nothing(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(block_records=5, window_records=10) as store:
+            batch = [b"%d" % number for number in range(100)]
+            sent, keys = list(batch), list(batch)
+            call = asyncio.create_task(store.append_many("log", batch, keys=keys))
+            await asyncio.sleep(0)
+            batch.clear()
+            keys.clear()
+            assert len(await call) == 100
+            assert await values(store, "log") == sent
 
     @pytest.mark.parametrize("value", ["text", [1, 2, 3], None, 5])
     def test_what_is_no_bytes_is_refused_and_holds_no_room(
@@ -97,36 +98,35 @@ class TestCallersLists:
 
 class TestNames:
     @pytest.mark.parametrize("name", [5, None, b"log", "half \ud800", "long" * 100])
-    def test_a_name_that_no_node_reads_harms_nobody(self, name: object) -> None:
+    @as_scenario(simulate)
+    async def test_a_name_that_no_node_reads_harms_nobody(
+        self, cluster: ClusterAtHand, *, name: object
+    ) -> None:
         """Nodes closed the connection, with all that was in flight; half of a character ended
         the client."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store, store.buffered_writer() as writer:
-                await store.append("log", b"1")
-                up = set(store._cluster.peers.up)
-                other = asyncio.create_task(store.append("log", b"2"))
-                for call in (
-                    store.append(name, b"x"),  # type: ignore[arg-type]
-                    store.append_many(name, [b"x"]),  # type: ignore[arg-type]
-                    store.append_many(name, [b"x"], atomic=True),  # type: ignore[arg-type]
-                    store.tail(name),  # type: ignore[arg-type]
-                ):
-                    # A number is a log's address too, and no log has this one.
-                    with pytest.raises(UnknownLog if name == 5 else BadSetting):
-                        await asyncio.wait_for(call, 5)
-                for call in (
-                    writer.append(name, b"x"),  # type: ignore[arg-type]
-                    store.create_log(name),  # type: ignore[arg-type]
-                    store.logs(name),  # type: ignore[arg-type]
-                ):
-                    with pytest.raises(BadSetting):
-                        await asyncio.wait_for(call, 5)
-                await other
-                assert set(store._cluster.peers.up) == up
-                assert await values(store, "log") == [b"1", b"2"]
-
-        simulate(scenario)
+        async with cluster.client() as store, store.buffered_writer() as writer:
+            await store.append("log", b"1")
+            up = set(store._cluster.peers.up)
+            other = asyncio.create_task(store.append("log", b"2"))
+            for call in (
+                store.append(name, b"x"),  # type: ignore[arg-type]
+                store.append_many(name, [b"x"]),  # type: ignore[arg-type]
+                store.append_many(name, [b"x"], atomic=True),  # type: ignore[arg-type]
+                store.tail(name),  # type: ignore[arg-type]
+            ):
+                # A number is a log's address too, and no log has this one.
+                with pytest.raises(UnknownLog if name == 5 else BadSetting):
+                    await asyncio.wait_for(call, 5)
+            for call in (
+                writer.append(name, b"x"),  # type: ignore[arg-type]
+                store.create_log(name),  # type: ignore[arg-type]
+                store.logs(name),  # type: ignore[arg-type]
+            ):
+                with pytest.raises(BadSetting):
+                    await asyncio.wait_for(call, 5)
+            await other
+            assert set(store._cluster.peers.up) == up
+            assert await values(store, "log") == [b"1", b"2"]
 
 
 class TestCancelled:

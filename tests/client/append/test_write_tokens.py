@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.client.admin import positions
@@ -62,62 +63,54 @@ def test_a_log_that_comes_to_ask_for_a_token_refuses_who_shows_none() -> None:
 
 
 @pytest.mark.usefixtures("_careless")
-def test_a_new_epoch_refuses_from_its_first_append_on() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as outsider, cluster.client(**SHOWN) as owner:
-            await owner.create_log("/a", attributes=OWNED)
-            with pytest.raises(AccessDenied, match="this client showed none"):
-                await outsider.append("/a", b"1")
-            await owner.append("/a", b"2")
-            cluster.kill(cluster.sequencer_of(1))
-            with pytest.raises(AccessDenied, match="this client showed none"):
-                await outsider.append("/a", b"3")
-            assert await values(owner, "/a") == [b"2"]
-
-    simulate(scenario, nodes=4, copies=2)
+@as_scenario(simulate, nodes=4, copies=2)
+async def test_a_new_epoch_refuses_from_its_first_append_on(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=20) as outsider, cluster.client(**SHOWN) as owner:
+        await owner.create_log("/a", attributes=OWNED)
+        with pytest.raises(AccessDenied, match="this client showed none"):
+            await outsider.append("/a", b"1")
+        await owner.append("/a", b"2")
+        cluster.kill(cluster.sequencer_of(1))
+        with pytest.raises(AccessDenied, match="this client showed none"):
+            await outsider.append("/a", b"3")
+        assert await values(owner, "/a") == [b"2"]
 
 
 @pytest.mark.usefixtures("_careless")
-def test_nothing_is_trimmed_for_who_shows_no_token() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as outsider, cluster.client(**SHOWN) as owner:
-            await owner.create_log("/a", attributes=OWNED)
-            first = await owner.append("/a", b"1")
-            await owner.append("/a", b"2")
-            with pytest.raises(Unreachable, match="this client showed none"):
-                await outsider.trim("/a", "tail")
-            assert not (await owner.trim("/a", first)).is_partial
-            assert await values(owner, "/a") == [b"2"]
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_nothing_is_trimmed_for_who_shows_no_token(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as outsider, cluster.client(**SHOWN) as owner:
+        await owner.create_log("/a", attributes=OWNED)
+        first = await owner.append("/a", b"1")
+        await owner.append("/a", b"2")
+        with pytest.raises(Unreachable, match="this client showed none"):
+            await outsider.trim("/a", "tail")
+        assert not (await owner.trim("/a", first)).is_partial
+        assert await values(owner, "/a") == [b"2"]
 
 
-def test_a_token_is_shown_again_after_the_nodes_restart() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20, **SHOWN) as owner:
-            await owner.create_log("/a", attributes=OWNED)
-            await owner.append("/a", b"1")
-            for number in cluster.numbers:
-                await cluster.stop(number)
-            await cluster.start()
-            await owner.append("/a", b"2")
-            assert await values(owner, "/a") == [b"1", b"2"]
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_token_is_shown_again_after_the_nodes_restart(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=20, **SHOWN) as owner:
+        await owner.create_log("/a", attributes=OWNED)
+        await owner.append("/a", b"1")
+        for number in cluster.numbers:
+            await cluster.stop(number)
+        await cluster.start()
+        await owner.append("/a", b"2")
+        assert await values(owner, "/a") == [b"1", b"2"]
 
 
-def test_a_client_with_too_many_tokens_is_told() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        tokens = tuple(f"token-{n}" for n in range(TOKENS_MAX + 1))
-        with pytest.raises(BadSetting, match="1000 write tokens at most, not 1001"):
-            async with cluster.client(write_tokens=tokens):
-                raise AssertionError("it was let in")
-        async with cluster.client(write_tokens=tokens[1:]) as store:
-            wanted = LogAttributes(write_token=token_digest(tokens[-1]))
-            await store.create_log("/a", attributes=wanted)
-            await store.append("/a", b"1")
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_client_with_too_many_tokens_is_told(cluster: ClusterAtHand) -> None:
+    tokens = tuple(f"token-{n}" for n in range(TOKENS_MAX + 1))
+    with pytest.raises(BadSetting, match="1000 write tokens at most, not 1001"):
+        async with cluster.client(write_tokens=tokens):
+            raise AssertionError("it was let in")
+    async with cluster.client(write_tokens=tokens[1:]) as store:
+        wanted = LogAttributes(write_token=token_digest(tokens[-1]))
+        await store.create_log("/a", attributes=wanted)
+        await store.append("/a", b"1")
 
 
 def test_settings_show_no_token() -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 from test_publishing_cluster import Q, commit_only, records
 
 from cordwood.client.append.producer import QueryProducer
@@ -77,27 +78,27 @@ def test_a_publisher_that_wakes_up_late_stores_nothing_twice() -> None:
     simulate(a_publisher_wakes_up_late)
 
 
-def test_a_late_batch_that_was_never_appended_comes_into_a_log_that_forgot_others() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=5) as store:
-            await committed(store, "a")
-            await store.publish(OTHER, 0, [await store.stage("a", [b"other"])])
-            await asyncio.sleep(IDLE_S)
-            assert (await store.publish(Q, 0, [])).is_repeat
-            assert await values(store, "a") == [b"other", *records(0)]
+@as_scenario(simulate)
+async def test_a_late_batch_that_was_never_appended_comes_into_a_log_that_forgot_others(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=5) as store:
+        await committed(store, "a")
+        await store.publish(OTHER, 0, [await store.stage("a", [b"other"])])
+        await asyncio.sleep(IDLE_S)
+        assert (await store.publish(Q, 0, [])).is_repeat
+        assert await values(store, "a") == [b"other", *records(0)]
 
-    simulate(scenario)
 
-
-def test_a_producer_that_no_query_has_is_forgotten_for_a_query() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=5) as store:
-            await store.append("a", b"stray", producer=QueryProducer(QUERY_PRODUCERS + 7))
-            await asyncio.sleep(IDLE_S)
-            await store.publish(Q, 0, [await store.stage("a", records(0))])
-            assert await values(store, "a") == [b"stray", *records(0)]
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_producer_that_no_query_has_is_forgotten_for_a_query(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=5) as store:
+        await store.append("a", b"stray", producer=QueryProducer(QUERY_PRODUCERS + 7))
+        await asyncio.sleep(IDLE_S)
+        await store.publish(Q, 0, [await store.stage("a", records(0))])
+        assert await values(store, "a") == [b"stray", *records(0)]
 
 
 @pytest.mark.parametrize(

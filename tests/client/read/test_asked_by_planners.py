@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from calls_counted import counted_calls
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.aio import open_store
@@ -61,30 +62,28 @@ class TestReleased:
         with open_at(tmp_path) as store:
             assert store.released(["log"]) == [make_lsn(last.epoch + 1, 0)]
 
-    def test_costs_a_call_for_each_node_however_many_logs(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                logs = [f"log-{number}" for number in range(20)]
-                tails = [await store.append(log, b"x") for log in logs]
-                with counted_calls() as calls:
-                    assert await store.released(logs) == tails
-                assert calls == {"AskReleased": 3}
+    @as_scenario(simulate)
+    async def test_costs_a_call_for_each_node_however_many_logs(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            logs = [f"log-{number}" for number in range(20)]
+            tails = [await store.append(log, b"x") for log in logs]
+            with counted_calls() as calls:
+                assert await store.released(logs) == tails
+            assert calls == {"AskReleased": 3}
 
-        simulate(scenario)
-
-    def test_a_node_that_is_gone_is_done_without(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(timeout_s=10) as store:
-                logs = [f"log-{number}" for number in range(6)]
-                tails = [await store.append(log, b"x") for log in logs]
-                assert await store.released(logs) == tails  # and who sequences them is known
-                cluster.kill(2)
-                again = await store.released(logs)
-                assert all(new >= old for new, old in zip(again, tails, strict=True))
-                for log, tail in zip(logs, again, strict=True):
-                    assert tail <= await store.tail(log)
-
-        simulate(scenario, nodes=5)
+    @as_scenario(simulate, nodes=5)
+    async def test_a_node_that_is_gone_is_done_without(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=10) as store:
+            logs = [f"log-{number}" for number in range(6)]
+            tails = [await store.append(log, b"x") for log in logs]
+            assert await store.released(logs) == tails  # and who sequences them is known
+            cluster.kill(2)
+            again = await store.released(logs)
+            assert all(new >= old for new, old in zip(again, tails, strict=True))
+            for log, tail in zip(logs, again, strict=True):
+                assert tail <= await store.tail(log)
 
 
 class TestEpochEnd:

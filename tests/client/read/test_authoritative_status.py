@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, say_of_dead, simulate, until
+from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read.read_grace import GRACE_S
@@ -43,68 +44,62 @@ async def three_records(store: Store) -> None:
 
 
 class TestSaid:
-    def test_every_node_and_every_client_hears_of_it(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store, cluster.client() as other:
-                assert set((await store.authorities()).values()) == {FULL}
-                cluster.kill(3)
-                await say_of_dead(store, 3, GONE)
-                assert (await store.authorities())[NodeId(3)] is GONE
-                await until(lambda: other._cluster.statuses == {3: GONE})
-                for node in cluster.running.values():
-                    assert node._members[NodeId(3)].authority is GONE
+    @as_scenario(simulate)
+    async def test_every_node_and_every_client_hears_of_it(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as other:
+            assert set((await store.authorities()).values()) == {FULL}
+            cluster.kill(3)
+            await say_of_dead(store, 3, GONE)
+            assert (await store.authorities())[NodeId(3)] is GONE
+            await until(lambda: other._cluster.statuses == {3: GONE})
+            for node in cluster.running.values():
+                assert node._members[NodeId(3)].authority is GONE
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_node_that_is_up_is_not_called_lost(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            for authority in (GONE, EMPTY):
+                with pytest.raises(Rejected, match="node 2 is up"):
+                    await store.set_authority(2, authority)
+            await store.set_authority(2, DOWN)  # readers wait for it as before
+            with pytest.raises(BadSetting, match="no node 9"):
+                await store.set_authority(9, DOWN)
 
-    def test_a_node_that_is_up_is_not_called_lost(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                for authority in (GONE, EMPTY):
-                    with pytest.raises(Rejected, match="node 2 is up"):
-                        await store.set_authority(2, authority)
-                await store.set_authority(2, DOWN)  # readers wait for it as before
-                with pytest.raises(BadSetting, match="no node 9"):
-                    await store.set_authority(9, DOWN)
-
-        simulate(scenario)
-
-    def test_it_is_a_compare_and_set(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                cluster.kill(3)
-                await say_of_dead(store, 3, GONE)
-                with pytest.raises(Rejected, match="is under-replicated by now, not unavailable"):
-                    await store.set_authority(3, EMPTY, DOWN)
-                await store.set_authority(3, EMPTY, GONE)
-                await store.set_authority(3, EMPTY)  # as it is
-                with pytest.raises(Rejected, match="cannot become under-replicated"):
-                    await store.set_authority(3, GONE)
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_it_is_a_compare_and_set(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            cluster.kill(3)
+            await say_of_dead(store, 3, GONE)
+            with pytest.raises(Rejected, match="is under-replicated by now, not unavailable"):
+                await store.set_authority(3, EMPTY, DOWN)
+            await store.set_authority(3, EMPTY, GONE)
+            await store.set_authority(3, EMPTY)  # as it is
+            with pytest.raises(Rejected, match="cannot become under-replicated"):
+                await store.set_authority(3, GONE)
 
 
 class TestTakenBack:
-    def test_a_node_that_starts_again_is_fully_authoritative(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await three_records(store)
-                cluster.kill(3)
-                await say_of_dead(store, 3, EMPTY)
-                await cluster.start(3)
-                await until(lambda: store._cluster.statuses == {})
+    @as_scenario(simulate)
+    async def test_a_node_that_starts_again_is_fully_authoritative(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await three_records(store)
+            cluster.kill(3)
+            await say_of_dead(store, 3, EMPTY)
+            await cluster.start(3)
+            await until(lambda: store._cluster.statuses == {})
 
-        simulate(scenario)
-
-    def test_one_that_was_only_stopped_says_that_it_is_here(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await three_records(store)
-                cluster.machine(3).pause()
-                await say_of_dead(store, 3, GONE)
-                cluster.machine(3).resume()
-                await until(lambda: store._cluster.statuses == {})
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_one_that_was_only_stopped_says_that_it_is_here(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await three_records(store)
+            cluster.machine(3).pause()
+            await say_of_dead(store, 3, GONE)
+            cluster.machine(3).resume()
+            await until(lambda: store._cluster.statuses == {})
 
 
 async def three_on(cluster: ClusterAtHand, store: Store, *nodes: int) -> None:
@@ -121,58 +116,56 @@ async def three_on(cluster: ClusterAtHand, store: Store, *nodes: int) -> None:
 class TestReaders:
     """Four nodes, two copies: two of them cannot say that nothing is lost."""
 
-    def test_they_wait_for_what_is_away_and_tell_the_loss_of_what_is_gone(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await three_on(cluster, store, 3, 4)
-                for node in (3, 4):
-                    cluster.kill(node)
-                stream = await store.read("log", until=make_lsn(1, 3))
-                for node in (3, 4):
-                    await say_of_dead(store, node, DOWN)
-                assert await next_of(stream, 60) is None
-                for node in (3, 4):
-                    await store.set_authority(node, GONE)
-                lost = await next_of(stream, HEARD_S)
-                assert lost == Gap(make_lsn(1, 1), make_lsn(1, 3), GapKind.DATA_LOSS)
+    @as_scenario(simulate, nodes=4, copies=2)
+    async def test_they_wait_for_what_is_away_and_tell_the_loss_of_what_is_gone(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await three_on(cluster, store, 3, 4)
+            for node in (3, 4):
+                cluster.kill(node)
+            stream = await store.read("log", until=make_lsn(1, 3))
+            for node in (3, 4):
+                await say_of_dead(store, node, DOWN)
+            assert await next_of(stream, 60) is None
+            for node in (3, 4):
+                await store.set_authority(node, GONE)
+            lost = await next_of(stream, HEARD_S)
+            assert lost == Gap(make_lsn(1, 1), make_lsn(1, 3), GapKind.DATA_LOSS)
 
-        simulate(scenario, nodes=4, copies=2)
-
-    def test_what_was_said_before_a_rebuild_proves_nothing_after_it(self) -> None:
+    @as_scenario(simulate, nodes=4, copies=2)
+    async def test_what_was_said_before_a_rebuild_proves_nothing_after_it(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """Nodes 1 and 2 have come past what 3 and 4 held. Then it is brought to them, and 3 and 4
         are called empty: the reader must ask anew."""
+        async with cluster.client() as store:
+            await three_on(cluster, store, 3, 4)
+            there = cluster.running[3].engine.cache.log(LOG)
+            for node in (3, 4):
+                cluster.kill(node)
+            stream = await store.read("log", until=make_lsn(1, 3))
+            assert await next_of(stream, 20) is None, "3 and 4 may have it"
+            for node in (1, 2):
+                held = cluster.running[node].engine.cache.log(LOG)
+                held._blocks[:], held._lasts[:] = there._blocks, there._lasts
+            for node in (3, 4):
+                await say_of_dead(store, node, EMPTY)
+            for value in (b"0", b"1", b"2"):
+                found = await next_of(stream, HEARD_S + GRACE_S)
+                assert isinstance(found, Record)
+                assert found.value == value
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await three_on(cluster, store, 3, 4)
-                there = cluster.running[3].engine.cache.log(LOG)
-                for node in (3, 4):
-                    cluster.kill(node)
-                stream = await store.read("log", until=make_lsn(1, 3))
-                assert await next_of(stream, 20) is None, "3 and 4 may have it"
-                for node in (1, 2):
-                    held = cluster.running[node].engine.cache.log(LOG)
-                    held._blocks[:], held._lasts[:] = there._blocks, there._lasts
-                for node in (3, 4):
-                    await say_of_dead(store, node, EMPTY)
-                for value in (b"0", b"1", b"2"):
-                    found = await next_of(stream, HEARD_S + GRACE_S)
-                    assert isinstance(found, Record)
-                    assert found.value == value
-
-        simulate(scenario, nodes=4, copies=2)
-
-    def test_a_node_that_sends_is_there_whatever_is_said_of_it(self) -> None:
+    @as_scenario(simulate, nodes=4, copies=3)
+    async def test_a_node_that_sends_is_there_whatever_is_said_of_it(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """Somebody called all four nodes gone, and they send: an f-majority of them is one."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as writer:
-                await three_records(writer)
-            async with cluster.client() as store:
-                stream = await store.read("log")
-                await until(lambda: len(stream.senders.sending()) == 4)
-                store._cluster.statuses = {NodeId(node): GONE for node in (1, 2, 3, 4)}
-                assert stream._judge({NodeId(2)}) is QuorumVerdict.NONE
-                assert stream._judge({NodeId(2), NodeId(3)}) is QuorumVerdict.INCOMPLETE
-
-        simulate(scenario, nodes=4, copies=3)
+        async with cluster.client() as writer:
+            await three_records(writer)
+        async with cluster.client() as store:
+            stream = await store.read("log")
+            await until(lambda: len(stream.senders.sending()) == 4)
+            store._cluster.statuses = {NodeId(node): GONE for node in (1, 2, 3, 4)}
+            assert stream._judge({NodeId(2)}) is QuorumVerdict.NONE
+            assert stream._judge({NodeId(2), NodeId(3)}) is QuorumVerdict.INCOMPLETE

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
@@ -338,47 +339,43 @@ class TestLeft:
             left = numbers(reading)
             assert left == [*range(first.num_rows + second.num_rows + 1, 20_001)]
 
-    def test_a_cancelled_anext_ends_nothing(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append("log", b"1")
-                stream = await store.read("log", start="tail", until=None)
-                reader = await store.reader("log", start="tail")
-                async with await store.consumer("c", "log", start="tail") as consumer:
-                    ways = [aiter(stream), aiter(reader), aiter(consumer), stream.arrow(["value"])]
-                    for way in ways:
-                        with pytest.raises(TimeoutError):
-                            await asyncio.wait_for(anext(way), 0.2)
-                    await store.append("log", b"2")
-                    item, (_, read), (_, consumed) = [
-                        await asyncio.wait_for(anext(way), 2) for way in ways[:3]
-                    ]
-                    assert numbers([item, read, consumed]) == [2, 2, 2]
-                    await store.append("log", b"3")
-                    batch = await asyncio.wait_for(anext(ways[3]), 2)
-                    assert batch.column("value").to_pylist() == [b"3"]
+    @as_scenario(simulate)
+    async def test_a_cancelled_anext_ends_nothing(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append("log", b"1")
+            stream = await store.read("log", start="tail", until=None)
+            reader = await store.reader("log", start="tail")
+            async with await store.consumer("c", "log", start="tail") as consumer:
+                ways = [aiter(stream), aiter(reader), aiter(consumer), stream.arrow(["value"])]
+                for way in ways:
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(anext(way), 0.2)
+                await store.append("log", b"2")
+                item, (_, read), (_, consumed) = [
+                    await asyncio.wait_for(anext(way), 2) for way in ways[:3]
+                ]
+                assert numbers([item, read, consumed]) == [2, 2, 2]
+                await store.append("log", b"3")
+                batch = await asyncio.wait_for(anext(ways[3]), 2)
+                assert batch.column("value").to_pylist() == [b"3"]
 
-        simulate(scenario)
-
-    def test_a_loop_that_is_left_in_asyncio_too(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.append_many("log", [b"%d" % n for n in range(1, 101)])
-                stream = await store.read("log")
-                async for item in stream:
-                    if item.lsn == at(5):
-                        break
-                assert stream.next_lsn == at(5)
-                assert len([item async for item in stream]) == 95
-                assert (stream.next_lsn, stream.is_closed) == (at(101), True)
-                stream = await store.read("log")
+    @as_scenario(simulate)
+    async def test_a_loop_that_is_left_in_asyncio_too(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.append_many("log", [b"%d" % n for n in range(1, 101)])
+            stream = await store.read("log")
+            async for item in stream:
+                if item.lsn == at(5):
+                    break
+            assert stream.next_lsn == at(5)
+            assert len([item async for item in stream]) == 95
+            assert (stream.next_lsn, stream.is_closed) == (at(101), True)
+            stream = await store.read("log")
+            await anext(stream)
+            stream.close()
+            assert stream.next_lsn == at(1)
+            with pytest.raises(Closed):
                 await anext(stream)
-                stream.close()
-                assert stream.next_lsn == at(1)
-                with pytest.raises(Closed):
-                    await anext(stream)
-
-        simulate(scenario)
 
 
 class TestEnds:
@@ -461,38 +458,37 @@ class TestGapsLeftOut:
 
 
 class TestUnopened:
-    def test_what_cannot_be_opened_is_not_passed(self, monkeypatch) -> None:
+    @as_scenario(simulate)
+    async def test_what_cannot_be_opened_is_not_passed(
+        self, cluster: ClusterAtHand, *, monkeypatch
+    ) -> None:
         """The other logs go on, and the cursor stays before it."""
+        async with cluster.client() as store:
+            for log in ("a", "b"):
+                for first in (1, 11, 21):
+                    await store.append_many(log, [b"%d" % n for n in range(first, first + 10)])
+            log_id = (await store.log("a")).log_id
+            right = StreamItems.items_of
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                for log in ("a", "b"):
-                    for first in (1, 11, 21):
-                        await store.append_many(log, [b"%d" % n for n in range(first, first + 10)])
-                log_id = (await store.log("a")).log_id
-                right = StreamItems.items_of
+            def items_of(self, taken):
+                is_block = isinstance(taken, Delivery) and taken.block.header.log == log_id
+                if is_block and taken.first == at(11):
+                    raise Corrupt("it cannot be opened")
+                return right(self, taken)
 
-                def items_of(self, taken):
-                    is_block = isinstance(taken, Delivery) and taken.block.header.log == log_id
-                    if is_block and taken.first == at(11):
-                        raise Corrupt("it cannot be opened")
-                    return right(self, taken)
-
-                swap(monkeypatch, StreamItems.items_of, items_of)
-                found: dict[str, list[int]] = {"/a": [], "/b": []}
-                async with await store.consumer("c", "a", "b") as consumer:
-                    errors = 0
-                    for _ in range(12):
-                        try:
-                            portion = await consumer.read(timeout_s=1)
-                        except Corrupt:
-                            errors += 1
-                            continue
-                        if portion:
-                            found[portion.log] += numbers(portion)
-                assert errors == 1
-                assert found == {"/a": [*range(1, 11)], "/b": [*range(1, 31)]}
-                (group,) = await store.cursors.list("c")
-                assert group.positions == {"/a": at(11), "/b": at(31)}
-
-        simulate(scenario)
+            swap(monkeypatch, StreamItems.items_of, items_of)
+            found: dict[str, list[int]] = {"/a": [], "/b": []}
+            async with await store.consumer("c", "a", "b") as consumer:
+                errors = 0
+                for _ in range(12):
+                    try:
+                        portion = await consumer.read(timeout_s=1)
+                    except Corrupt:
+                        errors += 1
+                        continue
+                    if portion:
+                        found[portion.log] += numbers(portion)
+            assert errors == 1
+            assert found == {"/a": [*range(1, 11)], "/b": [*range(1, 31)]}
+            (group,) = await store.cursors.list("c")
+            assert group.positions == {"/a": at(11), "/b": at(31)}

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
@@ -58,181 +59,167 @@ async def last_of(stream, seconds: float = 30) -> Gap:
 
 class TestReading:
     @pytest.mark.parametrize("scd", [True, False])
-    def test_who_has_the_token_reads_and_who_has_not_gets_one_gap(self, scd) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            tokens = {"read_tokens": ("x", SECRET), "scd_enabled": scd}
-            async with cluster.client(**tokens) as store:
-                await store.create_log("log", attributes=guarded())
-                await fill(store)
-                assert values(await read_all(store, "log")) == [b"0", b"1", b"2"]
-            for wrong in ((), ("x",), (token_digest(SECRET),)):
-                async with cluster.client(read_tokens=wrong, scd_enabled=scd) as store:
-                    stream = await store.read("log", ALL, until=None)
-                    async with asyncio.timeout(5):
-                        assert (
-                            await stream.next_items() == [Gap(Lsn(ALL), Lsn(ALL), GapKind.BRIDGE)]
-                            or stream.is_done
-                        )
-                        assert await last_of(stream) == Gap(
-                            Lsn(ALL + 1), Lsn(LSN_MAX), GapKind.ACCESS
-                        )
-                    assert stream.is_done
-                    bounded = await store.read("log", ALL + 1, ALL + 2)
-                    assert await bounded.next_items() == [
-                        Gap(Lsn(ALL + 1), Lsn(ALL + 2), GapKind.ACCESS)
-                    ]
+    @as_scenario(simulate)
+    async def test_who_has_the_token_reads_and_who_has_not_gets_one_gap(
+        self, cluster: ClusterAtHand, *, scd
+    ) -> None:
+        tokens = {"read_tokens": ("x", SECRET), "scd_enabled": scd}
+        async with cluster.client(**tokens) as store:
+            await store.create_log("log", attributes=guarded())
+            await fill(store)
+            assert values(await read_all(store, "log")) == [b"0", b"1", b"2"]
+        for wrong in ((), ("x",), (token_digest(SECRET),)):
+            async with cluster.client(read_tokens=wrong, scd_enabled=scd) as store:
+                stream = await store.read("log", ALL, until=None)
+                async with asyncio.timeout(5):
+                    assert (
+                        await stream.next_items() == [Gap(Lsn(ALL), Lsn(ALL), GapKind.BRIDGE)]
+                        or stream.is_done
+                    )
+                    assert await last_of(stream) == Gap(Lsn(ALL + 1), Lsn(LSN_MAX), GapKind.ACCESS)
+                assert stream.is_done
+                bounded = await store.read("log", ALL + 1, ALL + 2)
+                assert await bounded.next_items() == [
+                    Gap(Lsn(ALL + 1), Lsn(ALL + 2), GapKind.ACCESS)
+                ]
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_log_below_a_directory_inherits_it(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(read_tokens=(SECRET,)) as store:
+            await store.log_tree.set_attributes("/x/", parse_attributes([f"read_token={SECRET}"]))
+            await fill(store, log="x/log")
+            assert len(values(await read_all(store, "x/log"))) == 3
+        async with cluster.client() as store:
+            stream = await store.read("x/log", ALL + 1)
+            assert (await last_of(stream)).kind is GapKind.ACCESS
 
-    def test_a_log_below_a_directory_inherits_it(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(read_tokens=(SECRET,)) as store:
-                await store.log_tree.set_attributes(
-                    "/x/", parse_attributes([f"read_token={SECRET}"])
-                )
-                await fill(store, log="x/log")
-                assert len(values(await read_all(store, "x/log"))) == 3
-            async with cluster.client() as store:
-                stream = await store.read("x/log", ALL + 1)
-                assert (await last_of(stream)).kind is GapKind.ACCESS
-
-        simulate(scenario)
-
-    def test_a_right_that_is_taken_back_ends_the_stream_where_it_is(self) -> None:
+    @as_scenario(simulate)
+    async def test_a_right_that_is_taken_back_ends_the_stream_where_it_is(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """What was sent is delivered, then one gap; who has the new token reads on."""
+        async with (
+            cluster.client(read_tokens=(SECRET, OTHER)) as both,
+            cluster.client(read_tokens=(SECRET,)) as one,
+        ):
+            await both.create_log("log", attributes=guarded())
+            await fill(both)
+            going, ending = [await each.read("log", ALL + 1, None) for each in (both, one)]
+            assert len(await until_read(going, 3)) == len(await until_read(ending, 3)) == 3
+            await both.log_tree.set_attributes("log", guarded(OTHER))
+            await asyncio.sleep(3)
+            await fill(both, 2)
+            assert await last_of(ending) == Gap(Lsn(ALL + 4), Lsn(LSN_MAX), GapKind.ACCESS)
+            assert values(await until_read(going, 2)) == [b"0", b"1"]
+            # The right comes back, and a new read with it.
+            await both.log_tree.set_attributes("log", guarded(SECRET))
+            await asyncio.sleep(3)
+            again = await one.read("log", ALL + 4, None)
+            assert values(await until_read(again, 2)) == [b"0", b"1"]
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with (
-                cluster.client(read_tokens=(SECRET, OTHER)) as both,
-                cluster.client(read_tokens=(SECRET,)) as one,
-            ):
-                await both.create_log("log", attributes=guarded())
-                await fill(both)
-                going, ending = [await each.read("log", ALL + 1, None) for each in (both, one)]
-                assert len(await until_read(going, 3)) == len(await until_read(ending, 3)) == 3
-                await both.log_tree.set_attributes("log", guarded(OTHER))
-                await asyncio.sleep(3)
-                await fill(both, 2)
-                assert await last_of(ending) == Gap(Lsn(ALL + 4), Lsn(LSN_MAX), GapKind.ACCESS)
-                assert values(await until_read(going, 2)) == [b"0", b"1"]
-                # The right comes back, and a new read with it.
-                await both.log_tree.set_attributes("log", guarded(SECRET))
-                await asyncio.sleep(3)
-                again = await one.read("log", ALL + 4, None)
-                assert values(await until_read(again, 2)) == [b"0", b"1"]
-
-        simulate(scenario)
-
-    def test_a_node_that_has_not_heard_yet_is_asked_again(self) -> None:
+    @as_scenario(simulate)
+    async def test_a_node_that_has_not_heard_yet_is_asked_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """It refuses a reader that has the right by now, and is not believed."""
+        async with cluster.client(read_tokens=(SECRET, OTHER)) as store:
+            await store.create_log("log", attributes=guarded())
+            await fill(store)
+            await read_all(store, "log")
+            await store.log_tree.set_attributes("log", guarded(OTHER))
+            began = asyncio.get_running_loop().time()
+            stream = await store.read("log", ALL + 1)
+            assert len(await until_read(stream, 3)) == 3
+            assert asyncio.get_running_loop().time() - began < 5
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(read_tokens=(SECRET, OTHER)) as store:
-                await store.create_log("log", attributes=guarded())
-                await fill(store)
-                await read_all(store, "log")
-                await store.log_tree.set_attributes("log", guarded(OTHER))
-                began = asyncio.get_running_loop().time()
-                stream = await store.read("log", ALL + 1)
-                assert len(await until_read(stream, 3)) == 3
-                assert asyncio.get_running_loop().time() - began < 5
+    @as_scenario(simulate)
+    async def test_nobody_is_sent_anything_before_the_rights_are_known(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await fill(store)
+            info = await store.log("log")
+            for node in cluster.running.values():
+                node._rights._digests.clear()
+            learn, may = ReadRights._learn, asyncio.Event()
 
-        simulate(scenario)
+            async def later(self, logs):
+                await may.wait()
+                await learn(self, logs)
 
-    def test_nobody_is_sent_anything_before_the_rights_are_known(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await fill(store)
-                info = await store.log("log")
-                for node in cluster.running.values():
-                    node._rights._digests.clear()
-                learn, may = ReadRights._learn, asyncio.Event()
+            for node in cluster.running.values():
+                node._rights._learn = later.__get__(node._rights)
+            stream = await store.read("log", ALL + 1)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await stream.next_items()
+            sent = [node._streams.sent_blocks for node in cluster.running.values()]
+            assert sum(sent) == 0
+            assert info.attributes.read_token == ""
+            may.set()
+            assert len(await until_read(stream, 3)) == 3
 
-                async def later(self, logs):
-                    await may.wait()
-                    await learn(self, logs)
-
-                for node in cluster.running.values():
-                    node._rights._learn = later.__get__(node._rights)
-                stream = await store.read("log", ALL + 1)
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(1):
-                        await stream.next_items()
-                sent = [node._streams.sent_blocks for node in cluster.running.values()]
-                assert sum(sent) == 0
-                assert info.attributes.read_token == ""
-                may.set()
-                assert len(await until_read(stream, 3)) == 3
-
-        simulate(scenario)
-
-    def test_recovery_and_purging_need_no_token(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(read_tokens=(SECRET,)) as store:
-                await store.create_log("log", attributes=guarded())
-                await fill(store)
-                cluster.kill(cluster.sequencer_of(1))
-                await asyncio.sleep(5)
-                await fill(store, 2)
-                assert (await store.tail("log")).epoch == 2
-                assert len(values(await read_all(store, "log"))) == 5
-
-        simulate(scenario, nodes=4)
+    @as_scenario(simulate, nodes=4)
+    async def test_recovery_and_purging_need_no_token(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client(read_tokens=(SECRET,)) as store:
+            await store.create_log("log", attributes=guarded())
+            await fill(store)
+            cluster.kill(cluster.sequencer_of(1))
+            await asyncio.sleep(5)
+            await fill(store, 2)
+            assert (await store.tail("log")).epoch == 2
+            assert len(values(await read_all(store, "log"))) == 5
 
 
 class TestReaders:
-    def test_of_several_logs_the_others_go_on(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("shut", attributes=guarded())
-                for log in ("open", "shut"):
-                    await fill(store, log=log)
-                async with await store.reader("shut", "open", start=ALL + 1, gaps=False) as reader:
-                    told: dict[str, list] = {"open": [], "shut": []}
-                    while len(told["open"]) < 3 or not told["shut"]:
-                        portion = await reader.read(10, 5)
-                        told[portion.log] += list(portion)
-                    assert values(told["open"]) == [b"0", b"1", b"2"]
-                    (gap,) = told["shut"]
-                    assert gap == Gap(Lsn(ALL + 1), Lsn(LSN_MAX), GapKind.ACCESS)
-                    assert reader.position("shut") == ALL + 1
+    @as_scenario(simulate)
+    async def test_of_several_logs_the_others_go_on(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("shut", attributes=guarded())
+            for log in ("open", "shut"):
+                await fill(store, log=log)
+            async with await store.reader("shut", "open", start=ALL + 1, gaps=False) as reader:
+                told: dict[str, list] = {"open": [], "shut": []}
+                while len(told["open"]) < 3 or not told["shut"]:
+                    portion = await reader.read(10, 5)
+                    told[portion.log] += list(portion)
+                assert values(told["open"]) == [b"0", b"1", b"2"]
+                (gap,) = told["shut"]
+                assert gap == Gap(Lsn(ALL + 1), Lsn(LSN_MAX), GapKind.ACCESS)
+                assert reader.position("shut") == ALL + 1
 
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_a_consumer_keeps_its_place_until_it_may_read_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(read_tokens=(SECRET,)) as store:
+            await store.create_log("log", attributes=guarded())
+            await fill(store)
+            async with await store.consumer("c", "log") as consumer:
+                while not values(await consumer.read(1, 5)):
+                    pass
+                place = (await consumer.save())["/log"]
+                assert ALL < place <= ALL + 3
+        async with cluster.client() as store, await store.consumer("c", "log") as consumer:
+            portion = await consumer.read(10, 10)
+            assert portion.gap == Gap(place, Lsn(LSN_MAX), GapKind.ACCESS)
+            assert (await consumer.save())["/log"] == place
+        async with (
+            cluster.client(read_tokens=(SECRET,)) as store,
+            await store.consumer("c", "log") as consumer,
+        ):
+            first = next(iter(await consumer.read(1, 5)))
+            assert isinstance(first, Record)
+            assert first.lsn == place
 
-    def test_a_consumer_keeps_its_place_until_it_may_read_again(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(read_tokens=(SECRET,)) as store:
-                await store.create_log("log", attributes=guarded())
-                await fill(store)
-                async with await store.consumer("c", "log") as consumer:
-                    while not values(await consumer.read(1, 5)):
-                        pass
-                    place = (await consumer.save())["/log"]
-                    assert ALL < place <= ALL + 3
-            async with cluster.client() as store, await store.consumer("c", "log") as consumer:
-                portion = await consumer.read(10, 10)
-                assert portion.gap == Gap(place, Lsn(LSN_MAX), GapKind.ACCESS)
-                assert (await consumer.save())["/log"] == place
-            async with (
-                cluster.client(read_tokens=(SECRET,)) as store,
-                await store.consumer("c", "log") as consumer,
-            ):
-                first = next(iter(await consumer.read(1, 5)))
-                assert isinstance(first, Record)
-                assert first.lsn == place
-
-        simulate(scenario)
-
-    def test_batches(self) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=guarded())
-                await fill(store)
-                stream = await store.read("log", ALL + 1, None)
-                given = [each async for each in stream.arrow()]
-                assert given == [Gap(Lsn(ALL + 1), Lsn(LSN_MAX), GapKind.ACCESS)]
-
-        simulate(scenario)
+    @as_scenario(simulate)
+    async def test_batches(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=guarded())
+            await fill(store)
+            stream = await store.read("log", ALL + 1, None)
+            given = [each async for each in stream.arrow()]
+            assert given == [Gap(Lsn(ALL + 1), Lsn(LSN_MAX), GapKind.ACCESS)]
 
 
 QUESTIONS = (
@@ -249,19 +236,17 @@ QUESTIONS = (
 
 class TestQuestions:
     @pytest.mark.parametrize("ask", QUESTIONS)
-    def test_about_places_need_the_token_too(self, ask) -> None:
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(read_tokens=(SECRET,)) as store:
-                await store.create_log("log", attributes=guarded())
-                for number in range(3):
-                    await store.append("log", b"%d" % number, key=b"k%d" % number)
+    @as_scenario(simulate)
+    async def test_about_places_need_the_token_too(self, cluster: ClusterAtHand, *, ask) -> None:
+        async with cluster.client(read_tokens=(SECRET,)) as store:
+            await store.create_log("log", attributes=guarded())
+            for number in range(3):
+                await store.append("log", b"%d" % number, key=b"k%d" % number)
+            await ask(store)
+        async with cluster.client(read_tokens=(OTHER,)) as store:
+            with pytest.raises(AccessDenied, match="read token"):
                 await ask(store)
-            async with cluster.client(read_tokens=(OTHER,)) as store:
-                with pytest.raises(AccessDenied, match="read token"):
-                    await ask(store)
-                assert await store.tail("log") == ALL + 3
-
-        simulate(scenario)
+            assert await store.tail("log") == ALL + 3
 
     def test_a_client_that_says_it_may_is_asked_by_the_nodes(self, monkeypatch) -> None:
         swap(monkeypatch, positions.check_read_token, lambda *_: "", within=positions)

@@ -12,6 +12,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from hypothesis import given
 from hypothesis import strategies as st
+from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
@@ -102,17 +103,17 @@ async def append(store: Store, count: int, size: int = 10) -> None:
         await store.append("log", b"%d" % number + bytes(size))
 
 
-def test_readers_at_the_tail_share_one_stream_and_each_gets_everything() -> None:
-    async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
-        assert all(each.is_subscribed for each in takers)
-        assert asked(cluster) == 1, "where it was one for each of them"
-        await append(store, 20)
-        await until(lambda: all(len(each.values) == 23 for each in takers))
-        assert len({tuple(each.values) for each in takers}) == 1
-        assert takers[0].stream.is_connected
-        assert {view.is_connected for view in takers[0].stream.senders.views()} == {True}
-
-    simulate_readers(scenario)
+@as_scenario(simulate_readers)
+async def test_readers_at_the_tail_share_one_stream_and_each_gets_everything(
+    cluster: ClusterAtHand, store: Store, takers: list[Taker]
+) -> None:
+    assert all(each.is_subscribed for each in takers)
+    assert asked(cluster) == 1, "where it was one for each of them"
+    await append(store, 20)
+    await until(lambda: all(len(each.values) == 23 for each in takers))
+    assert len({tuple(each.values) for each in takers}) == 1
+    assert takers[0].stream.is_connected
+    assert {view.is_connected for view in takers[0].stream.senders.views()} == {True}
 
 
 def test_a_few_read_alone() -> None:
@@ -177,141 +178,138 @@ def test_the_last_to_close_ends_it_and_the_next_ones_begin_anew() -> None:
     simulate(quietly)
 
 
-def test_all_go_on_through_another_sequencer_and_a_dead_node() -> None:
-    async def main(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store, asyncio.TaskGroup() as tasks:
-            await store.append("log", b"before")
-            takers = [Taker(await store.read("log", "tail", None)) for _ in range(MEMBERS)]
-            running = [tasks.create_task(each.run()) for each in takers]
-            await append(store, 3)
-            await until(lambda: all(each.is_subscribed for each in takers))
-            cluster.kill(cluster.sequencer_of(1))
-            await asyncio.sleep(5)
-            await append(store, 3)
-            await until(lambda: all(len(each.values) == 6 for each in takers))
-            assert len({tuple(each.items) for each in takers}) == 1
-            kinds = {item.kind for item in takers[0].items if isinstance(item, Gap)}
-            assert kinds == {GapKind.BRIDGE}
-            for task in running:
-                task.cancel()
-
-    simulate(main, nodes=5)
+@as_scenario(simulate, nodes=5)
+async def test_all_go_on_through_another_sequencer_and_a_dead_node(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store, asyncio.TaskGroup() as tasks:
+        await store.append("log", b"before")
+        takers = [Taker(await store.read("log", "tail", None)) for _ in range(MEMBERS)]
+        running = [tasks.create_task(each.run()) for each in takers]
+        await append(store, 3)
+        await until(lambda: all(each.is_subscribed for each in takers))
+        cluster.kill(cluster.sequencer_of(1))
+        await asyncio.sleep(5)
+        await append(store, 3)
+        await until(lambda: all(len(each.values) == 6 for each in takers))
+        assert len({tuple(each.items) for each in takers}) == 1
+        kinds = {item.kind for item in takers[0].items if isinstance(item, Gap)}
+        assert kinds == {GapKind.BRIDGE}
+        for task in running:
+            task.cancel()
 
 
-def test_a_trouble_is_told_to_all_and_its_end() -> None:
-    async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
-        said: list[str] = []
-        for each in takers:
-            each.stream.on_health = lambda stream, trouble: said.append(trouble)
+@as_scenario(simulate_readers)
+async def test_a_trouble_is_told_to_all_and_its_end(
+    cluster: ClusterAtHand, store: Store, takers: list[Taker]
+) -> None:
+    said: list[str] = []
+    for each in takers:
+        each.stream.on_health = lambda stream, trouble: said.append(trouble)
+    for number in cluster.numbers:
+        cluster.machine(number).pause()
+    await asyncio.sleep(2 * HEALTH_S)
+    assert len(said) == MEMBERS
+    assert all(each.stream.trouble for each in takers)
+    said.clear()
+    for number in cluster.numbers:
+        cluster.machine(number).resume()
+    await append(store, 1)
+    await until(lambda: all(len(each.values) == 4 for each in takers))
+    assert said == [""] * MEMBERS
+    assert not any(each.stream.trouble for each in takers)
+
+
+@as_scenario(simulate_readers)
+async def test_a_log_that_is_deleted_ends_for_all(
+    cluster: ClusterAtHand, store: Store, takers: list[Taker]
+) -> None:
+    await store.log_tree.delete("log")
+    await until(lambda: all(each.stream.is_done for each in takers))
+    for each in takers:
+        assert each.items[-1] == Gap(each.items[-1].first, Lsn(LSN_MAX), GapKind.NOT_IN_CONFIG)
+
+
+@as_scenario(simulate)
+async def test_one_whose_health_callback_fails_is_the_only_one_that_does(
+    cluster: ClusterAtHand,
+) -> None:
+    failures: list[Exception] = []
+
+    async def read(stream: ReadStream) -> None:
+        try:
+            while await stream.next_items():
+                pass
+        except ValueError as error:
+            failures.append(error)
+
+    def fail(stream: ReadStream, trouble: str) -> None:
+        raise ValueError("the user's own")
+
+    told: list[str] = []
+    async with cluster.client() as store:
+        await store.append("log", b"before")
+        streams = [await store.read("log", "tail", None) for _ in range(MEMBERS)]
+        running = [asyncio.ensure_future(read(each)) for each in streams]
+        await append(store, 3)
+        await until(lambda: all(each._queue is not None for each in streams))
+        streams[0].on_health = fail
+        for each in streams[1:]:
+            each.on_health = lambda stream, trouble: told.append(trouble)
         for number in cluster.numbers:
             cluster.machine(number).pause()
         await asyncio.sleep(2 * HEALTH_S)
-        assert len(said) == MEMBERS
-        assert all(each.stream.trouble for each in takers)
-        said.clear()
         for number in cluster.numbers:
             cluster.machine(number).resume()
         await append(store, 1)
-        await until(lambda: all(len(each.values) == 4 for each in takers))
-        assert said == [""] * MEMBERS
-        assert not any(each.stream.trouble for each in takers)
-
-    simulate_readers(scenario)
-
-
-def test_a_log_that_is_deleted_ends_for_all() -> None:
-    async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
-        await store.log_tree.delete("log")
-        await until(lambda: all(each.stream.is_done for each in takers))
-        for each in takers:
-            assert each.items[-1] == Gap(each.items[-1].first, Lsn(LSN_MAX), GapKind.NOT_IN_CONFIG)
-
-    simulate_readers(scenario)
+        assert len(failures) == 1
+        assert len([why for why in told if why]) == MEMBERS - 1
+        for task in running:
+            task.cancel()
 
 
-def test_one_whose_health_callback_fails_is_the_only_one_that_does() -> None:
-    async def main(cluster: ClusterAtHand) -> None:
-        failures: list[Exception] = []
-
-        async def read(stream: ReadStream) -> None:
-            try:
-                while await stream.next_items():
-                    pass
-            except ValueError as error:
-                failures.append(error)
-
-        def fail(stream: ReadStream, trouble: str) -> None:
-            raise ValueError("the user's own")
-
-        told: list[str] = []
-        async with cluster.client() as store:
-            await store.append("log", b"before")
-            streams = [await store.read("log", "tail", None) for _ in range(MEMBERS)]
-            running = [asyncio.ensure_future(read(each)) for each in streams]
-            await append(store, 3)
-            await until(lambda: all(each._queue is not None for each in streams))
-            streams[0].on_health = fail
-            for each in streams[1:]:
-                each.on_health = lambda stream, trouble: told.append(trouble)
-            for number in cluster.numbers:
-                cluster.machine(number).pause()
-            await asyncio.sleep(2 * HEALTH_S)
-            for number in cluster.numbers:
-                cluster.machine(number).resume()
-            await append(store, 1)
-            assert len(failures) == 1
-            assert len([why for why in told if why]) == MEMBERS - 1
-            for task in running:
-                task.cancel()
-
-    simulate(main)
-
-
-def test_one_that_is_cut_off_is_told_in_time_whoever_comes_meanwhile() -> None:
+@as_scenario(simulate)
+async def test_one_that_is_cut_off_is_told_in_time_whoever_comes_meanwhile(
+    cluster: ClusterAtHand,
+) -> None:
     """An eighth that comes does not start the clocks of the other seven anew."""
-
-    async def main(cluster: ClusterAtHand) -> None:
-        async with at_the_tail(cluster, MEMBERS - 1) as (_, takers, join):
-            await asyncio.sleep(1)
-            for number in cluster.numbers:
-                cluster.kill(number)
-            told: list[float] = []
-            loop = asyncio.get_running_loop()
-            killed_at = loop.time()
-            for each in takers:
-                each.stream.on_health = lambda stream, trouble: told.append(loop.time() - killed_at)
-            await asyncio.sleep(HEALTH_S - 1)
-            await join(takers[0].stream.taken_lsn)
-            await asyncio.sleep(3)
-            assert len(told) == MEMBERS - 1
-            assert max(told) < HEALTH_S + 0.5
-
-    simulate(main)
+    async with at_the_tail(cluster, MEMBERS - 1) as (_, takers, join):
+        await asyncio.sleep(1)
+        for number in cluster.numbers:
+            cluster.kill(number)
+        told: list[float] = []
+        loop = asyncio.get_running_loop()
+        killed_at = loop.time()
+        for each in takers:
+            each.stream.on_health = lambda stream, trouble: told.append(loop.time() - killed_at)
+        await asyncio.sleep(HEALTH_S - 1)
+        await join(takers[0].stream.taken_lsn)
+        await asyncio.sleep(3)
+        assert len(told) == MEMBERS - 1
+        assert max(told) < HEALTH_S + 0.5
 
 
-def test_one_from_far_back_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(cluster: ClusterAtHand) -> None:
-        leaders: list[int] = []
-        real = SharedTail.__init__
+@as_scenario(simulate)
+async def test_one_from_far_back_holds_nobody(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaders: list[int] = []
+    real = SharedTail.__init__
 
-        def told(self: SharedTail, leader: ReadStream, *rest: Any) -> None:
-            leaders.append(leader.taken_lsn)
-            real(self, leader, *rest)
+    def told(self: SharedTail, leader: ReadStream, *rest: Any) -> None:
+        leaders.append(leader.taken_lsn)
+        real(self, leader, *rest)
 
-        swap(monkeypatch, SharedTail.__init__, told)
-        async with at_the_tail(cluster, 0) as (store, takers, join):
-            await append(store, 50)
-            tail = await store.tail("log")
-            takers += [await join() for _ in range(MEMBERS - 1)]
-            await asyncio.sleep(1)
-            takers.append(await join("oldest"))
-            await until(lambda: len(takers[-1].values) == 51)
-            await append(store, 5)
-            await until(lambda: all(each.is_subscribed for each in takers))
-            assert len(leaders) == 1
-            assert leaders[0] > tail
-
-    simulate(main)
+    swap(monkeypatch, SharedTail.__init__, told)
+    async with at_the_tail(cluster, 0) as (store, takers, join):
+        await append(store, 50)
+        tail = await store.tail("log")
+        takers += [await join() for _ in range(MEMBERS - 1)]
+        await asyncio.sleep(1)
+        takers.append(await join("oldest"))
+        await until(lambda: len(takers[-1].values) == 51)
+        await append(store, 5)
+        await until(lambda: all(each.is_subscribed for each in takers))
+        assert len(leaders) == 1
+        assert leaders[0] > tail
 
 
 def test_a_leader_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,78 +393,73 @@ def test_where_there_is_no_room_at_all_everybody_comes_on(monkeypatch: pytest.Mo
     simulate(main)
 
 
-def test_a_subscriber_queue_shows_what_a_lone_reader_does() -> None:
+@as_scenario(simulate, nodes=7)
+async def test_a_subscriber_queue_shows_what_a_lone_reader_does(cluster: ClusterAtHand) -> None:
     """Its log by the name that it was opened by, the last bridge, and whether it is connected."""
-
-    async def main(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store, asyncio.TaskGroup() as tasks:
-            await store.append("first", b"before")
-            early = Taker(await store.read("first", "tail", None))
-            await store.log_tree.rename("first", "log")
-            running = [tasks.create_task(early.run())]
-            await asyncio.sleep(1)
-            cluster.kill(cluster.sequencer_of(1))
-            await asyncio.sleep(5)
-            await append(store, 1)
-            await until(lambda: len(early.values) == 1)
-            bridge = early.stream.bridge
-            assert bridge is not None
-            takers = [Taker(await store.read("log", "tail", None)) for _ in range(MEMBERS - 1)]
-            running += [tasks.create_task(each.run()) for each in takers]
-            await append(store, 1)
-            await until(lambda: early.is_subscribed and all(each.is_subscribed for each in takers))
-            assert early.stream.bridge == bridge
-            assert all(each.stream.is_connected for each in takers)
-            assert {each.stream.info.name for each in takers} == {"/log"}
-            cluster.kill(cluster.sequencer_of(1))
-            await asyncio.sleep(5)
-            await append(store, 1)
-            await until(lambda: len(early.values) == 3)
-            await until(lambda: all(each.stream.is_connected for each in takers))
-            for tail in store._tails._by_log.values():
-                tail.leader.close()
-            await append(store, 1)
-            await until(lambda: len(early.values) == 4)
-            assert {each.stream.info.name for each in takers} == {"/log"}
-            assert early.stream.bridge is not None
-            assert early.stream.bridge > bridge
-            for task in running:
-                task.cancel()
-
-    simulate(main, nodes=7)
+    async with cluster.client() as store, asyncio.TaskGroup() as tasks:
+        await store.append("first", b"before")
+        early = Taker(await store.read("first", "tail", None))
+        await store.log_tree.rename("first", "log")
+        running = [tasks.create_task(early.run())]
+        await asyncio.sleep(1)
+        cluster.kill(cluster.sequencer_of(1))
+        await asyncio.sleep(5)
+        await append(store, 1)
+        await until(lambda: len(early.values) == 1)
+        bridge = early.stream.bridge
+        assert bridge is not None
+        takers = [Taker(await store.read("log", "tail", None)) for _ in range(MEMBERS - 1)]
+        running += [tasks.create_task(each.run()) for each in takers]
+        await append(store, 1)
+        await until(lambda: early.is_subscribed and all(each.is_subscribed for each in takers))
+        assert early.stream.bridge == bridge
+        assert all(each.stream.is_connected for each in takers)
+        assert {each.stream.info.name for each in takers} == {"/log"}
+        cluster.kill(cluster.sequencer_of(1))
+        await asyncio.sleep(5)
+        await append(store, 1)
+        await until(lambda: len(early.values) == 3)
+        await until(lambda: all(each.stream.is_connected for each in takers))
+        for tail in store._tails._by_log.values():
+            tail.leader.close()
+        await append(store, 1)
+        await until(lambda: len(early.values) == 4)
+        assert {each.stream.info.name for each in takers} == {"/log"}
+        assert early.stream.bridge is not None
+        assert early.stream.bridge > bridge
+        for task in running:
+            task.cancel()
 
 
-def test_reads_under_way_end_with_the_client() -> None:
-    async def main(cluster: ClusterAtHand) -> None:
-        tried = asyncio.Event()
+@as_scenario(simulate)
+async def test_reads_under_way_end_with_the_client(cluster: ClusterAtHand) -> None:
+    tried = asyncio.Event()
 
-        async def wait_tried(nodes: Any, *, timeout_s: float) -> None:
-            await tried.wait()
+    async def wait_tried(nodes: Any, *, timeout_s: float) -> None:
+        await tried.wait()
 
-        async def read(store: Store) -> None:
-            stream = await store.read("log", "oldest", None)
-            while await stream.next_items():
-                pass
+    async def read(store: Store) -> None:
+        stream = await store.read("log", "oldest", None)
+        while await stream.next_items():
+            pass
 
-        async with asyncio.timeout(60), cluster.client() as store:
-            await store.append("log", b"before")
-            peers = store._cluster.peers
-            patch = pytest.MonkeyPatch()
-            patch.setattr(type(peers), "wait_tried", lambda self, *a, **k: wait_tried(*a, **k))
-            reading = [asyncio.ensure_future(read(store)) for _ in range(MEMBERS)]
-            await asyncio.sleep(0.1)
-            patch.undo()
-            close = store._cluster.close
+    async with asyncio.timeout(60), cluster.client() as store:
+        await store.append("log", b"before")
+        peers = store._cluster.peers
+        patch = pytest.MonkeyPatch()
+        patch.setattr(type(peers), "wait_tried", lambda self, *a, **k: wait_tried(*a, **k))
+        reading = [asyncio.ensure_future(read(store)) for _ in range(MEMBERS)]
+        await asyncio.sleep(0.1)
+        patch.undo()
+        close = store._cluster.close
 
-            async def close_later() -> None:
-                tried.set()
-                await close()
+        async def close_later() -> None:
+            tried.set()
+            await close()
 
-            store._cluster.close = close_later
-        ends = await asyncio.gather(*reading, return_exceptions=True)
-        assert {type(end) for end in ends} == {Closed}
-
-    simulate(main)
+        store._cluster.close = close_later
+    ends = await asyncio.gather(*reading, return_exceptions=True)
+    assert {type(end) for end in ends} == {Closed}
 
 
 # A leader that is left behind.

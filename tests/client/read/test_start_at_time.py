@@ -7,6 +7,7 @@ import datetime
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 import cordwood
 from cordwood.block import Record
@@ -30,38 +31,34 @@ async def filled(store) -> list[Record]:
     return [item async for item in await store.read("/log")]
 
 
-def test_a_read_starts_at_the_first_record_that_is_not_older() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            records = await filled(store)
-            time = time_of(records[3])
-            assert await values(store, "/log", start=time) == [b"3", b"4", b"5"]
-            assert await values(store, "/log", start=time + STEP) == [b"4", b"5"]
-            assert await values(store, "/log", start=time, until=records[4].lsn) == [b"3", b"4"]
-            assert await values(store, "/log", start=ERA) == [b"%d" % n for n in range(6)]
-            late = await store.read("/log", time + datetime.timedelta(days=1), until=None)
-            assert late.next_lsn == make_lsn(1, 7)
-
-    simulate(scenario, nodes=5, copies=3)
+@as_scenario(simulate, nodes=5, copies=3)
+async def test_a_read_starts_at_the_first_record_that_is_not_older(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        records = await filled(store)
+        time = time_of(records[3])
+        assert await values(store, "/log", start=time) == [b"3", b"4", b"5"]
+        assert await values(store, "/log", start=time + STEP) == [b"4", b"5"]
+        assert await values(store, "/log", start=time, until=records[4].lsn) == [b"3", b"4"]
+        assert await values(store, "/log", start=ERA) == [b"%d" % n for n in range(6)]
+        late = await store.read("/log", time + datetime.timedelta(days=1), until=None)
+        assert late.next_lsn == make_lsn(1, 7)
 
 
-def test_a_reader_and_a_consumer_start_and_seek_there_too() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            records = await filled(store)
-            reader = await store.reader("/log", start=time_of(records[4]))
-            assert (await reader.read()).records == (records[4],)
-            await reader.seek("/log", time_of(records[2]))
-            assert (await reader.read()).records == (records[2],)
-            await reader.start("/log", time_of(records[5]))
-            assert (await reader.read()).records == (records[5],)
-            async with await store.consumer("me", "/log", start=time_of(records[1])) as consumer:
-                assert (await consumer.read()).records == (records[1],)
-            # It has a position by now, which goes before the start.
-            async with await store.consumer("me", "/log", start=ERA) as consumer:
-                assert (await consumer.read()).records == (records[2],)
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_a_reader_and_a_consumer_start_and_seek_there_too(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        records = await filled(store)
+        reader = await store.reader("/log", start=time_of(records[4]))
+        assert (await reader.read()).records == (records[4],)
+        await reader.seek("/log", time_of(records[2]))
+        assert (await reader.read()).records == (records[2],)
+        await reader.start("/log", time_of(records[5]))
+        assert (await reader.read()).records == (records[5],)
+        async with await store.consumer("me", "/log", start=time_of(records[1])) as consumer:
+            assert (await consumer.read()).records == (records[1],)
+        # It has a position by now, which goes before the start.
+        async with await store.consumer("me", "/log", start=ERA) as consumer:
+            assert (await consumer.read()).records == (records[2],)
 
 
 def test_a_time_without_a_zone_and_one_to_read_up_to_are_refused() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 
 from cordwood import durable
 from cordwood.cli.app import run
@@ -68,27 +69,25 @@ def test_a_node_that_was_not_asked_misses_nothing():
     assert kinds({1: GOOD, 2: GOOD}, asked=(1, 2)) == [(3, "unasked")]
 
 
-def test_nodes_tell_what_they_hold_and_a_lost_block_is_found():
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client() as store:
-            lsns = await store.append_many("log", [b"%d" % n for n in range(3000)])
-            await store.append("log", b"alone")
-            tail = await store.tail("log")
-            info = await store.log("log")
-            told = {
-                node: (await scan_copies(store, "log", node, OLDEST, tail + 1)).copies
-                for node in info.all_nodes
-            }
-            assert {node: [each.first for each in copies] for node, copies in told.items()} == {
-                node: sorted({each.first for each in told[NodeId(1)]}) for node in told
-            }
-            assert told[NodeId(1)][0].first == lsns[0]
-            assert all(each.is_intact for copies in told.values() for each in copies)
-            cluster.kill(3)
-            with pytest.raises(Unreachable):
-                await scan_copies(store, "log", NodeId(3), OLDEST, tail + 1)
-
-    simulate(scenario)
+@as_scenario(simulate)
+async def test_nodes_tell_what_they_hold_and_a_lost_block_is_found(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        lsns = await store.append_many("log", [b"%d" % n for n in range(3000)])
+        await store.append("log", b"alone")
+        tail = await store.tail("log")
+        info = await store.log("log")
+        told = {
+            node: (await scan_copies(store, "log", node, OLDEST, tail + 1)).copies
+            for node in info.all_nodes
+        }
+        assert {node: [each.first for each in copies] for node, copies in told.items()} == {
+            node: sorted({each.first for each in told[NodeId(1)]}) for node in told
+        }
+        assert told[NodeId(1)][0].first == lsns[0]
+        assert all(each.is_intact for copies in told.values() for each in copies)
+        cluster.kill(3)
+        with pytest.raises(Unreachable):
+            await scan_copies(store, "log", NodeId(3), OLDEST, tail + 1)
 
 
 @pytest.mark.real

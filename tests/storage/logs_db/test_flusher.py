@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from made_blocks import STORAGE, Made, at, made_host, packed, run, turns
+from scenarios import as_scenario
 
 from cordwood.storage.logs_db.flusher import Flusher
 
@@ -39,92 +40,79 @@ async def burst(made: Made, first: int, blocks: int) -> None:
         await asyncio.sleep(PAUSE_S)
 
 
-def test_a_burst_is_flushed_when_it_is_over() -> None:
-    async def scenario() -> None:
-        made = await Made.new(ring=RING)
-        async with flushing(made) as flusher:
-            await burst(made, 1, 40)
-            assert flusher.flushes == 0  # 40,000 bytes, under half of the cache
-            await asyncio.sleep(0.2)
-            assert flusher.flushes == 1
-            assert made.engine.cache.bytes == 0
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_burst_is_flushed_when_it_is_over() -> None:
+    made = await Made.new(ring=RING)
+    async with flushing(made) as flusher:
+        await burst(made, 1, 40)
+        assert flusher.flushes == 0  # 40,000 bytes, under half of the cache
+        await asyncio.sleep(0.2)
+        assert flusher.flushes == 1
+        assert made.engine.cache.bytes == 0
 
 
-def test_a_burst_is_flushed_all_the_same_when_the_cache_is_half_full() -> None:
-    async def scenario() -> None:
-        made = await Made.new(ring=RING)
-        async with flushing(made) as flusher:
-            await burst(made, 1, 60)
-            assert flusher.flushes == 1
-            assert made.engine.cache.bytes < LIMITS.cache_bytes / 2
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_burst_is_flushed_all_the_same_when_the_cache_is_half_full() -> None:
+    made = await Made.new(ring=RING)
+    async with flushing(made) as flusher:
+        await burst(made, 1, 60)
+        assert flusher.flushes == 1
+        assert made.engine.cache.bytes < LIMITS.cache_bytes / 2
 
 
-def test_a_burst_is_flushed_all_the_same_when_the_wal_is_half_full() -> None:
-    async def scenario() -> None:
-        made = await Made.new(ring=RING)
-        async with flushing(made) as flusher:
-            for esn in range(1, 140):  # a block of 4 KiB each
-                made.store(packed(at(esn), b""))
-                await asyncio.sleep(PAUSE_S)
-            assert flusher.flushes == 1
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_burst_is_flushed_all_the_same_when_the_wal_is_half_full() -> None:
+    made = await Made.new(ring=RING)
+    async with flushing(made) as flusher:
+        for esn in range(1, 140):  # a block of 4 KiB each
+            made.store(packed(at(esn), b""))
+            await asyncio.sleep(PAUSE_S)
+        assert flusher.flushes == 1
 
 
-def test_a_little_is_flushed_when_it_is_old() -> None:
-    async def scenario() -> None:
-        made = await Made.new(ring=RING)
-        async with flushing(made) as flusher:
-            made.store(packed(at(1), BODY))
-            await asyncio.sleep(59)
-            assert flusher.flushes == 0
-            await asyncio.sleep(2)
-            assert flusher.flushes == 1
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_little_is_flushed_when_it_is_old() -> None:
+    made = await Made.new(ring=RING)
+    async with flushing(made) as flusher:
+        made.store(packed(at(1), BODY))
+        await asyncio.sleep(59)
+        assert flusher.flushes == 0
+        await asyncio.sleep(2)
+        assert flusher.flushes == 1
 
 
-def test_whoever_asks_waits_for_the_flush() -> None:
-    async def scenario() -> None:
-        made = await Made.new(ring=RING)
-        async with flushing(made) as flusher:
-            made.store(packed(at(1), BODY))
-            await turns()
-            await flusher.flush()
-            assert flusher.flushes == 1
-
-    run(scenario)
+@as_scenario(run)
+async def test_whoever_asks_waits_for_the_flush() -> None:
+    made = await Made.new(ring=RING)
+    async with flushing(made) as flusher:
+        made.store(packed(at(1), BODY))
+        await turns()
+        await flusher.flush()
+        assert flusher.flushes == 1
 
 
-def test_a_start_with_a_full_wal_that_logs_db_has_takes_stores_again() -> None:
+@as_scenario(run)
+async def test_a_start_with_a_full_wal_that_logs_db_has_takes_stores_again() -> None:
     """A crash between LogsDB's metadata and the WAL's header leaves a ring that is full of
     what is flushed, and nothing that another flush would take."""
-
-    async def scenario() -> None:
-        made = await Made.new(ring=128 << 10)
-        esn = 0
-        settled = [()]
-        while settled == [()]:
-            esn += 1
-            settled = made.store(packed(at(esn), BODY * 3))
-            await turns()
-        batch = made.engine.cut()
-        assert batch is not None
-        await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-        made.disk = made.disk.crash(random.Random(1))  # before the trim
-        await made.open()
-        async with flushing(made):
-            await turns()
-            assert made.engine.wal.trim_offset == batch.offset
-            settled = made.store(packed(at(esn + 1), BODY * 3))
-            await turns()
-            assert settled == [()]
-        await made.engine.wal.close()
-        await made.open()
-        assert len(made.held()) == 1, "what came behind the trim is there"
-
-    run(scenario)
+    made = await Made.new(ring=128 << 10)
+    esn = 0
+    settled = [()]
+    while settled == [()]:
+        esn += 1
+        settled = made.store(packed(at(esn), BODY * 3))
+        await turns()
+    batch = made.engine.cut()
+    assert batch is not None
+    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+    made.disk = made.disk.crash(random.Random(1))  # before the trim
+    await made.open()
+    async with flushing(made):
+        await turns()
+        assert made.engine.wal.trim_offset == batch.offset
+        settled = made.store(packed(at(esn + 1), BODY * 3))
+        await turns()
+        assert settled == [()]
+    await made.engine.wal.close()
+    await made.open()
+    assert len(made.held()) == 1, "what came behind the trim is there"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings, stateful
 from hypothesis import strategies as st
 from made_blocks import OWNER, at, block, made_host, run
+from scenarios import as_scenario
 from wal_memory_disk import MemoryDisk
 
 from cordwood.block import BlockKind
@@ -369,36 +370,32 @@ class TestMoreOfLogsStore(LogsMachine.TestCase):  # type: ignore[name-defined,mi
     settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
-def test_partitions_go_oldest_first_once_all_their_logs_are_trimmed() -> None:
-    async def scenario() -> None:
-        disk = MemoryDisk()
-        store, _ = await opened(disk)
-        for turn in range(6):
-            blocks = [block(at(turn + 1), bytes(3000), log=log, time_us=turn) for log in LOGS]
-            states = {log: LogState(released=at(turn + 1)) for log in LOGS}
-            await store.flush(blocks, states, turn, turn)
-        assert len(store.partitions) > 3
-        held = store.logs[1].blocks
-        trims = {1: at(6), 2: at(6), 3: at(0)}
-        assert await store.drop_trimmed(lambda log: trims[log]) == [], "log 3 is not trimmed"
-        trims[3] = at(3)
-        dropped = await store.drop_trimmed(lambda log: trims[log])
-        assert dropped
-        assert all(each.number < store.partitions[0].number for each in dropped)
-        assert [each.header.last for each in await read_all(store, 3, at(4))] == [
-            at(4), at(5), at(6),
-        ]  # fmt: skip
-        assert store.logs[1].blocks < held
-        again, states = await opened(disk)
-        assert again.logs == store.logs
-        assert [each.number for each in again.partitions] == [
-            each.number for each in store.partitions
-        ]
-        trims = dict.fromkeys(LOGS, at(6))
-        await again.drop_trimmed(lambda log: trims[log])
-        assert len(again.partitions) == 1, "the newest stays"
-
-    run(scenario)
+@as_scenario(run)
+async def test_partitions_go_oldest_first_once_all_their_logs_are_trimmed() -> None:
+    disk = MemoryDisk()
+    store, _ = await opened(disk)
+    for turn in range(6):
+        blocks = [block(at(turn + 1), bytes(3000), log=log, time_us=turn) for log in LOGS]
+        states = {log: LogState(released=at(turn + 1)) for log in LOGS}
+        await store.flush(blocks, states, turn, turn)
+    assert len(store.partitions) > 3
+    held = store.logs[1].blocks
+    trims = {1: at(6), 2: at(6), 3: at(0)}
+    assert await store.drop_trimmed(lambda log: trims[log]) == [], "log 3 is not trimmed"
+    trims[3] = at(3)
+    dropped = await store.drop_trimmed(lambda log: trims[log])
+    assert dropped
+    assert all(each.number < store.partitions[0].number for each in dropped)
+    assert [each.header.last for each in await read_all(store, 3, at(4))] == [
+        at(4), at(5), at(6),
+    ]  # fmt: skip
+    assert store.logs[1].blocks < held
+    again, states = await opened(disk)
+    assert again.logs == store.logs
+    assert [each.number for each in again.partitions] == [each.number for each in store.partitions]
+    trims = dict.fromkeys(LOGS, at(6))
+    await again.drop_trimmed(lambda log: trims[log])
+    assert len(again.partitions) == 1, "the newest stays"
 
 
 @pytest.mark.parametrize("is_written", [False, True])
@@ -447,108 +444,95 @@ def test_a_kill_at_any_write_of_a_cut_leaves_all_that_is_not_trimmed(*, is_writt
     run(scenario)
 
 
-def test_another_nodes_tables_are_refused() -> None:
-    async def scenario() -> None:
-        disk = MemoryDisk()
-        await opened(disk)
-        with pytest.raises(NotOurCluster, match=rf"node {OWNER}'s, not node 9's"):
-            await opened(disk, NodeId(9))
-
-    run(scenario)
+@as_scenario(run)
+async def test_another_nodes_tables_are_refused() -> None:
+    disk = MemoryDisk()
+    await opened(disk)
+    with pytest.raises(NotOurCluster, match=rf"node {OWNER}'s, not node 9's"):
+        await opened(disk, NodeId(9))
 
 
-def test_a_read_whose_partition_is_dropped_under_it_goes_on_with_the_rest(
-    monkeypatch: pytest.MonkeyPatch,
+@as_scenario(run)
+async def test_a_read_whose_partition_is_dropped_under_it_goes_on_with_the_rest(
+    *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        store, _ = await opened(MemoryDisk())
-        for turn in range(6):
-            made = block(at(turn + 1), bytes(5000), log=1, time_us=turn)
-            await store.flush([made], {1: LogState()}, turn, turn)
-        reading = asyncio.ensure_future(
-            store.read(1, 0, END, every, bytes_max=1 << 20, blocks_max=99)
-        )
-        await asyncio.sleep(0.0001)
-        await store.drop_trimmed(lambda log: at(4))
-        found = (await reading).blocks
-        assert [each.header.last for each in found][-2:] == [at(5), at(6)]
-
-    run(scenario)
+    store, _ = await opened(MemoryDisk())
+    for turn in range(6):
+        made = block(at(turn + 1), bytes(5000), log=1, time_us=turn)
+        await store.flush([made], {1: LogState()}, turn, turn)
+    reading = asyncio.ensure_future(store.read(1, 0, END, every, bytes_max=1 << 20, blocks_max=99))
+    await asyncio.sleep(0.0001)
+    await store.drop_trimmed(lambda log: at(4))
+    found = (await reading).blocks
+    assert [each.header.last for each in found][-2:] == [at(5), at(6)]
 
 
-def test_bodies_that_nobody_wants_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        store, _ = await opened(MemoryDisk())
-        blocks = [block(at(n), b"%d" % n, log=1) for n in range(1, 31)]
-        await store.flush(blocks, {1: LogState()}, 1, 1)
-        asked: list[int] = []
-        get = store._tables.get
+@as_scenario(run)
+async def test_bodies_that_nobody_wants_are_not_read(*, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = await opened(MemoryDisk())
+    blocks = [block(at(n), b"%d" % n, log=1) for n in range(1, 31)]
+    await store.flush(blocks, {1: LogState()}, 1, 1)
+    asked: list[int] = []
+    get = store._tables.get
 
-        async def noting(table: str, keys: Any) -> Any:
-            asked.append(len(keys))
-            return await get(table, keys)
+    async def noting(table: str, keys: Any) -> Any:
+        asked.append(len(keys))
+        return await get(table, keys)
 
-        monkeypatch.setattr(store._tables, "get", noting)
-        parts = {0: Part.WHOLE, 1: Part.NOTHING, 2: Part.HEAD}
-        found = await store.read(
-            1, 0, END, every, lambda b: parts[b.header.first % 3], bytes_max=1 << 20, blocks_max=99
-        )
-        assert [bytes(each.body) for each in found.blocks] == [
-            bytes(each.body) if parts[each.header.first % 3] is Part.WHOLE else b""
-            for each in blocks
-            if parts[each.header.first % 3]
-        ]
-        assert found.passed == 30 - len(found.blocks) == 10
-        assert sum(asked) == 10
-
-    run(scenario)
+    monkeypatch.setattr(store._tables, "get", noting)
+    parts = {0: Part.WHOLE, 1: Part.NOTHING, 2: Part.HEAD}
+    found = await store.read(
+        1, 0, END, every, lambda b: parts[b.header.first % 3], bytes_max=1 << 20, blocks_max=99
+    )
+    assert [bytes(each.body) for each in found.blocks] == [
+        bytes(each.body) if parts[each.header.first % 3] is Part.WHOLE else b""
+        for each in blocks
+        if parts[each.header.first % 3]
+    ]
+    assert found.passed == 30 - len(found.blocks) == 10
+    assert sum(asked) == 10
 
 
-def test_a_flush_that_failed_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        store, _ = await opened(MemoryDisk())
-        made = block(at(1), b"value", log=1)
-        write = store._tables.write
+@as_scenario(run)
+async def test_a_flush_that_failed_is_taken_again(*, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = await opened(MemoryDisk())
+    made = block(at(1), b"value", log=1)
+    write = store._tables.write
 
-        async def failing(table: str, rows: Any) -> None:
-            raise TablesFailed("not now")
+    async def failing(table: str, rows: Any) -> None:
+        raise TablesFailed("not now")
 
-        monkeypatch.setattr(store._tables, "write", failing)
-        with pytest.raises(TablesFailed):
-            await store.flush([made], {1: LogState()}, 5, 1)
-        assert store.offset == -1
-        monkeypatch.setattr(store._tables, "write", write)
+    monkeypatch.setattr(store._tables, "write", failing)
+    with pytest.raises(TablesFailed):
         await store.flush([made], {1: LogState()}, 5, 1)
-        assert wires(await read_all(store, 1)) == wires([made])
+    assert store.offset == -1
+    monkeypatch.setattr(store._tables, "write", write)
+    await store.flush([made], {1: LogState()}, 5, 1)
+    assert wires(await read_all(store, 1)) == wires([made])
 
-    run(scenario)
 
-
-def test_a_full_partition_that_a_log_keeps_does_not_make_each_flush_begin_another() -> None:
+@as_scenario(run)
+async def test_a_full_partition_that_a_log_keeps_does_not_make_each_flush_begin_another() -> None:
     """A log that is trimmed as it goes, beside one whose old records stay."""
+    store, _ = await opened(MemoryDisk())
+    made: list[str] = []
+    create = store.tables.create
 
-    async def scenario() -> None:
-        store, _ = await opened(MemoryDisk())
-        made: list[str] = []
-        create = store.tables.create
+    async def counting(table: str) -> None:
+        made.append(table)
+        await create(table)
 
-        async def counting(table: str) -> None:
-            made.append(table)
-            await create(table)
-
-        store.tables.create = counting  # type: ignore[method-assign]
-        for turn in range(2):
-            kept = block(at(turn + 1), bytes(3000), log=2, time_us=turn)
-            await store.flush([kept], {2: LogState()}, turn, turn)
-        before, minute_us = len(made), 60_000_000
-        for turn in range(2, 22):
-            now_us = turn * minute_us // 4
-            blocks = [block(at(turn), b"small", log=1, time_us=now_us)]
-            await store.flush(blocks, {1: LogState(append_time_us=now_us)}, turn, now_us)
-            await store.drop_trimmed({1: at(turn), 2: 0}.__getitem__, now_us)
-        # One for each two files, or for each minute, whichever comes first.
-        assert len(made) - before <= 11
-        await store.flush([], {1: LogState()}, 30, 30 * minute_us)
-        assert len(made) - before <= 11, "a flush without blocks needs no partition"
-
-    run(scenario)
+    store.tables.create = counting  # type: ignore[method-assign]
+    for turn in range(2):
+        kept = block(at(turn + 1), bytes(3000), log=2, time_us=turn)
+        await store.flush([kept], {2: LogState()}, turn, turn)
+    before, minute_us = len(made), 60_000_000
+    for turn in range(2, 22):
+        now_us = turn * minute_us // 4
+        blocks = [block(at(turn), b"small", log=1, time_us=now_us)]
+        await store.flush(blocks, {1: LogState(append_time_us=now_us)}, turn, now_us)
+        await store.drop_trimmed({1: at(turn), 2: 0}.__getitem__, now_us)
+    # One for each two files, or for each minute, whichever comes first.
+    assert len(made) - before <= 11
+    await store.flush([], {1: LogState()}, 30, 30 * minute_us)
+    assert len(made) - before <= 11, "a flush without blocks needs no partition"

@@ -7,6 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_blocks import LOG, Made, at, block, packed, run, turns
+from scenarios import as_scenario
 
 from cordwood.lsn import LSN_MAX
 from cordwood.storage.logs_db.recent_blocks import BLOCK_COST, RecentBlocks
@@ -73,33 +74,30 @@ def test_above_where_it_is_complete_nothing_of_a_flush_is_missing(flushes, room)
         assert len(lasts(recent, 0)) * SIZE <= recent.bytes, "all that is kept is counted"
 
 
-def test_a_reader_gets_from_memory_what_it_gets_from_logs_db() -> None:
+@as_scenario(run)
+async def test_a_reader_gets_from_memory_what_it_gets_from_logs_db() -> None:
     """Two flushes, copies that lost, a purge and a trim: each read is the same both ways."""
-
-    async def scenario() -> None:
-        made = await Made.new()
-        made.engine._recent._bytes_max = 1 << 20
-        chance = random.Random(7)
-        for _ in range(3):
-            for _ in range(30):
-                esn, wave = chance.randint(1, 60), chance.randint(1, 3)
-                made.store(packed(at(esn), b"record %d" % esn, wave=wave))
-            await turns(60)
-            batch = made.engine.cut()
-            assert batch is not None
-            now_us = 1
-            await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, now_us, ())
-            made.engine.evict(batch)
-        made.engine.cache.log(LOG).trim_to(at(9))
-        reader = made.engine.reader
-        assert reader.is_at_hand(LOG, at(10))
-        for start in (10, 11, 25, 59):
-            limits = {"bytes_max": 1 << 20, "blocks_max": 1000}
-            kept = reader.read_cached(LOG, at(start), LSN_MAX, **limits)
-            stored = await reader.read(LOG, at(start), LSN_MAX, **limits)
-            assert [bytes(each.wire) + bytes(each.body) for each in kept.blocks] == [
-                bytes(each.wire) + bytes(each.body) for each in stored.blocks
-            ]
-            assert kept.next == stored.next == LSN_MAX + 1
-
-    run(scenario)
+    made = await Made.new()
+    made.engine._recent._bytes_max = 1 << 20
+    chance = random.Random(7)
+    for _ in range(3):
+        for _ in range(30):
+            esn, wave = chance.randint(1, 60), chance.randint(1, 3)
+            made.store(packed(at(esn), b"record %d" % esn, wave=wave))
+        await turns(60)
+        batch = made.engine.cut()
+        assert batch is not None
+        now_us = 1
+        await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, now_us, ())
+        made.engine.evict(batch)
+    made.engine.cache.log(LOG).trim_to(at(9))
+    reader = made.engine.reader
+    assert reader.is_at_hand(LOG, at(10))
+    for start in (10, 11, 25, 59):
+        limits = {"bytes_max": 1 << 20, "blocks_max": 1000}
+        kept = reader.read_cached(LOG, at(start), LSN_MAX, **limits)
+        stored = await reader.read(LOG, at(start), LSN_MAX, **limits)
+        assert [bytes(each.wire) + bytes(each.body) for each in kept.blocks] == [
+            bytes(each.wire) + bytes(each.body) for each in stored.blocks
+        ]
+        assert kept.next == stored.next == LSN_MAX + 1

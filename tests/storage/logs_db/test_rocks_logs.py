@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import rocksdict
 from made_blocks import LOG, OWNER, at, block
+from scenarios import as_scenario, awaited_by
 
 from cordwood.host.real import real_host
 from cordwood.host.real_disk import RealDisk
@@ -179,17 +180,17 @@ def test_partitions_that_are_column_families_are_read_and_dropped(tmp_path: Path
     play(tmp_path, scenario)
 
 
-def test_without_direct_writes_tables_are_written_through_the_page_cache(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with real_host() as host, asyncio.timeout(60):
-            host = dataclasses.replace(host, disk=RealDisk(use_direct=False))
-            tables = rocks_tables(str(tmp_path), SETTINGS, host)
-            await tables.open()
-            await fill(tables, "p1")
-            assert await tables.get("p1", [b"key"]) == [b"value"]
-            await tables.close()
-
-    asyncio.run(main())
+@as_scenario(awaited_by(asyncio.run))
+async def test_without_direct_writes_tables_are_written_through_the_page_cache(
+    *, tmp_path: Path
+) -> None:
+    async with real_host() as host, asyncio.timeout(60):
+        host = dataclasses.replace(host, disk=RealDisk(use_direct=False))
+        tables = rocks_tables(str(tmp_path), SETTINGS, host)
+        await tables.open()
+        await fill(tables, "p1")
+        assert await tables.get("p1", [b"key"]) == [b"value"]
+        await tables.close()
 
 
 def test_an_amend_goes_into_the_partition_where_its_body_is(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from hypothesis import example, given
 from hypothesis import strategies as st
 from made_blocks import LOG, OWNER, at, block, made_host, run
+from scenarios import as_scenario
 from wal_memory_disk import MemoryDisk
 
 from cordwood.layout.logs_db import LogState
@@ -113,55 +114,47 @@ def test_of_what_is_left_out_nothing_is_told_behind_the_window() -> None:
 
 
 class TestPlaces:
-    def test_there_are_few_and_a_stream_has_one(self) -> None:
-        async def scenario() -> None:
-            ahead: ReadAhead[int] = ReadAhead()
-            assert [ahead.ask(each) for each in range(STREAMS_MAX + 1)] == [
-                *[True] * STREAMS_MAX, False,
-            ]  # fmt: skip
-            assert not ahead.ask(0)
-            assert ahead.is_under_way(0)
-            ahead.drop(1)
-            assert ahead.ask(STREAMS_MAX)
-            assert [ahead.next_asked() for _ in range(STREAMS_MAX + 1)] == [0, 2, 3, None]
+    @as_scenario(run)
+    async def test_there_are_few_and_a_stream_has_one(self) -> None:
+        ahead: ReadAhead[int] = ReadAhead()
+        assert [ahead.ask(each) for each in range(STREAMS_MAX + 1)] == [
+            *[True] * STREAMS_MAX, False,
+        ]  # fmt: skip
+        assert not ahead.ask(0)
+        assert ahead.is_under_way(0)
+        ahead.drop(1)
+        assert ahead.ask(STREAMS_MAX)
+        assert [ahead.next_asked() for _ in range(STREAMS_MAX + 1)] == [0, 2, 3, None]
 
-        run(scenario)
+    @as_scenario(run)
+    async def test_a_batch_is_given_where_the_stream_stands_and_once(self) -> None:
+        ahead: ReadAhead[str] = ReadAhead()
+        for stream in ("a", "b"):
+            assert ahead.ask(stream)
+            ahead.keep(stream, at(1), damaged(blocks=(1, 5)))
+            assert not ahead.is_under_way(stream)
+        assert ahead.take("b", at(2), at(9), 1 << 20) is None
+        assert shown(ahead.take("a", at(1), at(4), 1 << 20)) == ([1], 5, [])
+        assert shown(ahead.take("a", at(5), at(200), 1 << 20)) == ([5], 100, [])
+        assert ahead.take("a", at(100), at(200), 1 << 20) is None
+        assert len(ahead) == 0
 
-    def test_a_batch_is_given_where_the_stream_stands_and_once(self) -> None:
-        async def scenario() -> None:
-            ahead: ReadAhead[str] = ReadAhead()
-            for stream in ("a", "b"):
-                assert ahead.ask(stream)
-                ahead.keep(stream, at(1), damaged(blocks=(1, 5)))
-                assert not ahead.is_under_way(stream)
-            assert ahead.take("b", at(2), at(9), 1 << 20) is None
-            assert shown(ahead.take("a", at(1), at(4), 1 << 20)) == ([1], 5, [])
-            assert shown(ahead.take("a", at(5), at(200), 1 << 20)) == ([5], 100, [])
-            assert ahead.take("a", at(100), at(200), 1 << 20) is None
-            assert len(ahead) == 0
+    @as_scenario(run)
+    async def test_what_nobody_takes_goes_in_time_whatever_was_taken_of_it(self) -> None:
+        ahead: ReadAhead[str] = ReadAhead()
+        assert ahead.ask("a")
+        ahead.keep("a", at(1), damaged(blocks=(1, 5)))
+        await asyncio.sleep(0.7 * KEPT_S)
+        assert ahead.take("a", at(1), at(1), 1 << 20) is not None
+        assert len(ahead) == 1
+        await asyncio.sleep(0.5 * KEPT_S)
+        assert len(ahead) == 0
 
-        run(scenario)
-
-    def test_what_nobody_takes_goes_in_time_whatever_was_taken_of_it(self) -> None:
-        async def scenario() -> None:
-            ahead: ReadAhead[str] = ReadAhead()
-            assert ahead.ask("a")
-            ahead.keep("a", at(1), damaged(blocks=(1, 5)))
-            await asyncio.sleep(0.7 * KEPT_S)
-            assert ahead.take("a", at(1), at(1), 1 << 20) is not None
-            assert len(ahead) == 1
-            await asyncio.sleep(0.5 * KEPT_S)
-            assert len(ahead) == 0
-
-        run(scenario)
-
-    def test_what_comes_for_one_who_left_is_not_kept(self) -> None:
-        async def scenario() -> None:
-            ahead: ReadAhead[str] = ReadAhead()
-            assert ahead.ask("a")
-            ahead.drop("a")
-            ahead.keep("a", at(1), damaged(blocks=(1,)))
-            assert len(ahead) == 0
-            assert ahead.next_asked() is None
-
-        run(scenario)
+    @as_scenario(run)
+    async def test_what_comes_for_one_who_left_is_not_kept(self) -> None:
+        ahead: ReadAhead[str] = ReadAhead()
+        assert ahead.ask("a")
+        ahead.drop("a")
+        ahead.keep("a", at(1), damaged(blocks=(1,)))
+        assert len(ahead) == 0
+        assert ahead.next_asked() is None

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from made_blocks import LOG, Made, at, block, made_host, packed, run, turns
+from scenarios import as_scenario
 from wal_memory_disk import MemoryDisk
 
 from cordwood.errors import ChecksumMismatch
@@ -144,85 +145,74 @@ def damages(made: Made) -> list[DamagedRange]:
 
 
 @pytest.mark.parametrize("rot", KINDS, ids=[rot.__name__ for rot in KINDS])
-def test_all_that_rots_is_found_in_one_pass_and_answered_as_not_known(
-    rot: Rot, caplog: pytest.LogCaptureFixture
+@as_scenario(run)
+async def test_all_that_rots_is_found_in_one_pass_and_answered_as_not_known(
+    *, rot: Rot, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        made = await filled()
-        partition = made.engine.logs.partitions[0]
-        tables = made.engine.logs.tables
-        assert isinstance(tables, MemoryTables)
-        bad = rot(tables, partition.table)
-        with caplog.at_level(logging.ERROR):
-            scrub = await scrub_for(made, PASS_S)
-        assert scrub.whole_passes == 1
-        assert damages(made) == [bad], "that range, and no other"
-        assert f"log {LOG}" in caplog.text
-        state = scrub.state()
-        assert (state.damaged, state.some[0].first, state.some[0].last) == (1, bad.first, bad.last)
-        await check_read(made, bad)
-
-    run(scenario)
+    made = await filled()
+    partition = made.engine.logs.partitions[0]
+    tables = made.engine.logs.tables
+    assert isinstance(tables, MemoryTables)
+    bad = rot(tables, partition.table)
+    with caplog.at_level(logging.ERROR):
+        scrub = await scrub_for(made, PASS_S)
+    assert scrub.whole_passes == 1
+    assert damages(made) == [bad], "that range, and no other"
+    assert f"log {LOG}" in caplog.text
+    state = scrub.state()
+    assert (state.damaged, state.some[0].first, state.some[0].last) == (1, bad.first, bad.last)
+    await check_read(made, bad)
 
 
-def test_of_many_entries_that_rot_each_is_told_and_what_stands_between_is_served() -> None:
+@as_scenario(run)
+async def test_of_many_entries_that_rot_each_is_told_and_what_stands_between_is_served() -> None:
     """Seed 2114003313. One bad row made all that its log had in the partition unknown, what was
     stored there afterwards too; and scrubbing around two of them went in a circle."""
-
-    async def scenario() -> None:
-        made = await filled()
-        (partition,) = made.engine.logs.partitions
-        tables = made.engine.logs.tables
-        assert isinstance(tables, MemoryTables)
-        for number in (5, 20, 21, BLOCKS):
-            tables._tables[partition.table].rotten.add(
-                index_key_of(tables, partition.table, number)
-            )
-        bad = [(at(5), at(5)), (at(20), at(21)), (at(BLOCKS), at(BLOCKS))]
-        scrub = await scrub_for(made, 2 * PASS_S)
-        assert scrub.whole_passes == 1
-        assert [(each.first, each.last) for each in damages(made)] == bad
-        covered, damaged = await read_all_of(made)
-        assert damaged == {*bad}
-        assert len(covered) == BLOCKS - 4
-
-    run(scenario)
+    made = await filled()
+    (partition,) = made.engine.logs.partitions
+    tables = made.engine.logs.tables
+    assert isinstance(tables, MemoryTables)
+    for number in (5, 20, 21, BLOCKS):
+        tables._tables[partition.table].rotten.add(index_key_of(tables, partition.table, number))
+    bad = [(at(5), at(5)), (at(20), at(21)), (at(BLOCKS), at(BLOCKS))]
+    scrub = await scrub_for(made, 2 * PASS_S)
+    assert scrub.whole_passes == 1
+    assert [(each.first, each.last) for each in damages(made)] == bad
+    covered, damaged = await read_all_of(made)
+    assert damaged == {*bad}
+    assert len(covered) == BLOCKS - 4
 
 
-def test_who_cannot_read_how_far_it_came_scrubs_all_the_same(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@as_scenario(run)
+async def test_who_cannot_read_how_far_it_came_scrubs_all_the_same(
+    *, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        made = await filled()
-        tables = made.engine.logs.tables
-        assert isinstance(tables, MemoryTables)
-        await tables.write(logs_db.META_TABLE, [(PROGRESS_KEY, b"short")])
-        get, failures = tables.get, [TablesFailed("a read failed")]
+    made = await filled()
+    tables = made.engine.logs.tables
+    assert isinstance(tables, MemoryTables)
+    await tables.write(logs_db.META_TABLE, [(PROGRESS_KEY, b"short")])
+    get, failures = tables.get, [TablesFailed("a read failed")]
 
-        async def failing_once(table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-            if failures and PROGRESS_KEY in keys:
-                raise failures.pop()
-            return await get(table, keys)
+    async def failing_once(table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if failures and PROGRESS_KEY in keys:
+            raise failures.pop()
+        return await get(table, keys)
 
-        monkeypatch.setattr(tables, "get", failing_once)
-        scrub = await scrub_for(made, scrub_module.IDLE_S + PASS_S)
-        assert scrub.whole_passes == 1
-        assert "has to wait: a read failed" in caplog.text
-        assert "begins anew" in caplog.text
-
-    run(scenario)
+    monkeypatch.setattr(tables, "get", failing_once)
+    scrub = await scrub_for(made, scrub_module.IDLE_S + PASS_S)
+    assert scrub.whole_passes == 1
+    assert "has to wait: a read failed" in caplog.text
+    assert "begins anew" in caplog.text
 
 
-def test_who_is_closed_before_it_ran_does_not_run() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        scrub = Scrub(made.engine, made_host(made.disk).clock, SETTINGS)
-        async with asyncio.timeout(1):
-            await scrub.close()
-            await scrub.run()
-        assert scrub.progress == Progress()
-
-    run(scenario)
+@as_scenario(run)
+async def test_who_is_closed_before_it_ran_does_not_run() -> None:
+    made = await filled()
+    scrub = Scrub(made.engine, made_host(made.disk).clock, SETTINGS)
+    async with asyncio.timeout(1):
+        await scrub.close()
+        await scrub.run()
+    assert scrub.progress == Progress()
 
 
 async def read_all_of(made: Made) -> tuple[set[int], set[tuple[int, int]]]:
@@ -253,166 +243,149 @@ async def check_read(made: Made, bad: DamagedRange) -> None:
     assert (len(other.blocks), other.damaged) == (BLOCKS, [])
 
 
-def test_good_blocks_are_never_reported_while_flushes_trims_and_drops_go_on() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        logs = made.engine.logs
-        scrub = Scrub(
-            made.engine, made_host(made.disk).clock,
-            StorageSettings(scrub_bytes_s=500_000, scrub_every_s=0.01),
-        )  # fmt: skip
-        task = asyncio.create_task(scrub.run())
-        for turn in range(1, 60):
-            n = BLOCKS + turn
-            more = [block(at(n), bytes(500), log=log, time_us=turn) for log in (LOG, LOG + 1)]
-            states = {log: LogState(released=at(n), append_time_us=turn) for log in (LOG, LOG + 1)}
-            await logs.flush(more, states, turn, turn * 1_000_000)
-            await asyncio.sleep(0.01)
-            if turn % 20 == 0:
-                for log in (LOG, LOG + 1):
-                    made.engine.cache.log(log).release(at(n))
-                    await made.engine.trim(log, at(n - 5), at(n))
-                await logs.drop_trimmed(made.engine.trim_of)
-        await scrub.close()
-        await task
-        assert scrub.whole_passes > 2
-        assert damages(made) == []
-
-    run(scenario)
+@as_scenario(run)
+async def test_good_blocks_are_never_reported_while_flushes_trims_and_drops_go_on() -> None:
+    made = await filled()
+    logs = made.engine.logs
+    scrub = Scrub(
+        made.engine, made_host(made.disk).clock,
+        StorageSettings(scrub_bytes_s=500_000, scrub_every_s=0.01),
+    )  # fmt: skip
+    task = asyncio.create_task(scrub.run())
+    for turn in range(1, 60):
+        n = BLOCKS + turn
+        more = [block(at(n), bytes(500), log=log, time_us=turn) for log in (LOG, LOG + 1)]
+        states = {log: LogState(released=at(n), append_time_us=turn) for log in (LOG, LOG + 1)}
+        await logs.flush(more, states, turn, turn * 1_000_000)
+        await asyncio.sleep(0.01)
+        if turn % 20 == 0:
+            for log in (LOG, LOG + 1):
+                made.engine.cache.log(log).release(at(n))
+                await made.engine.trim(log, at(n - 5), at(n))
+            await logs.drop_trimmed(made.engine.trim_of)
+    await scrub.close()
+    await task
+    assert scrub.whole_passes > 2
+    assert damages(made) == []
 
 
-def test_what_rots_of_a_flush_that_came_to_no_end_is_no_damage() -> None:
+@as_scenario(run)
+async def test_what_rots_of_a_flush_that_came_to_no_end_is_no_damage() -> None:
     """Seed 9001490. A crash left rows of a bridge in a partition whose directory did not name it
     yet. One of them rotted, and the whole part before it, which was well, was called damaged."""
-
-    async def scenario() -> None:
-        made = await filled()
-        (partition,) = made.engine.logs.partitions
-        tables = made.engine.logs.tables
-        assert isinstance(tables, MemoryTables)
-        unnamed = block(at(BLOCKS + 1), b"unnamed")
-        for key, value in (
-            (logs_db.index_key(unnamed), bytes(unnamed.wire)),
-            (logs_db.body_key(LOG, at(BLOCKS + 1), at(BLOCKS + 1)), b"unnamed"),
-        ):
-            tables._tables[partition.table].put([(key, value)])
-            tables._tables[partition.table].rotten.add(key)
-        scrub = await scrub_for(made, PASS_S)
-        assert scrub.whole_passes == 1
-        assert damages(made) == []
-
-    run(scenario)
+    made = await filled()
+    (partition,) = made.engine.logs.partitions
+    tables = made.engine.logs.tables
+    assert isinstance(tables, MemoryTables)
+    unnamed = block(at(BLOCKS + 1), b"unnamed")
+    for key, value in (
+        (logs_db.index_key(unnamed), bytes(unnamed.wire)),
+        (logs_db.body_key(LOG, at(BLOCKS + 1), at(BLOCKS + 1)), b"unnamed"),
+    ):
+        tables._tables[partition.table].put([(key, value)])
+        tables._tables[partition.table].rotten.add(key)
+    scrub = await scrub_for(made, PASS_S)
+    assert scrub.whole_passes == 1
+    assert damages(made) == []
 
 
-def test_what_was_found_and_how_far_it_came_outlives_a_restart() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        tables = made.engine.logs.tables
-        assert isinstance(tables, MemoryTables)
-        bad = wrong_body(tables, made.engine.logs.partitions[0].table)
-        await scrub_for(made, PASS_S)
-        await made.open()
-        assert damages(made) == [bad]
-        await check_read(made, bad)
-        progress = await made.engine.logs.progress()
-        assert (progress.passes, progress.partition, progress.log) == (1, 0, 0)
-        assert progress.bytes >= 2 * BLOCKS * BODY_BYTES
-        again = await scrub_for(made, PASS_S)
-        assert again.progress.passes == 1, "the next pass begins an hour after the first"
-        await made.engine.logs.note_progress(Progress(1, progress.began_us, 1, LOG + 1, 0))
-        resumed = await scrub_for(made, PASS_S)
-        assert resumed.progress.passes == 2
-        assert resumed.whole_passes == 0
-        assert resumed.progress.bytes < 1.5 * BLOCKS * BODY_BYTES, "of one log of two"
-
-    run(scenario)
+@as_scenario(run)
+async def test_what_was_found_and_how_far_it_came_outlives_a_restart() -> None:
+    made = await filled()
+    tables = made.engine.logs.tables
+    assert isinstance(tables, MemoryTables)
+    bad = wrong_body(tables, made.engine.logs.partitions[0].table)
+    await scrub_for(made, PASS_S)
+    await made.open()
+    assert damages(made) == [bad]
+    await check_read(made, bad)
+    progress = await made.engine.logs.progress()
+    assert (progress.passes, progress.partition, progress.log) == (1, 0, 0)
+    assert progress.bytes >= 2 * BLOCKS * BODY_BYTES
+    again = await scrub_for(made, PASS_S)
+    assert again.progress.passes == 1, "the next pass begins an hour after the first"
+    await made.engine.logs.note_progress(Progress(1, progress.began_us, 1, LOG + 1, 0))
+    resumed = await scrub_for(made, PASS_S)
+    assert resumed.progress.passes == 2
+    assert resumed.whole_passes == 0
+    assert resumed.progress.bytes < 1.5 * BLOCKS * BODY_BYTES, "of one log of two"
 
 
-def test_the_budget_is_kept_and_a_busy_node_goes_first() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        scrub = await scrub_for(made, 1.0)
-        assert scrub.progress.bytes <= scrub_module.STEP_BYTES + BUDGET
-        assert scrub.progress.passes == 0
-        count = iter(range(1_000_000))
-        made = await filled()
-        busy = await scrub_for(made, PASS_S, activity=lambda: next(count))
-        assert busy.progress.passes == 0, "somebody else did something whenever it looked"
-        made = await filled()
-        later = await scrub_for(made, PASS_S + 20 * BUSY_WAIT_MAX_S, activity=lambda: next(count))
-        assert later.progress.passes == 1, "it waits, but not for ever"
-
-    run(scenario)
+@as_scenario(run)
+async def test_the_budget_is_kept_and_a_busy_node_goes_first() -> None:
+    made = await filled()
+    scrub = await scrub_for(made, 1.0)
+    assert scrub.progress.bytes <= scrub_module.STEP_BYTES + BUDGET
+    assert scrub.progress.passes == 0
+    count = iter(range(1_000_000))
+    made = await filled()
+    busy = await scrub_for(made, PASS_S, activity=lambda: next(count))
+    assert busy.progress.passes == 0, "somebody else did something whenever it looked"
+    made = await filled()
+    later = await scrub_for(made, PASS_S + 20 * BUSY_WAIT_MAX_S, activity=lambda: next(count))
+    assert later.progress.passes == 1, "it waits, but not for ever"
 
 
-def test_nothing_is_read_where_the_budget_is_nothing() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        off = Scrub(made.engine, made_host(made.disk).clock, StorageSettings(scrub_bytes_s=0))
-        await asyncio.wait_for(off.run(), 1)
-        assert off.state().bytes_s == off.progress.bytes == 0
-
-    run(scenario)
+@as_scenario(run)
+async def test_nothing_is_read_where_the_budget_is_nothing() -> None:
+    made = await filled()
+    off = Scrub(made.engine, made_host(made.disk).clock, StorageSettings(scrub_bytes_s=0))
+    await asyncio.wait_for(off.run(), 1)
+    assert off.state().bytes_s == off.progress.bytes == 0
 
 
-def test_what_is_damaged_is_not_cut_and_is_forgotten_with_its_partition() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        logs = made.engine.logs
-        tables = logs.tables
-        assert isinstance(tables, MemoryTables)
-        bad = lost_body(tables, logs.partitions[0].table)
-        await scrub_for(made, PASS_S)
-        for turn in (1, 2):  # so that it does not take blocks any more
-            logs.partitions[-1].bytes = 1 << 50
-            later = block(at(BLOCKS + turn), log=LOG, time_us=turn)
-            await logs.flush([later], {LOG: LogState()}, turn, turn)
-        trims = {LOG: 0, LOG + 1: at(BLOCKS)}
-        assert await logs.cut_trimmed(trims.__getitem__) is None
-        assert damages(made) == [bad]
-        trims[LOG] = at(BLOCKS)
-        dropped = await logs.drop_trimmed(trims.__getitem__)
-        assert [each.number for each in dropped] == [1]
-        assert damages(made) == []
-        book = DamageBook(tables)
-        await book.open()
-        assert not book.all()
-
-    run(scenario)
-
-
-def test_a_copy_that_was_stored_again_is_served_though_the_old_one_is_damaged() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        logs = made.engine.logs
-        tables = logs.tables
-        assert isinstance(tables, MemoryTables)
-        wrong_body(tables, logs.partitions[0].table)
-        await scrub_for(made, PASS_S)
+@as_scenario(run)
+async def test_what_is_damaged_is_not_cut_and_is_forgotten_with_its_partition() -> None:
+    made = await filled()
+    logs = made.engine.logs
+    tables = logs.tables
+    assert isinstance(tables, MemoryTables)
+    bad = lost_body(tables, logs.partitions[0].table)
+    await scrub_for(made, PASS_S)
+    for turn in (1, 2):  # so that it does not take blocks any more
         logs.partitions[-1].bytes = 1 << 50
-        mended = block(at(9), bytes([9]) * BODY_BYTES, wave=2, time_us=1)
-        await logs.flush([mended], {LOG: LogState(released=at(BLOCKS))}, 1, 1)
-        got = await made.engine.reader.read(LOG, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000)
-        assert got.damaged == []
-        assert len(got.blocks) == BLOCKS
-        assert bytes(got.blocks[8].body) == bytes([9]) * BODY_BYTES
+        later = block(at(BLOCKS + turn), log=LOG, time_us=turn)
+        await logs.flush([later], {LOG: LogState()}, turn, turn)
+    trims = {LOG: 0, LOG + 1: at(BLOCKS)}
+    assert await logs.cut_trimmed(trims.__getitem__) is None
+    assert damages(made) == [bad]
+    trims[LOG] = at(BLOCKS)
+    dropped = await logs.drop_trimmed(trims.__getitem__)
+    assert [each.number for each in dropped] == [1]
+    assert damages(made) == []
+    book = DamageBook(tables)
+    await book.open()
+    assert not book.all()
 
-    run(scenario)
+
+@as_scenario(run)
+async def test_a_copy_that_was_stored_again_is_served_though_the_old_one_is_damaged() -> None:
+    made = await filled()
+    logs = made.engine.logs
+    tables = logs.tables
+    assert isinstance(tables, MemoryTables)
+    wrong_body(tables, logs.partitions[0].table)
+    await scrub_for(made, PASS_S)
+    logs.partitions[-1].bytes = 1 << 50
+    mended = block(at(9), bytes([9]) * BODY_BYTES, wave=2, time_us=1)
+    await logs.flush([mended], {LOG: LogState(released=at(BLOCKS))}, 1, 1)
+    got = await made.engine.reader.read(LOG, 0, at(BLOCKS), bytes_max=1 << 30, blocks_max=1000)
+    assert got.damaged == []
+    assert len(got.blocks) == BLOCKS
+    assert bytes(got.blocks[8].body) == bytes([9]) * BODY_BYTES
 
 
-def test_a_disk_that_is_rotten_all_over_does_not_fill_the_book() -> None:
-    async def scenario() -> None:
-        made = await filled()
-        book = made.engine.logs.damages
-        for n in range(1, 500, 2):
-            await made.engine.logs.note_damage(place(n), "why")
-        assert len(book.all()) == RANGES_MAX + 1 or len(book.all()) < RANGES_MAX
-        assert not await made.engine.logs.note_damage(place(251), "why")
-        again = DamageBook(made.engine.logs.tables)
-        await again.open()
-        assert again.all() == book.all()
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_disk_that_is_rotten_all_over_does_not_fill_the_book() -> None:
+    made = await filled()
+    book = made.engine.logs.damages
+    for n in range(1, 500, 2):
+        await made.engine.logs.note_damage(place(n), "why")
+    assert len(book.all()) == RANGES_MAX + 1 or len(book.all()) < RANGES_MAX
+    assert not await made.engine.logs.note_damage(place(251), "why")
+    again = DamageBook(made.engine.logs.tables)
+    await again.open()
+    assert again.all() == book.all()
 
 
 def test_a_small_block_costs_its_share_of_a_core() -> None:
@@ -423,27 +396,25 @@ def test_a_small_block_costs_its_share_of_a_core() -> None:
     assert [pace.is_busy(count) for count in (0, 5, 5, 6)] == [False, True, False, True]
 
 
-def test_the_twin_tells_rot_of_a_value_when_it_is_read_and_not_at_its_start() -> None:
-    async def scenario() -> None:
-        disk = MemoryDisk()
-        tables = MemoryTables("logsdb", SETTINGS, made_host(disk))
-        await tables.open()
-        await tables.create("p1")
-        await tables.write("p1", [(b"a", b"good"), (b"b", b"rots"), (b"c", b"good")])
-        await tables.flush("p1")
-        name = next(each for each, data in disk.small.items() if b"rots" in data)
-        disk.small[name] = disk.small[name].replace(b"rots", b"rotS")
-        again = MemoryTables("logsdb", SETTINGS, made_host(disk))
-        await again.open()
-        assert again.rotten() == [("p1", b"b")]
-        assert await again.get("p1", [b"a", b"c"]) == [b"good", b"good"]
-        for reading in (again.get("p1", [b"b"]), _scan_all(again)):
-            with pytest.raises(ChecksumMismatch):
-                await reading
-        await again.write("p1", [(b"b", b"anew")])
-        assert await again.get("p1", [b"b"]) == [b"anew"]
-
-    run(scenario)
+@as_scenario(run)
+async def test_the_twin_tells_rot_of_a_value_when_it_is_read_and_not_at_its_start() -> None:
+    disk = MemoryDisk()
+    tables = MemoryTables("logsdb", SETTINGS, made_host(disk))
+    await tables.open()
+    await tables.create("p1")
+    await tables.write("p1", [(b"a", b"good"), (b"b", b"rots"), (b"c", b"good")])
+    await tables.flush("p1")
+    name = next(each for each, data in disk.small.items() if b"rots" in data)
+    disk.small[name] = disk.small[name].replace(b"rots", b"rotS")
+    again = MemoryTables("logsdb", SETTINGS, made_host(disk))
+    await again.open()
+    assert again.rotten() == [("p1", b"b")]
+    assert await again.get("p1", [b"a", b"c"]) == [b"good", b"good"]
+    for reading in (again.get("p1", [b"b"]), _scan_all(again)):
+        with pytest.raises(ChecksumMismatch):
+            await reading
+    await again.write("p1", [(b"b", b"anew")])
+    assert await again.get("p1", [b"b"]) == [b"anew"]
 
 
 def _scan_all(tables: MemoryTables) -> Awaitable[object]:

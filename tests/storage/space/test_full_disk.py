@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from made_blocks import LOG, STORAGE, Made, at, made_host, packed, run, turns
+from scenarios import as_scenario
 
 from cordwood.protocol.disk_space import LOW_BYTES_MIN, DiskRoom, to_write
 from cordwood.sim.planted import find_bug, planted
@@ -114,22 +115,20 @@ def test_a_flush_that_waits_for_space_leaves_out_what_is_trimmed_meanwhile() -> 
         assert not run(trim_makes_it_writable)
 
 
-def test_a_node_that_stops_with_a_flush_that_waits_raises_nothing() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        flusher, work, tables = await filled(made)
-        asked = asyncio.ensure_future(flusher.flush())
-        await asyncio.sleep(1.5)
-        await flusher.close()
-        await work
-        assert isinstance(asked.exception(), Exception), "it is not in LogsDB"
-        assert not made.engine.failed
-        tables.is_full = False
-        await made.engine.wal.close()
-        await made.open()
-        assert len(made.held()) == 5, "the WAL has all of it"
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_node_that_stops_with_a_flush_that_waits_raises_nothing() -> None:
+    made = await Made.new()
+    flusher, work, tables = await filled(made)
+    asked = asyncio.ensure_future(flusher.flush())
+    await asyncio.sleep(1.5)
+    await flusher.close()
+    await work
+    assert isinstance(asked.exception(), Exception), "it is not in LogsDB"
+    assert not made.engine.failed
+    tables.is_full = False
+    await made.engine.wal.close()
+    await made.open()
+    assert len(made.held()) == 5, "the WAL has all of it"
 
 
 class LowDisk:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenarios import as_scenario
 from wal_memory_disk import MemoryDisk
 
 from cordwood.errors import Malformed, RecordTooLarge
@@ -63,85 +64,75 @@ def test_a_batch_is_read_as_it_was_packed(bodies, offset):
             read_batch(wrong, offset)
 
 
-def test_batches_come_back_in_order_with_lone_records_between() -> None:
-    async def scenario() -> None:
-        disk, wal = await made()
-        first, _ = wal.append([b"alone"])
-        bodies = [b"%d" % n * (n % 50) for n in range(600)]
-        offsets, done = wal.append_many(bodies)
-        last, after = wal.append([b"after"])
-        assert await done > offsets[-1]
-        await after
-        assert [first, *offsets, last] == sorted({first, *offsets.tolist(), last})
-        _, found = await started(disk)
-        kept = zip(offsets.tolist(), bodies, strict=True)
-        assert found == [(first, b"alone"), *kept, (last, b"after")]
-
-    run(scenario)
+@as_scenario(run)
+async def test_batches_come_back_in_order_with_lone_records_between() -> None:
+    disk, wal = await made()
+    first, _ = wal.append([b"alone"])
+    bodies = [b"%d" % n * (n % 50) for n in range(600)]
+    offsets, done = wal.append_many(bodies)
+    last, after = wal.append([b"after"])
+    assert await done > offsets[-1]
+    await after
+    assert [first, *offsets, last] == sorted({first, *offsets.tolist(), last})
+    _, found = await started(disk)
+    kept = zip(offsets.tolist(), bodies, strict=True)
+    assert found == [(first, b"alone"), *kept, (last, b"after")]
 
 
 @pytest.mark.parametrize("at", [0, 1, 57, 98, 99])
-def test_a_trim_inside_a_batch_keeps_the_rest_of_it(at) -> None:
-    async def scenario() -> None:
-        disk, wal = await made()
-        bodies = [b"%d" % n for n in range(100)]
-        offsets, _ = wal.append_many(bodies)
-        _, done = wal.append([b"after"])
-        await done
-        await wal.trim(int(offsets[at]))
-        wal, found = await started(disk)
-        assert [body for _, body in found] == [*bodies[at + 1 :], b"after"]
-        assert wal.recovery is not None
-        assert wal.recovery.damage == wal.recovery.holes == ()
-        # As far again, after a start that has read of the batch what was left.
-        if found[0][0] < found[-1][0]:
-            await wal.trim(found[0][0])
-            _, again = await started(disk)
-            assert again == found[1:]
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_trim_inside_a_batch_keeps_the_rest_of_it(*, at) -> None:
+    disk, wal = await made()
+    bodies = [b"%d" % n for n in range(100)]
+    offsets, _ = wal.append_many(bodies)
+    _, done = wal.append([b"after"])
+    await done
+    await wal.trim(int(offsets[at]))
+    wal, found = await started(disk)
+    assert [body for _, body in found] == [*bodies[at + 1 :], b"after"]
+    assert wal.recovery is not None
+    assert wal.recovery.damage == wal.recovery.holes == ()
+    # As far again, after a start that has read of the batch what was left.
+    if found[0][0] < found[-1][0]:
+        await wal.trim(found[0][0])
+        _, again = await started(disk)
+        assert again == found[1:]
 
 
-def test_none_are_durable_at_once_and_one_too_large_refuses_all() -> None:
-    async def scenario() -> None:
-        _, wal = await made()
-        offsets, done = wal.append_many([])
-        assert (len(offsets), await done) == (0, wal.durable_offset)
-        with pytest.raises(RecordTooLarge):
-            wal.append_many([b"a", bytes(wal.record_bytes_max)])
-        assert wal.used_bytes == 0
-
-    run(scenario)
+@as_scenario(run)
+async def test_none_are_durable_at_once_and_one_too_large_refuses_all() -> None:
+    _, wal = await made()
+    offsets, done = wal.append_many([])
+    assert (len(offsets), await done) == (0, wal.durable_offset)
+    with pytest.raises(RecordTooLarge):
+        wal.append_many([b"a", bytes(wal.record_bytes_max)])
+    assert wal.used_bytes == 0
 
 
-def test_a_full_wal_takes_none_of_them() -> None:
-    async def scenario() -> None:
-        disk, wal = await made()
-        kept, done = wal.append_many([b"x" * 100] * 500)
-        used = wal.used_bytes
-        with pytest.raises(WalFull):
-            wal.append_many([b"y" * 100] * 800)
-        assert wal.used_bytes == used
-        more, done = wal.append_many([b"z" * 100] * 400)
-        await done
-        _, found = await started(disk)
-        assert [offset for offset, _ in found] == [*kept, *more]
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_full_wal_takes_none_of_them() -> None:
+    disk, wal = await made()
+    kept, done = wal.append_many([b"x" * 100] * 500)
+    used = wal.used_bytes
+    with pytest.raises(WalFull):
+        wal.append_many([b"y" * 100] * 800)
+    assert wal.used_bytes == used
+    more, done = wal.append_many([b"z" * 100] * 400)
+    await done
+    _, found = await started(disk)
+    assert [offset for offset, _ in found] == [*kept, *more]
 
 
-def test_a_damaged_batch_is_damage_and_what_is_behind_it_comes_back() -> None:
-    async def scenario() -> None:
-        disk, wal = await made()
-        offsets, done = wal.append_many([b"x" * 20] * 30)
-        await done
-        last, done = wal.append([b"after"])
-        await done
-        disk.file.stable[8192 + 400] ^= 1
-        wal, found = await started(disk)
-        assert found == [(last, b"after")]
-        assert wal.recovery is not None
-        ((start, stop),) = wal.recovery.damage
-        assert start <= offsets[0] <= offsets[-1] < stop
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_damaged_batch_is_damage_and_what_is_behind_it_comes_back() -> None:
+    disk, wal = await made()
+    offsets, done = wal.append_many([b"x" * 20] * 30)
+    await done
+    last, done = wal.append([b"after"])
+    await done
+    disk.file.stable[8192 + 400] ^= 1
+    wal, found = await started(disk)
+    assert found == [(last, b"after")]
+    assert wal.recovery is not None
+    ((start, stop),) = wal.recovery.damage
+    assert start <= offsets[0] <= offsets[-1] < stop

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_blocks import run
+from scenarios import as_scenario
 from wal_memory_disk import MemoryDisk
 
 from cordwood.errors import Malformed
@@ -63,121 +64,107 @@ def kinds(seen: list[Seen]) -> list[str]:
     return [each.record.kind.name if isinstance(each, SeenRecord) else "nothing" for each in seen]
 
 
-def test_every_record_is_shown_where_it_stands() -> None:
-    async def scenario() -> None:
-        disk, wal = await make()
-        bodies = [b"one", b"x" * 5000, b"three"]
-        offsets = await append_each(wal, bodies)
-        await wal.trim(offsets[0])
-        seen = await look(disk)
-        assert [each.body for each in seen if isinstance(each, SeenRecord)] == bodies
-        assert [each.is_live for each in seen if isinstance(each, SeenRecord)] == [
-            False,
-            True,
-            True,
-        ]
-        for each, body in zip(seen, bodies, strict=True):
-            assert isinstance(each, SeenRecord)
-            at = each.position + 40
-            assert disk.file.stable[at : at + len(body)] == body
-        assert [each.record.offset for each in await look(disk, offsets[1])] == offsets[1:]  # type: ignore[union-attr]
-        verdict = await check(disk)
-        assert (verdict.records, verdict.bytes, verdict.is_well) == (2, 5005, True)
-        assert verdict.holes == verdict.bad_slots == ()
-
-    run(scenario)
+@as_scenario(run)
+async def test_every_record_is_shown_where_it_stands() -> None:
+    disk, wal = await make()
+    bodies = [b"one", b"x" * 5000, b"three"]
+    offsets = await append_each(wal, bodies)
+    await wal.trim(offsets[0])
+    seen = await look(disk)
+    assert [each.body for each in seen if isinstance(each, SeenRecord)] == bodies
+    assert [each.is_live for each in seen if isinstance(each, SeenRecord)] == [
+        False,
+        True,
+        True,
+    ]
+    for each, body in zip(seen, bodies, strict=True):
+        assert isinstance(each, SeenRecord)
+        at = each.position + 40
+        assert disk.file.stable[at : at + len(body)] == body
+    assert [each.record.offset for each in await look(disk, offsets[1])] == offsets[1:]  # type: ignore[union-attr]
+    verdict = await check(disk)
+    assert (verdict.records, verdict.bytes, verdict.is_well) == (2, 5005, True)
+    assert verdict.holes == verdict.bad_slots == ()
 
 
-def test_trimmed_records_are_found_from_an_earlier_offset() -> None:
-    async def scenario() -> None:
-        disk, wal = await make()
-        offsets = await append_each(wal, [b"a", b"b", b"c"])
-        await wal.trim(offsets[2])
-        assert await look(disk) == []
-        assert kinds(await look(disk, 0)) == ["DATA"] * 3
-
-    run(scenario)
+@as_scenario(run)
+async def test_trimmed_records_are_found_from_an_earlier_offset() -> None:
+    disk, wal = await make()
+    offsets = await append_each(wal, [b"a", b"b", b"c"])
+    await wal.trim(offsets[2])
+    assert await look(disk) == []
+    assert kinds(await look(disk, 0)) == ["DATA"] * 3
 
 
-def test_padding_holes_and_resume_records_are_shown() -> None:
-    async def scenario() -> None:
-        disk, wal = await make(128 << 10)
-        live = await append_each(wal, [bytes(30_000)] * 3)
-        await wal.trim(live[2])
-        await append_each(wal, [bytes(49_000)])  # the tail of this lap is too short for it
-        assert "PADDING" in kinds(await look(disk))
-        disk.file.by_hand = True
-        for size in (100, 200):
-            wal.append([b"x" * size])
-            await asyncio.sleep(0)
-        disk.file.end(disk.file.pending[1])  # the second lands, the first does not
-        disk.file.by_hand = False
-        disk.file.pending.clear()
-        seen = await look(disk)
-        assert kinds(seen)[-2:] == ["nothing", "DATA"]
-        hole = seen[-2]
-        assert isinstance(hole, NothingThere)
-        verdict = await check(disk)
-        assert verdict.holes == ((hole.start, hole.stop),)
-        assert verdict.is_well
-        await append_each(await start(disk), [b"after"])
-        assert kinds(await look(disk))[-2:] == ["RESUME", "DATA"]
-        assert (await check(disk)).holes == ()
-
-    run(scenario)
+@as_scenario(run)
+async def test_padding_holes_and_resume_records_are_shown() -> None:
+    disk, wal = await make(128 << 10)
+    live = await append_each(wal, [bytes(30_000)] * 3)
+    await wal.trim(live[2])
+    await append_each(wal, [bytes(49_000)])  # the tail of this lap is too short for it
+    assert "PADDING" in kinds(await look(disk))
+    disk.file.by_hand = True
+    for size in (100, 200):
+        wal.append([b"x" * size])
+        await asyncio.sleep(0)
+    disk.file.end(disk.file.pending[1])  # the second lands, the first does not
+    disk.file.by_hand = False
+    disk.file.pending.clear()
+    seen = await look(disk)
+    assert kinds(seen)[-2:] == ["nothing", "DATA"]
+    hole = seen[-2]
+    assert isinstance(hole, NothingThere)
+    verdict = await check(disk)
+    assert verdict.holes == ((hole.start, hole.stop),)
+    assert verdict.is_well
+    await append_each(await start(disk), [b"after"])
+    assert kinds(await look(disk))[-2:] == ["RESUME", "DATA"]
+    assert (await check(disk)).holes == ()
 
 
-def test_damage_is_told_and_the_rest_is_shown() -> None:
-    async def scenario() -> None:
-        disk, wal = await make()
-        offsets = await append_each(wal, [bytes([number]) * 3000 for number in range(6)])
-        ring = disk.file.size - SLOTS
-        disk.file.stable[wal_position(offsets[1] + 1000, ring)] ^= 1  # a body
-        disk.file.stable[wal_position(offsets[3] + 10, ring)] ^= 1  # a header
-        before = bytes(disk.file.stable)
-        seen = await look(disk)
-        assert kinds(seen) == ["DATA", "DATA", "DATA", "nothing", "DATA", "DATA"]
-        assert [isinstance(each, SeenRecord) and each.body is None for each in seen].index(
-            True
-        ) == 1
-        verdict = await check(disk)
-        assert not verdict.is_well
-        assert verdict.damage == ((offsets[1], offsets[2]), (offsets[3], offsets[4]))
-        assert verdict.records == 4
-        assert disk.file.stable == before
-        assert disk.file.pending == []
-
-    run(scenario)
+@as_scenario(run)
+async def test_damage_is_told_and_the_rest_is_shown() -> None:
+    disk, wal = await make()
+    offsets = await append_each(wal, [bytes([number]) * 3000 for number in range(6)])
+    ring = disk.file.size - SLOTS
+    disk.file.stable[wal_position(offsets[1] + 1000, ring)] ^= 1  # a body
+    disk.file.stable[wal_position(offsets[3] + 10, ring)] ^= 1  # a header
+    before = bytes(disk.file.stable)
+    seen = await look(disk)
+    assert kinds(seen) == ["DATA", "DATA", "DATA", "nothing", "DATA", "DATA"]
+    assert [isinstance(each, SeenRecord) and each.body is None for each in seen].index(True) == 1
+    verdict = await check(disk)
+    assert not verdict.is_well
+    assert verdict.damage == ((offsets[1], offsets[2]), (offsets[3], offsets[4]))
+    assert verdict.records == 4
+    assert disk.file.stable == before
+    assert disk.file.pending == []
 
 
-def test_one_bad_slot_is_told_and_two_are_refused() -> None:
-    async def scenario() -> None:
-        disk, wal = await make()
-        await append_each(wal, [b"x"])
-        disk.file.stable[20] ^= 1
-        verdict = await check(disk)
-        assert [number for number, _ in verdict.bad_slots] == [0]
-        assert verdict.is_well
-        disk.file.stable[4096 + 20] ^= 1
-        with pytest.raises(Malformed, match=r"slot 0.*slot 1"):
-            await WalView.open(disk.file, PATH)
-        blank = await MemoryDisk().open_direct(PATH, create_bytes=MIB)
-        with pytest.raises(WalBlank):
-            await WalView.open(blank, PATH)
-
-    run(scenario)
+@as_scenario(run)
+async def test_one_bad_slot_is_told_and_two_are_refused() -> None:
+    disk, wal = await make()
+    await append_each(wal, [b"x"])
+    disk.file.stable[20] ^= 1
+    verdict = await check(disk)
+    assert [number for number, _ in verdict.bad_slots] == [0]
+    assert verdict.is_well
+    disk.file.stable[4096 + 20] ^= 1
+    with pytest.raises(Malformed, match=r"slot 0.*slot 1"):
+        await WalView.open(disk.file, PATH)
+    blank = await MemoryDisk().open_direct(PATH, create_bytes=MIB)
+    with pytest.raises(WalBlank):
+        await WalView.open(blank, PATH)
 
 
-def test_a_file_that_lost_its_end_is_not_well() -> None:
-    async def scenario() -> None:
-        disk, wal = await make()
-        await append_each(wal, [b"x"] * 3)
-        del disk.file.stable[-12_288:]
-        verdict = await check(disk)
-        assert verdict.missing_bytes == 12_288
-        assert not verdict.is_well
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_file_that_lost_its_end_is_not_well() -> None:
+    disk, wal = await make()
+    await append_each(wal, [b"x"] * 3)
+    del disk.file.stable[-12_288:]
+    verdict = await check(disk)
+    assert verdict.missing_bytes == 12_288
+    assert not verdict.is_well
 
 
 class Moving:
@@ -198,20 +185,18 @@ class Moving:
         return bytes(stable[offset : offset + length])
 
 
-def test_what_a_writer_changes_meanwhile_is_neither_hole_nor_damage() -> None:
-    async def scenario() -> None:
-        disk, wal = await make(16 * MIB)
-        await append_each(wal, [bytes(240_000)] * 10)
-        for_first_pass = bytearray(disk.file.stable)
-        await append_each(wal, [bytes(240_000)] * 30)
-        # The first pieces of 1 MiB are read before the later writes, the next after them.
-        view = await WalView.open(Moving(disk, bytes(for_first_pass), 4), PATH)
-        assert (await view._pass()).damage != ()
-        view = await WalView.open(Moving(disk, bytes(for_first_pass), 4), PATH)
-        verdict = await view.check()
-        assert (verdict.damage, verdict.holes, verdict.records) == ((), (), 40)
-
-    run(scenario)
+@as_scenario(run)
+async def test_what_a_writer_changes_meanwhile_is_neither_hole_nor_damage() -> None:
+    disk, wal = await make(16 * MIB)
+    await append_each(wal, [bytes(240_000)] * 10)
+    for_first_pass = bytearray(disk.file.stable)
+    await append_each(wal, [bytes(240_000)] * 30)
+    # The first pieces of 1 MiB are read before the later writes, the next after them.
+    view = await WalView.open(Moving(disk, bytes(for_first_pass), 4), PATH)
+    assert (await view._pass()).damage != ()
+    view = await WalView.open(Moving(disk, bytes(for_first_pass), 4), PATH)
+    verdict = await view.check()
+    assert (verdict.damage, verdict.holes, verdict.records) == ((), (), 40)
 
 
 def test_a_wal_that_is_written_round_and_round_is_well_all_the_time(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import BadSetting, Malformed, NotOurCluster, StoreInUse
 from cordwood.host.real_disk import RealDisk
@@ -121,19 +122,17 @@ def test_records_come_back_life_after_life(place: Place) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_what_does_not_fit_is_refused(place: Place) -> None:
-    async def scenario() -> None:
-        disk = place.disk()
+@as_scenario(awaited_by(asyncio.run))
+async def test_what_does_not_fit_is_refused(*, place: Place) -> None:
+    disk = place.disk()
+    await Wal.format(disk, place.path, CAPACITY, owner=OWNER)
+    with pytest.raises(BadSetting, match=r"not formatted again|does not fit"):
         await Wal.format(disk, place.path, CAPACITY, owner=OWNER)
-        with pytest.raises(BadSetting, match=r"not formatted again|does not fit"):
-            await Wal.format(disk, place.path, CAPACITY, owner=OWNER)
-        with pytest.raises(NotOurCluster, match="node 9, not of node 8"):
-            await Wal.open(disk, place.path, owner=NodeId(8))
-        with pytest.raises(BadSetting, match="cannot become"):
-            await Wal.open(disk, place.path, owner=OWNER, capacity_bytes=2 * CAPACITY)
-        await disk.close()
-
-    asyncio.run(scenario())
+    with pytest.raises(NotOurCluster, match="node 9, not of node 8"):
+        await Wal.open(disk, place.path, owner=NodeId(8))
+    with pytest.raises(BadSetting, match="cannot become"):
+        await Wal.open(disk, place.path, owner=OWNER, capacity_bytes=2 * CAPACITY)
+    await disk.close()
 
 
 def test_a_larger_device_is_taken_and_a_smaller_one_is_not(
@@ -162,21 +161,19 @@ def copy_start(source: str, target: str) -> None:
         given.write(taken.read(MIB))
 
 
-def test_a_device_is_taken_once(device: Place) -> None:
-    async def scenario() -> None:
-        disk = RealDisk()
-        await Wal.format(disk, device.path, CAPACITY, owner=OWNER)
-        wal = await Wal.open(disk, device.path, owner=OWNER)
-        async for _ in wal.recover():
-            pass
-        with pytest.raises(StoreInUse, match=device.path):
-            await Wal.open(disk, device.path, owner=OWNER)
-        await wal.append([b"still ours"])[1]
-        await wal.close()
-        await (await Wal.open(disk, device.path, owner=OWNER)).close()
-        await disk.close()
-
-    asyncio.run(scenario())
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_device_is_taken_once(*, device: Place) -> None:
+    disk = RealDisk()
+    await Wal.format(disk, device.path, CAPACITY, owner=OWNER)
+    wal = await Wal.open(disk, device.path, owner=OWNER)
+    async for _ in wal.recover():
+        pass
+    with pytest.raises(StoreInUse, match=device.path):
+        await Wal.open(disk, device.path, owner=OWNER)
+    await wal.append([b"still ours"])[1]
+    await wal.close()
+    await (await Wal.open(disk, device.path, owner=OWNER)).close()
+    await disk.close()
 
 
 def test_a_device_that_holds_something_else_is_never_formatted(device: Place) -> None:

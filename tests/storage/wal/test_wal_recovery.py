@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from scenarios import as_scenario
 from wal_driver import LIMITS, PATH, WalDriver
 from wal_memory_disk import SECTOR_BYTES, MemoryDisk, MemoryFile
 
@@ -98,52 +99,48 @@ async def a_closed_wal(seed: int) -> tuple[MemoryDisk, list[Item]]:
 
 
 @pytest.mark.parametrize("how", ["flipped", "zeroed", "an older lap's"])
-def test_any_bad_sector_is_damage_and_never_absence(how: str) -> None:
-    async def scenario() -> None:
-        disk, live = await a_closed_wal(1)
-        size = disk.file.size
-        bad_somewhere = 0
-        for at in range(SLOTS, size, SECTOR_BYTES):
-            rotten = copy_of(disk)
-            stable = rotten.file.stable
-            if how == "flipped":
-                stable[at + 100] ^= 4
-            elif how == "zeroed":
-                stable[at : at + SECTOR_BYTES] = bytes(SECTOR_BYTES)
-            else:
-                other = SLOTS + (at - SLOTS + 40960) % (size - SLOTS)
-                stable[at : at + SECTOR_BYTES] = disk.file.stable[other : other + SECTOR_BYTES]
-            wal, found = await recovered(rotten)
-            assert wal.recovery is not None
-            assert set(found) <= set(live)
-            assert uncovered(live, found, wal.recovery) == []
-            assert wal.recovery.holes == ()
-            bad_somewhere += bool(wal.recovery.damage)
-            # It stays so: damage is not forgotten when writing goes on.
-            await append_all(wal, [b"after"])
-            again, found_again = await recovered(rotten)
-            assert found_again[:-1] == found
-            assert again.recovery is not None
-            assert again.recovery.damage == wal.recovery.damage
-        assert bad_somewhere > 40
-
-    run(scenario)
-
-
-def test_damage_in_a_running_wal_is_told_by_later_records() -> None:
-    async def scenario() -> None:
-        disk = await formatted(1 << 20)
-        wal, _ = await recovered(disk)
-        items = await append_all(wal, [bytes([number]) * 2000 for number in range(10)])
-        header = newest(disk)
-        position = wal_position(items[4][0], header.ring)
-        disk.file.stable[position] ^= 1
-        wal, found = await recovered(disk)
-        assert found == items[:4] + items[5:]
+@as_scenario(run)
+async def test_any_bad_sector_is_damage_and_never_absence(*, how: str) -> None:
+    disk, live = await a_closed_wal(1)
+    size = disk.file.size
+    bad_somewhere = 0
+    for at in range(SLOTS, size, SECTOR_BYTES):
+        rotten = copy_of(disk)
+        stable = rotten.file.stable
+        if how == "flipped":
+            stable[at + 100] ^= 4
+        elif how == "zeroed":
+            stable[at : at + SECTOR_BYTES] = bytes(SECTOR_BYTES)
+        else:
+            other = SLOTS + (at - SLOTS + 40960) % (size - SLOTS)
+            stable[at : at + SECTOR_BYTES] = disk.file.stable[other : other + SECTOR_BYTES]
+        wal, found = await recovered(rotten)
         assert wal.recovery is not None
-        assert wal.recovery.damage == ((items[4][0], items[5][0]),)
+        assert set(found) <= set(live)
+        assert uncovered(live, found, wal.recovery) == []
+        assert wal.recovery.holes == ()
+        bad_somewhere += bool(wal.recovery.damage)
+        # It stays so: damage is not forgotten when writing goes on.
+        await append_all(wal, [b"after"])
+        again, found_again = await recovered(rotten)
+        assert found_again[:-1] == found
+        assert again.recovery is not None
+        assert again.recovery.damage == wal.recovery.damage
+    assert bad_somewhere > 40
 
-    run(scenario)
+
+@as_scenario(run)
+async def test_damage_in_a_running_wal_is_told_by_later_records() -> None:
+    disk = await formatted(1 << 20)
+    wal, _ = await recovered(disk)
+    items = await append_all(wal, [bytes([number]) * 2000 for number in range(10)])
+    header = newest(disk)
+    position = wal_position(items[4][0], header.ring)
+    disk.file.stable[position] ^= 1
+    wal, found = await recovered(disk)
+    assert found == items[:4] + items[5:]
+    assert wal.recovery is not None
+    assert wal.recovery.damage == ((items[4][0], items[5][0]),)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -174,243 +171,214 @@ def test_a_bad_newest_slot_loses_nothing_that_is_live(seed: int) -> None:
     driver.close()
 
 
-def test_a_torn_header_slot_leaves_the_other_in_force() -> None:
-    async def scenario() -> None:
-        disk = await formatted(1 << 20)
-        wal, _ = await recovered(disk)
-        items = await append_all(wal, [b"a", b"b", b"c"])
-        file = disk.file
-        file.by_hand = True
-        trim = asyncio.ensure_future(wal.trim(items[1][0]))
-        await asyncio.sleep(0)
-        (write,) = file.pending
-        for count in range(128):
-            torn = copy_of(disk)
-            torn.file.stable[write.offset : write.offset + count] = write.data()[:count]
-            _, found = await recovered(torn)
-            # The last four bytes are the checksum; before them it is another header.
-            assert found == items
-        file.end(write)
-        await trim
-        _, found = await recovered(copy_of(disk))
-        assert found == items[2:]
-
-    run(scenario)
-
-
-def test_both_slots_get_each_new_incarnation() -> None:
-    async def scenario() -> None:
-        disk = await formatted(1 << 20)
-        for life in range(1, 4):
-            wal, _ = await recovered(disk)
-            assert wal.recovery is not None
-            assert wal.recovery.incarnation == life
-            assert {header.incarnation for header in headers_of(disk)} == {life}
-            assert {header.resume for header in headers_of(disk)} == {wal.durable_offset}
-
-    run(scenario)
-
-
-def test_recovery_writes_nothing_before_its_last_record_was_taken() -> None:
-    async def scenario() -> None:
-        disk, live = await a_closed_wal(2)
-        before = bytes(disk.file.stable)
-        wal = await Wal.open(disk, PATH, owner=OWNER)
-        records = wal.recover()
-        for item in live:
-            assert await anext(records) == item
-            assert disk.file.history == []
-        assert bytes(disk.file.stable) == before
-        with pytest.raises(StopAsyncIteration):
-            await anext(records)
-        assert [offset for offset, _ in disk.file.history] in ([0, 4096], [4096, 0])
-
-    run(scenario)
-
-
-def test_a_disk_that_cannot_be_read_is_an_error_and_not_a_hole() -> None:
-    async def scenario() -> None:
-        disk, live = await a_closed_wal(3)
-        wal = await Wal.open(disk, PATH, owner=OWNER)
-        disk.file.read_error = OSError(5, "bad sector")
-        with pytest.raises(OSError, match="bad sector"):
-            [item async for item in wal.recover()]
-        assert disk.file.history == []
-        _, found = await recovered(disk)
-        assert found == live
-
-    run(scenario)
-
-
-def test_a_file_cut_off_while_it_is_read() -> None:
-    async def scenario() -> None:
-        disk, _ = await a_closed_wal(3)
-        wal = await Wal.open(disk, PATH, owner=OWNER)
-        del disk.file.stable[SLOTS:]
-        with pytest.raises(TornBlock):
-            [item async for item in wal.recover()]
-
-    run(scenario)
-
-
-def test_a_record_found_behind_a_hole_stays_and_the_hole_stays_a_hole() -> None:
-    """Crash, recover, crash again: a hole may not fill, and what came back may not vanish."""
-
-    async def scenario() -> None:
-        disk = await formatted(1 << 20)
-        wal, _ = await recovered(disk)
-        before = await append_all(wal, [b"before"])
-        disk.file.by_hand = True
-        lost = wal.append([b"lost" * 500])
-        await asyncio.sleep(0)
-        landed = wal.append([b"landed"])
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(disk.file.pending) == 2
-        disk.file.end(disk.file.pending[1])
-        assert not landed[1].done()
-        assert not lost[1].done()
-        disk = copy_of(disk)
-        expected = [*before, (landed[0], b"landed")]
-        told: list[tuple[tuple[int, int], ...]] = []
-        for life in range(4):
-            wal, found = await recovered(disk)
-            assert found == expected
-            assert wal.recovery is not None
-            assert wal.recovery.damage == ()
-            told.append(wal.recovery.holes)
-            if life:  # the first life crashes before it appends anything
-                expected += await append_all(wal, [bytes([life])])
-        hole = (lost[0], landed[0])
-        assert told == [(hole,), (hole,), (), ()]
-
-    run(scenario)
-
-
-def test_a_torn_block_of_an_earlier_life_is_never_taken_for_new() -> None:
-    """The same record is appended again where a torn one lay, and torn the other way."""
-
-    async def scenario() -> None:
-        disk = await formatted(1 << 20)
-        wal, _ = await recovered(disk, WalLimits())
-        body = bytes(range(256)) * 40
-        disk.file.by_hand = True
-        first = wal.append([body])[0]
-        await asyncio.sleep(0)
-        (write,) = disk.file.pending
-        # The header's sector lands, the rest does not.
+@as_scenario(run)
+async def test_a_torn_header_slot_leaves_the_other_in_force() -> None:
+    disk = await formatted(1 << 20)
+    wal, _ = await recovered(disk)
+    items = await append_all(wal, [b"a", b"b", b"c"])
+    file = disk.file
+    file.by_hand = True
+    trim = asyncio.ensure_future(wal.trim(items[1][0]))
+    await asyncio.sleep(0)
+    (write,) = file.pending
+    for count in range(128):
         torn = copy_of(disk)
-        torn.file.stable[write.offset : write.offset + 512] = write.data()[:512]
-        wal, found = await recovered(torn, WalLimits())
+        torn.file.stable[write.offset : write.offset + count] = write.data()[:count]
+        _, found = await recovered(torn)
+        # The last four bytes are the checksum; before them it is another header.
+        assert found == items
+    file.end(write)
+    await trim
+    _, found = await recovered(copy_of(disk))
+    assert found == items[2:]
+
+
+@as_scenario(run)
+async def test_both_slots_get_each_new_incarnation() -> None:
+    disk = await formatted(1 << 20)
+    for life in range(1, 4):
+        wal, _ = await recovered(disk)
+        assert wal.recovery is not None
+        assert wal.recovery.incarnation == life
+        assert {header.incarnation for header in headers_of(disk)} == {life}
+        assert {header.resume for header in headers_of(disk)} == {wal.durable_offset}
+
+
+@as_scenario(run)
+async def test_recovery_writes_nothing_before_its_last_record_was_taken() -> None:
+    disk, live = await a_closed_wal(2)
+    before = bytes(disk.file.stable)
+    wal = await Wal.open(disk, PATH, owner=OWNER)
+    records = wal.recover()
+    for item in live:
+        assert await anext(records) == item
+        assert disk.file.history == []
+    assert bytes(disk.file.stable) == before
+    with pytest.raises(StopAsyncIteration):
+        await anext(records)
+    assert [offset for offset, _ in disk.file.history] in ([0, 4096], [4096, 0])
+
+
+@as_scenario(run)
+async def test_a_disk_that_cannot_be_read_is_an_error_and_not_a_hole() -> None:
+    disk, live = await a_closed_wal(3)
+    wal = await Wal.open(disk, PATH, owner=OWNER)
+    disk.file.read_error = OSError(5, "bad sector")
+    with pytest.raises(OSError, match="bad sector"):
+        [item async for item in wal.recover()]
+    assert disk.file.history == []
+    _, found = await recovered(disk)
+    assert found == live
+
+
+@as_scenario(run)
+async def test_a_file_cut_off_while_it_is_read() -> None:
+    disk, _ = await a_closed_wal(3)
+    wal = await Wal.open(disk, PATH, owner=OWNER)
+    del disk.file.stable[SLOTS:]
+    with pytest.raises(TornBlock):
+        [item async for item in wal.recover()]
+
+
+@as_scenario(run)
+async def test_a_record_found_behind_a_hole_stays_and_the_hole_stays_a_hole() -> None:
+    """Crash, recover, crash again: a hole may not fill, and what came back may not vanish."""
+    disk = await formatted(1 << 20)
+    wal, _ = await recovered(disk)
+    before = await append_all(wal, [b"before"])
+    disk.file.by_hand = True
+    lost = wal.append([b"lost" * 500])
+    await asyncio.sleep(0)
+    landed = wal.append([b"landed"])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(disk.file.pending) == 2
+    disk.file.end(disk.file.pending[1])
+    assert not landed[1].done()
+    assert not lost[1].done()
+    disk = copy_of(disk)
+    expected = [*before, (landed[0], b"landed")]
+    told: list[tuple[tuple[int, int], ...]] = []
+    for life in range(4):
+        wal, found = await recovered(disk)
+        assert found == expected
+        assert wal.recovery is not None
+        assert wal.recovery.damage == ()
+        told.append(wal.recovery.holes)
+        if life:  # the first life crashes before it appends anything
+            expected += await append_all(wal, [bytes([life])])
+    hole = (lost[0], landed[0])
+    assert told == [(hole,), (hole,), (), ()]
+
+
+@as_scenario(run)
+async def test_a_torn_block_of_an_earlier_life_is_never_taken_for_new() -> None:
+    """The same record is appended again where a torn one lay, and torn the other way."""
+    disk = await formatted(1 << 20)
+    wal, _ = await recovered(disk, WalLimits())
+    body = bytes(range(256)) * 40
+    disk.file.by_hand = True
+    first = wal.append([body])[0]
+    await asyncio.sleep(0)
+    (write,) = disk.file.pending
+    # The header's sector lands, the rest does not.
+    torn = copy_of(disk)
+    torn.file.stable[write.offset : write.offset + 512] = write.data()[:512]
+    wal, found = await recovered(torn, WalLimits())
+    assert found == []
+    torn.file.by_hand = True
+    second = wal.append([body])[0]
+    assert second > first
+    await asyncio.sleep(0)
+    (write,) = torn.file.pending
+    # Now all but the header's sector.
+    again = copy_of(torn)
+    data = write.data()
+    again.file.stable[write.offset + 512 : write.offset + len(data)] = data[512:]
+    for _ in range(3):
+        _, found = await recovered(again)
         assert found == []
-        torn.file.by_hand = True
-        second = wal.append([body])[0]
-        assert second > first
-        await asyncio.sleep(0)
-        (write,) = torn.file.pending
-        # Now all but the header's sector.
-        again = copy_of(torn)
-        data = write.data()
-        again.file.stable[write.offset + 512 : write.offset + len(data)] = data[512:]
-        for _ in range(3):
-            _, found = await recovered(again)
-            assert found == []
-
-    run(scenario)
 
 
-def test_a_payload_that_imitates_a_record_is_no_record() -> None:
-    async def scenario() -> None:
-        disk = await formatted(1 << 20)
-        await recovered(disk)
-        header = newest(disk)
-        inner = WalRecord(WalKind.DATA, 5, body_checksum([b"forge"]), 8192, 0, 1, True)
-        fill = bytes(8192 - 40)
-        # The salt is right in the second, and the offset is not where it stands.
-        for salt, offset in ((header.salt ^ 1, 8192), (header.salt, 12288)):
-            forged = WalRecord(
-                inner.kind, inner.length, inner.body_crc, offset, 0, 1, inner.is_last
-            )
-            body = fill + pack_wal_record(forged, salt) + b"forge" + bytes(4000)
-            copy = copy_of(disk)
-            victim, _ = await recovered(copy)
-            items = await append_all(victim, [body, b"next"])
-            assert items[0][0] == 0
-            copy.file.stable[SLOTS] ^= 1  # its own header is lost
-            _, found = await recovered(copy)
-            assert found == items[1:]
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_payload_that_imitates_a_record_is_no_record() -> None:
+    disk = await formatted(1 << 20)
+    await recovered(disk)
+    header = newest(disk)
+    inner = WalRecord(WalKind.DATA, 5, body_checksum([b"forge"]), 8192, 0, 1, True)
+    fill = bytes(8192 - 40)
+    # The salt is right in the second, and the offset is not where it stands.
+    for salt, offset in ((header.salt ^ 1, 8192), (header.salt, 12288)):
+        forged = WalRecord(inner.kind, inner.length, inner.body_crc, offset, 0, 1, inner.is_last)
+        body = fill + pack_wal_record(forged, salt) + b"forge" + bytes(4000)
+        copy = copy_of(disk)
+        victim, _ = await recovered(copy)
+        items = await append_all(victim, [body, b"next"])
+        assert items[0][0] == 0
+        copy.file.stable[SLOTS] ^= 1  # its own header is lost
+        _, found = await recovered(copy)
+        assert found == items[1:]
 
 
-def test_a_small_live_range_is_not_a_scan_of_the_device() -> None:
-    async def scenario() -> None:
-        disk = await formatted(64 << 20)
-        wal, _ = await recovered(disk, WalLimits())
-        items: list[Item] = []
-        for number in range(40):
-            items += await append_all(wal, [bytes([number]) * 1_000_000])
-        await wal.trim(items[-2][0])
-        disk = copy_of(disk)
-        _, found = await recovered(disk, WalLimits())
-        assert found == items[-1:]
-        assert sum(length for _, length in disk.file.reads) < 8 << 20
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_small_live_range_is_not_a_scan_of_the_device() -> None:
+    disk = await formatted(64 << 20)
+    wal, _ = await recovered(disk, WalLimits())
+    items: list[Item] = []
+    for number in range(40):
+        items += await append_all(wal, [bytes([number]) * 1_000_000])
+    await wal.trim(items[-2][0])
+    disk = copy_of(disk)
+    _, found = await recovered(disk, WalLimits())
+    assert found == items[-1:]
+    assert sum(length for _, length in disk.file.reads) < 8 << 20
 
 
-def test_reads_go_through_a_buffer() -> None:
-    async def scenario() -> None:
-        disk = await formatted(16 << 20)
-        wal, _ = await recovered(disk, WalLimits())
-        appended = [wal.append([b"x" * 100])[1] for _ in range(10_000)]
-        await asyncio.gather(*appended)
-        disk = copy_of(disk)
-        _, found = await recovered(disk, WalLimits())
-        assert len(found) == 10_000
-        assert len(disk.file.reads) <= 6  # the slots, two of records, and a window of 2 MiB
-
-    run(scenario)
+@as_scenario(run)
+async def test_reads_go_through_a_buffer() -> None:
+    disk = await formatted(16 << 20)
+    wal, _ = await recovered(disk, WalLimits())
+    appended = [wal.append([b"x" * 100])[1] for _ in range(10_000)]
+    await asyncio.gather(*appended)
+    disk = copy_of(disk)
+    _, found = await recovered(disk, WalLimits())
+    assert len(found) == 10_000
+    assert len(disk.file.reads) <= 6  # the slots, two of records, and a window of 2 MiB
 
 
-def test_a_reset_header_area_is_refused_and_left_alone() -> None:
-    async def scenario() -> None:
-        disk, _ = await a_closed_wal(4)
-        disk.file.stable[:SLOTS] = bytes(SLOTS)
-        before = bytes(disk.file.stable)
-        with pytest.raises(Malformed, match="not blank"):
-            await Wal.open(disk, PATH, owner=OWNER)
-        assert bytes(disk.file.stable) == before
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_reset_header_area_is_refused_and_left_alone() -> None:
+    disk, _ = await a_closed_wal(4)
+    disk.file.stable[:SLOTS] = bytes(SLOTS)
+    before = bytes(disk.file.stable)
+    with pytest.raises(Malformed, match="not blank"):
+        await Wal.open(disk, PATH, owner=OWNER)
+    assert bytes(disk.file.stable) == before
 
 
-def test_a_grown_window_then_a_crash_loses_nothing_acknowledged() -> None:
+@as_scenario(run)
+async def test_a_grown_window_then_a_crash_loses_nothing_acknowledged() -> None:
     """The head of the window lags far behind; all behind it lands; all comes back."""
-
-    async def scenario() -> None:
-        limits = WalLimits(block_bytes=4096, window_bytes=4096, window_step_bytes=4096)
-        disk = await formatted(1 << 20)
-        wal, _ = await recovered(disk, limits)
-        file = disk.file
-        file.by_hand = True
-        stuck = wal.append([b"stuck" * 700])
+    limits = WalLimits(block_bytes=4096, window_bytes=4096, window_step_bytes=4096)
+    disk = await formatted(1 << 20)
+    wal, _ = await recovered(disk, limits)
+    file = disk.file
+    file.by_hand = True
+    stuck = wal.append([b"stuck" * 700])
+    await asyncio.sleep(0)
+    later = [wal.append([bytes([number]) * 3500]) for number in range(100)]
+    for _ in range(500):
         await asyncio.sleep(0)
-        later = [wal.append([bytes([number]) * 3500]) for number in range(100)]
-        for _ in range(500):
-            await asyncio.sleep(0)
-            for write in list(file.pending):
-                if write.offset != SLOTS:
-                    file.end(write)
-        assert not stuck[1].done()
-        assert newest(disk).window > 400_000
-        crashed = copy_of(disk)
-        _, found = await recovered(crashed, limits)
-        assert [offset for offset, _ in found] == [offset for offset, _ in later]
+        for write in list(file.pending):
+            if write.offset != SLOTS:
+                file.end(write)
+    assert not stuck[1].done()
+    assert newest(disk).window > 400_000
+    crashed = copy_of(disk)
+    _, found = await recovered(crashed, limits)
+    assert [offset for offset, _ in found] == [offset for offset, _ in later]
+    file.end_all()
+    for _ in range(500):
+        await asyncio.sleep(0)
         file.end_all()
-        for _ in range(500):
-            await asyncio.sleep(0)
-            file.end_all()
-        assert all(done.done() for _, done in [stuck, *later])
-
-    run(scenario)
+    assert all(done.done() for _, done in [stuck, *later])
