@@ -33,9 +33,8 @@
         StoreInUse       another process owns this data directory
         Closed           the client, reader or node was closed
       Corrupt          bytes failed a check
-        Malformed        a frame, message or layout that no Cordwood sender makes
-        ChecksumMismatch stored or sent bytes differ from the bytes written
-        TornBlock        a write that a crash cut short
+        Malformed a frame, message or layout that no Cordwood sender makes ChecksumMismatch stored
+        or sent bytes differ from the bytes written TornBlock        a write that a crash cut short
 
 Data loss is not an exception: a reader gets a `Gap`, in order.
 """
@@ -112,7 +111,7 @@ class TailMoved(Rejected):
 
 
 class UnknownProducer(Rejected):
-    """The log remembers no such producer, and this is not its first block."""
+    """The log does not remember this producer, and this is not the producer's first block."""
 
 
 class ProducerFenced(Rejected):
@@ -183,7 +182,7 @@ class NoEntry(Rejected):
 class LedgerFenced(Rejected):
     """A recovery has shut this writer of a ledger out: the ledger takes nothing more from it.
 
-    What the writer added before, and was not acknowledged, ends as OutcomeUnknown."""
+    Entries that the writer added before and that were not acknowledged end as OutcomeUnknown."""
 
 
 class NoObject(Rejected):
@@ -191,7 +190,8 @@ class NoObject(Rejected):
 
 
 class ObjectChanged(Rejected):
-    """The object is not the one that the caller expected to replace; nothing was stored."""
+    """The object differs from the object that the caller expected to replace; nothing was
+    stored."""
 
 
 class AccessDenied(Rejected):

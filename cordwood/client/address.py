@@ -1,7 +1,7 @@
 """Where a cluster is, as text.
 
-The module stands apart from the client, which takes half a second to import: code that only checks
-what a user gave needs no more than this.
+Importing the client takes half a second. Code that only checks an address imports this module
+alone.
 
 Source: docs/design.md §7.
 """

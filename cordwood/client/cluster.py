@@ -43,8 +43,8 @@ up; and the pause before they are tried again, beside the dials to those nodes."
 
 ASK_AGAIN_S = 0.05
 ASK_AGAIN_MAX_S = 1.0
-"""Pauses before all are asked again: short while nodes are away, growing while they have too
-much to do, so that those who were refused do not come back together."""
+"""Pauses before all nodes are asked again: short while nodes are down, growing while nodes are
+overloaded, so that refused clients do not return all at once."""
 
 
 class NodeListener(Protocol):
@@ -59,12 +59,12 @@ class Cluster(LogFinding):
     """See the module. `start` must have returned before anything else is called.
 
     Attributes:
-        members: nodes by number, as last heard.
-        dead: those of them that the node asked last takes for dead.
-        tier_store: the address of main storage, as nodes tell it; "" for none.
-        statuses: of nodes that are not fully authoritative, as last heard; see
+        members: nodes by number, as last read.
+        dead: members that the last answering node takes for dead.
+        tier_store: the address of main storage, as nodes report it; "" for none.
+        statuses: last reported statuses of nodes that are not fully authoritative; see
             `Nodes.set_authority`.
-        on_statuses: called when that changed, and with whether a node's data lies elsewhere now.
+        on_statuses: called when a status changed, with True if a node's data now lies elsewhere.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class Cluster(LogFinding):
         self._nodesets: dict[tuple[tuple[int, ...], tuple[str, ...]], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None
-        # Set when the last connection went: who is left may be known at the first addresses only.
+        # Set when the last connection was lost: perhaps only the first addresses know the nodes
+        # that are left.
         self._cut_off = asyncio.Event()
 
     def add_listener(self, listener: NodeListener) -> None:
@@ -110,14 +111,14 @@ class Cluster(LogFinding):
         Raises:
             Unreachable: none answered in time; the text says how to start one.
             Overloaded: one has too many connections, and no other answered.
-            NotOurCluster: one answered that is something else.
+            NotOurCluster: a node of another cluster, or another service, answered.
         """
         await self._find(min(timeout_s, ASK_ONE_S))
         self._refresher = self._tasks.create_task(self._refresh())
 
     async def _find(self, one_s: float) -> None:
-        """Read the member list through any of the addresses, each of which has so long; see
-        `start` for what is raised."""
+        """Read the member list through any of the addresses, each within the time limit; raises as
+        `start`."""
         failures: list[str] = []
         crowded: list[str] = []
         for address in self._addresses:
@@ -160,7 +161,7 @@ class Cluster(LogFinding):
             BadSetting: no node could read it.
             Unreachable: none answered in time.
             Overloaded: all that answered had too much to do, all the time.
-            CordwoodError: what the first one that answered said.
+            CordwoodError: the first node that answered refused.
         """
         check_call(message)
         loop = asyncio.get_running_loop()
@@ -187,8 +188,8 @@ class Cluster(LogFinding):
         return f"{self._host.random.getrandbits(96):024x}"
 
     def _least_asked(self) -> list[Connection]:
-        """The connections that are up, those with the fewest calls of ours first, then in
-        node order: what is asked at once is spread over the nodes."""
+        """Open connections, those with the fewest of our calls first, then in node order. So
+        simultaneous calls spread over the nodes."""
         up = [each for each in map(self.peers.get, self.peers.up) if each is not None]
         return sorted(up, key=lambda connection: connection.calls)
 
@@ -202,7 +203,7 @@ class Cluster(LogFinding):
         Raises:
             Unreachable: no connection or no answer in time.
             Overloaded: it had too much to do all the time.
-            CordwoodError: what it answered.
+            CordwoodError: the node refused.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s

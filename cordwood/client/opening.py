@@ -1,4 +1,4 @@
-"""What a call is about to open: awaited, entered or iterated, as its caller likes.
+"""The result of a call that opens something: the caller may await it, enter it or iterate over it.
 
 `connect`, `read`, `reader` and `consumer` need answers from nodes before there is something to
 use. They return an `Opening`, so that each of these works with one keyword:
@@ -35,7 +35,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 
 class Iterated(Entered, Protocol[Item_co]):
-    """An object that is read item by item as well."""
+    """Also an object that is read item by item."""
 
     def __aiter__(self) -> AsyncIterator[Item_co]: ...
 
@@ -86,7 +86,7 @@ class Opening(Generic[Opened]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._opened is not None, "what was entered was opened"
+        assert self._opened is not None, "the entered object was opened"
         await self._opened.__aexit__(kind, error, trace)
 
 

@@ -79,8 +79,8 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
-        cursors: where consumers stand, and who reads what for them.
-        ledgers: logs that one client writes and closes; see `client.ledgers.ledgers`.
+        cursors: the positions of consumers, and which member reads which log. ledgers: logs that
+            one client writes and closes; see `client.ledgers.ledgers`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             self._appends, cluster, self._find_to_append, settings, host.clock.now_us
         )
         self._stage_looks = {}
-        # Streams and readers belong to whoever asked for them: one that is dropped ends by itself.
+        # Streams and readers belong to the caller: a dropped one ends by itself.
         self._streams: WeakValueDictionary[int, ReadStream] = WeakValueDictionary()
         self._readers: list[weakref.ref[Reader]] = []
         self._writers: list[BufferedWriter] = []
@@ -150,7 +150,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         Raises:
             Retryable: nothing was stored within the client's timeout.
             OutcomeUnknown: it may or may not be stored.
-            Rejected: it is too large, or there is no such log.
+            Rejected: the record is too large, or the log does not exist.
         """
         return await self._append_calls.append(
             log, value, key, timestamp, headers, producer, expected_tail
@@ -172,10 +172,10 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         They are cut into blocks of the client's limits, each stored whole or not at all.
 
         Args:
-            log: its name; or its number, which is that log whatever its name is by then.
-            atomic: all blocks of the call are one group: the records get LSNs that follow
-                one another, and are stored, acknowledged and shown to readers together or
-                not at all. Up to 64 MiB as stored, less on nodes with a small WAL.
+            log: its name; or its number, which stays the same log even if the name moves.
+            atomic: all blocks of the call are one group. The records get consecutive LSNs, and are
+                stored, acknowledged and shown to readers together or not at all. Up to 64 MiB as
+                stored, less on nodes with a small WAL.
         Raises:
             RecordTooLarge: a record is too large, or an atomic call is.
             BadSetting: columns of different lengths, or a record that cannot be encoded.
@@ -192,7 +192,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
     async def open_log(self, log: AnyLog) -> Appending:
         """A log, by name or number, for `append_nowait`, the fastest way to append one by one.
 
-        It is that log for good, whatever its name is by then.
+        It stays that log, even if the name moves.
 
         Raises:
             UnknownLog: it is not there and may not be made.
@@ -239,29 +239,30 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
 
         `await` gives the stream itself, and `async with` closes it at the end.
 
-        It has ended once it gave out `until`; one that is left before is closed by `close`, or
-        once nothing refers to it.
+        The stream ends once it gave out `until`. If it is left earlier, `close` closes it, or the
+        garbage collector does.
 
         Args:
-            log: a name, or a number: the same log for ever, whatever its name is by then. A name
-                leads to the log that has it, as of some seconds ago (`client.find.known_logs`).
-            start: the first LSN, `oldest`, `tail` for what comes after now, or a time, resolved
-                by `find_time` (where too few nodes answer it begins too early, never too late).
-            until: the last LSN, `tail` for what is readable now, None to follow. A log that is
-                not there is made where it may be, unless this is `tail`: its records are
-                waited for.
-            keys: give only records with one of these keys, and FILTERED gaps in the place of the
-                others. Nodes leave out the blocks whose headers say that they have none.
-            payloads: without, bodies are neither read nor sent: records come with their
-                LSN and append time, an empty payload, and no key.
-            record_keys: without, records come without their keys, also where they were chosen by
-                them. They are sent all the same, beside the payloads; `arrow` gives the columns
-                that it is asked for.
-            gaps: without, items are records, and gaps only where records were lost or may not be
-                read: an epoch's end, trimmed records and the like are passed over.
+            log: a name; or a number, which stays the same log even if the name moves. A name is
+                resolved as of some seconds ago (`client.find.known_logs`).
+            start: the first LSN, `oldest`, `tail` for records appended after now, or a time,
+                resolved by `find_time` (if too few nodes answer, the read begins too early, never
+                too late).
+            until: the last LSN, `tail` for all records that are readable now, None to follow. A
+                missing log is created if the cluster allows it, unless this is `tail`; the stream
+                waits for its records.
+            keys: give only records with one of these keys, and FILTERED gaps in place of the
+                others. Nodes leave out blocks whose headers exclude the keys.
+            payloads: False: bodies are neither read nor sent; records come with LSN and append
+                time, an empty payload and no key. record_keys: False: records come without keys,
+                even if `keys` chose them. They are sent all the same, beside the payloads; `arrow`
+                ignores it and gives the columns of its own argument.
+            gaps: False: items are records, and gaps only where records were lost or may not be
+                read; epoch ends, trimmed records and other benign gaps are left out.
         Raises:
-            BadSetting: a position that is none, a time without a zone, or keys without payloads.
-            UnknownLog: there is no such log.
+            BadSetting: a position that is not valid, a time without a zone, or keys without
+                payloads.
+            UnknownLog: the log does not exist.
             Retryable: `tail` or a time was asked for, and no sequencer could be found.
         """
         opening = partial(
@@ -295,7 +296,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         self._cluster.check_open()  # it may have been closed meanwhile
         number = next(self._numbers) & 0xFFFF_FFFF
-        # By its number: the name may have gone to another log meanwhile, or to none.
+        # By its number: the name may have moved to another log meanwhile.
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
@@ -372,7 +373,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         save_every_s: float | None = 5.0,
         on_health: OnLogHealth | None = None,
     ) -> Opening[Consumer]:
-        """A reader whose positions are kept under `name`, to be entered with `async with`.
+        """A reader whose positions are saved under `name`; enter it with `async with`.
 
         Args:
             member: this reader's name among several that share the logs; "" reads all of them.
@@ -495,10 +496,10 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         await self._stop.wait()
 
     def run_by(self, runner: asyncio.Task[None]) -> None:
-        """`close` waits for this task too: it is the one that owns the connections."""
+        """`close` waits for this task too: the task owns the connections."""
         self._runner = runner
 
-    # What the cluster tells; see `cluster.NodeListener`.
+    # Reports from the cluster; see `cluster.NodeListener`.
 
     def on_node_up(self, node: NodeId, connection: Connection) -> None:
         """Streams read from a node that comes."""
@@ -563,7 +564,7 @@ async def connected(
         open_objects: opens main storage by its address.
     Raises:
         Unreachable: no address answered.
-        NotOurCluster: one answered that is something else.
+        NotOurCluster: a node of another cluster, or another service, answered.
     """
     try:
         async with asyncio.TaskGroup() as tasks:

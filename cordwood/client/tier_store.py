@@ -28,10 +28,9 @@ class TierStore:
     """See the module.
 
     Args:
-        address: what nodes told last, "" for none; asked when the store is opened.
+        address: the address that nodes reported last, "" for none; called when the store is opened.
         open_objects: opens an object store.
-        tasks: run what is fetched ahead.
-        cache_bytes: of blocks that its readers share.
+        tasks: run fetches ahead of the readers. cache_bytes: of blocks that readers share.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class TierStore:
             return self._objects
 
     async def manifest(self, log: int) -> LogManifest | None:
-        """A log's manifest as it is now; None where the cluster has no main storage or the log no
+        """A log's present manifest; None where the cluster has no main storage or the log no
         manifest."""
         if not self._address():
             return None

@@ -1,4 +1,5 @@
-"""Values that calls of a client take or give, for those who name them in their own signatures."""
+"""Values that calls of a client take or give, for callers that name them in their own
+signatures."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from cordwood.settings import ClientSettings
 
 
 def check_write_token(info: LogInfo | LogReply, tokens: Sequence[str]) -> None:
-    """Refuse to append to a log whose write token this client does not have.
+    """Refuse an append if the log has a write token that this client does not have.
 
     As in LogDevice the client looks by itself: a guard against mistakes, and no lock.
 
@@ -114,7 +114,7 @@ class LogTree:
         return {each.log: each.name for each in reply.logs}
 
     async def create(self, log: str, copies: int, racks: int, attributes: LogAttributes) -> LogInfo:
-        """Make a log; 0 takes what it inherits from its directory or the cluster.
+        """Create a log. A number of 0 is inherited from the log's directory or from the cluster.
 
         Raises:
             LogExists: it is there.
@@ -134,9 +134,9 @@ class LogTree:
         Nodes hear of it within a second. Replication and nodeset take a new epoch.
 
         Args:
-            unset: names that are inherited again.
+            unset: names of attributes to inherit again.
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             AccessDenied: it takes a token that this client does not have.
             BadSetting: the path or an attribute is wrong, or a log below could not be so.
         """
@@ -165,12 +165,12 @@ class LogTree:
                 await self._cluster.call_any(call, timeout_s=max(0.0, deadline - loop.time()))
                 return
             except Fenced as error:
-                # Also after an earlier try of this one that was done: then it changes nothing.
+                # An earlier try of this call may have been done: then this one changes nothing.
                 if loop.time() >= deadline:
                     raise Unreachable(f"{path} is changed all the time: {error}") from error
 
     async def directory(self, path: str) -> DirectoryReply:
-        """What is set on a directory, and what logs below it inherit.
+        """The attributes that are set on a directory, and those that logs below it inherit.
 
         Raises:
             BadSetting: the path does not end with a slash, or is none.
@@ -183,7 +183,7 @@ class LogTree:
         """Delete a log: its name is free again, its records are gone.
 
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             AccessDenied: it has a write token that this client does not have.
         """
         number, tokens = await self._meant(log)
@@ -195,7 +195,7 @@ class LogTree:
         """Give a log another name.
 
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             LogExists: the new name is taken.
             AccessDenied: it takes a token that this client does not have.
             BadSetting: a name is wrong, or the log could not be so there.
@@ -212,8 +212,8 @@ class LogTree:
         """Give a log a higher fencing token; see `Store.fence`, which also sees that it holds.
 
         Raises:
-            UnknownLog: there is no such log.
-            TokenFenced: the log's token is as high; who holds it.
+            UnknownLog: the log does not exist.
+            TokenFenced: the log's token is as high or higher; the error names its holder.
         """
         number, tokens = await self._meant(log)
         call = RaiseToken(log, token, holder, number, tokens=tokens)
@@ -222,10 +222,10 @@ class LogTree:
         return reply
 
     async def epochs(self, log: str) -> EpochsReply:
-        """What the epoch store knows of a log.
+        """The epoch store's entry of a log.
 
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
         """
         reply = await self._cluster.call_any(AskEpochs(log), timeout_s=self._timeout_s)
         assert isinstance(reply, EpochsReply), "AskEpochs is answered with epochs"

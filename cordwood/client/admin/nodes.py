@@ -39,25 +39,25 @@ from cordwood.settings import ClientSettings
 Answer = TypeVar("Answer")
 
 LOOK_S = 10.0
-"""For one step of a node's look over what it holds, which takes some tenths of a second."""
+"""For one step in which a node looks over its blocks; a step takes some tenths of a second."""
 
 IMPACT_S = 60.0
 """For a look at all epochs of all logs: a hundred thousand take some seconds."""
 
 ASK_EACH_S = 2.0
-"""How long a node may take to say how it is; one that is down is not waited for longer."""
+"""A node has this long to report its status; a node that is down costs no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfLost:
-    """What a node would be the donor of, if the data of some nodes were gone.
+    """The blocks that a node would copy as a donor if the data of some nodes were gone.
 
     Attributes:
-        blocks, bytes: that would get new copies: how many, and what would be sent for it.
-        stuck: blocks for which too few nodes are left, or nodes in too few domains.
-        last: of both, those of which one copy would be left.
-        gone: blocks of which no copy would be left.
-        unknown: of what lies here, what could not be judged.
+        blocks, bytes: how many blocks would get new copies, and how many bytes would be sent.
+        stuck: blocks with too few nodes left for a new copy, or with nodes in too few domains.
+        last: blocks with one copy left, of those to copy and those that are stuck.
+        gone: blocks with no copy left.
+        unknown: blocks on this node that could not be judged.
     """
 
     blocks: int = 0
@@ -70,11 +70,11 @@ class IfLost:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilding:
-    """What is being rebuilt.
+    """The state of rebuilding in the cluster.
 
     Attributes:
-        lost: the nodes that are lost, drained, or rebuilt and not back yet.
-        donors: what each node does as a donor, or why it says nothing, in node order.
+        lost: nodes that are lost, drained, or rebuilt and not back yet.
+        donors: each node's work as a donor, or the reason why it did not answer, in node order.
     """
 
     lost: tuple[LostNode, ...]
@@ -101,7 +101,7 @@ class Nodes:
         return await self._ask_each(AskStreams(), StreamsReply)
 
     async def authorities(self) -> dict[NodeId, Authority]:
-        """What is said of each node's data, in node order.
+        """The reported status of each node's data, in node order.
 
         Raises:
             Unreachable: no node answered in time.
@@ -112,17 +112,17 @@ class Nodes:
     async def set_authority(
         self, node: int, authority: Authority, expected: Authority | None = None
     ) -> None:
-        """Say what became of the data of a node that is down: a compare-and-set.
+        """Set the authoritative status of a node that is down: a compare-and-set.
 
-        Nodes hear of it within a second, readers within some more, and those that waited for
-        the node go on. A node that starts again takes it back by itself.
+        Nodes learn the status within a second and readers a few seconds later; whatever waited for
+        the node goes on. A node that starts again clears the status itself.
 
         Args:
-            expected: what is said of it now; None takes what it is.
+            expected: its present status; None accepts any.
         Raises:
             Rejected: something else is said of it by now, the node is up, or the one cannot
                 follow the other (`quorum.authority.BECOMES`).
-            BadSetting: there is no such node.
+            BadSetting: the node does not exist.
             Unreachable: the cluster did not answer; it may be set, and may be set again.
         """
         if expected is None:
@@ -135,10 +135,10 @@ class Nodes:
     async def set_storage(self, node: int, *, read_only: bool) -> None:
         """Have a node store nothing from now on, or store again; it is read all the same.
 
-        Nodes hear of it within a second. A recovery reads such a node and stores on others.
+        Nodes hear of it within a second. Recoveries read from a read-only node and store on others.
 
         Raises:
-            BadSetting: there is no such node.
+            BadSetting: the node does not exist.
             Unreachable: the cluster did not answer; it may be set, and may be set again.
         """
         call = SetStorage(node, read_only)
@@ -148,11 +148,11 @@ class Nodes:
     async def if_lost(self, nodes: Collection[int]) -> dict[NodeId, IfLost | CordwoodError]:
         """What each node would have to give if the data of `nodes` were gone, in node order.
 
-        Nothing is changed. Each block is counted by one node, so the answers add up; where one
-        is missing (a node does not answer), so are the blocks that it would give.
+        Nothing is changed. One node counts each block, so the answers add up. If a node does not
+        answer, the blocks that it would copy are missing from the sum.
 
         Raises:
-            BadSetting: no node is named, or one that there is not.
+            BadSetting: no node is named, or a named node does not exist.
             Unreachable: no node answered in time.
         """
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
@@ -193,7 +193,7 @@ class Nodes:
         Args:
             racks: locations of racks, or of wider domains: all nodes below are meant.
         Raises:
-            BadSetting: none is named, or one that there is not.
+            BadSetting: no node is named, or a named node does not exist.
             Unreachable: no node answered in time.
         """
         call = AskImpact(tuple(sorted(set(nodes))), tuple(sorted(set(racks))))
@@ -212,13 +212,13 @@ class Nodes:
         user: str,
         ttl_s: int = 0,
     ) -> MaintenanceRequest:
-        """Ask for nodes to be taken out of service; the request, which may be blocked until that
-        is safe.
+        """Request maintenance: take nodes out of service. Returns the request, which may be blocked
+        until the step is safe.
 
         Args:
             racks: locations of racks, or of wider domains: all nodes below are meant.
             wanted: `MAY_DISAPPEAR` or `DRAINED`.
-            ttl_s: the request ends by itself so long after it was made; 0 for never.
+            ttl_s: seconds after which the request ends by itself; 0 for never.
         Raises:
             BadSetting: it makes no sense, and the text says why.
             Unreachable: the cluster did not answer; the request may be there.
@@ -228,7 +228,7 @@ class Nodes:
         return next(each for each in reply.requests if each.number == reply.applied)
 
     async def maintenance(self) -> list[MaintenanceRequest]:
-        """All requests, oldest first; those that are safe by now are granted.
+        """All requests, oldest first. Requests that became safe are granted first.
 
         Raises:
             Unreachable: the cluster did not answer.
@@ -239,7 +239,7 @@ class Nodes:
         """Take a request back: its nodes are in service again, unless another one names them.
 
         Raises:
-            BadSetting: there is none of this number.
+            BadSetting: no request has this number.
             Unreachable: the cluster did not answer; the request may be gone.
         """
         await self._maintenance(RemoveMaintenance(number))
@@ -254,7 +254,7 @@ class Nodes:
         """Which nodes are being rebuilt, and how far each donor is.
 
         Args:
-            donors: ask each node what it does as a donor; without, one node is asked for the rest.
+            donors: also ask each node for its work as a donor; otherwise one node answers for all.
         Raises:
             Unreachable: no node answered.
         """
@@ -284,7 +284,7 @@ class Nodes:
             forced: however many nodes are being rebuilt.
         Raises:
             Rejected: the order makes no sense now, and the text says why.
-            BadSetting: there is no such node, or no such order.
+            BadSetting: the node or the order does not exist.
             Unreachable: the cluster did not answer; the order may be in effect, and may be given
                 again.
         """

@@ -26,10 +26,11 @@ Position = str | int
 """Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
 
 Start = Position | datetime.datetime
-"""Where to read from: also a time with its zone, for what was appended then or later."""
+"""Where to read from: an LSN, a name, or a time with its zone for records appended then or
+later."""
 
 TIME_US_MAX = 1 << 62
-"""Past every time; what is later, or as much earlier, is taken for this."""
+"""Later than every record's time; a time beyond it on either side counts as this bound."""
 
 
 class PositionCalls:
@@ -45,7 +46,7 @@ class PositionCalls:
         """The first and the last LSN that a read from `start` to `until` means.
 
         Raises:
-            BadSetting: a position that is none, or a time without a zone.
+            BadSetting: the position is not valid, or a time has no zone.
             CordwoodError: as `tail`, and for a time as `find_time`.
         """
         tail = await self.tail(log) if "tail" in (start, until) else None
@@ -62,9 +63,8 @@ class PositionCalls:
     async def trim(self, log: AnyLog, lsn: Position) -> Trimmed:
         """Delete a log's records up to `lsn`, it included, for good.
 
-        A trim point never falls; readers that are below it get one TRIM gap, from whichever
-        node says it first. One that ended with `Retryable` may have been done by some nodes, and
-        may be made again.
+        A trim point never falls. A reader below it gets one TRIM gap, from the first node that
+        reports it. After `Retryable`, some nodes may have trimmed; repeat the call.
 
         Args:
             lsn: an LSN up to the tail; `tail` for all there is now.
@@ -72,7 +72,7 @@ class PositionCalls:
             Which nodes have let go of them; `is_partial` where some did not.
         Raises:
             Rejected: it is past the tail.
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             AccessDenied: the log wants a write token, as to append.
             Retryable: no sequencer, or no node at all, answered.
         """
@@ -90,23 +90,23 @@ class PositionCalls:
             approximate: the bounds of partitions are enough, so that a node reads one entry of an
                 index at most; it errs to the early side then, by a partition's length at most.
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             AccessDenied: the log wants a read token that this client does not have.
             Retryable: no sequencer, or no node at all, answered.
         """
         return await self._positions.find_time(log, _to_us(time), approximate=approximate)
 
     async def find_key(self, log: AnyLog, key: bytes) -> KeyPosition:
-        """Where a key lies in a log whose records have keys that do not fall.
+        """Find a key in a log whose keys never decrease.
 
-        Where there is no record below the key, or none at it, that is None; LogDevice says
-        LSN_INVALID and the LSN after the tail.
+        `before` is None if no record lies below the key, `at` if no record has it or a larger one;
+        LogDevice says LSN_INVALID and the LSN after the tail.
 
         A binary search: some 40 reads of one block each, within the client's timeout.
 
         Raises:
             Rejected: records have no keys.
-            Unreachable: what had to be looked at did not come in time.
+            Unreachable: the records needed for the answer did not arrive in time.
             CordwoodError: as `find_time`.
         """
         return await self._positions.find_key(log, key)
@@ -123,7 +123,7 @@ class PositionCalls:
         """The trim point, and the first record above it, None in an empty log.
 
         Raises:
-            Unreachable: too few nodes answered to know; `extent` says what they did.
+            Unreachable: too few nodes answered to know; `extent` reports those nodes.
             CordwoodError: as `find_time`.
         """
         found = await self._positions.extent(log)
@@ -166,9 +166,9 @@ class PositionCalls:
     ) -> Size:
         """About how many bytes were appended in [start, stop), as stored, each record once.
 
-        Of a partition of which a part lies in between, as much as that is of its time; of one
-        that is trimmed in part, all. What recovery wrote counts too, some 130 bytes for each
-        epoch's end: so a log that `is_empty` may have a size.
+        A partition that overlaps the range counts by the share of its time in the range; a
+        partition that is partly trimmed counts in full. What recovery wrote counts too, some 130
+        bytes for each epoch's end: so a log that `is_empty` may have a size.
 
         Raises:
             CordwoodError: as `find_time`.

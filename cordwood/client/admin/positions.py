@@ -43,10 +43,10 @@ from cordwood.settings import ClientSettings
 
 ASK_NODE_S = 3.0
 """How long one node may take: it looks into memory and a few places of its disk, or writes
-one mark. One that is down is not waited for longer."""
+one mark. A node that is down costs no more than this."""
 
 KEYLESS_MAX = 10_000
-"""Records without a key that are passed over for one: a block or a few."""
+"""Records without a key that a search skips to find a key: a block or a few."""
 
 Answer = TypeVar("Answer", TrimReply, TimeReply, ExtentReply, SizeReply)
 
@@ -61,11 +61,11 @@ class Trimmed:
     """What became of a trim.
 
     Attributes:
-        lsn: what was asked for: all up to it is trimmed, it included.
-        nodes: nodes that have let go of it, durably.
-        missing: nodes that may hold some of it still, and why. A reader skips it all the
-            same as soon as one node of `nodes` answers it; their disks get it back when
-            the next trim, or retention, reaches them.
+        lsn: the requested LSN; all records up to and including it are trimmed.
+        nodes: nodes that trimmed up to it, durably.
+        missing: nodes that may still hold trimmed records, and why. A reader skips it all the same
+            as soon as one node of `nodes` answers it; their disks get it back when the next trim,
+            or retention, reaches them.
     """
 
     lsn: Lsn
@@ -97,12 +97,13 @@ class TimePosition:
 
 @dataclass(frozen=True, slots=True)
 class KeyPosition:
-    """Where a key lies in a log whose keys do not fall.
+    """Where a key lies in a log whose keys never decrease.
 
     Attributes:
         before: the last record whose key is less, None for none.
-        at: the first one whose key is not less, None for none up to `tail`.
-        is_partial: records are lost where they were looked at, so a lost one may lie nearer.
+        at: the first record whose key is not less, None for none up to `tail`.
+        is_partial: records are lost in the range that was searched, so a lost record may lie
+            nearer.
     """
 
     before: Lsn | None
@@ -241,7 +242,7 @@ class Positions:
             ) from None
 
     async def search_key(self, info: LogInfo, tail: Lsn, key: bytes) -> KeyPosition:
-        """See `Store.find_key`; what is not sent is waited for."""
+        """See `Store.find_key`; waits for records that nodes have not sent yet."""
         low, high = int(OLDEST), int(tail)
         before: Lsn | None = None
         at: Lsn | None = None
@@ -273,8 +274,8 @@ class Positions:
             held = [each for each in told.values() if each.first and each.last > trim]
             if all(each.first > trim for each in held):
                 break
-            # What one node has trimmed readers skip, whoever holds it: a node that missed the
-            # trim has to say what it holds above.
+            # Readers skip records that any node has trimmed. So a node that missed the trim must
+            # report what it holds above the trim point.
         first = min(((e.first, e.first_us) for e in held), default=(0, 0))
         last = max(((e.last, e.last_us) for e in held), default=(0, 0))
         is_partial = not self.is_enough(info, tail, told)
@@ -282,7 +283,8 @@ class Positions:
         if tiered is not None:
             first = await tiered.first(trim) or first
             if last[0] <= tiered.up_to:
-                # A node that lets go late may hold none of the last of what the others let go of.
+                # A node that trims late may hold none of the last records that the other nodes
+                # trimmed.
                 last = max(last, await tiered.last(trim) or last)
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
 
@@ -335,7 +337,7 @@ class Positions:
         """A log with all its epochs, and its tail.
 
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             Retryable: no sequencer answered.
         """
         info = await self._fresh(log)
@@ -344,7 +346,7 @@ class Positions:
         return (info if tail.epoch <= info.epoch else await self._fresh(log)), tail
 
     def is_enough(self, info: LogInfo, tail: Lsn, heard: Collection[NodeId]) -> bool:
-        """Whether those that answered meet every copyset of every epoch."""
+        """Whether the nodes that answered intersect every copyset of every epoch."""
         if tail.epoch > info.epoch or not info.history:
             return False
         # A node that answered is there, whatever is said of it.
@@ -356,7 +358,8 @@ class Positions:
         return True
 
     async def _fresh(self, log: AnyLog) -> LogInfo:
-        """The log with all its epochs: what is remembered may lack nodes of the newest."""
+        """Look the log up with all its epochs: the remembered entry may lack nodes of the newest
+        epoch."""
         self._cluster.check_open()
         timeout_s = self._settings.timeout_s
         return await self._cluster.find_log(log, create=False, timeout_s=timeout_s, fresh=True)
@@ -364,10 +367,11 @@ class Positions:
     async def _ask_nodes(
         self, info: LogInfo, call: Call, kind: type[Answer]
     ) -> tuple[dict[NodeId, Answer], dict[NodeId, str]]:
-        """What the nodes that may hold records of a log answer, and why others do not.
+        """Ask the nodes that may hold records of a log: the answers, and the reasons of nodes that
+        gave none.
 
         Raises:
-            Unreachable: none of them does.
+            Unreachable: no node answered.
         """
         timeout_s = min(ASK_NODE_S, self._settings.timeout_s)
         if isinstance(call, ForReaders):
@@ -396,8 +400,8 @@ class Positions:
 
 
 async def first_keyed(stream: ReadStream, name: str) -> tuple[tuple[bytes, Lsn] | None, bool]:
-    """The key and LSN of the first record with a key that a read gives, None for none; and
-    whether there were records before it that are lost."""
+    """Key and LSN of the first record with a key, None for none; and whether records before it are
+    lost."""
     keyless = 0
     has_lost = False
     try:

@@ -1,8 +1,9 @@
 """Restarts nodes one after the other, each only when nothing stops without it.
 
-For each node a request for maintenance is made, and waited for until it is granted. Then the node
-is restarted, and waited for until it answers as a new process. Then the request is taken back.
-Nodes that are away count as absent, so the next request is granted when the last node is back.
+Each node gets a request for maintenance, and its restart waits until the request is granted. Then
+the node is restarted, and waited for until it answers as a new process. Then the request is taken
+back. Nodes that are down count as absent, so the next request is granted once the previous node is
+back.
 
 Source: docs/protocol/maintenance.md.
 """
@@ -38,7 +39,7 @@ async def rolling_restart(
         timeout_s: the longest wait for a grant, and for a node to be back.
         say: is told how far it is.
     Raises:
-        BadSetting: there is no such node, or no node is named.
+        BadSetting: a node does not exist, or no node is named.
         Retryable: a node is not safe to take in time; it and those behind it were left alone.
         Unreachable: a node did not come back in time. Its request stays, so that no other node is
             taken for it.

@@ -58,7 +58,8 @@ class TierPositions:
         return entry.last + 1
 
     async def first(self, trim: int) -> Placed | None:
-        """The first record above the trim point, up to the tier point; None if there is none."""
+        """The first record above the trim point, up to the tier point; None if main storage holds
+        none."""
         lsn = trim + 1
         while page := await self._manifest.entries(lsn):
             for entry in page:
@@ -73,7 +74,8 @@ class TierPositions:
         return None
 
     async def last(self, trim: int) -> Placed | None:
-        """The last record up to the tier point; None if there is none above the trim point."""
+        """The last record up to the tier point; None if main storage holds none above the trim
+        point."""
         lsn = self.up_to
         while lsn > trim and (entry := await self._manifest.find(lsn)) is not None:
             for piece in reversed(await self._pieces(entry)):

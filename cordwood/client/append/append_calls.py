@@ -134,7 +134,8 @@ class AppendCalls:
                             sizes[part],
                         )
                     except CordwoodError as error:
-                        # What was added before is in flight all the same, and decides with it.
+                        # Blocks that the call added before stay in flight; the call's outcome
+                        # counts them too.
                         ended.append(error)
                         break
             answers = asyncio.gather(*(future for future, _ in runs), return_exceptions=True)
@@ -235,7 +236,7 @@ class AppendCalls:
         return self._appends.loop.time() + self._settings.timeout_s
 
     async def _wait_open_space(self, deadline: float) -> bool:
-        """Wait for room until `deadline`; whether the call is late by then."""
+        """Wait for free space until `deadline`; True if the deadline passed."""
         if not self._appends.window.has_space:
             await self._appends.window.wait_space(deadline)
         self._cluster.check_open()
@@ -243,8 +244,9 @@ class AppendCalls:
         return left_s < self._settings.timeout_s - LATE_S
 
     async def _by(self, deadline: float, answer: Awaitable[Answer]) -> Answer:
-        """What a call that had to wait, for its log or for room, is answered; OutcomeUnknown if
-        it is not by then. Its block has a deadline of its own, up to a timeout after the call's.
+        """The answer of a call that had to wait for its log or for free space; OutcomeUnknown if
+        the answer has not come by then. Its block has a deadline of its own, up to a timeout after
+        the call's.
         """
         try:
             async with asyncio.timeout_at(deadline):

@@ -6,8 +6,8 @@ LAST_TRY_SHARE = 1 / 20
 """Share of its timeout that an append must have left to be tried again."""
 
 STALL_S = 1.0
-"""A block unanswered for so long makes the client ask others about the sequencer's node; a
-stopped process keeps its connections, and only silence tells."""
+"""After this long without an answer, the client asks other nodes about the sequencer's node. A
+stopped process keeps its connections, so only silence shows it."""
 
 PRODUCERS_MAX = 10_000
 """Producers, each with each of its logs, that one client appends with at a time."""

@@ -85,7 +85,7 @@ class Appends:
         time_us: int | None,
         headers: Headers | None,
     ) -> int:
-        """What a record counts in blocks and in the window, in bytes.
+        """A record's bytes as blocks and the window count them.
 
         Raises:
             BadSetting: it cannot be encoded.
@@ -123,7 +123,7 @@ class Appends:
         return task
 
     async def close(self, error: CordwoodError) -> None:
-        """Fail everything that is open."""
+        """Fail all open appends."""
         for task in list(self._running):
             task.cancel()
         for log in self._logs.values():

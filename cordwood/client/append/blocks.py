@@ -33,7 +33,7 @@ def cut_blocks(
     block_records: int,
     now_us: Callable[[], int],
 ) -> list[GroupPart]:
-    """Blocks of at most so many bytes and records, in order; none for no records."""
+    """Cut records into blocks within these limits, in order; no records give no blocks."""
     parts: list[GroupPart] = []
     start = size = 0
     for at, one in enumerate(columns.sizes):
@@ -62,7 +62,7 @@ def _seal(columns: Columns, part: slice, codec: Codec, now_us: Callable[[], int]
 
 
 def check_group(parts: Sequence[GroupPart]) -> None:
-    """Refuse what is too much for one group anywhere.
+    """Refuse records that exceed an atomic group on any log.
 
     Raises:
         RecordTooLarge: it is; with the limit.

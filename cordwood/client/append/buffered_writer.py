@@ -1,20 +1,19 @@
 """A writer that gathers records into large blocks, by size and by time.
 
-Appends of one tick share a block anyway; this is for programs that append a record now and
-then, to many logs or through many hands, and would rather wait a moment than send small
-blocks. What it gathers for a log is one block: compressed as a whole, with one header, stored
-and acknowledged as one; each record still has its own LSN, and readers see no difference
-(LogDevice's writer makes one record of a batch).
+Appends of one tick share a block anyway. This writer is for programs that append single records to
+many logs or from many places, and prefer a short wait to small blocks. The writer gathers a log's
+records into one block, which is compressed, stored and acknowledged as a whole. Each record keeps
+its own LSN, and readers see no difference. (LogDevice's writer makes one record of a batch.)
 
-Modes say what a failure does to those behind it in the same log:
+The mode decides what a failed block does to the blocks behind it in the same log:
 
-- INDEPENDENT: blocks are sent as they fill. One that is tried again may come after others.
+- INDEPENDENT: blocks are sent as they fill. A block that is retried may land behind later blocks.
 - ONE_AT_A_TIME: a block is sent when the one before it has ended.
 - STREAM: blocks are sent as they fill and stored in that order, each once, tried for as long
-  as the writer lives. They go out as a producer's, which the log knows to be repeats;
-  LogDevice's stream keeps the order of first occurrences and allows repeats.
+  as the writer lives. The log recognises repeats by the writer's producer. LogDevice's stream keeps
+  the order of first occurrences and allows repeats.
 
-What may be stored already is never sent again but in a stream, where that is safe. An error
+The writer resends a block that may be stored only in a stream, where a repeat is safe. An error
 says which it is: see `CordwoodError.is_outcome_unknown`.
 
 Source: docs/sources/logdevice.md 1 ("BufferedWriter"); docs/design.md §3 ("Producers").
@@ -65,7 +64,7 @@ from cordwood.settings import MIB, ClientSettings
 logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.1
-"""The client has tried for its whole timeout by then; doubles up to the writer's bound."""
+"""The client has tried for its whole timeout before it. Doubles up to the writer's bound."""
 
 STREAM_BLOCKS = 4
 """Blocks of a stream in flight, one less than a log remembers of a producer: enough to hide
@@ -76,7 +75,7 @@ INDEPENDENT_BLOCKS = 64
 
 
 GOES_ON = (Retryable, OutOfSequence, UnknownProducer, ProducerFenced)
-"""What a block of a stream is sent again after: it is not stored, and may be in another epoch."""
+"""Errors after which a stream resends a block: it was not stored, and another epoch may take it."""
 
 
 class WriteMode(enum.Enum):
@@ -88,10 +87,10 @@ class WriteMode(enum.Enum):
 
 
 OnSuccess = Callable[[str, Sequence[Any], Sequence[Lsn]], None]
-"""Called with the log, what came with each record, and where each is."""
+"""Called with the log, each record's context, and each record's LSN."""
 
 OnFailure = Callable[[str, Sequence[Any], CordwoodError], None]
-"""Called with the log, what came with each record, and why none of them was acknowledged."""
+"""Called with the log, each record's context, and the error that ended the block."""
 
 OnRetry = Callable[[str, Sequence[Any], CordwoodError], bool]
 """Called before records are sent again; False lets them fail instead. It must not raise."""
@@ -103,10 +102,10 @@ class WriterOptions:
 
     Attributes:
         time_trigger_s: a record waits no longer than this; None waits for size or `flush`.
-            A tenth of a second, felt by nobody: LogDevice's is off, and a program that
+            A tenth of a second, which no user notices: LogDevice's is off, and a program that
             forgets to flush then never stores its last records.
-        size_trigger_bytes: a block is sent when it has so much; the client's `block_bytes`
-            bounds it. 256 KiB: larger blocks are hardly cheaper a byte.
+        size_trigger_bytes: a block is sent at this size; the client's `block_bytes` bounds it. 256
+            KiB: larger blocks are hardly cheaper a byte.
         mode: see the module.
         retry_count: how often a block that was *not appended* is sent again after the
             client gave up on it; None without end, as a stream always does.
@@ -142,10 +141,10 @@ class _Gathered:
     """Records of one log that become one block.
 
     Attributes:
-        contexts: what came with each record.
-        futures: for each, None where nobody waits.
-        tries: how often it was sent again.
-        ended: set once all of them were told.
+        contexts: each record's context, as its caller gave it.
+        futures: one for each record, None if no caller waits.
+        tries: how often the block was resent.
+        ended: set once every record has its outcome.
     """
 
     __slots__ = (
@@ -165,11 +164,11 @@ class _Gathered:
 
 
 class _Lane:
-    """One log: what is gathered for it, what waits to be sent, who sends.
+    """One log of the writer: gathered records, queued blocks, and the sending task.
 
     Attributes:
-        number: of the log, once it was found: its records go there whatever its name is by then,
-            until it is told to be gone.
+        number: the log's number, once found: records go to this number, even if the name moves,
+            until the number is gone.
     """
 
     def __init__(self, log: str) -> None:
@@ -186,8 +185,8 @@ class BufferedWriter:
     """See the module. Made by `Store.buffered_writer`; close it, or use `async with`.
 
     Attributes:
-        bytes: gathered and in flight.
-        failed: records whose outcome was an error.
+        bytes: of records that are gathered or in flight.
+        failed: number of records that ended with an error.
     """
 
     def __init__(
@@ -288,7 +287,7 @@ class BufferedWriter:
         self._put(log, value, key, timestamp, headers, context, None)
 
     async def wait_space(self) -> None:
-        """Wait until memory takes more; what is gathered is sent, so that it comes to an end.
+        """Wait for free memory. Gathered records are sent, so that the wait ends.
 
         Raises:
             Overloaded: it did not within the client's timeout.
@@ -297,7 +296,7 @@ class BufferedWriter:
         if self._line.is_empty and not self._is_full:
             self._check_open()
             return
-        # A call that finds room must not pass those that still wait to be woken for it.
+        # A call that finds free space must not overtake calls that wait to be woken for it.
         place = self._line.join()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
@@ -335,7 +334,7 @@ class BufferedWriter:
             raise self._overloaded()
         lane = self._lanes.get(log)
         if lane is None:
-            # By two spellings it is one log, with one order; it is told by the first one.
+            # Two spellings of a name are one log with one order; callbacks get the first spelling.
             name = normalise_name(log)
             lane = self._lanes.setdefault(name, _Lane(log))
             self._lanes[log] = lane
@@ -380,8 +379,8 @@ class BufferedWriter:
     # Ending.
 
     async def flush(self) -> None:
-        """Send all that is gathered, and return once each record put in so far was told, by its
-        future and by the callback: stored, or why not (see `failed`)."""
+        """Send all gathered records. Returns once each record put so far has its outcome, in its
+        future and in the callback (see `failed`)."""
         self._cut_all()
         for gathered in list(self._unended):
             await gathered.ended.wait()
@@ -398,7 +397,7 @@ class BufferedWriter:
         self.end(Closed("this writer was closed"))
 
     def end(self, error: CordwoodError) -> None:
-        """Take nothing more, and tell every record what is known of it."""
+        """Take no more records, and end every record with its known outcome."""
         if self._closed is None:
             self._closed = error
         if self._unended:
@@ -442,7 +441,7 @@ class BufferedWriter:
     # Sending.
 
     def _go(self, lane: _Lane) -> None:
-        """Send what is queued for a log, as far as the mode allows."""
+        """Send a log's queued blocks, as far as the mode allows."""
         if self._options.mode is WriteMode.INDEPENDENT:
             while lane.queue and len(lane.tasks) < INDEPENDENT_BLOCKS:
                 self._start(lane, self._send(lane, lane.queue.popleft()))
@@ -460,7 +459,7 @@ class BufferedWriter:
             self._go(lane)
 
     async def _work(self, lane: _Lane) -> None:
-        """Send what is queued for one log, one after the other or as a stream."""
+        """Send a log's queued blocks, one after the other or as a stream."""
         while lane.queue:
             if self._options.mode is WriteMode.STREAM:
                 await self._send_stream(lane)
@@ -494,11 +493,11 @@ class BufferedWriter:
         await asyncio.sleep(pause_s * self._chance.uniform(0.5, 1.0))
 
     async def _send_stream(self, lane: _Lane) -> None:
-        """Send what is queued in order, a few blocks at a time, until one fails or all are stored.
+        """Send queued blocks in order, a few at a time, until a block fails or all are stored.
 
-        A block is sent again for as long as it takes, by the producer's own line; what comes
-        back as an error will not be stored under this identity. Its epoch ends there: those
-        behind it that failed with it are sent anew in the next one, which keeps the order.
+        The producer's own line resends a block for as long as it takes. A block that ends with an
+        error will not be stored under this identity. Its epoch ends there: those behind it that
+        failed with it are sent anew in the next one, which keeps the order.
         """
         if lane.producer is None:
             lane.producer = Producer(self._chance.randint(1, PRODUCER_MAX))
@@ -575,7 +574,7 @@ class BufferedWriter:
 
     def _fail(self, lane: _Lane, gathered: _Gathered, error: CordwoodError) -> None:
         if isinstance(error, UnknownLog):
-            lane.number = None  # what comes next is for the log that has the name then
+            lane.number = None  # later records go to the log that has the name then
         if not self._finish(gathered):
             return
         self.failed += len(gathered.values)

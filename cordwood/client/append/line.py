@@ -53,7 +53,7 @@ class Line:
         return place
 
     def ready(self, place: QueuedCall) -> None:
-        """The call has what it waited for."""
+        """The call's wait has ended."""
         place.is_ready = True
         self._let_go()
 

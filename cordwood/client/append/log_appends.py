@@ -142,7 +142,7 @@ class LogAppends:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence of the next record that is added; 0 without a producer."""
+        """The sequence of the next added record; 0 without a producer."""
         if self._producer is None:
             return 0
         added = self._batch.count if self._batch is not None else 0
@@ -283,7 +283,7 @@ class LogAppends:
         return future
 
     def _space_for(self, size: int) -> PendingBlock:
-        """This tick's batch, or a new one if that is full."""
+        """This tick's open block, or a new one if that is full."""
         batch = self._batch
         settings = self._settings
         if batch is not None and (
@@ -551,7 +551,7 @@ class LogAppends:
         self._pump()
 
     def _check_stall(self, now: float) -> None:
-        """Check the node whose answer is outstanding for the longest time, if that is long."""
+        """Check the node with the oldest outstanding answer, if that is old enough."""
         oldest = next(iter(self._sent.values()), None)
         if oldest is None or now - oldest[0].sent_at < STALL_S:
             return
@@ -572,7 +572,7 @@ class LogAppends:
         return False
 
     def sweep(self, now: float) -> None:
-        """Give up blocks that are past their deadline."""
+        """Give up the blocks whose deadline has passed."""
         self._check_stall(now)
         late = [token for token, (batch, _) in self._sent.items() if batch.deadline <= now]
         for token in late:

@@ -1,7 +1,7 @@
 """Blocks of many logs on their way to their sequencers: one APPEND frame to each a turn.
 
-What a frame costs on both sides is more than what a small block in it costs, and a client
-that appends to a thousand logs has a block for each of them every tick.
+A frame costs both sides more than a small block in it. A client that appends to a thousand logs has
+a block for each log in every tick.
 
 Source: docs/design.md §4 ("Waves").
 """
@@ -19,7 +19,7 @@ from cordwood.wire.connection import Connection
 
 
 class _Frame:
-    """What one connection is sent next."""
+    """The blocks that one connection sends next."""
 
     __slots__ = ("blocks", "bytes", "parts")
 
@@ -30,7 +30,7 @@ class _Frame:
 
 
 class Outbox:
-    """See the module. What is put in leaves in that order, at the end of the tick."""
+    """See the module. Blocks leave in the order of their puts, at the end of the tick."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -38,7 +38,7 @@ class Outbox:
         self._is_due = False
 
     def put(self, target: Connection, parts: Sequence[Buffer], blocks: int, size: int) -> None:
-        """Send so many blocks, laid out in `parts`, whose bodies have `size` bytes."""
+        """Send `count` blocks, laid out in `parts`; their bodies have `size` bytes."""
         frame = self._frames.get(target)
         if frame is not None and (
             frame.blocks + blocks > FRAME_BLOCKS or frame.bytes + size > FRAME_BYTES

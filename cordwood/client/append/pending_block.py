@@ -1,4 +1,4 @@
-"""Records on their way to become one block, and who waits for it."""
+"""Records that become one block, and the callers that wait for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cordwood.protocol.producers import sure_s
 
 
 def unknown(why: str, log: int) -> OutcomeUnknown:
-    """What becomes of an append in flight that nobody will answer."""
+    """The outcome of an append in flight that gets no answer."""
     return OutcomeUnknown(
         f"{why} while an append to log {log} was in flight: read the log to see whether it is "
         "stored. What is not there yet may still come; only a producer can send it again"
@@ -100,7 +100,7 @@ class PendingBlock:
         size: int,
         now_us: Callable[[], int],
     ) -> None:
-        """Take records of `size` bytes in all, a column at a time, which nobody changes any more
+        """Take records of `size` bytes in all, as columns. Callers no longer change them
         (`record_check.own_values`)."""
         count, more = self.count, len(values)
         if keys is not None or self.keys is not None:
@@ -121,7 +121,7 @@ class PendingBlock:
     def seal(
         self, log: int, codec: Codec, producer: Producer | None, now_us: Callable[[], int]
     ) -> None:
-        """Nothing more is put in: make the entry that is sent."""
+        """Close the block: make the entry that is sent."""
         times: Sequence[int] | int = now_us() if self.times is None else self.times
         raw = encode_body(self.values, timestamps_us=times, keys=self.keys, headers=self.headers)
         codec = codec if self.codec is None else self.codec
@@ -138,7 +138,7 @@ class PendingBlock:
     def seal_group(
         self, log: int, parts: Sequence[GroupPart], size: int, producer: Producer | None
     ) -> None:
-        """It is an atomic group of blocks that are sealed, of records of `size` bytes."""
+        """Make it an atomic group of these sealed blocks, with records of `size` bytes."""
         self.count, self.bytes = sum(part.records for part in parts), size
         who = (producer.producer, producer.epoch) if producer is not None else (0, 0)
         sequence = producer.take(log, self.count) if producer is not None else 0
@@ -164,13 +164,13 @@ class PendingBlock:
                 future.set_result(Lsn(first + offset))
 
     def given_up(self, log: int, error: CordwoodError) -> CordwoodError:
-        """What it ends with when it is given up: unknown, where it was sent once."""
+        """The error of a block that is given up: OutcomeUnknown if it was ever sent."""
         if not self.maybe:
             return error
         return OutcomeUnknown(f"an append to log {log} was sent before and not answered: {error}")
 
     def fail(self, error: CordwoodError) -> None:
-        """None of the records is acknowledged."""
+        """End all records without an acknowledgement."""
         for future, _ in self.futures:
             if not future.done():
                 future.set_exception(error)

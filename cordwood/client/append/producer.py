@@ -1,9 +1,9 @@
-"""Producers: writers with an identity, whose retries are stored once.
+"""Producers: writers with an identity; the log stores their retries once.
 
 A producer's blocks carry its id, its epoch and the sequence of their first record. What may
 have been stored is sent again until it is answered, and a repeat is answered with the place
-that it has already. So an append through a producer ends as unknown only if nobody answers
-before its deadline.
+that it has already. So an append through a producer ends as unknown only if no answer comes before
+its deadline.
 
 Errors of its own: `UnknownProducer` (the log does not remember it, and this is not its first
 block), `ProducerFenced` (a higher epoch of it has begun), `OutOfSequence` (records before these
@@ -11,8 +11,8 @@ are missing, or these were stored too long ago to say where: its `kind` and `exp
 
 A place is an id, an epoch, a sequence and a number of records; content is not compared. Other
 records sent under a place that the log remembers are taken for a repeat: they are acknowledged
-with the old records' LSNs and not stored. So a producer that does not know for sure where it
-stopped begins a higher epoch.
+with the old records' LSNs and not stored. So a producer that is not certain where it stopped begins
+a higher epoch.
 
 Trap: a higher epoch is a new line, and stores again what an append of unknown outcome may have
 stored, or may store yet. `Producer.again` sends the same records at the same place.
@@ -43,12 +43,12 @@ DOUBTS_MAX = 1_024
 """Calls of unknown outcome that a producer remembers for a log; with more it begins anew."""
 
 KEPT_BYTES = 16 << 10
-"""Records of the last call are kept up to so many bytes. Of larger ones a digest is kept, which
-costs a nanosecond for a byte."""
+"""The last call's records are kept up to this size. Larger records are kept as a digest, at a
+nanosecond for a byte."""
 
 
 class Doubt(NamedTuple):
-    """Records `[first, end)` of a call that nobody answered: they may be stored, or come yet."""
+    """Records `[first, end)` of a call without an answer: they may be stored, now or later."""
 
     first: int
     end: int
@@ -79,7 +79,7 @@ class ProducerPlace:
     claims: list[object] = field(default_factory=list)
 
     def may_be(self, sequence: int) -> bool:
-        """Whether the append that ended well last is the one that began at a sequence."""
+        """Whether the last successful append began at this sequence."""
         is_last = self.last is not None and self.last.first == sequence
         return is_last and not (self.has_failed or self.is_crossed)
 
@@ -89,9 +89,9 @@ class Lineage:
     """The parts that a producer shares with all that `again` makes of it.
 
     Attributes:
-        places: by log number, for producers that were not begun again there. An append that is on
-            its way takes its sequence later, and no other one may take it.
-        live: by log number, the place that `again` made last.
+        places: by log number, for producers that were not begun again there. An append under way
+            takes its sequence later, and no other append may take it.
+        live: by log number, the newest place that `again` made.
         doubts: by log number.
         has_strayed: an append ended before its log was known. It may have had any place in mind.
     """
@@ -159,7 +159,7 @@ class ProducerCall:
             self._doubts.add(self.doubt())
 
     def doubt(self) -> Doubt:
-        """What is remembered of its records."""
+        """The record of its last call, for comparison."""
         if not self._digest:
             digest = blake2b(digest_size=16)
             for column in (self._values, self._keys or ()):
@@ -206,7 +206,7 @@ class Producer:
         self._own: dict[int, ProducerPlace] = {}
 
     def again(self, log: int, sequence: int) -> Producer:
-        """This producer, to send records again whose append ended with an error.
+        """This producer, to resend records whose append ended with an error.
 
         Send the same records in the same calls, one call after another, and nothing else before.
         In this log, this producer appends nothing more, nor does any that was made of it before.
@@ -215,7 +215,8 @@ class Producer:
             log: the log's number.
             sequence: of the first of these records: what `next_sequence` said before that append.
         Returns:
-            A producer that goes on there in this log, and in the others where this one is.
+            A producer that continues there in this log, and at this producer's place in every other
+                log.
         Raises:
             BadSetting: an append to the log has not ended; or an append that got that place ended
                 well, and it may be another one than the append to be sent again. Other records
@@ -269,8 +270,8 @@ class Producer:
 
     @contextmanager
     def call(self, log: int) -> Iterator[ProducerCall]:
-        """An append begins, and ends as the block does; the caller says what it takes, and that
-        it ended well.
+        """Bracket an append, which ends as the `with` block does. The caller says which sequences
+        it takes and that it succeeded.
 
         Raises:
             OutOfSequence: `again` made another producer for this log.

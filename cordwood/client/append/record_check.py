@@ -1,7 +1,7 @@
-"""What a record may be, checked before it joins the records of other callers in a block.
+"""Check a record before it joins the records of other callers in a block.
 
-A record that cannot be encoded would fail its whole block, and with it callers who did
-nothing wrong; so types, times and sizes are looked at one record at a time, on the way in.
+A record that cannot be encoded would fail its whole block, and with it the correct records of other
+callers. So each record's types, time and size are checked on the way in.
 
 Source: docs/design.md §2 ("only clients cut blocks"); `layout.body` for what a body holds.
 """
@@ -33,11 +33,11 @@ def record_bytes(
     time_us: int | None = None,
     headers: Headers | None = None,
 ) -> int:
-    """What a record counts towards a block's bytes: value, key and headers.
+    """A record's share of a block's bytes: value, key and headers.
 
     Raises:
-        BadSetting: it cannot be encoded: another type, a time that is no int64, a header
-            name that is not UTF-8.
+        BadSetting: the record cannot be encoded: wrong type, time outside int64, header name not
+            UTF-8.
     """
     if type(value) is bytes and key is None and time_us is None and headers is None:
         return len(value)
@@ -52,8 +52,8 @@ def record_bytes(
 def as_bytes(value: Buffer, what: str = "value") -> bytes:
     """A value that no caller can change or release any more.
 
-    Records are held until their block is cut, and the usual `readinto` loop fills its buffer again
-    by then.
+    Records are held until their block is cut. The usual `readinto` loop refills its buffer before
+    that.
 
     Raises:
         BadSetting: it is no bytes; `bytes` itself would make some of a list of numbers.
@@ -95,14 +95,15 @@ def own_header_lists(headers: Sequence[Headers] | None) -> Sequence[Headers] | N
 def own_times(
     timestamps: Sequence[Timestamp] | Timestamp | None,
 ) -> Sequence[Timestamp] | Timestamp | None:
-    """Timestamps in a list that is not the caller's."""
+    """Copy timestamps into a list of our own."""
     if timestamps is None or isinstance(timestamps, (int, datetime.datetime)):
         return timestamps
     return list(timestamps)
 
 
 def check_log_name(log: object) -> None:
-    """Refuse what no node could read: it would close the connection, with all that is in flight.
+    """Refuse a record that no node could read: the node would close the connection, and fail all
+    appends in flight.
 
     Raises:
         BadSetting: it is no text, or has half of a character in it.
@@ -161,10 +162,10 @@ def times_of(
 
 
 def check_time_us(time_us: object) -> None:
-    """Refuse what is no time in µs.
+    """Refuse a value that is not a time in µs.
 
     Raises:
-        BadSetting: no integer, or none of 64 bits.
+        BadSetting: not an integer, or more than 64 bits.
     """
     if not isinstance(time_us, int) or not TIME_US_MIN <= time_us <= TIME_US_MAX:
         raise BadSetting(f"a timestamp is a datetime or 64 bits of µs since 1970, not {time_us!r}")

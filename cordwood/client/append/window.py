@@ -1,8 +1,7 @@
-"""What one client may have in flight, and who waits for room.
+"""The bound on a client's appends in flight, and the queue of calls that wait for free space.
 
-Records and their bytes are bounded together over all logs. Who waits goes in turn: a
-newcomer does not pass those who wait, and one who was woken and found the room taken
-keeps its place.
+Records and their bytes are bounded together over all logs. Waiting calls go in turn. A new call
+does not overtake them, and a call that was woken but found the space taken keeps its place.
 
 Source: docs/design.md §2 ("windows are bounded in bytes and LSNs").
 """
@@ -28,7 +27,7 @@ class Window:
         self.bytes = 0
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        # By ticket; a future that is done belongs to one who gave up.
+        # By ticket; a future that is done belongs to a call that gave up.
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._woken = 0
         self._last_ticket = 0
@@ -36,7 +35,7 @@ class Window:
 
     @property
     def has_space(self) -> bool:
-        """Whether it takes more, and nobody waits for that."""
+        """Whether free space is left and no call waits for it."""
         return (
             self.bytes < self._settings.window_bytes
             and self.records < self._settings.window_records
@@ -70,7 +69,7 @@ class Window:
     async def wait_space(self, deadline: float | None = None) -> None:
         """Wait, first come first served, until it takes more.
 
-        Who returns from here takes its room before it awaits anything else.
+        The caller takes its space before its next await: another call could take it.
 
         Args:
             deadline: of the call that waits, on the loop's clock; None waits for the
@@ -96,7 +95,7 @@ class Window:
                 self._loop.call_soon(self._wake)
 
     def close(self, error: CordwoodError) -> None:
-        """Fail everyone who waits."""
+        """Fail all waiting calls."""
         while self._waiting:
             _, turn = heapq.heappop(self._waiting)
             if not turn.done():

@@ -1,6 +1,6 @@
 """A log's history in an object store, read without a cluster, for callers that have no loop.
 
-What is here needs an address and credentials, and no node: Spark's tasks read history so.
+These calls need an address and credentials, but no node: Spark's tasks read history so.
 
 Source: docs/objects.md, "Reading"; docs/spark.md.
 """
@@ -51,7 +51,7 @@ class BlockingHistory:
         ends before.
 
         Raises:
-            Corrupt: an object, or the manifest, is not what was written.
+            Corrupt: an object or the manifest differs from what was written.
             Retryable: the store does not answer.
         """
         reader = self._thread.call(self._begin(log, start, stop - 1))

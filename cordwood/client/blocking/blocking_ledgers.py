@@ -33,7 +33,7 @@ class BlockingWritableLedger(Facade[WritableLedger]):
         Raises:
             Closed: the client was closed.
         """
-        # The loop begins it later, and the caller may fill its buffer again by then.
+        # The loop begins the call later; the caller may refill its buffer before that.
         return self._thread.start(self._inner.append(bytes(payload)))
 
     def abandon(self) -> None:

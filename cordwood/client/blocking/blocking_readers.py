@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 RUN_BYTES = 1 << 20
-"""What one hop brings over; at 50 µs a hop a megabyte hides it, more only takes memory."""
+"""Bytes that one hop between threads brings over. A hop takes 50 µs; a megabyte hides it, and more
+only takes memory."""
 
 
 _PASSED = "another thread reads here now: this call was given up, as one thread may read at a time"
@@ -48,7 +49,7 @@ class _Filling:
         self._passed: asyncio.Task[Any] | None = None
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run it, once one that was broken off has ended.
+        """Run the call once an interrupted call before it has ended.
 
         Raises:
             Rejected: the next call came while this one waited, from another thread.
@@ -62,7 +63,7 @@ class _Filling:
                 try:
                     return await work
                 except asyncio.CancelledError:
-                    # Of a call that was broken off nobody hears this; `close` cancels as well.
+                    # No caller hears this error of an interrupted call; `close` cancels as well.
                     if self._passed is mine:
                         raise Rejected(_PASSED) from None
                     raise
@@ -77,7 +78,7 @@ class BlockingReader:
 
     The loop fills the stream's hand, and this thread takes from it, see `client.read.hand`: an
     exception in a call that waits, from a signal handler too, loses nothing, and the next call
-    goes on. So does a loop behind one that was left. For one thread at a time.
+    goes on. A new loop after an abandoned loop does the same. For one thread at a time.
     """
 
     def __init__(self, thread: LoopThread, stream: ReadStream) -> None:
@@ -88,7 +89,7 @@ class BlockingReader:
 
     @property
     def info(self) -> LogInfo:
-        """The log that is read."""
+        """The log of this reader."""
         return self._stream.info
 
     @property
@@ -107,7 +108,7 @@ class BlockingReader:
                 raise StopIteration
 
     def blocks(self) -> Iterator[Delivery[HeldBlock] | Gap]:
-        """Whole blocks and gaps, bodies not opened, for those who make columns of them."""
+        """Whole blocks and gaps with unopened bodies, for callers that make columns of them."""
         return _Until(self._next_block)
 
     def _next_block(self) -> Delivery[HeldBlock] | Gap | None:
@@ -119,7 +120,7 @@ class BlockingReader:
     def block_runs(
         self, *, bytes_max: int = RUN_BYTES, timeout_s: float | None = None
     ) -> Iterator[list[Delivery[HeldBlock] | Gap]]:
-        """As `blocks`, all that is known at a time, so that many small ones cost one hop.
+        """As `blocks`, but all known blocks at a time, so that many small blocks cost one hop.
 
         Args:
             bytes_max: bodies as stored after which a list ends.
@@ -189,7 +190,7 @@ class BlockingReader:
 class BlockingLogsReader:
     """A reader of several logs; see `reader.Reader`. Iterates pairs of log and record or gap.
 
-    As with `BlockingReader`, a call that is broken off loses nothing; for one thread at a time.
+    As with `BlockingReader`, an interrupted call loses nothing. Use it from one thread at a time.
     """
 
     def __init__(self, thread: LoopThread, reader: Reader) -> None:
@@ -251,7 +252,7 @@ class BlockingLogsReader:
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """The logs that are read, by name."""
+        """Names of the logs of this reader."""
         return self._reader.logs
 
     def seek(self, log: str, position: Start) -> None:
@@ -281,8 +282,8 @@ class BlockingLogsReader:
 class BlockingConsumer:
     """A consumer; see `consumer.Consumer`. Enter it to join, leave it to save and go.
 
-    As with `BlockingReader`, a call that is broken off loses nothing; for one thread at a time,
-    except that any may `save`.
+    As with `BlockingReader`, an interrupted call loses nothing. Use it from one thread at a time;
+    only `save` may come from any thread.
     """
 
     def __init__(self, thread: LoopThread, consumer: Consumer) -> None:
@@ -299,7 +300,7 @@ class BlockingConsumer:
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """The logs that are read here now."""
+        """Names of the logs that this member reads now."""
         return self._consumer.logs
 
     @property
@@ -316,7 +317,7 @@ class BlockingConsumer:
         return await self._filling.run(self._consumer.fill(timeout_s))
 
     def save(self) -> dict[str, Lsn]:
-        """Save what was dealt with; see `Consumer.save`."""
+        """Save positions behind the processed records; see `Consumer.save`."""
         return self._thread.call(self._consumer.save())
 
     def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:
@@ -329,7 +330,8 @@ class BlockingConsumer:
 
 
 class _Until(Generic[Result]):
-    """Gives what a call gives, until that is None. What a call raises ends nothing."""
+    """Iterates over a call's results until a result is None. An error of the call does not end the
+    iteration."""
 
     def __init__(self, call: Callable[[], Result | None]) -> None:
         self._call = call

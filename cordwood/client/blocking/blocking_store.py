@@ -74,8 +74,8 @@ MARGIN_S = 30.0
 """Waited beyond the client's own deadlines before its thread is given up on."""
 
 EXIT_S = 10.0
-"""How long the end of the interpreter waits for what was submitted to a client that nobody closed:
-an answer takes milliseconds while the cluster is there."""
+"""If a client was not closed, the interpreter's exit waits this long for its submitted records. An
+answer takes milliseconds while the cluster is up."""
 
 
 class BlockingStore(Facade[Store]):
@@ -145,8 +145,8 @@ class BlockingStore(Facade[Store]):
     ) -> Future[list[Lsn]]:
         """As `append_many`, without waiting: calls for one log are appended in their order.
 
-        The caller keeps count of what is in flight; each call has the client's own deadline. Its
-        lists and buffers may be filled again at once.
+        The caller bounds the number of calls in flight; each call has the client's own deadline.
+        Its lists and buffers may be filled again at once.
 
         Raises:
             BadSetting: a value, a key or a header is no bytes.
@@ -174,13 +174,13 @@ class BlockingStore(Facade[Store]):
         headers: Sequence[Headers] | None = None,
         ttl_s: float = TTL_DEFAULT_S,
     ) -> Future[StagedRef]:
-        """As `stage`, without waiting; the caller keeps count of what is in flight.
+        """As `stage`, without waiting; the caller bounds the number of calls in flight.
 
         Raises:
             BadSetting: a value, a key or a header is no bytes.
             Closed: the client was closed.
         """
-        # The loop begins it later, and the caller may fill its list or buffer again by then.
+        # The loop begins the call later; the caller may refill its list or buffer before that.
         return self._thread.start(
             self._inner.stage(
                 log,
@@ -214,7 +214,8 @@ class BlockingStore(Facade[Store]):
         chosen = options or WriterOptions()
 
         async def make() -> BlockingBufferedWriter:
-            # The thread bounds what is put in; the loop's writer counts a little more a record.
+            # The thread bounds the records that are put; the loop's writer counts a little more for
+            # each record.
             roomy = replace(chosen, memory_bytes_max=2 * chosen.memory_bytes_max)
             writer = self._inner.buffered_writer(roomy)
             return BlockingBufferedWriter(self._thread, writer, chosen, self._timeout_s)
@@ -280,7 +281,7 @@ class BlockingStore(Facade[Store]):
         save_every_s: float | None = 5.0,
         on_health: OnLogHealth | None = None,
     ) -> BlockingConsumer:
-        """A reader whose positions are kept; see `store.Store.consumer`, and `reader`."""
+        """A reader with saved positions; see `store.Store.consumer`, and `reader`."""
         made = self._call(
             self._inner.consumer(
                 name,
@@ -294,7 +295,7 @@ class BlockingStore(Facade[Store]):
         return BlockingConsumer(self._thread, made)
 
     def consumers(self, name: str = "") -> list[ConsumerReply]:
-        """What is known of a consumer, or of all; see `cursors.Cursors.list`."""
+        """The state of one consumer, or of all; see `cursors.Cursors.list`."""
         return self._call(self._inner.cursors.list(name))
 
     def consumer_by_number(self, name: str) -> ConsumerReply:
@@ -350,7 +351,7 @@ class BlockingStore(Facade[Store]):
         self.close()
 
     def _leave(self) -> None:
-        """The interpreter ends: have what was submitted stored, or say that it was not."""
+        """At the interpreter's exit: have submitted records stored, or warn that they were not."""
         if self._thread.is_of_other_process:
             return
         writers = list(self._writers)

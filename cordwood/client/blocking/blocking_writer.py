@@ -63,11 +63,11 @@ class _Handed:
 class BlockingBufferedWriter:
     """See `buffered_writer.BufferedWriter`; also a context manager. Any thread may use it.
 
-    A writer that nobody closed is flushed when the interpreter ends, and a warning tells how much
-    of it was not stored.
+    A writer that was not closed is flushed at the interpreter's exit; a warning tells how many
+    records were not stored.
 
     Attributes:
-        failed: records whose outcome was an error.
+        failed: number of records that ended with an error.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class BlockingBufferedWriter:
             None if headers is None else own_headers(headers),
         )
         try:
-            # The client's own thread would wait for what it does itself.
+            # The client's own thread would wait for itself.
             timeout_s = 0.0 if self._thread.is_own_thread else self._timeout_s
             if not self._memory.take(record.share, timeout_s):
                 text = f"{self._memory.bytes} bytes are gathered or in flight: wait for some"
                 raise Overloaded(text)
             self._handed.append(record)
-            # Looked at after the record was handed over, and taken back before records are taken:
-            # so one that finds itself expected is.
+            # The order excludes a lost wake-up: this reads the flag after the record was handed
+            # over, and the loop clears it before it takes records.
             if not self._is_woken:
                 self._is_woken = True
                 self._thread.soon(self._take)
@@ -163,7 +163,7 @@ class BlockingBufferedWriter:
         return future.result()
 
     def flush(self) -> None:
-        """Send all that is gathered, and return once each record put in so far was told."""
+        """Send all gathered records. Returns once each record put so far has its outcome."""
         self._thread.call(self.flush_here())
 
     @property
@@ -212,7 +212,7 @@ class BlockingBufferedWriter:
             self._put(self._handed.popleft())
 
     def _put(self, record: _Handed) -> None:
-        # From here on its outcome is told, and cancelling the future is too late.
+        # From here on the record's outcome is reported: it is too late to cancel the future.
         if record.is_given_up or not record.told.set_running_or_notify_cancel():
             self._memory.give_back(record.share)
             return

@@ -1,7 +1,7 @@
-"""Blocking methods that are made from asyncio ones, with their parameters, types and docstrings.
+"""Make blocking methods from asyncio methods, with their parameters, types and docstrings.
 
 A blocking class names each method once: `tail = blocking(Store.tail)`. So the two front doors
-cannot differ, and `help()` shows what the asyncio method says.
+cannot differ, and `help()` shows the asyncio method's docstring.
 
 Source: docs/design.md §7.
 """

@@ -1,6 +1,6 @@
-"""Asks the sequencers of many logs what they released: a call a node, however many logs.
+"""Ask the sequencers of many logs for their last released LSNs: one call for each node.
 
-For those who poll. The answer is never above a log's tail, and below it only for as long as a
+For callers that poll. The answer is never above a log's tail, and below it only for as long as a
 sequencer has not heard that another one took over; `Store.tail` is the last word.
 """
 
@@ -22,8 +22,8 @@ ASK_NODE_S = 1.0
 
 
 OWNERS_KEPT = 131_072
-"""Logs whose sequencer's node is remembered, twelve MiB or so: to work it out for ten thousand
-logs takes 75 ms, and it stays the same for as long as the members do."""
+"""Logs whose sequencer's node is remembered, in some twelve MiB. Computing it takes 75 ms for ten
+thousand logs, and it changes only with the members."""
 
 
 class ReleasedAsker:
@@ -36,7 +36,7 @@ class ReleasedAsker:
         self._known_of: tuple[Mapping[NodeId, Member], frozenset[NodeId]] | None = None
 
     async def ask(self, logs: Iterable[int]) -> dict[int, int]:
-        """The last released LSN of each log, by number; logs that nobody sequences are left out."""
+        """The last released LSN of each log, by number; logs without a sequencer are left out."""
         by_node: dict[NodeId, list[int]] = {}
         for log, node in self._owners_of(list(logs)):
             if node is not None:
@@ -65,7 +65,7 @@ class ReleasedAsker:
 async def _ask_node(
     cluster: Cluster, node: NodeId, logs: list[int], timeout_s: float
 ) -> dict[int, int]:
-    """What one node answers; nothing if it does not, and the caller asks elsewhere."""
+    """One node's answer; empty if the node does not answer, and the caller asks elsewhere."""
     try:
         reply = await cluster.peers.call(node, AskReleased(logs), timeout_s=timeout_s)
     except Retryable as error:

@@ -15,7 +15,7 @@ from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 
 TAIL_SEEK_S = 1.0
-"""How long a log's own node may be away before the next one is asked to activate."""
+"""A log's own node may be down this long before the next node is asked to activate the log."""
 
 TAIL_CALL_S = 5.0
 """A sequencer that has to start first recovers a log within this, if enough nodes are up."""
@@ -35,7 +35,7 @@ async def ask_tail(cluster: Cluster, info: LogInfo, *, timeout_s: float) -> Lsn:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     failure: CordwoodError = NoSequencer(f"no node sequences {info.name}")
-    # What a node says tells more than that there was no time left to ask it once more.
+    # A node's own error tells more than a timeout of the last repeat.
     told: Retryable | None = None
     redirects, hint = 0, NodeId(0)
     while (left := deadline - loop.time()) > 0:

@@ -1,10 +1,10 @@
 """The logs that a client remembers, and for how long it believes a name.
 
-A log's number is its identity: what is known by it stays true, and only grows. A name leads to a
-number until the log is renamed or deleted. Nodes count the changes of the log tree, and tell the
-count with the members, every few seconds (`cluster.REFRESH_S`). What was learnt before the newest
-change is looked up again at its next use. A change that no count tells, because the node that
-made it died before it could count it, is found by age.
+A log's number is its identity: facts that are stored under the number stay true, and only grow. A
+name leads to a number until the log is renamed or deleted. Nodes count the changes of the log tree,
+and tell the count with the members, every few seconds (`cluster.REFRESH_S`). An entry from before
+the newest change is looked up again at its next use. A change that no count tells, because the node
+that made it died before it could count it, is found by age.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ BELIEVED_S = 60.0
 """How long a name is believed where no change is told: as long as nodes go without looking."""
 
 LOGS_MAX = 131_072
-"""Logs that are remembered; of more, all are asked for again."""
+"""The number of remembered logs; past it, all are forgotten and looked up again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How new something is: what was known when it was asked for.
+    """The age of an answer: the counts of changes that were known when the question was sent.
 
     Attributes:
         changes: of the log tree, as counted then.
@@ -44,17 +44,17 @@ class KnownLogs:
         self._numbers: dict[int, tuple[LogInfo, Mark]] = {}
 
     def note_changes(self, count: int) -> bool:
-        """A node has counted so many changes; whether that is news."""
+        """Take a node's count of changes; True if the count is new."""
         is_news = count > self._changes
         self._changes = max(count, self._changes)
         return is_news
 
     def mark(self) -> Mark:
-        """To be taken before a question that is answered from the log tree."""
+        """Take it before a question to the log tree."""
         return Mark(self._changes, self._now_s())
 
     def get(self, log: AnyLog) -> LogInfo | None:
-        """What is remembered of a log."""
+        """The remembered entry of a log."""
         if isinstance(log, str):
             leads = self._names.get(log)
             if leads is None:
@@ -81,7 +81,7 @@ class KnownLogs:
         """A node's answer to a question that was asked at `mark`.
 
         Returns:
-            `info`, with all epochs that are known.
+            `info`, with all known epochs.
         """
         if len(self._numbers) >= LOGS_MAX:
             self._names.clear()

@@ -1,9 +1,9 @@
 """How a client finds logs: by name or number, from memory or by asking; and their epochs.
 
-A name is an address. What is remembered of it is believed for a bounded while (`known_logs`) and
-looked up again by whoever uses it next. If no node answers that question within CHECK_NAME_S, what
-is remembered is used, and the question is asked on beside it: a client that is cut off from the
-metadata store reads and appends on.
+A name is an address. A remembered name is trusted for a bounded time (`known_logs`), and its next
+use looks it up again. If no node answers within CHECK_NAME_S, the client uses the remembered name
+and keeps asking in the background. So a client that is cut off from the metadata store continues to
+read and append.
 
 Source: docs/design.md §7.
 """
@@ -27,16 +27,16 @@ from cordwood.wire.peers import Peers
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.5
-"""How long a node may take to say what it thinks of another one; the next is asked then."""
+"""A node has this long to report its view of another node; then the next node is asked."""
 
 LEARN_EVERY_S = 0.5
 """How often a log's epochs are asked for while readers meet one they do not know."""
 
 ASK_ONE_S = 5.0
-"""How long one node may take before another one is asked."""
+"""A node has this long to answer before another node is asked."""
 
 CHECK_NAME_S = 1.0
-"""How long a caller waits for a name that may lead to another log by now; then what is remembered
+"""A caller waits this long for a name that may lead to another log by now; then the remembered log
 is used. It is longer than a node takes while the metadata store answers."""
 
 
@@ -52,7 +52,7 @@ class LogFinding:
         self._known = KnownLogs(loop.time)
         # What needs no look: by the name as callers give it, until anything is learnt anew.
         self._sure: dict[AnyLog, LogInfo] = {}
-        # Logs whose last check was not answered in time; the next one holds up nobody.
+        # Logs whose last check was not answered in time; callers do not wait for the next check.
         self._unanswered: dict[AnyLog, None] = {}
         self._asking: dict[tuple[AnyLog, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
         # How often something was forgotten: an answer to an earlier question may be older.
@@ -90,8 +90,8 @@ class LogFinding:
         if known is not None and not asks and line is None:
             self._sure[log] = known
             return known
-        # A call that finds the answer in memory must not pass those that still wait to be woken
-        # with it: appends to a log go on in the order in which they were made.
+        # A call that finds the answer in memory must not overtake calls that wait to be woken with
+        # it: appends to a log keep the order of their calls.
         if line is None:
             line = self._lines[key] = Line(asyncio.get_running_loop())
         place = line.join(is_ready=not asks)
@@ -117,7 +117,7 @@ class LogFinding:
                 del self._lines[key]
 
     def _must_wait(self, key: AnyLog, create: bool) -> bool:
-        """Whether what is remembered may not be used before it was looked up again."""
+        """Whether the remembered entry must be looked up again before its use."""
         if self._known.has_changed(key):
             if key not in self._unanswered:
                 return True
@@ -146,7 +146,7 @@ class LogFinding:
     async def _ask_log_once(
         self, key: AnyLog, create: bool, timeout_s: float
     ) -> LogInfo | CordwoodError:
-        """For several who wait: an error is theirs, and none of the task's."""
+        """Several callers wait for it: they receive the error, and the task does not."""
         try:
             return await self.ask_log(key, create, timeout_s)
         except CordwoodError as error:
@@ -174,8 +174,8 @@ class LogFinding:
         return self._known.put(key, log_info(reply), mark)
 
     def note_changes(self, count: int) -> None:
-        """A node has counted so many changes to the log tree."""
-        # At every word, so that what is sure is looked at for its age too.
+        """Take a node's count of changes to the log tree."""
+        # On every report, so that the age of confirmed entries is checked too.
         self._sure.clear()
         if self._known.note_changes(count):
             self._unanswered.clear()
@@ -192,7 +192,7 @@ class LogFinding:
 
     def _forget(self, key: AnyLog) -> None:
         self._forgotten += 1
-        # Who asks from now on shares no question that was asked before this.
+        # Callers from now on share no question that was sent before this.
         self._asking.clear()
         self._sure.clear()
         self._unanswered.pop(key, None)
@@ -201,9 +201,9 @@ class LogFinding:
     # Epochs.
 
     def learn_log(self, info: LogInfo, learnt: OnLearnt) -> None:
-        """Ask for the epochs of a log after `info.epoch`; `learnt` gets what is known then.
+        """Ask for the epochs of a log after `info.epoch`; `learnt` receives the new entry.
 
-        Storage nodes are asked, and the metadata store only if none of them was told.
+        Storage nodes are asked, and the metadata store only if no node knows.
 
         One question at a time for each log, and not more than one each LEARN_EVERY_S: whoever
         asks meanwhile is answered by the next one.
@@ -234,8 +234,8 @@ class LogFinding:
         self._learning.pop(log, None)  # here and not when the task ends: none may ask between
 
     def look_up_again(self, info: LogInfo, learnt: Callable[[LogInfo | None], None]) -> None:
-        """Ask the metadata store for a log that has changed; `learnt` gets what it is now, None
-        where it was deleted. It is asked until it answers."""
+        """Ask the metadata store for a log that has changed; `learnt` receives the new entry, None
+        if the log was deleted. It is asked until it answers."""
         self._tasks.create_task(self._look_up_again(info, learnt))
 
     async def _look_up_again(
@@ -253,7 +253,7 @@ class LogFinding:
                 await asyncio.sleep(LEARN_EVERY_S)
 
     async def _ask_nodesets(self, known: LogInfo) -> LogInfo | None:
-        """What a node of the log was told of epochs after `known.epoch`; None if none was."""
+        """Epochs after `known.epoch`, as one of the log's nodes knows them; None if none was."""
         for node in known.all_nodes:
             connection = self.peers.get(node)
             if connection is None:

@@ -42,7 +42,7 @@ class LogInfo:
     attributes: LogAttributes = DEFAULTS
 
     def nodes_of(self, epoch: int) -> tuple[NodeId, ...]:
-        """The nodes that may hold records of `epoch`; empty if that is not known."""
+        """The nodes that may hold records of `epoch`; empty if unknown."""
         for each in reversed(self.history):
             if each.since <= epoch:
                 return tuple(map(NodeId, each.nodes))

@@ -41,8 +41,8 @@ class TailCalls:
         raise NotImplementedError
 
     async def _find(self, log: AnyLog, *, create: bool = False) -> LogInfo:
-        """A log; only what appends, or waits for records, makes one that is not there: by asking
-        nobody brings back what was deleted."""
+        """Find a log. Only appends, and reads that wait for records, create a missing log: a mere
+        question must not bring a deleted log back."""
         self._cluster.check_open()
         timeout_s = self._settings.timeout_s
         return await self._cluster.find_log(log, create=create, timeout_s=timeout_s)
@@ -56,7 +56,7 @@ class TailCalls:
         """The last LSN that readers may see; (E, 0) while epoch E is empty.
 
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             Retryable: no sequencer answered within the client's timeout.
         """
         info = await self._find(log)
@@ -91,7 +91,7 @@ class TailCalls:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def released(self, logs: Sequence[AnyLog]) -> list[Lsn]:
-        """Where each log can be read up to, in their order, as its sequencer knows it.
+        """The last readable LSN of each log, in the order of `logs`, from the logs' sequencers.
 
         A call a node for all the logs it sequences, so it is cheap to ask often. It may
         lie below `tail` for as long as a sequencer has not heard that another one took over;
@@ -120,11 +120,11 @@ class TailCalls:
         For planning only: recovery may have left holes below it.
 
         Args:
-            epoch: one that readers have seen the end of, so below the tail's.
+            epoch: an epoch whose end readers have seen, so below the tail's epoch.
         Returns:
             The bridge's first LSN; None if no copy of the bridge is left.
         Raises:
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             Retryable: the nodes did not say within the client's timeout.
         """
         info = await self._find(log)  # a read up to an LSN would make it

@@ -7,7 +7,7 @@ sequencer that binds LSNs to the staged bodies would save the way; docs/design.m
 then say that it is done. From the commit on, whoever publishes for the query next does the
 rest if this client dies.
 
-A pin has to hold on all copies, so that any of them will do after the commit. Where a node is
+A pin has to hold on all copies, so that any of them will do after the commit. If such a node is
 down, nothing is committed, and the caller stages again.
 
 Source: docs/design.md §9; docs/sources/spark.md §8.
@@ -83,22 +83,22 @@ READS_AT_ONCE = 8
 """Staged bodies read at a time."""
 
 SPLIT_SHARE = 8
-"""A share that is more than one group holds comes in groups of this part of the largest: that one
-takes half of a WAL, and each of several in a row has to wait for a flush."""
+"""A share that exceeds one group is cut into groups of this fraction of the largest group. The
+largest group takes half of a WAL; several in a row would each wait for a flush."""
 
 RETRY_S = 0.1
 """Pause before staged bodies are read again that no node gave."""
 
 LOOK_UPS_MAX = 16
-"""Logs of a batch that are looked up one by one before it is committed; of more, all logs are
-listed once."""
+"""Up to this many logs of a batch are looked up one by one before the commit; for more, all logs
+are listed once."""
 
 QUERY_CHARS_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A batch that is in its logs.
+    """A batch that its logs hold.
 
     Attributes:
         spans: by log, first and last LSN; empty for logs that it brought nothing, and for a
@@ -178,7 +178,7 @@ class Publisher:
                         CommitPublish(query, batch, attempt, shares, fingerprint)
                     )
             except Fenced:
-                # By another publisher; or by this one, whose question came a second time.
+                # By another publisher, or by this one if its request arrived twice.
                 if tries >= ATTEMPTS_MAX:
                     raise
             else:
@@ -214,8 +214,8 @@ class Publisher:
     async def _check_there(self, shares: list[LogBlocks]) -> list[LogBlocks]:
         """Look for the logs by number, past what the client remembers of their names.
 
-        Blocks are staged for a number. A log that was deleted, and perhaps made again under its
-        name, would take none of them after the commit, and the batch would count as published.
+        Blocks are staged for a number. A log that was deleted, and perhaps created again under its
+        name, would refuse its blocks after the commit, although the batch would count as published.
 
         Returns:
             The shares. Logs that had one name when their blocks were staged have their present
@@ -288,8 +288,8 @@ class Publisher:
         """See that the last commit is in its logs; others may do so at the same time.
 
         Args:
-            own: the commit that this call made a moment ago. Any other may have been appended by
-                somebody so long ago that its logs have forgotten it.
+            own: the commit that this call made a moment ago. Any other batch may have been appended
+                so long ago that its logs have forgotten it.
         Raises:
             Retryable, OutcomeUnknown: not yet; it may be tried again.
         """
@@ -297,8 +297,8 @@ class Publisher:
             commits = known.commits
             late_at = own.late_at if own is not None and own.commits == commits else 0.0
             try:
-                # In one order for all queries: a log may keep a new query waiting until one that it
-                # remembers is done, and two queries must not wait for one another.
+                # All queries take logs in one order: a log may delay a new query until a remembered
+                # query is done, and two queries must not wait for each other.
                 spans = {
                     share.name: await self.append_share(query, known, share, late_at)
                     for share in sorted(known.shares, key=lambda share: share.log)
@@ -325,8 +325,8 @@ class Publisher:
     ) -> tuple[int, int] | None:
         """Append one log's share; where it stands, None if the log is gone.
 
-        It is one atomic group, or several in order if one does not hold it. Sequences tell what
-        is stored, so it does not matter where an earlier try cut the groups.
+        It is one atomic group, or several in order if one does not hold it. Sequences tell which
+        records are stored, so the groups of an earlier try do not matter.
 
         Args:
             late_at: see `protocol.producers`.
@@ -347,14 +347,17 @@ class Publisher:
                 if is_asked or sequence:
                     raise
                 is_asked = True
-                # No log forgets a commit that is not done, so this one was never appended here.
+                # A log remembers each commit that is not done, so this commit was never appended
+                # here.
                 late_at = asyncio.get_running_loop().time() + sure_s(known.producer)
                 again = await self.call_store(AskPublication(query))
                 if again.commits != known.commits or again.is_done:
                     raise
                 continue
             except UnknownLog:
-                logger.warning("log %s was deleted: what was published into it is gone", share.name)
+                logger.warning(
+                    "log %s was deleted: the records published into it are gone", share.name
+                )
                 return None
             except RecordTooLarge:
                 # The sequencer has lower limits than the node that was asked. The commit is made,
@@ -365,8 +368,9 @@ class Publisher:
                 logger.warning("%s takes smaller groups than %d bytes", share.name, 2 * limit)
                 continue
             except OutOfSequence as error:
-                # Stored by an earlier try, which cut other groups or whose place is forgotten:
-                # go on behind what the log has. Of a group that ends higher only its end is new.
+                # An earlier try stored records, in other groups or at a forgotten position:
+                # continue behind the stored records. If a group ends above them, only the group's
+                # end is new.
                 stored = min((error.expected or 0) - sequence, count)
                 end = _blocks_of(records, at, stored)
                 if error.kind is not Misplaced.STORED or end == at:
@@ -475,7 +479,7 @@ def _query(query: str) -> str:
 
 
 def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
-    """What the references bring each log, in their order."""
+    """Each log's references, in their order."""
     by_log: dict[int, LogBlocks] = {}
     for each in refs:
         ref = each if isinstance(each, StagedRef) else StagedRef.from_json(each)
@@ -494,8 +498,8 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
 def _told_apart(shares: list[LogBlocks], names: Mapping[int, str]) -> list[LogBlocks]:
     """Shares with one name get the names that their logs have now.
 
-    Such a name may be the one that a third share was staged under. Then that one gets its present
-    name too, and so on: no two logs have one name now.
+    Such a name may also be the name of a third share. Then that one gets its present name too, and
+    so on: no two logs have one name now.
     """
     while True:
         count = Counter(share.name for share in shares)

@@ -50,8 +50,8 @@ class Stages:
     async def _find_to_stage(self, log: str) -> LogInfo:
         """A log that this client may stage for, looked at anew now and then.
 
-        An append to a number that is gone is refused and looks anew by itself. What is staged
-        goes to storage nodes, which keep it for any number.
+        An append to a deleted number is refused, and the append looks the name up again. Staged
+        blocks go to storage nodes, which keep them under any number.
         """
         now = self._appends.loop.time()
         if now - self._stage_looks.get(log, -LOOK_EVERY_S) >= LOOK_EVERY_S:
@@ -80,8 +80,8 @@ class Stages:
     ) -> StagedRef:
         """Keep records durably, as `append_many` would, without giving them LSNs yet.
 
-        Nobody can read them before `publish`, by this client or any other one; if it does not
-        come within `ttl_s`, by the nodes' clocks, they are gone.
+        Nobody can read them before `publish`, which any client may call. After `ttl_s` without
+        `publish`, by the nodes' clocks, they are deleted.
 
         Raises:
             Retryable: too few nodes took them in time; nothing will come of what some took.
@@ -99,28 +99,28 @@ class Stages:
         *,
         whole: bool = True,
     ) -> Published:
-        """Put what was staged into its logs: once, whole and in this order, or not at all.
+        """Append staged records to their logs: once, all of them and in this order, or none.
 
-        In each log it is one atomic group (see `whole`); not across logs. A query's batches come
-        in order, each once; gaps in their numbers are fine. After any error, and in any process,
-        the same call may be made again: a batch that was committed keeps what it was committed
-        with, and an earlier one that its publisher left half done is finished first.
+        The batch is one atomic group in each log (see `whole`), but not across logs. A query's
+        batches come in order, each once; gaps in their numbers are fine. After an error, any
+        process may repeat the call. A committed batch keeps the records of its commit. An earlier
+        batch that its publisher left half done is finished first.
 
         Args:
-            query: who publishes, up to 255 characters; one publisher at a time.
+            query: the publisher's name, up to 255 characters; one publisher at a time.
             batch: its number, 0 and up.
-            refs: what `stage` returned, or their `to_json`; none is a batch too.
-            fingerprint: which records the batch holds, in up to 64 characters, as a digest of
-                the plan that it comes from. With one, a batch whose number was published is
-                taken for a repeat only if the fingerprints are alike.
-            whole: refuse a batch that brings a log more than one atomic group holds. Else it
-                comes in several groups, in order: a reader may see the first ones a while before
-                the rest, and all of it is there once, as of any batch that was committed.
+            refs: the results of `stage`, or of their `to_json`; an empty batch is allowed.
+            fingerprint: identifies the batch's records in up to 64 characters, such as a digest of
+                its plan. With a fingerprint, a published number counts as a repeat only if the
+                fingerprints are equal.
+            whole: refuse a batch that exceeds one atomic group in any log. Else it comes in several
+                groups, in order: a reader may see the first ones a while before the rest, and all
+                of it is there once, as of any batch that was committed.
         Raises:
             Rejected: a batch of this number was published with another fingerprint, or a later
                 one was.
             StageExpired: something staged is gone; nothing is published: stage it again.
-            RecordTooLarge: a log's share is over what one group holds, or there are too many
+            RecordTooLarge: a log's share exceeds one atomic group, or the batch has too many
                 blocks; nothing is published.
             UnknownLog: a log was deleted since its records were staged; nothing is published.
             AccessDenied: a log wants a write token that this client does not have; nothing is
@@ -132,38 +132,38 @@ class Stages:
         return await self._publisher.publish(query, batch, refs, fingerprint, whole=whole)
 
     async def published(self, query: str) -> Published | None:
-        """The last batch of a query that is in its logs; None if there is none, or while one is
-        committed and not there yet.
+        """The last published batch of a query; None before the first, and while a committed batch
+        is not in its logs yet.
 
         Raises:
-            Retryable: nobody answered.
+            Retryable: no node answered.
         """
         return await self._publisher.published(query)
 
     async def unstage(self, refs: Sequence[StagedRef | Mapping[str, Any]]) -> None:
-        """Let go of what was staged and will not be published, sooner than by itself.
+        """Delete staged blocks that will not be published, before they expire.
 
-        What a publish has pinned stays; nodes that do not answer find out by themselves.
+        Blocks that a publish has pinned stay. Nodes that do not answer delete theirs at expiry.
         """
         read = [ref if isinstance(ref, StagedRef) else StagedRef.from_json(ref) for ref in refs]
         await self._stager.unstage([block for ref in read for block in ref.blocks])
 
     async def fence(self, log: str, token: int, *, holder: str = "") -> int:
-        """Take a log under a fencing token, higher than any before: whoever appends under a lower
-        one, or under none, is refused from now on, and told who holds this one.
+        """Take a log under a fencing token, higher than any before. From now on, appends with a
+        lower token or none are refused with an error that names the holder.
 
         When this returns, nothing of theirs is acknowledged any more. This client's appends to
         the log carry the token. The same call may be made again.
 
         Args:
-            token: 1 and up, from wherever leases or leaders are given out.
-            holder: who takes it, for those who are refused; up to 255 characters.
+            token: 1 and up, from the service that grants leases or elects leaders.
+            holder: the new holder, named in refusals; up to 255 characters.
         Returns:
             The epoch from which on it holds.
         Raises:
             TokenFenced: the log's token is as high, and another's.
             Retryable: it may be the log's token already, and is not known to hold: call again.
-            UnknownLog, BadSetting: no such log, or no such token.
+            UnknownLog, BadSetting: the log does not exist, or the token is out of range.
         """
         _check_token(token, 1)
         if len(holder) > HOLDER_CHARS_MAX:
@@ -173,8 +173,8 @@ class Stages:
         raised = await self.log_tree.raise_token(log, token, holder)
         # Race: the name may lead to another log by now. The token is this one's.
         self._appends.fencing[raised.log] = token
-        # Its answer comes from a sequencer that nobody has overtaken, so of a later epoch than
-        # the one that was taken with the token; those below are sealed by then.
+        # The answer comes from the current sequencer, so from an epoch after the token's epoch; all
+        # lower epochs are sealed by then.
         tail = await self.tail(raised.log)
         assert tail.epoch >= raised.next_epoch - 1, "who answers for the tail rules"
         return tail.epoch
@@ -183,8 +183,8 @@ class Stages:
         """Append to a log under a token that `fence` took, in this client or another one.
 
         Raises:
-            UnknownLog: there is no such log.
-            BadSetting: no such token.
+            UnknownLog: the log does not exist.
+            BadSetting: the token is out of range.
         """
         _check_token(token, 0)
         self._cluster.forget_log(log)  # it may have been renamed a moment ago

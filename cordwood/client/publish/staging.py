@@ -1,7 +1,7 @@
-"""Staging: blocks that are durable on as many nodes as their log asks for, and have no LSN yet.
+"""Staging: blocks that are durable on as many nodes as their log demands, but have no LSN yet.
 
-What is staged is published later by `client.publish.publishing`, by this client or another one, in
-another process: a `StagedRef` says where it is, as plain values. Unpublished it goes by itself.
+`client.publish.publishing` publishes staged blocks later, in this client or in another process. A
+`StagedRef` says where they lie, in plain values. Unpublished it goes by itself.
 
 Source: docs/design.md §9; docs/sources/spark.md §8 ("stage, then publish").
 """
@@ -38,13 +38,13 @@ STAGES_AT_ONCE = 8
 """Blocks of one call on their way at a time: enough to keep the nodes' disks busy."""
 
 STAGE_CALL_S = 5.0
-"""How long one node may take for one block: a durable write, and a flush that is in its way."""
+"""A node has this long for a block: a durable write, behind a flush at worst."""
 
 STAGE_RETRY_S = 0.1
 """Pause before a block is staged anew elsewhere."""
 
 TTL_DEFAULT_S = 3600.0
-"""An hour: longer than a batch takes, and a driver its restart. What is pinned does not expire."""
+"""An hour: longer than a batch takes, and a driver its restart. Pinned blocks do not expire."""
 
 TTL_MAX_S = 30 * 86_400.0
 
@@ -66,7 +66,7 @@ class _JsonRef(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StagedRef:
-    """What one call staged for one log; pickles, and is plain JSON by `to_json`.
+    """The blocks that one call staged for one log. It pickles; `to_json` makes plain JSON of it.
 
     Attributes:
         log, log_id: the log's name when it was staged, and its number.
@@ -177,7 +177,8 @@ class Stager:
             await asyncio.sleep(STAGE_RETRY_S)
 
     def _copyset(self, info: LogInfo, avoid: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
-        """Nodes for one block: of the log's newest nodeset, and those that are up, if that does."""
+        """Nodes for one block, from the log's newest nodeset: only nodes that are up, if they
+        suffice."""
         nodes = [NodeId(node) for node in info.history[-1].nodes] if info.history else []
         members = self._cluster.members
         nodeset = Nodeset(tuple(members.get(node) or Member(node, "") for node in nodes))
@@ -191,7 +192,7 @@ class Stager:
     async def ask(
         self, nodes: Sequence[int], call: StageBlock | Unstage
     ) -> dict[NodeId, CordwoodError]:
-        """Ask all of these nodes; the errors of those that did not do it, in node order."""
+        """Ask all of these nodes; the errors of nodes that failed, in node order."""
 
         async def ask(node: NodeId) -> CordwoodError | None:
             try:

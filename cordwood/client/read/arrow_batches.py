@@ -33,8 +33,8 @@ Large records are not copied one by one, however few there are."""
 
 
 COPY_BYTES_MAX = 128 << 10
-"""What is larger is a batch of its own: to copy 256 KiB into fresh memory costs 100 µs on a
-virtual machine, and a batch more costs whoever takes it about 30."""
+"""A larger block is a batch of its own. Copying 256 KiB into fresh memory costs 100 µs on a virtual
+machine; an extra batch costs its receiver about 30."""
 
 
 class BatchGatherer:
@@ -54,7 +54,7 @@ class BatchGatherer:
         self.given = 0
         self._gathered = 0
         self._keys = None if keys is None else sorted(keys)
-        # What is asked of blocks: rows are chosen by their keys, whether these are wanted or not.
+        # The columns to decode: rows are chosen by their keys, whether or not the keys are wanted.
         self._asked = self.columns
         if keys is not None and "key" not in self.columns:
             self._asked = (*self.columns, "key")
@@ -65,13 +65,13 @@ class BatchGatherer:
         self._bytes = 0
 
     def add(self, name: str, delivery: Delivery[HeldBlock]) -> Iterator[pa.RecordBatch]:
-        """Take a block of the log `name`; gives the batches that are full.
+        """Take a block of the log `name`; yields the batches that became full.
 
         Raises:
             Corrupt: its body cannot be read.
         """
         header = delivery.block.header
-        # The read stream summed the stored bytes when they came; inflated ones are new.
+        # The read stream checked the stored bytes on arrival; decompressed bytes are new.
         verify = header.codec is not Codec.NONE
         body = body_of(delivery.block, verify=verify)
         start, stop = delivery.first - header.first, delivery.last - header.first + 1
@@ -92,7 +92,7 @@ class BatchGatherer:
             )  # fmt: skip
             is_large = record_bytes * (last - first) >= COPY_BYTES_MAX
             if is_large or last - first >= step // 2:
-                # Large enough as it is: not copied into a larger one.
+                # Large enough as it is: do not copy it into a larger batch.
                 yield from self.finish()
                 self.given = self._gathered = header.first + last
                 yield from self._wanted([batch])
@@ -103,7 +103,7 @@ class BatchGatherer:
             yield from self._grow(last - first, round(record_bytes * (last - first)))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Give what was gathered so far, if anything."""
+        """Yield the rows gathered so far, if any."""
         import pyarrow as pa
 
         self._close_records()

@@ -1,13 +1,13 @@
-"""A consumer: a reader whose positions are kept in the metadata store, shared by its members.
+"""A consumer: a reader with positions in the metadata store, which its members share.
 
-It reads each log on from its saved position, and saves what its application has dealt with:
-what `read` returned before it was called again, or before `save`; of a loop, what it has asked on
-from. So a record may be given out again after a crash, or where a loop was left, and none is
-passed over.
+It reads each log from its saved position, and saves the position behind the processed records.
+Records that `read` returned are processed once `read` or `save` is called next; a loop's record is
+processed once the loop asks for the next. So a record may come again after a crash or an abandoned
+loop, but no record is skipped.
 
-As a member it reads the logs that fall to it. One that is to go to another member it saves and
-lets go of at the next turn, and the other one begins then: a record is given to both only where
-this one did not come to it in time. A member that was replaced without knowing cannot save any
+As a member it reads the logs that fall to it. When a log moves to another member, this member saves
+and releases it at its next turn, and the other member begins there. Both get a record only if this
+member did not release the log in time. A member that was replaced without knowing cannot save any
 more (`protocol.consumer_group`).
 
 Source: docs/design.md §6, §7.
@@ -105,7 +105,8 @@ class Consumer:
         self._unbegun: dict[str, CordwoodError | None] = {}
         self._begin_at = 0.0
         self._untold: deque[CordwoodError] = deque()
-        # One save at a time: one that an earlier place passed would look like another consumer's.
+        # One save at a time: a save that an earlier one overtakes would look like another
+        # consumer's.
         self._saving = asyncio.Lock()
         # One turn at a time: two calls would begin a log twice, and give its records twice.
         self._following = asyncio.Lock()
@@ -131,7 +132,7 @@ class Consumer:
             await self._follow(is_start=True)
         except BaseException as error:
             self._end()
-            if isinstance(error, CordwoodError):  # who cancels it does not wait for more calls
+            if isinstance(error, CordwoodError):  # cancelling it must not wait for more calls
                 await self._leave()
             self._group = None
             raise
@@ -145,7 +146,7 @@ class Consumer:
         assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         self._group = reply
         if self.member:
-            # Weakly: a member whose application let go of it holds no log.
+            # Weakly: a member that its application dropped holds no log.
             ended = asyncio.Event()
             self._reader.on_end = ended.set
             beating = _beat(weakref.ref(self), ended, self._ask, self.name, self.member)
@@ -166,12 +167,12 @@ class Consumer:
         raise AssertionError("the last try returns or raises")
 
     async def close(self, *, save: bool = True) -> None:
-        """Save what was dealt with, leave, and stop reading. Safe to call twice.
+        """Save positions behind the processed records, leave, and stop reading. Safe to call twice.
 
         Args:
             save: False leaves the positions where they were saved last.
         Raises:
-            Retryable: the cluster did not answer; what was not saved is read again.
+            Retryable: the cluster did not answer; records that were not saved are read again.
         """
         if self._reader.is_closed:
             return
@@ -221,7 +222,7 @@ class Consumer:
         return {**self._reader.unhealthy, **unbegun}
 
     async def read(self, count: int = 1000, timeout_s: float | None = None) -> ReadResult:
-        """As `Reader.read`; what was given out before counts as dealt with from now on.
+        """As `Reader.read`; records given out before count as processed from now on.
 
         Raises:
             Fenced: this member was replaced.
@@ -271,15 +272,15 @@ class Consumer:
         return given
 
     async def save(self) -> dict[str, Lsn]:
-        """Save what was dealt with: all that `read` returned, and of a loop all that it has asked
-        on from, so not what it works on.
+        """Save positions behind the processed records: all that `read` returned, and a loop's
+        records before the one that it works on.
 
         Returns:
             By log, the first LSN not dealt with.
         Raises:
             Fenced: a log that was read here has another reader by now, or another consumer of
                 this name has saved a later position. The other logs are saved.
-            Retryable: the cluster did not answer; what was saved before stands.
+            Retryable: the cluster did not answer; earlier saves stand.
         """
         async with self._saving:
             return await self._save_all()
@@ -314,8 +315,8 @@ class Consumer:
             Fenced: as `save`.
             Retryable: the cluster did not answer.
         """
-        # By what this member goes by, not by what it was told: a log that went to another member
-        # and back meanwhile is a new reading of it.
+        # Compare with the assignment in use, not the newest one: a log that went to another member
+        # and back is a new reading.
         generation = self.generation
         if let_go and self._group is not None:
             generation = self._group.generation
@@ -337,7 +338,7 @@ class Consumer:
         self._saved.update(new)
 
     def _learn(self, reply: ConsumerReply) -> None:
-        """What the group is; an answer that was overtaken says nothing new."""
+        """The consumer's state; an overtaken answer says nothing new."""
         known = self._group
         if not self.member:
             self._group = reply
@@ -385,7 +386,7 @@ class Consumer:
             logger.info("%s could not let go of a log yet: %s", self.name, error)
 
     async def _look(self) -> None:
-        """Without members nobody beats: learn here that a position was reset.
+        """A consumer without members sends no heartbeats: learn here that a position was reset.
 
         Raises:
             Retryable: the cluster did not answer.
@@ -405,7 +406,7 @@ class Consumer:
             logger.info("%s could not save: %s", self.name, error)
 
     async def _follow(self, *, is_start: bool = False) -> None:
-        """Read the logs that are this member's by what was told last, from their positions.
+        """Read this member's logs of the newest assignment, from their positions.
 
         Args:
             is_start: a log that cannot be begun is an error; else it holds up no other one.
@@ -418,7 +419,8 @@ class Consumer:
         while True:
             mine = self._mine(group)
             for log in self.logs:
-                # One that went to another member and back is begun anew: where that one saved.
+                # A log that went to another member and back begins anew at that member's saved
+                # position.
                 if log not in mine or self._begun.get(log) != _since(group, log, self.member):
                     self._stop(log)
             leaving = sorted(mine & group.successors.keys())
@@ -429,7 +431,7 @@ class Consumer:
                 for log in sorted(mine - {*leaving})
                 if self._begun.get(log) != _since(group, log, self.member)
             ]
-            # Noted before anything is awaited: where that is cancelled, the next turn goes on.
+            # Noted before the first await: after a cancellation the next turn continues from it.
             self._unbegun = {log: self._unbegun.get(log) for log in wanted}
             self._begin_at = 0.0
             self.generation = group.generation
@@ -490,7 +492,8 @@ class Consumer:
         self._begun.pop(log, None)
 
     async def _let_go(self, leaving: Sequence[str]) -> None:
-        """Save what was dealt with of logs that another member waits for, and give no more."""
+        """Save the positions of logs that another member waits for, and give out no more of
+        them."""
         async with self._saving:
             read = [log for log in leaving if log in self.logs]
             new = {
@@ -529,7 +532,7 @@ def _since(group: ConsumerReply, log: str, member: str) -> int:
 async def _beat(
     known: weakref.ref[Consumer], ended: asyncio.Event, ask: Ask, name: str, member: str
 ) -> None:
-    """Say that a member is there, and tell it who reads what, until its reader has ended.
+    """Send a member's heartbeats and bring it the assignment, until its reader has ended.
 
     It is held weakly: a member that its application let go of leaves, and holds no log.
     """

@@ -1,9 +1,9 @@
-"""The logs of one consumer: as its application calls them, and as they are kept.
+"""The logs of one consumer: by name for its application, by number in its stored positions.
 
-Positions, owners and members are kept by the number of a log. So a consumer goes on where it stood
-when its log is renamed, and begins anew in another log that has the name by then. A consumer finds
-its logs once, when it is made, and reads and saves by their numbers from there on; what it is told
-has the names that it was made with.
+Positions, owners and members are kept by the number of a log. So a consumer keeps its position when
+its log is renamed, and starts anew in another log that takes the name. A consumer looks its logs up
+once, when it is made. From there on it reads and saves by number, and its answers use the names
+that it was made with.
 
 Source: `protocol.consumer_group`.
 """

@@ -17,8 +17,8 @@ from cordwood.layout.message import AskConsumers, ConsumerReply, ConsumersReply,
 from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
 
 RESETS_MAX = 16
-"""Tries of a reset, each after a member saved between its look and its write: members save every
-few seconds."""
+"""Tries of a reset. A try fails if a member saves between its read and its write; members save
+every few seconds."""
 
 ByLog = Mapping[str, int] | Mapping[int, int]
 """LSNs by the names of logs, or by their numbers."""
@@ -29,9 +29,8 @@ class Lag:
     """How far a consumer is behind a log's tail.
 
     Attributes:
-        position: the first LSN not dealt with.
-        tail: the last one that can be read.
-        records: how many that is; None across epochs, where LSNs do not say.
+        position: the first unprocessed LSN. tail: the last readable LSN.
+        records: the distance in records; None across epochs, where LSNs do not tell.
     """
 
     position: Lsn
@@ -39,7 +38,7 @@ class Lag:
 
     @property
     def records(self) -> int | None:
-        """Records not dealt with; holes, if there are any, count too."""
+        """Unprocessed records; holes count too."""
         if self.position > self.tail:
             return 0
         if self.position >> 32 != self.tail >> 32:
@@ -73,9 +72,10 @@ class Cursors:
         self._names = names
 
     async def list(self, consumer: str = "") -> list[ConsumerReply]:
-        """What is known of a consumer, or of all: positions, members, who reads what.
+        """The state of one consumer, or of all: positions, members, and which member reads which
+        logs.
 
-        Logs have the names that they have now; one that was deleted is its number, in digits.
+        Logs have their present names; a deleted log is its number, in digits.
 
         Raises:
             BadSetting: that names no consumer.
@@ -88,7 +88,7 @@ class Cursors:
         return [named(group, names) for group in groups]
 
     async def by_number(self, consumer: str) -> ConsumerReply:
-        """What is known of a consumer, each log by its number in digits.
+        """The state of a consumer, each log by its number in digits.
 
         Raises:
             BadSetting: that names no consumer.
@@ -103,7 +103,7 @@ class Cursors:
         return reply.groups
 
     async def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
-        """How far a consumer is behind, by log; where that is not known, why.
+        """A consumer's lag by log; an error where the lag is unknown.
 
         One log that was deleted, or has no sequencer just now, hides no other.
 
@@ -139,12 +139,12 @@ class Cursors:
         """Move a consumer's positions, all of them or none.
 
         Args:
-            positions: by log (a name or a number), the first LSN not dealt with.
-            expected: what they must be now, 0 for none: a compare-and-set.
-            reset: let them go back, whoever reads the logs now. They begin again from there.
+            positions: by log (a name or a number), the first unprocessed LSN.
+            expected: the required present positions, 0 for none: a compare-and-set.
+            reset: also move positions back, and while members read the logs. They begin again from
+                there.
         Returns:
-            All positions of this consumer: by name those that were given, others by number, in
-            digits.
+            All positions of this consumer: the given logs by name, others by number, in digits.
         Raises:
             Fenced: a member reads one of the logs, or a position is not the expected one, or was
                 reset during the call.
@@ -166,15 +166,15 @@ class Cursors:
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
 
     async def _resets(self, consumer: str, logs: Iterable[str]) -> dict[str, int]:
-        """How often logs were reset: a save that is done late does not undo a later reset."""
+        """The number of resets by log: a late save does not undo a newer reset."""
         if not logs:
             return {}
         known = (await self.by_number(consumer)).resets
         return {log: known.get(log, 0) for log in logs}
 
     async def reset(self, consumer: str, new: dict[str, int]) -> ConsumerReply:
-        """Move positions from where they are now: a node that was stopped may do the call late,
-        and must not take back what was saved since."""
+        """Move positions as a compare-and-set: a stopped node may do the call late, and must not
+        undo newer saves."""
         for again in reversed(range(RESETS_MAX)):
             group = await self.by_number(consumer)
             was = {log: group.positions.get(log, 0) for log in new}

@@ -1,4 +1,4 @@
-"""What a read stream delivers, made into records: opened, clipped, and only what is wanted."""
+"""Turn a read stream's blocks into records: opened, clipped, and only the wanted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One log of a reader: its stream, what was taken of it, and how it stands."""
+"""One log of a reader: its stream, the items taken from it, and its state."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class Feed:
     """One log of a reader.
 
     Attributes:
-        log: its name as it was asked for; a log by two spellings is one, see `name`.
-        hand: what was taken of it and not given out.
+        log: its name as the application spelled it; `name` is the same for all spellings.
+        hand: items taken from the stream and not given out.
         waiting: the task that waits for more.
         error: why the stream ended.
-        refused: tries in a row that the callback refused; `retry_at` is when it gets the next.
-        is_broken: its next block cannot be opened; it stays before it.
-        is_to_begin: it ended with an error that may pass, and that was told.
-        begins: tries in a row to begin it again that failed or gave nothing; `begin_at` is when it
-            gets the next.
-        barred_at: where it ended because the log is gone, or may not be read: a reader that
-            comes back when that has changed goes on there.
+        refused: how often in a row the callback refused its item; `retry_at` is the time of the
+            next try.
+        is_broken: its next block cannot be opened; it stays in front of the block.
+        is_to_begin: it ended with a passing error that the application received.
+        begins: how often in a row a new begin failed or gave nothing; `begin_at` is the time of the
+            next.
+        barred_at: where it ended because the log is gone or may not be read: a reader that returns
+            after a change continues there.
     """
 
     log: str
@@ -57,12 +58,12 @@ class Feed:
 
     @property
     def next_lsn(self) -> Lsn:
-        """The first LSN that the application has not dealt with."""
+        """The first LSN that the application has not processed."""
         after = self.stream.taken_lsn if self.barred_at is None else self.barred_at
         return Lsn(self.hand.next_lsn(after))
 
     def take(self, taken: Taken) -> None:
-        """Hold what was taken off the nodes."""
+        """Hold items that the stream delivered."""
         self.hand.held.append(taken)
         if isinstance(taken, Gap) and taken.kind in _LAST_GAPS:
             self.barred_at = taken.first

@@ -1,15 +1,15 @@
 """The items that a stream has taken from the nodes, and which its application has dealt with.
 
 An item is in one of three places. *Held* blocks and gaps were taken and not opened. The *opened*
-block gives its items one by one. The item *in hand* is the last one that an iterator gave. It
+block gives its items one by one. The item *in hand* is the item that an iterator gave last. It
 counts as dealt with when the application asks for the next one, because the application may end or
 save its position while it works on it. The result of a call that returns a whole (`next_items`,
 `read`) counts as dealt with at once.
 
-The loop fills a hand, and only while it is empty. The application's thread takes from it. So
-whatever is raised in a thread that waits, or cancels a task, nothing is on its way: it is still
-here, and comes next. Each method that gives something makes up its mind first, and then gives with
-plain assignments and `del`, between which CPython runs no signal handler.
+The loop fills a hand, and only while it is empty. The application's thread takes from it. So an
+exception in a waiting thread or a cancelled task loses nothing: the item is still here and comes
+next. Each method that gives something makes up its mind first, and then gives with plain
+assignments and `del`, between which CPython runs no signal handler.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from cordwood.client.read.arrow_batches import BatchGatherer
 
 Taken = Delivery[HeldBlock] | Gap
-"""What a stream takes off the nodes: a block's records, or a gap."""
+"""An item that a stream received from the nodes: a block's records, or a gap."""
 
 Opener = Callable[[Taken], list[Record | Gap]]
-"""Makes records of what was taken; see `stream_items.StreamItems.items_of`."""
+"""Makes records of received items; see `stream_items.StreamItems.items_of`."""
 
 _BENIGN = (GapKind.BRIDGE, GapKind.HOLE, GapKind.FILTERED)
 
 
 def is_told(item: Record | Gap) -> bool:
-    """Whether a reader who wants no gaps gets it: records, the loss of some, and that it may
-    not see them."""
+    """Whether a reader without `gaps` gets the item: records, lost records, and records that it may
+    not read."""
     return isinstance(item, Record) or item.kind in (GapKind.DATA_LOSS, GapKind.ACCESS)
 
 
@@ -102,7 +102,7 @@ class Hand:
     def __init__(self, opener: Opener, *, gaps: bool = True) -> None:
         """
         Args:
-            gaps: give all gaps; without, only those that `is_told`.
+            gaps: give all gaps; otherwise only gaps for which `is_told` holds.
         """
         self.held: deque[Taken] = deque()
         self.items: Iterator[Record | Gap] = iter([])
@@ -144,13 +144,13 @@ class Hand:
         return self.held[0].first if self.held else after
 
     def ask(self) -> None:
-        """The application asks for more: what it has in hand is dealt with."""
+        """The application asks for more: the item in hand counts as processed."""
         if not length_hint(self.items):
             self.opened = ()
         self._in_hand = None
 
     def open_next(self) -> bool:
-        """See that `items` has something; False if all that is held was given.
+        """See that `items` has something; False if all held items were given.
 
         Raises:
             Corrupt: the next block's body cannot be read; it stays here.
@@ -174,7 +174,7 @@ class Hand:
         return True
 
     def peek(self) -> Record | Gap:
-        """The next item of what is opened, which has one."""
+        """The next item of the opened block, which has one."""
         return self.opened[len(self.opened) - length_hint(self.items)]
 
     def settle(self) -> None:
@@ -189,7 +189,7 @@ class Hand:
         return self.opened[len(self.opened) - left :] if left else ()
 
     def take_rest(self, count: int | None = None) -> list[Record | Gap]:
-        """Give what is opened, as a whole, up to `count` of it; empty if nothing is."""
+        """Give the opened block's items, up to `count`; empty if no block is opened."""
         rest = self.rest()
         stop = len(rest) if count is None else max(1, count)
         given, left = list(rest[:stop]), rest[stop:]
@@ -214,7 +214,7 @@ class Hand:
         return given
 
     def _keep(self, left: Sequence[Record | Gap]) -> None:
-        """`left` of the opened block is what was not given."""
+        """`left` are the items of the opened block that were not given."""
         items = iter(left)
         first = _first(left[0]) if left else 0
         self._first = first
@@ -224,7 +224,7 @@ class Hand:
         self.items = items
 
     def close_block(self) -> None:
-        """Put what of the opened block was not given back to what is held."""
+        """Put the remaining items of the opened block back to the held items."""
         rest = self.rest()
         held = self.held
         if rest:
@@ -255,7 +255,7 @@ class Hand:
         return taken
 
     def run(self) -> list[Taken]:
-        """Give all that is held; it counts as dealt with once more is asked for."""
+        """Give all held items; they count as processed at the next call."""
         self.close_block()
         if not self.held:
             return []  # Race: an interrupted call may still be filling this deque
@@ -267,7 +267,7 @@ class Hand:
         return given
 
     def give_up_to(self, first: int | None, end: int) -> None:
-        """What is held below `end` was given, as a part of a batch that begins at `first`."""
+        """Held items below `end` were given as a part of a batch that begins at `first`."""
         held = self.held
         kept: list[Taken] = []
         for taken in held:
@@ -297,8 +297,8 @@ class Hand:
 class Batches:
     """Columns of what a hand holds.
 
-    What it is about to give stays held until it gives it, so that a loop that was left can be
-    gone on with in any other way.
+    Items stay held until they are given, so that an application may continue in any way after it
+    left a loop.
 
     Args:
         name: the log's.
@@ -314,7 +314,7 @@ class Batches:
         self._make = make
         self._wants = wants
         self._making: Iterator[tuple[pa.RecordBatch | Gap, int]] | None = None
-        # Where the hand stood after the last batch: if it was taken from since, all is begun anew.
+        # The hand's position after the last batch: if other calls took items since, begin anew.
         self._upto = 0
         self._end = 0
 
@@ -330,14 +330,14 @@ class Batches:
             self._making = None
             return None
         begins = int(hand.held[0].first)
-        # What breaks this off has it begin anew at what is held.
+        # After an interruption, begin anew at the held items.
         making, self._making = self._making, None
         if making is None or begins != self._upto:
             self._end = int(hand.held[-1].last) + 1
             making = self._make_of(list(hand.held))
         made = next(making, None)
         if made is None:
-            # Nothing of what was left is wanted: it is passed over, and something may be behind.
+            # None of the remaining records is wanted: skip them, and look behind them.
             hand.give_up_to(None, self._end)
             return self.next() if hand.held else None
         batch, upto = made
@@ -367,7 +367,8 @@ class Batches:
 
 
 def is_no_bridge(gap: Gap) -> bool:
-    """Whether what is wanted may have been acknowledged there: no BRIDGE, HOLE or FILTERED."""
+    """Whether wanted records may have been acknowledged in the gap: not for BRIDGE, HOLE or
+    FILTERED."""
     return gap.kind not in _BENIGN
 
 

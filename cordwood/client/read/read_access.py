@@ -1,9 +1,9 @@
 """What becomes of a read that a node refused for want of the log's read token.
 
 A node may be ahead of what this client knows of the log, or behind: rights change, and nodes
-hear of it one after the other. So the metadata store is asked. Where the client does not have
-what it says, the reader gets one ACCESS gap to its end, as in LogDevice; a reader whose right
-comes back begins anew. Where it does, the nodes that refused are asked again.
+hear of it one after the other. So this asks the metadata store. If the client lacks the required
+token, the reader gets one ACCESS gap to its end, as in LogDevice. After access is restored, the
+read begins anew. Where it does, the nodes that refused are asked again.
 
 Source: docs/sources/logdevice.md 1 ("Gap types").
 """
@@ -50,7 +50,7 @@ class ReadAccess:
         self._closed = False
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking."""
         self._closed = True
 
     def on_refused(self, info: LogInfo) -> None:

@@ -12,9 +12,9 @@ from cordwood.nodes import NodeId
 GRACE_S = 5.0
 """How long nodes that were not heard are waited for before a loss is told.
 
-LogDevice waits 100 ms. But what is released was stored on a whole copyset, or plugged: an
-f-majority without it means that one of these nodes has lost it and does not know. That is
-so rare that the wait costs nothing, a loss is told for good, and a node restarts in seconds.
+LogDevice waits 100 ms. But a released record was stored on a whole copyset, or plugged. If an
+f-majority is without it, one of these nodes has lost it without knowing. That is so rare that the
+wait costs nothing. A reported loss is final, and a node restarts in seconds.
 """
 
 GRACE_MISSES_MAX = 2
@@ -26,7 +26,7 @@ class Grace:
     """The grace period of one reader.
 
     Attributes:
-        ends: when the present one is over; None while there is none.
+        ends: the end of the present period; None outside a period.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Grace:
         self._is_counted = False
 
     def begin(self, now: float) -> None:
-        """A loss could be told; those that were not heard get their time."""
+        """A loss could be reported: give silent nodes their period."""
         if self.ends is None:
             self.ends = now + GRACE_S
             self._is_counted = False
@@ -49,12 +49,12 @@ class Grace:
         self._misses.pop(node, None)
 
     def is_waived(self, silent: Sequence[NodeId]) -> bool:
-        """Whether all that are silent have been so too often to get any time."""
+        """Whether all silent nodes missed too many periods to get another."""
         misses = self._misses
         return bool(silent) and all(misses.get(node, 0) > GRACE_MISSES_MAX for node in silent)
 
     def is_over(self, silent: Iterable[NodeId], now: float) -> bool:
-        """Whether the present period is over; those that are silent have missed it then."""
+        """Whether the present period is over; then silent nodes have missed it."""
         if self.ends is None or now < self.ends:
             return False
         if not self._is_counted:

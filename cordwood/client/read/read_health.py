@@ -1,9 +1,8 @@
 """A reader's health: how long it has had no news of a log of which there may be more.
 
-Three clocks, the earliest of which counts: since when more is known to be readable and nothing
-comes, since when no node is connected, and since when nobody says where the log ends. The last
-two matter because a reader that is cut off cannot know that there is more: it would wait in
-silence for good.
+The earliest of three times counts: since when readable records are known but none arrive, since
+when no node is connected, and since when no node reports the log's end. The last two matter because
+an isolated reader cannot know of new records: without them it would wait in silence forever.
 
 Source: docs/sources/logdevice.md 2.11 (`isConnectionHealthy`, health callbacks).
 """
@@ -15,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from cordwood.lsn import format_lsn
 from cordwood.nodes import NodeId
 
-UNKNOWN = "and nobody says whether there is more"
-"""What a reader that is cut off knows of the log."""
+UNKNOWN = "and no node reports whether there is more"
+"""The reader's knowledge of the log while it is isolated."""
 
 HEALTH_S = 10.0
-"""How long a reader may stand still before that is told: twice what it takes to ask all nodes
-for all they hold, and the bound within which readers reach the tail once nothing fails."""
+"""A reader may stand still this long before it reports so. It is twice the time to ask all nodes
+for all copies, and the bound within which readers reach the tail once faults end."""
 
 
 class ReadHealth:
@@ -59,7 +58,7 @@ class ReadHealth:
         self._unanswered_since = None
 
     def on_no_tail(self, asked_at: float) -> None:
-        """Nobody said it since `asked_at`."""
+        """No node has reported the end since `asked_at`."""
         if self._unanswered_since is None:
             self._unanswered_since = asked_at
 

@@ -54,23 +54,23 @@ logger = logging.getLogger(__name__)
 NUDGE_FIRST_S = 1.0
 NUDGE_MAX_S = 8.0
 NUDGE_BOUNDED_S = 0.05
-"""A reader that sees nothing asks the sequencer for the tail, which makes a stopped one start and
-the nodes hear what is released; once at first soon, where it knows of an LSN to come to."""
+"""An idle reader asks the sequencer for the tail. The question starts a stopped sequencer, and
+nodes learn what is released. A bounded reader asks once soon after its begin."""
 
 STUCK_S = 2.0
-"""How long a readable record may be waited for before another copy is asked for.
+"""A readable record may stay away this long before the reader asks for another copy.
 
 LogDevice waits 300 s, then 600: its clients have thousands of streams, and each rewind has
 a window sent again by every node. Here a window is some megabytes, nodes answer within
-milliseconds, and 2 s is well above the pauses of a busy one; what it costs when it was
-wrong is one window. A sequencer's first two waves fit into it.
+milliseconds, and 2 s is well above the pauses of a busy one; a wrong guess costs one window. A
+sequencer's first two waves fit into it.
 """
 
 LOOK_S = 0.05
-"""How long after a node has come past a record that is not here its absence is looked into.
+"""The reader investigates a missing record this long after a node sent records beyond it.
 
-At the tail all nodes of a log say at once how far they have come, and one of them sends what
-there is. A reader that woke for each of them did so five times for a block, four in vain.
+At the tail all nodes of a log report their progress at once, and one of them sends the record. A
+reader that woke for each of them did so five times for a block, four in vain.
 """
 
 
@@ -84,17 +84,16 @@ OnHealth = Callable[["ReadStream", str], None]
 
 
 class ReadStream(StreamItems):
-    """See the module. Made by the client's `read`; one that is not read to its end is closed by
-    `close`, or once nobody has it any more.
+    """See the module. The client's `read` makes it. If it is not read to its end, `close` closes
+    it, or the garbage collector does.
 
     Iterating yields `Record` and `Gap` in order, which tile `[start, until]`.
 
     Attributes:
-        number: the stream's, as nodes know it.
-        info: the log that is read.
-        on_health: called when a reader that waits has stood still for HEALTH_S although there
-            is more to read, or may be for all it can know (`client.read.read_health`), with the
-            reason; and with "" when it goes on.
+        number: the stream's number, as nodes know it. info: the log.
+        on_health: called with a reason when a waiting reader stood still for HEALTH_S although
+            there is, or may be, more to read (`client.read.read_health`); called with "" when it
+            continues.
     """
 
     def __init__(
@@ -119,11 +118,11 @@ class ReadStream(StreamItems):
     ) -> None:
         """
         Args:
-            nudge: asks for the tail when nothing comes.
-            budget: what all streams of the client may have sent ahead.
-            seed: puts copysets in order where each reader has an order of its own.
-            keys, payloads, record_keys, gaps: what is left out, see `Store.read`.
-            tails: those of the client, which it may share; None to read alone.
+            nudge: asks for the tail when nothing arrives. budget: bytes that nodes may send ahead
+                to all streams of the client.
+            seed: orders copysets if each reader has its own order.
+            keys, payloads, record_keys, gaps: what to leave out, see `Store.read`. tails: the
+                client's shared tails; None to read alone.
             tier: reads what nodes let go of.
             on_closed: nothing that nodes say concerns it any more.
         """
@@ -147,7 +146,7 @@ class ReadStream(StreamItems):
         self._tier_failed: tuple[int, CordwoodError] | None = None
         self._queue: SubscriberQueue | None = None
         self._on_closed = on_closed
-        self._owes_itself = False  # what a queue had no room for: before it takes another one
+        self._owes_itself = False  # items that a full queue refused: before it joins another leader
         self._news = asyncio.Event()
         self._look_due: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -175,7 +174,7 @@ class ReadStream(StreamItems):
 
     @property
     def senders(self) -> Senders:
-        """The nodes that send, and what was asked of them: where it shares a tail, the leader's."""
+        """The nodes that send, and the requests to them; the leader's while it shares a tail."""
         return self._senders if self._queue is None else self._queue.leader.senders
 
     @property
@@ -195,8 +194,8 @@ class ReadStream(StreamItems):
 
     @property
     def is_connected(self) -> bool:
-        """Whether so many nodes are connected that what they do not hold nobody does: below
-        that, records may have to be waited for (LogDevice's `isConnectionHealthy`)."""
+        """Whether enough nodes are connected to prove that a record is held nowhere. With fewer,
+        the reader may have to wait for records (LogDevice's `isConnectionHealthy`)."""
         if self._queue is not None:
             return self._queue.leader.is_connected
         sources = self.senders.sources.keys()
@@ -210,15 +209,15 @@ class ReadStream(StreamItems):
 
     @property
     def bridge(self) -> Lsn | None:
-        """Where the bridge that was received last begins, None before the first."""
+        """First LSN of the newest bridge, None before the first."""
         return self.senders.bridge or self._senders.bridge
 
     def open(self) -> None:
-        """Ask every node that is up; the others are asked when they come."""
+        """Ask every node that is up; the others are asked once they connect."""
         self._senders.open(is_first=True)
 
     def close(self) -> None:
-        """Stop every node's sending; what is here is not given out any more."""
+        """Stop every node's sending; received items are not given out any more."""
         self.hand.leave(self._buffer.next)
         self._end()
 
@@ -240,7 +239,7 @@ class ReadStream(StreamItems):
             self._tails.forget(self)
         self._stop_asking()
         if not self._buffer.is_done:
-            self._buffer.rewind()  # what is here is not given out any more, so it is not kept
+            self._buffer.rewind()  # received items are not given out any more, so drop them
         self._news.set()
         if self._on_closed is not None:
             self._on_closed(self)
@@ -268,12 +267,12 @@ class ReadStream(StreamItems):
             self._senders.on_node_up(node, connection)
 
     def on_node_down(self, node: NodeId, connection: Connection) -> None:
-        """A node is gone; what it sent stays, and others are asked for the rest."""
+        """A node disconnected. Its items stay, and other nodes are asked for the rest."""
         if self._closed or self._queue:
             return
         self._senders.on_node_down(node, connection)
         if not self._senders.sources:
-            self._news.set()  # a reader that is cut off says so in time
+            self._news.set()  # an isolated reader reports so in time
 
     def on_statuses(self, *, is_moved: bool) -> None:
         """Something else is said of some nodes' data.
@@ -290,7 +289,7 @@ class ReadStream(StreamItems):
     def on_reading(
         self, node: NodeId, connection: Connection, status: ReadStatus, version: int, trim: int
     ) -> None:
-        """A node answers a READ: what it sends from here on is what was asked."""
+        """A node answers a READ: it sends by this request from here on."""
         if self._closed or self._queue:
             return
         self._senders.on_reading(node, connection, status, version, trim)
@@ -318,7 +317,7 @@ class ReadStream(StreamItems):
         if self._buffer.is_ready or not self._choice.is_single:
             self._news.set()
         elif self._look_due is None:
-            # Of single copies what is missing here is most often on its way from another.
+            # With single copies, a record missing here is most often on its way from another node.
             self._look_due = self._loop.call_later(LOOK_S, self._look)
 
     def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> None:
@@ -327,7 +326,7 @@ class ReadStream(StreamItems):
             self._news.set()
 
     def _look(self) -> None:
-        """What a node has come past may be missing: the reader has to see to it."""
+        """A node sent records beyond one that may be missing: the reader has to check."""
         self._look_due = None
         if not self._closed and self._buffer.is_overdue:
             self._news.set()
@@ -354,7 +353,7 @@ class ReadStream(StreamItems):
         judge = self._judge if self.may_conclude() else None
         taken = self._buffer.take(judge, grace_over=self.is_grace_over())
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
-            # At once: a period is a timer's turn at the least, and there may be many losses.
+            # At once: a period takes a timer's wait at least, and there may be many losses.
             taken = self._buffer.take(judge, grace_over=True)
         if not self._buffer.wants_grace:
             self._grace.end()
@@ -375,7 +374,7 @@ class ReadStream(StreamItems):
         else:
             self._look_for_doubts()
         is_new = self._buffer.next >> 32 > self.info.epoch
-        # Over a bridge at once: who holds the next epoch must be known before any of it comes.
+        # Pass a bridge at once: the next epoch's nodes must be known before its records arrive.
         if is_new and (isinstance(taken, Gap) or self._is_overdue()):
             self._cluster.learn_log(self.info, self._learn)
         if self._buffer.is_done:
@@ -445,7 +444,7 @@ class ReadStream(StreamItems):
             read.close()
 
     def _take_shared(self, queue: SubscriberQueue) -> Delivery[HeldBlock] | Gap | None:
-        """What the leader of a shared tail gave; once there is no more of it, on alone."""
+        """Items from the leader of a shared tail; after the last of them the stream reads alone."""
         if self.trouble and not queue.is_empty:
             self._on_health("")
         taken = queue.take()
@@ -478,7 +477,7 @@ class ReadStream(StreamItems):
         self._news.set()
 
     def _joins(self) -> bool:
-        """Subscribe to a shared tail, if this one is there and nothing is the matter."""
+        """Subscribe to a shared tail, if the stream has reached it and is healthy."""
         is_behind = self._buffer.has_blocks or self._buffer.tiered_up_to or self._is_overdue()
         is_waiting = not (is_behind or self._owes_itself)
         is_well = self._senders.sources and not self.trouble and self._health.due is None
@@ -503,7 +502,7 @@ class ReadStream(StreamItems):
         )
 
     def _judge(self, heard: Set[NodeId]) -> QuorumVerdict:
-        """See `gap_detection.Judge`; an epoch whose nodeset is not known proves nothing."""
+        """See `gap_detection.Judge`; an epoch with an unknown nodeset proves nothing."""
         found = self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
         if found is None:
             return QuorumVerdict.NONE
@@ -513,11 +512,11 @@ class ReadStream(StreamItems):
         return weigh_replies(heard, *found, {n: s for n, s in away.items() if n not in sending})
 
     def _look_for_doubts(self) -> None:
-        """Nothing is here: whether that is a reason to ask for other copies."""
+        """No record is here: whether to ask for other copies."""
         if self._buffer.tiered_up_to:
             self._health.on_behind(self._loop.time())
             return
-        # What was said before others were asked anew says nothing about their new share.
+        # A report from before a rewind says nothing about the nodes' new shares.
         is_in_order = not (self._choice.is_rewind_due or self._senders.is_switching)
         if (
             is_in_order
@@ -535,7 +534,7 @@ class ReadStream(StreamItems):
         self._senders.rewind_soon()
 
     def _senders_now(self) -> list[NodeId]:
-        """The nodes of `next`'s epoch that are counted on."""
+        """The nodes of `next`'s epoch that the reader counts on."""
         members = self.info.nodes_of(self._buffer.next >> 32)
         return [node for node in members if self._choice.doubt(node) is None]
 
@@ -547,11 +546,11 @@ class ReadStream(StreamItems):
         )
 
     def _silent(self) -> list[NodeId]:
-        """The nodes that have not said what they have at `next`."""
+        """The nodes that have not reported what they hold at `next`."""
         return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
 
     def is_grace_over(self) -> bool:
-        """Whether those that have not spoken were waited for."""
+        """Whether silent nodes had their waiting time."""
         grace = self._grace
         return grace.ends is not None and grace.is_over(self._silent(), self._loop.time())
 
@@ -598,7 +597,7 @@ class ReadStream(StreamItems):
         if self._alarm is None or self._alarm.when() > due:
             if self._alarm is not None:
                 self._alarm.cancel()
-            # Weakly: a stream that is let go of does not stay for a timer.
+            # Weakly: a timer must not keep a dropped stream alive.
             self._alarm = self._loop.call_at(due, call_weakly, weakref.WeakMethod(self._ring))
         await self._news.wait()
 
@@ -616,7 +615,7 @@ class ReadStream(StreamItems):
         return min(until, self._senders.trims_by, until if due is None else due)
 
     def _on_stuck(self, now: float) -> None:
-        """Count no more on those who hold everything up; if that did not help, on nobody."""
+        """Stop counting on the nodes that delay the reader; if that did not help, count on none."""
         self._overdue_since = now
         tell(ReaderStuck(self.info.log_id, self._buffer.next))
         if self._senders.is_switching:
@@ -627,7 +626,7 @@ class ReadStream(StreamItems):
 
     def _look_at_health(self, now: float) -> None:
         """Tell that the stream stands still, or may; or that it is at the tail and no longer cut
-        off. A log that has no nodes yet has nobody to be connected to."""
+        off. A log without nodes offers no node to connect to."""
         is_connected = bool(self._senders.sources) or not self.info.all_nodes
         self._health.on_connected(is_connected, now)
         if self._health.is_over:

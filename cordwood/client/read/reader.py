@@ -1,8 +1,8 @@
 """A reader: several logs at once, in turn, so that a busy one does not starve the others.
 
 It pulls: nothing is fetched for a log beyond its stream's own window and one block that
-was taken. Each log waits in a task of its own only while it has nothing; what comes
-is given out round robin, one block's records or one gap at a time.
+was taken. A log has a task of its own only while it waits for items. Items are given out round
+robin, one block's records or one gap at a time.
 
 Source: docs/sources/logdevice.md 1 ("Reading", "Checkpoints"); docs/design.md §7.
 """
@@ -39,7 +39,7 @@ ARROW_BYTES = 4 << 20
 
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
-"""Pauses before what a callback refused is given to it again: LogDevice's. As long, a log that
+"""Pauses before a refused item is given to the callback again: LogDevice's. As long, a log that
 could not be begun again rests, so that the others are read meanwhile."""
 
 Open = Callable[[AnyLog, Start, Position | None], Awaitable[ReadStream]]
@@ -55,9 +55,9 @@ Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 class Reader:
     """See the module. Made by `Store.reader`; close it, or use `async with`.
 
-    Iterating gives pairs of a log's name and a record or gap. `fill` brings something into the
-    hand of a log (`client.read.hand`), and `portion` and `item` give of it: so a call that is
-    cancelled, or broken off in another thread, takes nothing with it.
+    Iterating gives pairs of a log's name and a record or gap. `fill` brings items into a log's hand
+    (`client.read.hand`), and `portion` and `item` give from it. So a cancelled or interrupted call
+    loses nothing.
 
     Args:
         gaps: give gaps too; without, only lost records are told, and that a log may not be
@@ -85,7 +85,7 @@ class Reader:
         self._context = contextvars.copy_context()
         self._closed = False
         self._offered: Feed | None = None
-        # The log whose turn it is to be given out, and an error that is to be told instead.
+        # The log whose turn it is, and an error to raise in its place.
         self._up: Feed | None = None
         self._error: CordwoodError | None = None
         self._is_woken = False
@@ -119,9 +119,10 @@ class Reader:
     ) -> None:
         """
         Args:
-            at: the log's name, or its number where it is read already: the name may be another's.
-            failed: what it takes the place of; nothing is begun where that is read no more.
-            is_seek: likewise, where the log is read no more.
+            at: the log's name; or its number if the log is read already, because the name may have
+                moved.
+            failed: the feed to replace; nothing begins if this feed was stopped.
+            is_seek: likewise, if the log was stopped.
         """
         stream = await self._open(at, start, until)
         if self._closed:
@@ -134,7 +135,7 @@ class Reader:
         if is_seek and log not in self.logs:
             stream.close()
             raise BadSetting(f"{log} was stopped meanwhile")
-        # By number too: what is read under this name may be another log.
+        # By number too: the name may now be another log's.
         self.stop(log, stream.info.log_id)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
@@ -144,7 +145,7 @@ class Reader:
         self._news.set()
 
     def stop(self, log: str, number: int = 0) -> None:
-        """Read a log no more, nor the one of this number; one that is not read is fine."""
+        """Stop reading a log, by name or by number; a log that is not read is fine."""
         for feed in [each for each in self._feeds if is_of(each, log, number)]:
             self._feeds.remove(feed)
             if self._up is feed:
@@ -152,10 +153,10 @@ class Reader:
             end(feed)
 
     async def seek(self, log: str, position: Start) -> None:
-        """Go on at another place of a log that is read: an LSN, `oldest`, `tail`, or a time.
+        """Continue at another position of a log: an LSN, `oldest`, `tail`, or a time.
 
         Raises:
-            BadSetting: it is not read, or was stopped meanwhile, or that is no position.
+            BadSetting: the log is not read, was stopped meanwhile, or the position is not valid.
         """
         feed = self._feed(log)
         number = feed.stream.info.log_id
@@ -179,7 +180,7 @@ class Reader:
 
     @property
     def logs(self) -> tuple[str, ...]:
-        """The logs that are read, by name."""
+        """Names of the logs of this reader."""
         return tuple(sorted(feed.log for feed in self._feeds))
 
     @property
@@ -257,7 +258,7 @@ class Reader:
         return all(each.is_over and not each.is_to_begin for each in self._feeds)
 
     def ask(self) -> None:
-        """The application asks for more: what a loop was given last is dealt with."""
+        """The application asks for more: a loop's last item counts as processed."""
         if self._up is not None and not length_hint(self._up.hand.items):
             self._up.hand.ask()
             self._up = None
@@ -270,12 +271,12 @@ class Reader:
         self._is_woken = False
 
     def wake(self) -> None:
-        """End a `fill` or `rest` that waits, or the next one that would have to."""
+        """End a waiting `fill` or `rest`, or the next one that would wait."""
         self._is_woken = True
         self._news.set()
 
     def portion(self, count: int) -> ReadResult:
-        """What `read` returns, of what is there; what a loop has in hand is dealt with.
+        """The items that `read` returns; a loop's item in hand counts as processed.
 
         Raises:
             CordwoodError: as `read`.
@@ -289,9 +290,9 @@ class Reader:
         return portion
 
     def item(self) -> tuple[str, Record | Gap] | None:
-        """The next item of what is there, None if nothing is.
+        """The next item in a hand, None if all are empty.
 
-        It counts as dealt with once the next one is asked for.
+        It counts as processed at the next call.
 
         Raises:
             CordwoodError: as `read`.
@@ -328,7 +329,7 @@ class Reader:
         Args:
             columns: see `layout.arrow`; None takes its default.
         Raises:
-            BadSetting: there is no such column.
+            BadSetting: the column does not exist.
             CordwoodError: the stream of a log failed; the others can be read on.
         """
         return ReaderBatches(self, columns)
@@ -373,8 +374,8 @@ class Reader:
     async def deliver(self, accept: Accept) -> None:
         """Give everything to a callback, until every log was read to its `until`.
 
-        What it refuses it gets again, after 1 s at first and 30 s at most; what
-        follows in that log waits, and the other logs go on.
+        The callback gets a refused item again, after 1 s at first and 30 s at most. Later items of
+        that log wait; other logs continue.
 
         Raises:
             CordwoodError: the stream of a log failed.
@@ -386,8 +387,8 @@ class Reader:
             self.settle(accepted=answer is not False)
 
     async def offer(self) -> tuple[str, Record | Gap] | None:
-        """One step of `deliver`: what comes next, to be settled before anything else is asked for;
-        None once every log was read to its `until`.
+        """One step of `deliver`: the next item, to be settled before the next call; None once every
+        log was read to its `until`.
 
         Raises:
             CordwoodError: the stream of a log failed.
@@ -427,9 +428,10 @@ class Reader:
         raise BadSetting(f"{log} is not read by this reader: `start` it first")
 
     async def _begin_again(self) -> bool:
-        """Go on in logs of which a passing error was told: nobody would be told of it again.
+        """Continue logs that reported a passing error: it would not be reported again.
 
-        One that cannot be begun says so and rests, longer each time. An error that lasts ends it.
+        A log that cannot be begun reports an error and rests, longer each time. An error that lasts
+        ends it.
 
         Returns:
             Whether there is no error to tell.
@@ -455,7 +457,7 @@ class Reader:
         return self._error is None
 
     def _rest(self, feed: Feed) -> None:
-        """Have a log that is to begin again rest, longer each time; not the first time."""
+        """Have a log rest before it begins again, longer each time but not the first time."""
         if feed.begins:
             pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2 ** min(feed.begins - 1, 10))
             feed.begin_at = self._loop.time() + pause_s
@@ -471,7 +473,7 @@ class Reader:
         """The next log in turn that has something; it goes to the end of the queue.
 
         Args:
-            raw: blocks are left as they are; else they are opened.
+            raw: leave blocks unopened.
         """
         now = self._loop.time()
         for _ in range(len(self._feeds)):
@@ -510,7 +512,7 @@ class Reader:
         return False
 
     def _take(self, feed: Feed) -> None:
-        """Take what is there, or have a task wait for it."""
+        """Take available items, or start a task that waits for them."""
         try:
             taken = feed.stream.take()
             if taken is not None:
@@ -545,7 +547,7 @@ class ReaderBatches:
         self._turn: tuple[str, Batches] | None = None
 
     def next(self) -> tuple[str, pa.RecordBatch | Gap] | None:
-        """The next batch or gap of the log whose turn it is; None once its turn is over."""
+        """The next batch or gap of the log in turn; None once its turn is over."""
         if (turn := self._turn) is None:
             return None
         batch = turn[1].next()
@@ -580,7 +582,7 @@ def _size(taken: Taken) -> int:
 def _tell_health(
     loop: asyncio.AbstractEventLoop, log: str, on_health: OnLogHealth, _: ReadStream, why: str
 ) -> None:
-    """Not from within the stream: what the callback does or raises is not the stream's."""
+    """Not from within the stream: the callback's actions and errors must not reach the stream."""
     loop.call_soon(on_health, log, why)
 
 
@@ -591,4 +593,4 @@ def _end_all(feeds: deque[Feed], on_end: Callable[[], object]) -> None:
 
 
 def _nothing() -> None:
-    """Nobody waits for the end of a reader."""
+    """A reader's end has no waiters."""

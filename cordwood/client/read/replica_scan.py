@@ -1,4 +1,4 @@
-"""What one node holds of a range of a log: every copy it has, judged by its own checksum.
+"""One node's copies of a log's range, each judged by its own checksum.
 
 For audits. A reader merges nodes and takes the first good copy; this asks one node, on a
 connection of its own, and keeps for each block what an audit compares: where it lies, which copy
@@ -42,7 +42,7 @@ STREAM = 1
 """The only stream of the connection."""
 
 CREDIT_BYTES = 8 << 20
-"""What the node may send ahead of what was summed: as a reader's."""
+"""Bytes that the node may send ahead of the verified bytes: as for a reader."""
 
 DIAL_TIMEOUT_S = 5.0
 
@@ -78,7 +78,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class NodeCopies:
-    """What a node said; `is_damaged` if it knows that it lost records."""
+    """A node's report; `is_damaged` if it knows that it lost records."""
 
     copies: list[Copy]
     is_damaged: bool
@@ -146,7 +146,8 @@ class _Scan:
             self.is_refused = status == ReadStatus.ACCESS
             self.is_done |= self.is_refused
         elif frame.kind == Kind.GAPS:
-            # All is asked for: only what is damaged, or in main storage, is left out.
+            # The scan asks for all blocks: a node leaves out only damaged blocks and those in main
+            # storage.
             _, gaps = read_gaps(frame.payload)
             self.is_damaged |= any(gap.reason is not NodeGap.TIERED for gap in gaps)
         elif frame.kind == Kind.BLOCKS:
@@ -162,7 +163,7 @@ class _Scan:
         self.news.set()
 
     def on_lost(self, connection: Connection, error: CordwoodError) -> None:
-        """The connection is gone; after the end that is our own doing."""
+        """The connection was lost; after the scan's end, this side closed it."""
         if not self.is_done:
             self.error = error
             self.is_done = True

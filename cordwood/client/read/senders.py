@@ -52,8 +52,8 @@ SHUFFLES = {
 
 
 TRIMS_S = 0.3
-"""How long the first record waits for a node that is connected and does not say which records are
-trimmed: many times what a node takes that has other work."""
+"""The first record waits this long for a connected node that has not reported its trim point: many
+times what a busy node takes."""
 
 
 class Source:
@@ -168,7 +168,7 @@ class Senders:
         self.trims_by = math.inf
 
     def open(self, *, is_first: bool = False) -> None:
-        """Ask every node that is up; the others are asked when they connect.
+        """Ask every node that is up; the others are asked once they connect.
 
         Args:
             is_first: nothing was read yet; see `look_for_trims`.
@@ -361,13 +361,13 @@ class Senders:
             source.credit.on_kept(block.size)
             self._window.on_block(block.size, header.count)
         else:
-            # A node that sends second copies only may still be the last to hold what comes next.
+            # A node that sends only second copies may still be the last holder of the next record.
             self.grant_credit(source)
 
     # Requests to nodes.
 
     def _ask(self, node: NodeId, connection: Connection, start: int = 0) -> None:
-        """Ask a node to send from `next` on, or from `start` if that is later."""
+        """Ask a node to send from `next` on, or from `start` if it is later."""
         source = self.sources.get(node)
         if source is None or source.connection is not connection:
             source = self.sources[node] = Source(connection)
@@ -473,7 +473,7 @@ class Senders:
             self.grant_credit(source)
 
     def grant_credit(self, source: Source) -> None:
-        """Let a node send more, if that is worth a message."""
+        """Let a node send more, if the gain is worth a message."""
         limit = source.credit.grant(self._window.credit)
         if limit is not None:
             window = pack_window(self._number, self._high_of(source), limit)

@@ -200,7 +200,8 @@ class SharedTail:
         self.queue_bytes = 0
         self.followed_by: SharedTail | None = None
         self._queues: dict[SubscriberQueue, None] = {}
-        # Streams that are ahead of the leader and so could not join: their LSN, and since when.
+        # Streams that could not join because they are ahead of the leader: their LSN, and since
+        # when.
         self._ahead: WeakKeyDictionary[ReadStream, tuple[int, float]] = WeakKeyDictionary()
         self._recent: deque[Taken] = deque()
         self._recent_bytes = 0

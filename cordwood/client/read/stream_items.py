@@ -1,4 +1,4 @@
-"""What a read stream gives out, as records, gaps and columns.
+"""The output of a read stream, as records, gaps and columns.
 
 Source: docs/design.md §7; docs/sources/hotpath.md §3 (batches of columns, nothing done record by
 record).
@@ -37,9 +37,7 @@ class StreamItems(ABC):
     not given is passed over.
 
     Attributes:
-        info: the log that is read.
-        until: the last LSN that is wanted.
-        hand: what was taken and not given out.
+        info: the log. until: the last wanted LSN. hand: items taken and not given out.
     """
 
     info: LogInfo
@@ -50,7 +48,7 @@ class StreamItems(ABC):
     ) -> None:
         """
         Args:
-            keys, record_keys, gaps: what is left out, see `Store.read`.
+            keys, record_keys, gaps: what to leave out, see `Store.read`.
         """
         self.until = until
         self._keys = None if keys is None else frozenset(keys)
@@ -140,23 +138,23 @@ class StreamItems(ABC):
     ) -> AsyncIterator[pa.RecordBatch | Gap]:
         """Batches of columns, and gaps, in order; records are not touched one by one.
 
-        What is there goes into one batch, up to some 8,192 rows or 4 MiB; nothing waits for
-        more. Without `gaps` those where nothing that is wanted was ever acknowledged are passed
-        over; of a block of which some records are wanted, the others are passed over always.
+        Available records form one batch, up to some 8,192 rows or 4 MiB; a batch does not wait for
+        more. Without `gaps`, gaps in which no wanted record was ever acknowledged are skipped.
+        Unwanted records of a block are always skipped.
 
         Args:
             columns: see `layout.arrow`; None takes its default.
         Raises:
-            BadSetting: there is no such column.
+            BadSetting: the column does not exist.
             CordwoodError: the stream failed or was closed; told by the iterator.
         """
         return _ArrowItems(self, self.batches(columns, gaps=gaps))
 
     def batches(self, columns: Sequence[str] | None, *, gaps: bool) -> Batches:
-        """What makes columns of what is in the hand; see `arrow`.
+        """The maker of columns from the hand; see `arrow`.
 
         Raises:
-            BadSetting: there is no such column.
+            BadSetting: the column does not exist.
         """
         from cordwood.layout.arrow import COLUMNS, batch_schema
 
@@ -166,7 +164,7 @@ class StreamItems(ABC):
         return Batches(self.hand, self.info.name, make, (lambda _: True) if gaps else is_no_bridge)
 
     def gatherer(self, columns: Sequence[str]) -> BatchGatherer:
-        """What makes batches with these columns of what was taken."""
+        """The maker of batches with these columns from taken items."""
         from cordwood.client.read.arrow_batches import BatchGatherer
 
         return BatchGatherer(columns, self._keys)
@@ -184,7 +182,7 @@ class StreamItems(ABC):
         return self.hand.take_rest()
 
     def items_of(self, taken: Taken) -> list[Record | Gap]:
-        """What was taken as records and gaps, without the records that are not wanted.
+        """Turn taken items into records and gaps, without unwanted records.
 
         Raises:
             Corrupt: see `next_items`.

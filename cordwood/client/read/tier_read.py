@@ -1,12 +1,12 @@
 """Reads what nodes let go of from main storage, for one read stream.
 
 Nodes say up to where main storage holds a log, and pass on behind that. From there on this reads
-objects, from the stream's place up to the nodes' tier point, and the stream goes on with what the
-nodes sent. The tier point lies below the manifest's end, so the two meet: what is told by a node is
-durable in the store.
+objects, from the stream's position up to the nodes' tier point, and then the stream continues with
+the nodes' blocks. The tier point lies below the manifest's end, so the two meet: a node reports a
+tier point only once the store holds it durably.
 
-What is read ahead is bounded twice: by the history reader's gets, and by QUEUE_BYTES here. A store
-that does not answer is asked again, with pauses that grow, for as long as the stream is read.
+Two bounds limit the read-ahead: the history reader's gets, and QUEUE_BYTES here. A store that does
+not answer is asked again, with pauses that grow, for as long as the stream is read.
 
 Source: docs/protocol/main-storage.md.
 """
@@ -69,9 +69,8 @@ class TierRead:
         on_news: called when there is something to take, or a trouble.
         payloads: without, bodies are left out.
     Attributes:
-        until: the last LSN that it gives.
-        trouble: why the store gives nothing; "" if it does.
-        error: what it ended with: main storage is not what was written.
+        until: the last LSN that it gives. trouble: why the store gives nothing, "" if it works.
+            error: the final error: main storage differs from what was written.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class TierRead:
         """The next block or gap from `lsn` on; None if it is not here yet.
 
         Raises:
-            CordwoodError: an object, or the manifest, is not what was written.
+            CordwoodError: an object or the manifest differs from what was written.
         """
         while self._items:
             item = self._items.popleft()

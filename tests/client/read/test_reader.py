@@ -636,7 +636,7 @@ class TestHealth:
                 network.partition(["client-1"], nodes)
                 await asyncio.sleep(60)
                 assert said == [("/log", True)]
-                assert "nobody says whether there is more" in reader.unhealthy["/log"]
+                assert "no node reports whether there is more" in reader.unhealthy["/log"]
                 if cut:
                     await fill(other, "/log", 2)
                 network.mend_all()
