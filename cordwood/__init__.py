@@ -81,7 +81,7 @@ _MODULES = ("aio", "errors", "settings")
 
 
 def __dir__() -> list[str]:
-    """The public names, those that load on first use too, so that Tab in a shell shows them."""
+    """The public names, also those that load on first use, so that Tab in a shell shows them."""
     return sorted(__all__)
 
 

@@ -47,7 +47,7 @@ def connect(
 
 
 def resolve(url: str | os.PathLike[str]) -> str:
-    """Turn the directory of a local cluster into the cluster's address; leave the rest as it is.
+    """Turn a local cluster's directory into the cluster's address; return any other text unchanged.
 
     Raises:
         Unreachable: no cluster runs on that directory; the text says how to start it.

@@ -18,11 +18,11 @@ import msgspec
 from cordwood.lsn import Lsn
 
 Buffer = bytes | bytearray | memoryview
-"""Bytes that are passed on and not copied."""
+"""Bytes that are passed on without a copy."""
 
 
 class BlockKind(enum.IntEnum):
-    """What a block stands for."""
+    """The kind of a block."""
 
     DATA = 0
     HOLE = 1
@@ -58,17 +58,18 @@ class GapKind(enum.Enum):
 
 
 class EnvelopeFlag(enum.IntEnum):
-    """Bits of an envelope: plain numbers, because `&` of an IntFlag is a call of Python's, ten
-    times what it finds out, and a node asks it of each block again and again."""
+    """Bits of an envelope. They are plain numbers because `&` of an IntFlag is a Python call, ten
+    times as slow, and a node checks the bits of each block many times."""
 
     BY_RECOVERY = 1
-    """Written by log recovery, so it beats what a sequencer wrote."""
+    """Written by log recovery, so it beats a sequencer's copy."""
     DRAINED = 2
     """The copy counts for nothing: a copyset without its node is whole."""
     REBUILT = 4
     """Written by a donor that knew the block to be settled, so its epoch may have ended."""
     MOVING = 8
-    """On a donor's own copy: the new copies are durable, and others are still to be told."""
+    """On a donor's own copy: the new copies are durable, and other nodes are still to be
+    informed."""
 
 
 class HeaderFlag(enum.IntEnum):
@@ -78,8 +79,8 @@ class HeaderFlag(enum.IntEnum):
     """Appended on condition that the tail was where its client expected it."""
 
 
-# Not frozen, though nobody changes them: each block that a node is sent makes one of each,
-# and frozen ones take three times as long to make.
+# Not frozen, although nothing changes them: a node makes one of each for every block that it
+# receives, and frozen dataclasses take three times as long to make.
 @dataclass(slots=True, unsafe_hash=True)
 class BlockHeader:
     """What never changes about a block.
@@ -96,7 +97,7 @@ class BlockHeader:
         stored_bytes, raw_bytes: body as stored, and uncompressed.
         stored_crc, raw_crc: CRC32C of the same two.
         flags: bits of HeaderFlag.
-        key_bits: which keys its records have, see `layout.key_bits`; 0 where that is not known.
+        key_bits: which keys its records have, see `layout.key_bits`; 0 if unknown.
     """
 
     log: int
@@ -175,7 +176,7 @@ class ProducedBlock:
         sequence: of its first record.
         count: records.
         first: LSN of its first record.
-        time_us: its append time; 0 where that is not known.
+        time_us: its append time; 0 if unknown.
     """
 
     sequence: int
@@ -186,7 +187,7 @@ class ProducedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What is remembered of one producer: its epoch, and its last places, oldest first."""
+    """The remembered state of one producer: its epoch, and its last places, oldest first."""
 
     producer: int
     epoch: int

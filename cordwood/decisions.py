@@ -1,12 +1,12 @@
 """Decisions: what nodes and clients decided, as typed values, for whoever listens.
 
-Code that takes a decision at a point that matters tells it, such as `tell(SealRaised(log, epoch))`.
-Where nobody listens, `tell` returns at once. Where records pass by the thousand, a caller looks at
-`LISTENERS` before it makes the value. The simulator counts decisions and puts them into the story
-of a record. The switch `CORDWOOD_STORY` writes them into the log of a process (`story_told`).
+Code reports its important decisions, such as `tell(SealRaised(log, epoch))`. Without a listener,
+`tell` returns at once. Where records pass by the thousand, a caller looks at `LISTENERS` before it
+makes the value. The simulator counts decisions and puts them into the story of a record. The switch
+`CORDWOOD_STORY` writes them into the log of a process (`story_told`).
 
-Pure rules (`protocol`, `quorum`, `layout`) tell nothing. They return what they decide, and the
-shell that acts on it tells.
+Pure rules (`protocol`, `quorum`, `layout`) tell nothing. They return their decision, and the shell
+that acts on it calls `tell`.
 
 Source: docs/simulator.md, "Decisions".
 """
@@ -39,8 +39,8 @@ class Decision:
     log: int
 
     def concerns(self, log: int, first: int = 0, last: int = 0) -> bool:
-        """Whether this is about `log`, and about its records from `first` to `last` if these are
-        named: a decision about a log as a whole is about none of its records."""
+        """Whether the decision is about `log`, and about its records from `first` to `last` if
+        these are given. A decision about a whole log is about none of its records."""
         return log == self.log and not first
 
     @property
@@ -167,7 +167,7 @@ class EpochStarted(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class EpochDrained(EpochDecision):
-    """An epoch takes no more entries, and nothing of it is in flight: the next one is due."""
+    """An epoch takes no more entries and has none in flight: the next epoch is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class EpochEnded(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEnded(EpochDecision):
-    """Every epoch below this one is recovered."""
+    """Every epoch below this epoch is recovered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,8 @@ class DigestWeighed(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class TailDecided(EpochDecision):
-    """What counts of an epoch above its LNG: so many blocks and holes, and where the bridge is.
+    """The outcome of an epoch above its LNG: the numbers of blocks and holes, and the bridge's
+    place.
 
     Attributes:
         found: plugs and bridges that an earlier recovery left.
@@ -279,7 +280,7 @@ class RecoveryFenced(Decision):
 
 @dataclass(frozen=True, slots=True)
 class MendFenced(Decision):
-    """A node refused what a recovery stored: a higher epoch sealed it."""
+    """A node refused a recovery's block: a higher epoch sealed the node."""
 
     by: int
 
@@ -337,7 +338,7 @@ class EpochPurged(EpochDecision):
     """A node that was away drops what does not count of an epoch.
 
     Attributes:
-        seal: of the recovery that ended the epoch; 0 if nobody can say.
+        seal: seal of the recovery that ended the epoch; 0 if unknown.
     """
 
     seal: int
@@ -345,7 +346,7 @@ class EpochPurged(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class EpochClosed(EpochDecision):
-    """A node learnt how an epoch ended, or that nobody can say."""
+    """A node learnt how an epoch ended, or that no node knows."""
 
     is_known: bool
 
@@ -363,7 +364,7 @@ class LogTrimmed(Decision):
 
 @dataclass(frozen=True, slots=True)
 class RetentionTrimmed(LogTrimmed):
-    """A node trims what the log no longer keeps, for want of `time` or `space`."""
+    """A node trims records past the log's retention, by `time` or by `space`."""
 
     why: str
 
@@ -473,7 +474,7 @@ class OrderSwitched(Decision):
 
 @dataclass(frozen=True, slots=True)
 class OldOrderDropped(Decision):
-    """A reader drops what a node sent by an older request."""
+    """A reader drops blocks that a node sent for an older request."""
 
     node: int
 
@@ -485,7 +486,7 @@ class TailSought(Decision):
 
 @dataclass(frozen=True, slots=True)
 class ReaderStuck(Decision):
-    """A reader gets nowhere: it counts no more on the nodes that are behind."""
+    """A reader makes no progress: it stops counting on the nodes that are behind."""
 
     lsn: int
 
@@ -504,16 +505,16 @@ class ReaderEnded(Decision):
     why: str
 
 
-# ---- who listens ----
+# ---- listeners ----
 
 Listener = Callable[[Decision], None]
 
 LISTENERS: list[Listener] = []
-"""Those who hear of every decision of this process: nobody, in production."""
+"""The listeners to every decision of this process; none in production."""
 
 
 def tell(decision: Decision) -> None:
-    """Hand a decision to all who listen."""
+    """Hand a decision to all listeners."""
     for listener in LISTENERS:
         listener(decision)
 
@@ -529,12 +530,12 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 class Story:
-    """What was decided of late, told of one log, one record or one range of records.
+    """Recent decisions about one log, one record or one range of records.
 
     Args:
         now_us: the time, in µs.
-        who: the node or client that decides.
-        most: how many decisions are kept; older ones go.
+        who: the node or client that decides. most: the number of kept decisions; older ones are
+            dropped.
     """
 
     def __init__(
@@ -549,7 +550,8 @@ class Story:
         self._kept.append((self._now_us(), self._who(), decision))
 
     def of(self, log: int, first: int = 0, last: int = 0) -> list[tuple[int, str]]:
-        """When, in µs, what was decided about `log`, or its records from `first` to `last`."""
+        """The decisions about `log`, or its records from `first` to `last`, each with its time in
+        µs."""
         return [
             (at_us, f"{who + ' ' if who else ''}{decision.words}")
             for at_us, who, decision in self._kept
@@ -561,7 +563,7 @@ def parse_story(text: str) -> tuple[int, int]:
     """Read `all` (0, 0), the number of a log such as `17`, or its record such as `17:e7n123`.
 
     Raises:
-        BadSetting: it is none of these.
+        BadSetting: the text has none of these forms.
     """
     if text == "all":
         return 0, 0

@@ -1,9 +1,8 @@
 """The embedded store: one node in this process, one copy, on a directory.
 
-The node is the one that clusters run, and the client talks to it through a
-network that lives in memory, so nothing behaves differently; durability is one
-copy's, on this disk. `store.serve()` opens it to other processes of this machine, as
-Spark's executors are.
+It is the same node as in clusters. The client talks to it over a network in memory, so nothing
+behaves differently. Durability is that of one copy, on this disk. `store.serve()` opens it to other
+processes of this machine, as Spark's executors are.
 
 Source: docs/design.md §7, §11.
 """
@@ -31,10 +30,10 @@ from cordwood.settings import MIB, ClientSettings, NodeSettings, StorageSettings
 ADDRESS = "embedded:1"
 
 LOOPBACK = "127.0.0.1"
-"""Where `serve` listens: any other address needs what the embedded store has not."""
+"""Where `serve` listens. Any other address needs protection that an embedded store lacks."""
 
 CLUSTER_FILE = "cluster.json"
-"""What a local cluster leaves in its directory."""
+"""The file that a local cluster leaves in its directory."""
 
 WAL_BYTES = 128 * MIB
 """Written once when the store is made: a tenth of a second, and small beside most data."""
@@ -115,7 +114,7 @@ def _check_directory(directory: str) -> str:
 
 
 def _check_space(path: str, wal_bytes: int) -> None:
-    """See that the WAL of a store that is to be made fits, before anything is made.
+    """Check that the WAL of a new store fits, before anything is made.
 
     Raises:
         BadSetting: it does not; the text says what would.
@@ -140,7 +139,7 @@ async def connect(
     """Open an embedded store; see `embedded_store` for errors.
 
     Args:
-        wal_mib: of the WAL of a store that is made, MiB; None for 128.
+        wal_mib: size of a new store's WAL, MiB; None for 128.
     """
     wal_bytes = WAL_BYTES if wal_mib is None else wal_mib * MIB
     return await open_store(embedded_store(directory, settings or ClientSettings(), wal_bytes))

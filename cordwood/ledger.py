@@ -1,4 +1,4 @@
-"""What is known of a ledger: its striping, its state, and which nodes hold which entries.
+"""A ledger's metadata: its striping, its state, and which nodes hold which entries.
 
 A *ledger* is a log of one epoch that the writing client numbers: entries 0, 1, 2 and so on. It is
 closed once, at a last entry, and is never opened for writing again. A *fragment* is a run of
@@ -29,10 +29,10 @@ NO_ENTRY = -1
 """The last entry of an empty ledger, and the LAC of a ledger in which nothing is confirmed."""
 
 ENSEMBLE_MAX = 255
-"""Nodes in one ensemble: many times what a stripe gains by."""
+"""Nodes in one ensemble: many times the width at which striping stops to pay."""
 
 FRAGMENTS_MAX = 10_000
-"""A ledger whose ensemble changed more often has another trouble, and its value would not fit."""
+"""A ledger with more ensemble changes has another problem, and its metadata would not fit."""
 
 PASSWORD_BYTES_MAX = 1024
 CUSTOM_MAX = 256
@@ -100,12 +100,12 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     Attributes:
         fragments: in the order of their first entries, which begin at 0 and rise. A fragment
-            may be empty: it is the last one of a ledger that was closed right below it.
+            may be empty: the last fragment of a ledger that was closed right below it.
         last, length: of a closed ledger, its last entry and the bytes of all payloads; -1 and 0
             before, and of a ledger that was closed empty.
-        custom: what the creator wrote beside it; it never changes.
-        creator: a number that the creator drew: by it a creator whose answer was lost knows its
-            own ledger from another one of the same id.
+        custom: values that the creator set; they never change.
+        creator: a random number of the creator: after a lost answer, the creator tells its own
+            ledger by it from another ledger of the same id.
     """
 
     ledger: Annotated[int, Meta(ge=0, le=LEDGER_MAX)]
@@ -174,9 +174,9 @@ _STEPS = {
 def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
     """Whether a ledger's value may be replaced by this one.
 
-    What the creator chose stays, the state only goes on, and an end never changes. Where a fragment
-    begins stays as well, but for the newest one of a ledger that is not closed: others are only
-    given other nodes, when their entries are copied.
+    The creator's choices stay, the state only advances, and an end never changes. A fragment's
+    first entry stays as well, except for the newest fragment of an unclosed ledger. Other fragments
+    only get other nodes, when their entries are copied.
     """
     if after.state not in _STEPS[before.state]:
         return False

@@ -1,9 +1,9 @@
-"""What a log asks for: copies, nodes, retention, and how it is written and read.
+"""A log's attributes: copies, nodes, retention, and how it is written and read.
 
-Attributes are set on a log or on a directory, and what is not set there comes from the
-directory above, up to the root and then to DEFAULTS. Names are LogDevice's where it has
-one. Each is as it takes effect: `replicate_across` and `nodeset_size` with a new epoch,
-the others as nodes and clients hear of them.
+Attributes are set on a log or on a directory. An unset attribute comes from the directory above, up
+to the root and then from DEFAULTS. Names are LogDevice's where it has one. Each is as it takes
+effect: `replicate_across` and `nodeset_size` with a new epoch, the others as nodes and clients hear
+of them.
 
 Source: docs/sources/logdevice.md 1 ("LogsConfig"); docs/design.md §4 (a weaker ack is an
 attribute).
@@ -31,8 +31,8 @@ BYTES_MAX = 1 << 60
 TOKEN_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 TOKEN_BYTES_MAX = 256
-"""Of a token as text: many times what a random one needs to be beyond guessing, and what a
-reader sends with each request."""
+"""Characters of a token: many times what a random token needs against guessing; a reader sends it
+with each request."""
 
 WRITES_MAX = 1 << 20
 
@@ -46,10 +46,10 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         nodeset_size: nodes that an epoch's records are spread over; 0 is every node.
         backlog_s: retention by time, 0 is for ever.
         backlog_bytes: retention by size, over all nodes and every copy counted once; 0 is no
-            bound. At least so many bytes of records as stored stay; how many more, see
-            `protocol.retention`.
-        synced_copies: copies that are on stable storage before an ack; 0 is all of them.
-            Nodes of this version sync every copy before they answer, so fewer is not faster.
+            bound. At least this many bytes of stored records are kept; `protocol.retention` says
+            how many more.
+        synced_copies: copies on stable storage before an acknowledgement; 0 for all. Nodes of this
+            version sync every copy before they answer, so fewer is not faster.
         max_writes_in_flight: blocks numbered and not acknowledged; more wait.
         sticky_copysets: keep a copyset for some MiB, so that a log's recent blocks lie on
             few nodes; off spreads each run of blocks anew.
@@ -57,13 +57,13 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         local_scd_enabled: that node is one near the reader, if there is one.
         write_token: clients must have it to append; "" is none. Kept as `token_digest`
             makes it, since everybody may ask for a log's attributes.
-        read_token: clients must have it to read; "" is none. Kept likewise. Storage nodes ask
-            for it, and not those who read as nodes: recovery, scrubbing, rebuilding.
-        tier: move what is old to main storage (docs/objects.md), and read it from there.
-        local_retention: seconds for which nodes keep records, by append time, though main storage
-            holds them.
-        tier_after_bytes, tier_after_s: upload once so many bytes of bodies wait, or once the
-            oldest record has waited so long.
+        read_token: clients must have it to read; "" is none. Kept likewise. Storage nodes demand it
+            from clients, but not from nodes that read: recovery, scrubbing, rebuilding.
+        tier: move old records to main storage (docs/objects.md), and read them from there.
+        local_retention: seconds for which nodes keep records that main storage holds, by append
+            time.
+        tier_after_bytes, tier_after_s: upload once this many bytes of bodies wait, or once the
+            oldest record has waited this long.
     """
 
     replicate_across: dict[str, int] | None = None
@@ -92,7 +92,7 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return Replication.across(self.replicate_across or {})
 
     def over(self, inherited: LogAttributes) -> LogAttributes:
-        """These, and what is not set here from `inherited`."""
+        """These attributes, and unset ones from `inherited`."""
         return msgspec.structs.replace(inherited, **self.as_set())
 
     def without(self, names: Sequence[str]) -> LogAttributes:
@@ -106,7 +106,7 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return msgspec.structs.replace(self, **dict.fromkeys(names))
 
     def as_set(self) -> dict[str, Any]:
-        """What is set, by name."""
+        """The set attributes, by name."""
         return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
 
 
@@ -132,18 +132,18 @@ DEFAULTS = LogAttributes(
     tier_after_bytes=64 << 20,
     tier_after_s=3600.0,
 )
-"""LogDevice's, but for retention (it has none by itself) and SCD, which it leaves off: a
-reader that is sent each block once instead of `copies` times is the better default, and a
-window of 1000 blocks is its own tools' example."""
+"""LogDevice's, but for retention (it has none by itself) and SCD, which it leaves off: a reader
+that receives each block once instead of `copies` times is the better default, and LogDevice's own
+tools use a window of 1000 blocks."""
 
 
 def token_digest(token: str) -> str:
-    """What is kept of a write or read token; "" stays so."""
+    """The stored form of a write or read token; "" stays ""."""
     return hashlib.blake2b(token.encode(), digest_size=16).hexdigest() if token else ""
 
 
 def check_token(token: str) -> None:
-    """Refuse a token that nobody could send.
+    """Refuse a token that no client could send.
 
     Raises:
         BadSetting: it is longer than TOKEN_BYTES_MAX. The text does not show it.
@@ -159,7 +159,7 @@ def replicate_across(replication: Replication) -> dict[str, int]:
 
 
 def check_attributes(attributes: LogAttributes) -> None:
-    """Refuse values that no log can have. What is not set is not looked at.
+    """Refuse values that no log can have. Unset attributes are not checked.
 
     Raises:
         BadSetting: the text names the attribute.
@@ -210,7 +210,7 @@ def parse_attributes(words: Sequence[str]) -> LogAttributes:
     """`name=value` as people write it: `backlog_s=7d`, `replicate_across=node:3,rack:2`.
 
     Raises:
-        BadSetting: a name that is not there, or a value that it cannot have.
+        BadSetting: an unknown name, or a value out of its range.
     """
     found: dict[str, Any] = {}
     for word in words:

@@ -32,7 +32,7 @@ COPIES_MAX = 16
 
 
 class Authority(enum.Enum):
-    """What is known of a node's data: its *authoritative status*, see `quorum.authority`."""
+    """The state of a node's data: its *authoritative status*, see `quorum.authority`."""
 
     FULLY_AUTHORITATIVE = "fully-authoritative"
     """It has all that it stored, as far as anybody knows."""
@@ -51,14 +51,13 @@ class Member:
     Attributes:
         node: its number.
         address: `host:port` where it listens.
-        location: its failure domains, narrowest last, joined by dots; `""` is
-            no location, and such a node is a rack of its own.
+        location: its failure domains, narrowest last, joined by dots; `""` for none: then the node
+            is a rack of its own.
         incarnation: grows by one each time the node starts.
-        weight: share of new records it should get; 0 takes none, but for the end of an epoch
-            that can lie on no other.
-        authority: what became of its data.
-        read_only: an operator said that it stores nothing: it is sealed and read, also by
-            recoveries. Its weight is 0 meanwhile.
+        weight: the node's share of new records. At 0 it takes none, except an epoch's end that no
+            other node can hold.
+        authority: the status of its data. read_only: an operator forbade new records: the node is
+            still sealed and read, also by recoveries. Its weight is 0 meanwhile.
         room: bytes of the largest store that it ever takes; 0 if it did not say.
     """
 
@@ -132,7 +131,7 @@ class Replication:
         """Domains by scope, `node` for copies; without it, as many as the largest count.
 
         Raises:
-            BadSetting: no scope, one that there is not, or a count out of its range.
+            BadSetting: no scope, an unknown scope, or a count out of its range.
         """
         unknown = sorted(counts.keys() - set(SCOPES))
         if unknown or not counts:
@@ -179,14 +178,15 @@ class Nodeset:
     def recorded(
         cls, nodes: Sequence[int], locations: Sequence[str], members: Mapping[NodeId, Member]
     ) -> Nodeset:
-        """A nodeset as an epoch recorded it: the domains of then, all else as it is now.
+        """A nodeset as an epoch recorded it: with the domains of that time, and all else as it is
+        now.
 
         The copysets of an epoch were chosen by the locations that its nodes had then. A node
         that was moved since stands elsewhere for new epochs, and where it stood for this one:
         judged by the location of today, an f-majority may miss a copyset of then.
 
         Args:
-            locations: of each node; none at all where no node had one.
+            locations: of each node; empty if no node had a location.
             members: as they are now; a node without an entry has no address.
         """
         places = locations or ("",) * len(nodes)

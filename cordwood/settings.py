@@ -94,17 +94,17 @@ class StorageSettings:
         wal_bytes: the size of the ring. 2 GiB on a server, as in the Delta WAL; `cordwood up` and
             the embedded store take 128 MiB, so that they start in a second. The value counts when
             a node's directory is made; a later start with another value warns.
-        wal_budget: the WAL's share of its disk: `gp3` for such a cloud volume (3,000 writes and
-            125 MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, for a local disk. Over its
-            budget a volume queues writes and cannot join them; the WAL joins waiting records
-            into fewer, larger writes. LogsDB's writes are not counted: leave a share for them if
-            they go to the same volume.
+        wal_budget: the WAL's share of its disk: `gp3` for a gp3 cloud volume (3,000 writes and 125
+            MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, for a local disk. Over its budget a
+            volume queues writes and cannot join them; the WAL joins waiting records into fewer,
+            larger writes. LogsDB's writes are not counted: leave a share for them if they go to the
+            same volume.
         cache_bytes: blocks that are in the WAL and not yet in LogsDB; when it is full, appends
             wait. Stores of numbered blocks may exceed it by an eighth, stores of recoveries by a
             quarter, and no store by more. Half of it is a burst that no flush disturbs: a second
-            of the fastest disk measured. Memory is taken only for blocks that are there.
-        flush_bytes: a flush begins when this much is unflushed and appends pause, or when half of
-            the cache or of the WAL is full. Large files are read with few seeks; 32 MiB are
+            of the fastest disk measured. It takes memory only for blocks that it holds.
+            flush_bytes: a flush begins when this much is unflushed and appends pause, or when half
+            of the cache or of the WAL is full. Large files are read with few seeks; 32 MiB are
             written in a fifth of a second.
         flush_quiet_s: this time without an append is a pause. Between the waves of a burst it is
             milliseconds.
@@ -127,8 +127,8 @@ class StorageSettings:
             this. A tenth of a write a second for each node is nothing to any metadata store.
         recent_bytes: blocks that stay in memory for readers after their flush, with 1 KiB more
             counted for each block; 0 for none. Four flushes: most readers are seconds behind.
-            Memory is taken only for blocks that are there.
-        block_cache_bytes: RocksDB's cache of index entries and blocks that it has read.
+            It takes memory only for blocks that it holds. block_cache_bytes: RocksDB's cache of
+            index entries and blocks that it has read.
         scrub_bytes_s: the rate at which a scrub reads LogsDB in the background to find rotten data;
             0 for no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and
             a terabyte in 12 days.
@@ -201,10 +201,9 @@ class TierSettings:
             told of it. Credentials come from the environment of each process.
         look_s: the time between two looks for logs that have something to upload. Logs wait for
             minutes before they are due, and a look costs a call a node.
-        tend_s: the time between two looks at what main storage may delete: trims, and logs that
-            are gone.
+        tend_s: the time between two looks at what main storage may delete: trims, and deleted logs.
         grace_s: how long objects stay that no manifest names any more, for readers that hold an
-            older one.
+            older manifest.
     """
 
     store: str = ""
@@ -233,16 +232,16 @@ class NodeSettings:
         listen: `host:port`; loopback by default, port 0 takes a free one.
         location: its failure domains, see `nodes.Member`.
         weight: its share of new records.
-        default_replication: for logs that are made without a replication of their own.
+        default_replication: for logs created without a replication of their own.
         create_logs: whether an append to a log that does not exist, or a follow, makes the log.
         refresh_s: the time between two reads of the member list; a new node is used after this
             time. One small read of a local file.
         gossip_s: a tick of the failure detector; a node is dead after 30 ticks. LogDevice's
             100 ms: a silent node is found in three seconds, at the cost of ten small frames a
             second.
-        rebuild_after_s: a node that has been dead for so long is lost, and the others make its data
-            anew; 0 for never, so that only an operator says so. LogDevice's 20 minutes: a machine
-            that starts again is back by then, and copies are not moved for it.
+        rebuild_after_s: a node that is dead for this long counts as lost, and the others make its
+            data anew; 0 for never: then only an operator declares nodes lost. LogDevice's 20
+            minutes: a machine that restarts is back before that, and no copies move for it.
     """
 
     node: NodeId

@@ -1,8 +1,7 @@
-"""The nouns of main storage: what a log's manifest is made of.
+"""The nouns of main storage: the parts of a log's manifest.
 
 An *entry* says which object holds a range of a log. A manifest is a tree of *pages* of entries
-under a *head*, which is the one thing that ever changes: it is replaced on condition that nobody
-else did.
+under a *head*. Only the head ever changes: a conditional write replaces it if no other writer did.
 
 A *fence* is the number of an uploader's turn at one log; a turn is taken by writing a higher one
 into the head. It stands in the name of all that the uploader puts, so no name is used twice.
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """An object, for what it holds of one log.
+    """An object's entry in a log's manifest: the part of the object that belongs to the log.
 
     Attributes:
         first, last: LSNs, both included. The last is that of the object's run of this log, and
@@ -96,11 +95,10 @@ class Head(NamedTuple):
     Attributes:
         log: the log's number.
         version: 1 and up; every head of a log has another.
-        fence: of the turn in force.
-        holder: whose it is, for people.
-        start: the first LSN that is kept; what lies below is trimmed.
+        fence: fencing number of the current uploader's turn. holder: the uploader's name, for
+            people. start: the first kept LSN; all records below are trimmed.
         end: the LSN that the next entry begins at.
-        levels: what is not in a page yet: entries, then pages of level 0, 1, …
+        levels: entries and pages outside a page: entries, then pages of level 0, 1, …
         trims: the last trims, oldest first.
     """
 
