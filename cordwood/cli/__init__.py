@@ -1,7 +1,7 @@
 """The `cordwood` command, a file a verb group.
 
-This module imports nothing of weight, and a verb imports what it needs when it
-runs, so that `cordwood --help` is quick.
+This module imports nothing heavy. A verb does its imports when it runs, so that `cordwood --help`
+is quick.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run what the command line asks for; the exit code.
+    """Run a command line; returns the exit code.
 
     0 is success, 1 a failure told in one line, 2 a wrong command line, 130 Ctrl-C,
     141 a reader of our output that went away.

@@ -1,7 +1,7 @@
 """`cordwood nodes accept-loss`: a node that lost records goes on without them.
 
-Works on the node's directory, whether it runs or not, and counts at its next start: what it
-lost was found at a start, and whoever accepts it should have seen the node say so.
+It works on the node's directory, whether the node runs or not, and takes effect at the next start.
+A start finds the loss, so the operator should have seen the node report it first.
 
 It is also the word without which an older copy of a node's directory does not start.
 """
@@ -33,20 +33,21 @@ def accept_loss(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Take what a node lost as gone, from its next start on.
+    """Accept the records that a node lost as gone, from its next start on.
 
-    A node that finds records of its own unreadable says so, and its silence proves nothing
-    from then on: recovery and readers wait for others who have them. Where nobody else has (an
-    embedded store, or too many nodes damaged at once) they would wait for ever. After this
-    they do not, and readers get DATA_LOSS gaps for what nobody has.
+    A node that finds its own records unreadable reports so. From then on its silence proves
+    nothing: recovery and readers wait for other nodes with copies. If no other node has copies (an
+    embedded store, or too many nodes damaged at once), they would wait forever. After this verb
+    they do not wait, and readers get DATA_LOSS gaps for records without a copy.
 
     First have all other nodes up and every log recovered (`cordwood epochs LOG`): what of an
     unfinished epoch they have and this node lost is then safe. Once its silence counts again, a
-    recovery that does not hear them may end such an epoch without it.
+    recovery that does not reach the other nodes may end such an epoch without those records.
 
-    An older copy of a node's directory (a snapshot put back) does not start by itself. With
-    --older it does, as a node that lost records: it serves what it has and takes new records,
-    and others are asked for the rest. Without --older what it lacks is accepted as lost at once.
+    An older copy of a node's directory (a snapshot put back) does not start by itself. With --older
+    the node starts as a node that lost records: it serves the records that it has, takes new ones,
+    and readers ask other nodes for the rest. Without --older its missing records are accepted as
+    lost at once.
     """
     from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, GO_ON_OLDER
 
@@ -73,4 +74,4 @@ def accept_loss(
     if older:
         typer.echo(f"{node}: it may start, and its silence proves nothing.")
     else:
-        typer.echo(f"{node}: what it lost counts as gone from its next start on.")
+        typer.echo(f"{node}: the records that it lost count as gone from its next start on.")

@@ -1,4 +1,4 @@
-"""The verbs together, and what is common to all of them.
+"""All verbs together, and the options and endings that they share.
 
 Source: docs/design.md §11.
 """
@@ -47,7 +47,7 @@ class Group(TyperGroup):
     """Verbs that belong together: without one, their help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Show the help where nothing is asked for: that is no mistake, so it ends with 0."""
+        """Show the help for an empty command line. That is not an error, so the exit code is 0."""
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit()
@@ -111,7 +111,7 @@ def common(
         typer.Option(
             "--debug",
             envvar="CORDWOOD_DEBUG",
-            help="Show where an error came from, and what the client does.",
+            help="Show the traceback of an error, and log the client's actions.",
         ),
     ] = False,
     show_version: Annotated[

@@ -30,15 +30,15 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-# Not $CORDWOOD_CLUSTER: what a benchmark appends must not fill a cluster that somebody
-# only has in the environment.
+# Not $CORDWOOD_CLUSTER: a benchmark's appends must not fill a cluster that is only set in the
+# environment.
 BenchClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
         metavar="URL",
-        help="A cluster that runs; its log grows by what is appended.",
-        show_default="a fresh one that is removed again",
+        help="A running cluster; the benchmark's records stay in its log.",
+        show_default="a fresh one, removed afterwards",
     ),
 ]
 NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Of a fresh cluster.")]
@@ -78,7 +78,12 @@ def append(
     repeat: RepeatOption = 3,
     logs: Annotated[
         int | None,
-        typer.Option("--logs", min=1, help="Over so many logs, beside one.", show_default="one"),
+        typer.Option(
+            "--logs",
+            min=1,
+            help="Append to this many logs, and to one for comparison.",
+            show_default="one",
+        ),
     ] = None,
     nats: Annotated[
         bool, typer.Option("--nats", help="Beside NATS JetStream, if it is installed.")
@@ -159,10 +164,10 @@ def read(
     unopened, sent by one node each and by all that hold them. The reference is one loopback
     TCP connection with the same bytes. Then the lag of a reader at the tail at 10,000 records a
     second, and appends beside a hundred readers; --tail measures only these two. --slow-node,
-    --cold and --once measure only that, in a fresh cluster: a read beside a node that is a
-    hundred times slower, one from the disk, and the bytes that disks give and nodes send for each
-    byte of it, with single copies beside all copies. --nats reads records, and follows the tail,
-    in turns with JetStream; without options that is the end, where nats-server is installed.
+    --cold and --once each measure one thing in a fresh cluster: a read beside a node that is a
+    hundred times slower; a read from the disk; and the bytes that disks read and nodes send for
+    each byte delivered, with single copies and with all copies. --nats reads records and follows
+    the tail in turns with JetStream. Without options this comes last, if nats-server is installed.
     """
     from cordwood.bench.nats import find_nats
     from cordwood.bench.read import STANDARD, bench_read, custom_profile
@@ -280,7 +285,7 @@ def tier(
             "--store",
             metavar="STORE",
             help="A directory, or s3://…, gs://…, az://….",
-            show_default="a directory that is removed",
+            show_default="a directory, removed afterwards",
         ),
     ] = "",
     mib: Annotated[int, typer.Option("--mib", min=1, help="MiB of payloads.")] = 256,
@@ -302,7 +307,7 @@ def tier(
 
 @app.command()
 def cold(repeat: RepeatOption = 5, directory: DirOption = ".", as_json: JsonOption = False) -> None:
-    """What a reader of cold data does to appends, and to a reader at the tail, of one node.
+    """The effect of a reader of cold data on one node's appends and on a reader at its tail.
 
     The reference is the same latency a moment before, without that reader.
     """
@@ -354,7 +359,7 @@ def idle(
     directory: DirOption = ".",
     as_json: JsonOption = False,
 ) -> None:
-    """What a node keeps in memory for a log and for a partition that nobody touches."""
+    """A node's memory for an idle log and for an idle partition."""
     from cordwood.bench.idle import bench_idle
 
     work = bench_idle(logs=logs, partitions=partitions, directory=directory, say=say)

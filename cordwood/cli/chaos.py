@@ -16,7 +16,9 @@ from cordwood.cli.target import JsonOption
 
 
 def chaos(
-    seed: Annotated[int, typer.Option("--seed", help="Decides who is struck, how and when.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Decides the faults: which, when and on which nodes.")
+    ] = 1,
     minutes: Annotated[
         float | None,
         typer.Option("--minutes", min=0.01, help="How long nodes are struck.", show_default="5"),
@@ -53,7 +55,7 @@ def chaos(
         ),
     ] = "",
     directory: Annotated[
-        str, typer.Option("--dir", help="Where a fresh cluster and the history may lie.")
+        str, typer.Option("--dir", help="Directory for a fresh cluster and the history.")
     ] = ".",
     bounds: Annotated[
         bool, typer.Option(help="Fail if something took longer than promised, too.")

@@ -30,8 +30,8 @@ def check_impact(
 ) -> None:
     """Show what would stop if nodes were absent: writes, reads, rebuilding, capacity.
 
-    Nothing is changed. Every epoch of every log that may hold records is judged; nodes that are
-    down count as absent too. Ends with 1 where something would stop.
+    Nothing is changed. The check covers every epoch that may hold records, of every log. Nodes that
+    are down count as absent too. Ends with 1 where something would stop.
     """
     with open_store(cluster) as store:
         found = store.check_impact(nodes or [], rack or [])

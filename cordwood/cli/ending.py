@@ -48,7 +48,7 @@ def verb_ending(*, debug: bool) -> Iterator[None]:
         _discard_output()
         raise typer.Exit(PIPE_CLOSED) from None
     except OSError as error:
-        # What the machine refuses (no space, no permission) is no bug of ours.
+        # A refusal of the machine (no space, no permission) is not a bug of Cordwood.
         if debug:
             traceback.print_exc()
         tell_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
@@ -63,7 +63,7 @@ def terminated() -> Iterator[None]:
         SystemExit: with 128 plus the signal's number.
     """
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    # What is ignored stays so: nohup has a command go on without its terminal.
+    # An ignored signal stays ignored: nohup lets a command continue without its terminal.
     ends = [each for each in numbers if signal.getsignal(each) is signal.SIG_DFL]
     before = {number: signal.signal(number, _end) for number in ends}
     try:

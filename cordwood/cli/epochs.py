@@ -1,4 +1,4 @@
-"""`cordwood epochs LOG` and `cordwood sequencer LOG`: who numbered what, and who does now."""
+"""`cordwood epochs LOG` and `cordwood sequencer LOG`: the sequencers of each epoch, and of now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cordwood.layout.message import EpochsReply
 
 EPOCHS_SHOWN = 20
-"""The newest; a log whose sequencer moves a lot has thousands, and `--json` has their ends."""
+"""The newest epochs; a log whose sequencer moves often has thousands, and `--json` lists all
+ends."""
 
 LogArgument = Annotated[
     str, typer.Argument(metavar="LOG", help="The log's path: orders/eu is /orders/eu.")
@@ -94,7 +95,7 @@ def fence(
     log: LogArgument,
     token: Annotated[int, typer.Argument(metavar="TOKEN", min=1, help="Higher than any before.")],
     holder: Annotated[
-        str, typer.Option("--holder", help="Who takes it, for those who are refused.")
+        str, typer.Option("--holder", help="Name of the new holder, for refused clients.")
     ] = "",
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
@@ -109,7 +110,7 @@ def fence(
 
 
 def sequencer(log: LogArgument, as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
-    """Show who sequences a log now, and who should."""
+    """Show the node that sequences a log now, and the node that should."""
     with open_store(cluster) as store:
         info = store.log(log)
         view = view_logs([info], store.status())[0]

@@ -48,7 +48,7 @@ def if_lost(
             [_row(node, answers[node]) for node in answers],
         )
         typer.echo(words_of(total, len(silent)))
-    # A node that is to be lost need not answer.
+    # A node that is assumed lost need not answer.
     if total["gone"] or total["unknown"] or set(silent) - set(nodes):
         raise typer.Exit(1)
 
@@ -86,5 +86,5 @@ def words_of(total: Mapping[str, int], silent: int) -> str:
     if total["gone"]:
         said.append(f"{total['gone']} blocks would be lost")
     else:
-        said.append("of those that were looked at none would be lost")
+        said.append("of the blocks that were checked, none would be lost")
     return "; ".join(said) + "."

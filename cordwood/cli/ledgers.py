@@ -47,7 +47,8 @@ CustomOption = Annotated[
     typer.Option("--custom", metavar="NAME=VALUE", help="A value that stays with the ledger."),
 ]
 IdOption = Annotated[
-    int | None, typer.Option("--id", min=0, help="An id of your choice; without, one is allotted.")
+    int | None,
+    typer.Option("--id", min=0, help="An id of your choice; the default is the next free id."),
 ]
 
 
@@ -274,7 +275,7 @@ def show(
 def recover(
     ledger: LedgerArgument, as_json: JsonOption = False, cluster: ClusterOption = None
 ) -> None:
-    """Close a ledger whose writer is gone; a writer that is there is shut out."""
+    """Close a ledger whose writer is gone; a writer that still runs is shut out."""
     with open_store(cluster) as store:
         found = store.ledgers.recover(ledger, _password())
     if as_json:
@@ -289,15 +290,15 @@ def repair(
         list[int] | None, typer.Argument(metavar="[LEDGER]...", help="Without, all closed ones.")
     ] = None,
     nodes: Annotated[
-        list[int] | None, typer.Option("--node", min=1, help="A node that is lost for good.")
+        list[int] | None, typer.Option("--node", min=1, help="A node that is permanently lost.")
     ] = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Make new copies of what lost nodes held of closed ledgers.
 
-    Lost are nodes that are no members, those whose data is said to be gone (`nodes status`), and
-    those that --node names.
+    A node is lost if it is not a member, if its data is declared gone (`nodes status`), or if
+    --node names it.
     """
     told: list[dict[str, Any]] = []
     with open_store(cluster) as store:

@@ -1,10 +1,10 @@
 """Appends lines to a log as a producer, so that each is stored once while nodes fail.
 
 A portion of lines is one atomic group of the producer: the log knows a repeat of it by its place,
-so a portion of unknown outcome is sent again until it is answered. The lines that are stored are
-always a prefix of the input, and a later run goes on behind it (`cordwood append --resume ID`).
-A run appends to one log, by its number: by the name, a repeat would go to another log where the
-first one was renamed meanwhile.
+so a portion of unknown outcome is sent again until it is answered. The stored lines are always a
+prefix of the input, and a later run continues behind it (`cordwood append --resume ID`). A run
+appends to one log, by its number: by the name, a repeat would go to another log where the first one
+was renamed meanwhile.
 
 Source: client/append/producer.py; protocol/producers.py (a repeat is answered with its place).
 """
@@ -55,9 +55,8 @@ class LineAppends:
         tell: is given a sentence when the log stops answering, and when it answers again.
 
     Attributes:
-        producer: its id, which `--resume` takes.
-        stored: lines of the input that are stored for certain.
-        skipped: lines of the input that an earlier run had appended.
+        producer: its id, for `--resume`. stored: lines of the input that are certainly stored.
+            skipped: lines of the input that an earlier run appended.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class LineAppends:
         """Ask the log how many lines an earlier run appended; these are skipped.
 
         Raises:
-            BadSetting: the log does not remember that run, so nobody can tell where it stopped.
+            BadSetting: the log does not remember that run, so its last line is unknown.
         """
         if self._is_new:
             return
@@ -100,17 +99,17 @@ class LineAppends:
             raise
         except UnknownProducer:
             raise BadSetting(
-                f"--resume {self.producer}: {self._log} remembers no such run. Read the end of the "
-                "log to see where it stopped, and append the rest without --resume"
+                f"--resume {self.producer}: {self._log} does not remember this run. Read the "
+                "end of the log to see where it stopped, and append the rest without --resume"
             ) from None
         raise AssertionError("a sequence far ahead of the log is never stored")
 
     def append(self, lines: Sequence[bytes]) -> list[Lsn]:
-        """Append lines; the LSNs of those that this run stored, in their order.
+        """Append lines; the LSNs of the lines that this run stored, in order.
 
         Raises:
-            OutcomeUnknown: the last portion was sent, and nobody answered whether it is stored.
-            CordwoodError: they cannot be appended; none of this call's last portion is stored.
+            OutcomeUnknown: the last portion was sent, and no answer tells whether it is stored.
+            CordwoodError: the lines cannot be appended; none of this call's last portion is stored.
         """
         skip = min(self._left_to_skip, len(lines))
         self._left_to_skip -= skip
@@ -165,7 +164,7 @@ class LineAppends:
             raise
 
     def _find_log(self) -> int:
-        """The log's number; 0 where there is none yet, which the first append makes."""
+        """The log's number; 0 if the log does not exist yet: the first append creates it."""
         if not self._log_id:
             try:
                 self._log_id = self._store.log(self._log).log_id
@@ -181,7 +180,8 @@ class LineAppends:
         return self._place
 
     def how_far(self, error: CordwoodError) -> str:
-        """What to tell a person whose input ended with an error: what is stored, how to go on."""
+        """The message for a user whose input ended with an error: the stored lines, and how to
+        continue."""
         # An earlier try of the same portion may have stored it, whatever the last one says.
         is_unknown = error.is_outcome_unknown or self._is_unsure
         behind = "lines behind them may be stored too" if is_unknown else "no line behind them is"

@@ -1,8 +1,8 @@
 """Standard input as records: split at LF, the LF not stored.
 
 Everything else survives: CR, empty lines, bytes that are not UTF-8, and a last line
-without an LF. What one `read` brings is appended at once, so that a person who types
-is answered line by line, and a file goes in large blocks; no timer is needed.
+without an LF. The lines of one `read` are appended at once. So typed lines are answered one by one,
+a file goes in large blocks, and no timer is needed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LineSplitter:
 
 
 def read_lines(descriptor: int, line_bytes_max: int) -> Iterator[list[bytes]]:
-    """Lines as they come: what one read brought is one list, never an empty one.
+    """Lines as they arrive: one list for each read, never an empty one.
 
     Raises:
         RecordTooLarge: a line is over the limit.

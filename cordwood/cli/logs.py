@@ -53,7 +53,7 @@ def _attributes(settings: Sequence[str] | None) -> LogAttributes:
     """Attributes from `NAME=VALUE`; of a token the value says where it is.
 
     Raises:
-        BadSetting: one is wrong, or a token itself stands on the command line.
+        BadSetting: an option is wrong, or a token itself stands on the command line.
     """
     from cordwood.errors import BadSetting
     from cordwood.log_attributes import TOKENS, parse_attributes
@@ -86,7 +86,7 @@ def create(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Make a log. What is not said it inherits from its directory."""
+    """Make a log. It inherits unset attributes from its directory."""
     attributes = _attributes(settings)
     with open_store(cluster) as store:
         log = store.create_log(name, copies=copies, racks=racks, attributes=attributes)
@@ -116,7 +116,7 @@ def list_logs(
 
 @app.command()
 def show(name: PathArgument, as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
-    """Show a log, where it ends, who sequences it and what it asks for; or a directory."""
+    """Show a log: its end, its sequencer and its attributes; or show a directory."""
     with open_store(cluster) as store:
         if name.endswith("/"):
             _show_directory(store.log_tree.directory(name), as_json)
@@ -150,7 +150,7 @@ def set_attributes(
 ) -> None:
     """Set attributes of a log or a directory. Nodes know within a second.
 
-    Another replication or nodeset takes a new epoch; what is stored stays as it is. A token is
+    Another replication or nodeset begins a new epoch; stored records stay as they are. A token is
     taken from a variable or a file: write_token=env:NAME, read_token=file:PATH.
     """
     from cordwood.errors import BadSetting
@@ -178,7 +178,7 @@ def rename(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Give a log another name; what it inherits changes with it."""
+    """Rename a log; it inherits from its new directory."""
     with open_store(cluster) as store:
         log = store.log_tree.rename(name, new_name)
     if as_json:
@@ -246,10 +246,12 @@ def find(
     name: NameArgument,
     time: Annotated[
         str | None,
-        typer.Option("--time", metavar="TIME", help="2026-01-31T12:00Z, or 90min for so long ago."),
+        typer.Option(
+            "--time", metavar="TIME", help="2026-01-31T12:00Z, or 90min for 90 minutes ago."
+        ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", help="A key, in a log whose keys do not fall.")
+        str | None, typer.Option("--key", help="A key, in a log whose keys never decrease.")
     ] = None,
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Quick: it may lie some minutes too early.")

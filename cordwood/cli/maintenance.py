@@ -21,7 +21,7 @@ from cordwood.errors import Unreachable
 if TYPE_CHECKING:
     from cordwood.layout.message_maintenance import MaintenanceRequest
 
-app = typer.Typer(help="Take nodes out of service when that is safe.", no_args_is_help=True)
+app = typer.Typer(help="Take nodes out of service once it is safe.", no_args_is_help=True)
 
 BLOCKED = "BLOCKED_UNTIL_SAFE"
 LOOK_S = 1.0
@@ -45,17 +45,18 @@ def apply(
         str, typer.Option("--user", help="Who asks.", show_default="the login name")
     ] = "",
     ttl: Annotated[
-        str, typer.Option("--ttl", help="It ends by itself so long from now, such as 2h.")
+        str, typer.Option("--ttl", help="The request ends by itself after this time, such as 2h.")
     ] = "",
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, help="Wait so many seconds until it is granted.")
+        float,
+        typer.Option("--wait", min=0, help="Wait up to this many seconds until it is granted."),
     ] = 0,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Ask for nodes to be taken out of service. Ends with 1 where that is blocked.
+    """Ask for nodes to be taken out of service. Exit code 1 if the request is blocked.
 
-    A request that is blocked stays, and is granted once it is safe.
+    A blocked request stays, and is granted once it is safe.
     """
     with open_store(cluster) as store:
         made = store.apply_maintenance(
@@ -77,7 +78,7 @@ def apply(
 
 @app.command()
 def show(as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
-    """Show all requests, and why those that are blocked are."""
+    """Show all requests, and why blocked requests are blocked."""
     with open_store(cluster) as store:
         found = store.maintenance()
     _show(found, as_json=as_json)

@@ -1,4 +1,4 @@
-"""What every verb that measures shares: it can be stopped, says what it does, shows figures."""
+"""Shared by all measuring verbs: stop on request, report progress, show figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def run_measurement(work: Coroutine[object, object, Result]) -> Result:
-    """Run a measurement; told to stop, it removes what it made first.
+    """Run a measurement; on a stop signal it first removes its files.
 
     The collector is set as nodes set it: with 2,048 futures in flight, young collections
     every 700 objects took a fifth of a client's time.
@@ -49,12 +49,12 @@ async def _stoppable(work: Coroutine[object, object, Result]) -> Result:
 
 
 def say(text: str) -> None:
-    """Tell a person who waits; standard output is for figures."""
+    """Report progress on standard error; standard output is for figures."""
     typer.echo(text, err=True)
 
 
 def show_figures(figures: Sequence[Figure], as_json: bool) -> None:
-    """Print figures: a table and what they are compared with, or one JSON list."""
+    """Print figures: a table with references beside them, or one JSON list."""
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(figure) for figure in figures]))
         return

@@ -1,5 +1,5 @@
-"""`cordwood nodes status`: what became of the data of a node that is down, shown and said.
-`cordwood nodes storage`: whether a node stores anything, shown and said.
+"""`cordwood nodes status`: show and set the status of the data of a node that is down. `cordwood
+nodes storage`: whether a node stores anything, shown and said.
 
 Source: `quorum.authority`; docs/sources/logdevice.md 2.7 (4), 2.9.
 """
@@ -52,9 +52,10 @@ def node_status(
 ) -> None:
     """Show or say what became of a node's data: its authoritative status.
 
-    Readers weigh by it whether what nobody sends them is lost. It is said of a node that is
-    down: said wrongly, readers tell losses that are none. That its data lies on other nodes
-    (authoritative-empty) is checked with them. A node that starts again takes it back.
+    Readers use it to decide whether a record that no node sends is lost. Set it only for a node
+    that is down: a wrong status makes readers report losses that did not happen. That its data lies
+    on other nodes (authoritative-empty) is checked with them. A node that starts again takes it
+    back.
     """
     from cordwood.nodes import Authority
 
@@ -106,7 +107,7 @@ def _check_empty(store: BlockingStore, node: int) -> None:
 
 
 class Storage(enum.StrEnum):
-    """What a node does with records."""
+    """Whether a node stores new records."""
 
     READ_WRITE = "read-write"
     READ_ONLY = "read-only"
@@ -121,15 +122,15 @@ STORES = {
 def node_storage(
     node: Annotated[int, typer.Argument(metavar="NODE", help="Its number.")],
     storage: Annotated[
-        Storage | None, typer.Argument(help="What it is to do; shown without.")
+        Storage | None, typer.Argument(help="The new setting; without it, show the present one.")
     ] = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Show or say whether a node stores records: its storage state.
 
-    A read-only node sends what it has, to readers and to recoveries, and takes nothing new; new
-    epochs leave it out. It stays so over its restarts, until the other is said.
+    A read-only node sends its records to readers and recoveries, and takes no new ones; new epochs
+    leave it out. It stays so over its restarts, until the other is said.
     """
     from cordwood.nodes import NodeId
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 AS_EVER = "fully-authoritative"
-"""What is said of a node's data unless somebody says something else."""
+"""The status of a node's data unless an operator or rebuilding set another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class NodeView:
     """One node.
 
     Attributes:
-        up: whether it answered; if it did not, what follows `problem` is 0.
-        problem: why it did not answer, or cannot store; "" if all is well.
-        sequencing: logs that it sequences.
-        appended_records, stored_blocks: since it started.
-        authority: what is said of its data, see `nodes.Authority`.
+        up: whether it answered; if not, all fields after `problem` are 0. problem: why it did not
+            answer, or cannot store; "" if all is well. sequencing: number of logs that it
+            sequences.
+        appended_records, stored_blocks: since it started. authority: the reported status of its
+            data, see `nodes.Authority`.
     """
 
     node: int

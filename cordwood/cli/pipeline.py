@@ -12,7 +12,7 @@ from cordwood.cli.spark import MasterOption, session
 from cordwood.cli.target import JsonOption, find_target
 from cordwood.errors import BadSetting
 
-app = typer.Typer(help="Run what a pipeline.yaml says.", no_args_is_help=True)
+app = typer.Typer(help="Run the pipeline of a pipeline.yaml.", no_args_is_help=True)
 
 if TYPE_CHECKING:
     from cordwood.spark.pipeline.spec import Pipeline

@@ -1,4 +1,4 @@
-"""Verbs whose code comes with the distribution `cordwood-testing`, and what to say without it."""
+"""Verbs whose code comes with the distribution `cordwood-testing`, and the message without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cordwood readers` and `cordwood groups`: who reads, and how far behind."""
+"""`cordwood readers` and `cordwood groups`: read streams and consumers, and their lag."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = ("member", "next", "tail", "lag")
 
 
 def readers(as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
-    """Show the read streams that are live on the nodes: who reads what, and what it waits for."""
+    """Show the nodes' live read streams: the reader, its log, and what the stream waits for."""
     with open_store(cluster) as store:
         names = {log.log_id: log.name for log in store.logs()}
         answers = store.streams()
@@ -86,7 +86,7 @@ def groups(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Show consumers: where each stands in its logs, who reads them, and how far behind."""
+    """Show consumers: their positions in each log, the members that read it, and the lag."""
     with open_store(cluster) as store:
         found = store.consumers(consumer)
         rows = [row for group in found for row in _group_rows(store, group)]

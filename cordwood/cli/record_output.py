@@ -1,8 +1,7 @@
 """Records and gaps, for people and for programs: what `cordwood tail` writes.
 
-A payload is bytes. As text it is written as it is; in JSON, bytes that are not UTF-8
-go as base64 under another name, so that nothing is changed on the way. Only verbs that
-print records load this.
+A payload is bytes. Text output writes bytes unchanged. In JSON, bytes that are not UTF-8 go as
+base64 under another name, so that no byte is changed. Only verbs that print records load this.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ class Printer:
     """Writes portions of records to `output`, and tells gaps.
 
     Attributes:
-        lost: gaps seen that are data loss.
-        is_denied: whether the records may not be read.
+        lost: number of data-loss gaps. is_denied: whether the client may not read the records.
     """
 
     def __init__(self, output: BinaryIO, form: Form = Form.RAW, *, gaps: bool = True) -> None:

@@ -83,7 +83,7 @@ def append(
 
 
 class _AppendPrinter:
-    """Prints what was appended: each LSN, or with --quiet only how many, or both as JSON."""
+    """Prints each record's LSN; with --quiet only their number; with --json both."""
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
         self._quiet = quiet
@@ -93,7 +93,7 @@ class _AppendPrinter:
         self._lines: dict[str, int] = {}
 
     def print(self, lsns: Sequence[Lsn]) -> None:
-        """Tell of records that are stored, in order."""
+        """Report stored records, in order."""
         if not lsns:
             return
         self._stored += len(lsns)
@@ -144,7 +144,7 @@ def _append_lines(
         tell_error(appends.how_far(error))
         raise
     except BrokenPipeError:
-        # What was printed is stored; without a word of it nobody could go on behind it.
+        # The printed records are stored; report so, or the user could not continue behind them.
         tell_error(appends.how_far(Closed("nobody reads the LSNs")))
         raise
     except (KeyboardInterrupt, SystemExit):
@@ -172,24 +172,24 @@ def _runs(values: Sequence[str]) -> Iterator[Sequence[str] | str]:
 def tail(
     log: LogArgument,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for what is appended next, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Wait for further records, until Ctrl-C.")
     ] = False,
     start: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="oldest|tail|LSN|TIME",
-            help="Where to begin; a time as 2026-01-31T12:00Z, or 90min for so long ago.",
+            help="Where to begin; a time as 2026-01-31T12:00Z, or 90min for 90 minutes ago.",
         ),
     ] = "oldest",
     until: Annotated[
         str | None, typer.Option("--until", metavar="LSN", help="The last LSN to print.")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=0, help="Stop after so many records.")
+        int | None, typer.Option("--count", "-n", min=0, help="Stop after this many records.")
     ] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="Payloads as they are, whole records, or a dump.")
+        Form, typer.Option("--format", help="Unchanged payloads, whole records, or a dump.")
     ] = Form.RAW,
     gaps: Annotated[
         bool, typer.Option("--gaps/--no-gaps", help="Tell gaps; lost records are always told.")
@@ -202,14 +202,14 @@ def tail(
 ) -> None:
     """Print a log's records, one a line, oldest first.
 
-    Payloads are written as they are. Gaps are told on standard error, and with --json
-    (or --format json) in their place among the records. The exit code is 1 if records
-    were lost, or may not be read.
+    Payloads are written unchanged. Gaps are told on standard error, and with --json (or --format
+    json) in their place among the records. The exit code is 1 if records were lost, or may not be
+    read.
     """
     from cordwood.cli.record_output import Printer, portions
 
     with open_store(cluster) as store:
-        # Asked for first, because following a log that is not there might make it.
+        # Look the log up first, because following a missing log might create it.
         store.log(log)
         if start == "tail" and not follow:
             typer.echo("Nothing comes after the tail yet; --follow waits for it.", err=True)
@@ -236,7 +236,7 @@ def tail(
 
 
 def _last(store: BlockingStore, log: str, follow: bool, until: str | None) -> Position | None:
-    """Where reading stops: without --follow never past what is readable now."""
+    """The end of the read: without --follow never past the records readable now."""
     if until is None:
         return None if follow else "tail"
     last = parse_lsn(until)
@@ -260,7 +260,7 @@ def _lsn_of(start: str) -> str:
 
 
 def _tell_senders(reader: BlockingReader) -> None:
-    """Who sent what, on standard error."""
+    """Report which node sent what, on standard error."""
     typer.echo(f"\n{'node':>5} {'blocks':>9} {'window':>9}  state", err=True)
     for each in reader.senders():
         window = "-" if each.window_s is None else f"{each.window_s * 1000:.0f} ms"

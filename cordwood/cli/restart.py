@@ -31,7 +31,7 @@ def restart(
         str,
         typer.Option(
             "--command",
-            help="What restarts a node, such as 'ssh node-{node} systemctl restart cordwood'.",
+            help="Command that restarts a node: 'ssh node-{node} systemctl restart cordwood'.",
             show_default="of a cluster on this machine: SIGTERM, and `cordwood up` starts it again",
         ),
     ] = "",

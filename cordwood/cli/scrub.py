@@ -1,4 +1,4 @@
-"""`cordwood nodes scrub`: how far nodes have come with scrubbing, and what they found."""
+"""`cordwood nodes scrub`: the nodes' progress in scrubbing, and their findings."""
 
 from __future__ import annotations
 

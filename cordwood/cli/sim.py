@@ -52,7 +52,7 @@ SeedArgument = Annotated[int, typer.Argument(help="The seed.", metavar="SEED")]
 @app.command()
 def run(
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Stop after so many seeds.")
+        int | None, typer.Option("--seeds", min=1, help="Stop after this many seeds.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="The first seed.", show_default="by chance")
@@ -62,7 +62,7 @@ def run(
         typer.Option(
             "--minutes",
             min=0.001,
-            help="Stop after so much real time.",
+            help="Stop after this many minutes of real time.",
             show_default="1, where no number of seeds is given",
         ),
     ] = None,

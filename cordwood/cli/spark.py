@@ -25,7 +25,10 @@ LogsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[LOG]...", help="Names of logs.", show_default=False)
 ]
 PatternOption = Annotated[
-    str, typer.Option("--pattern", help="All logs whose whole name matches, in place of LOG.")
+    str,
+    typer.Option(
+        "--pattern", help="Regular expression: all logs whose whole name matches, in place of LOG."
+    ),
 ]
 MasterOption = Annotated[
     str, typer.Option("--master", help="Any Spark master: local[2], spark://…, sc://….")
@@ -64,7 +67,7 @@ def source_options(
     max_bytes: str = "",
     read_tokens: str = "",
 ) -> dict[str, str]:
-    """Options of the source, from those of a verb; what is wrong the source says itself."""
+    """Options of the source, from a verb's options; the source itself checks them."""
     from cordwood.errors import BadSetting
     from cordwood.spark.options import READ_TOKENS, SERVERS
 
@@ -192,7 +195,7 @@ def stats(
     progress: Annotated[
         str,
         typer.Option(
-            "--progress", metavar="DIR", help="Note there what is done, and go on after a stop."
+            "--progress", metavar="DIR", help="Record progress there, and continue after a stop."
         ),
     ] = "",
     read_tokens: ReadTokensOption = "",
@@ -201,7 +204,7 @@ def stats(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Records, bytes and rate by log and hour, and what is missing.
+    """Records, bytes and rate by log and hour, and missing records.
 
     With --progress it goes on, started again, where it was stopped.
     """
@@ -352,7 +355,7 @@ def backfill(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Directory of a table.")],
     to: Annotated[str, typer.Option("--to", help="The log; '' where a column log says it.")] = "",
     progress: Annotated[
-        str, typer.Option("--progress", metavar="DIR", help="Where it notes what is done.")
+        str, typer.Option("--progress", metavar="DIR", help="Where it records progress.")
     ] = "",
     format_: Annotated[
         str, typer.Option("--format", help="parquet, delta or iceberg.")

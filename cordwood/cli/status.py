@@ -44,7 +44,7 @@ def status(
 
 
 def show_nodes(nodes: Sequence[NodeView]) -> None:
-    """A table of nodes, and a line for each that is not well."""
+    """A table of nodes, and a line for each node with a problem."""
     show_table(
         ["node>", "address", "location", "state", "up for>", "WAL used>", "of>", "cache>",
          "sequences>", "appended>"],

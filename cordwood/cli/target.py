@@ -82,7 +82,7 @@ def open_store(cluster: str | None) -> BlockingStore:
 
     Raises:
         Unreachable: it is not there; the text says how to start it.
-        BadSetting: what was given names no store.
+        BadSetting: the argument does not name a store.
         StoreInUse: another process has the embedded store open.
     """
     from cordwood import blocking
@@ -100,7 +100,7 @@ def open_store(cluster: str | None) -> BlockingStore:
 
 
 def _settings() -> ClientSettings:
-    """What a verb's client is given.
+    """The settings of a verb's client.
 
     Raises:
         BadSetting: a token is too long.

@@ -72,7 +72,7 @@ def upload(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Upload what is readable of a log now and not uploaded yet.
+    """Upload a log's readable records that are not uploaded yet.
 
     Ends with 1 where records are lost: nothing is uploaded past them.
     """
@@ -167,9 +167,9 @@ def iceberg(
     option: OptionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have an Iceberg table name all objects that are committed, as they are.
+    """Make an Iceberg table of all committed objects, without copying them.
 
-    What is trimmed leaves the table; run it more often than objects outlive a trim.
+    Trimmed objects leave the table. Run it more often than objects outlive a trim.
     """
     from cordwood.tier.iceberg import open_catalog, sync_table, whole_objects
 
@@ -273,7 +273,7 @@ def export(
     store: StoreOption,
     option: OptionsOption = None,
 ) -> None:
-    """Copy a log's objects into a directory, as Parquet files that are checked."""
+    """Copy a log's objects into a directory, as verified Parquet files."""
 
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood.tier.export import export_log
@@ -297,7 +297,9 @@ def collect(
     logs: LogsArgument = None,
     grace_s: Annotated[
         float,
-        typer.Option("--grace", min=0, help="Seconds for which readers may use what is trimmed."),
+        typer.Option(
+            "--grace", min=0, help="Seconds for which readers may still use trimmed objects."
+        ),
     ] = 3600.0,
     option: OptionsOption = None,
 ) -> None:
@@ -371,7 +373,7 @@ def _options(given: list[str]) -> dict[str, str]:
     """Options from `NAME=VALUE`.
 
     Raises:
-        BadSetting: one is none, or would put a credential where everybody sees it.
+        BadSetting: an option is not valid, or would show a credential to every user of the machine.
     """
     options: dict[str, str] = {}
     for each in given:

@@ -13,10 +13,10 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def duration_s(text: str) -> float:
-    """How long, such as `90min` or `2h`, in seconds.
+    """A duration such as `90min` or `2h`, in seconds.
 
     Raises:
-        BadSetting: it is no such time.
+        BadSetting: the text is not a duration.
     """
     found = _AGO.fullmatch(text)
     if not found:
@@ -25,7 +25,7 @@ def duration_s(text: str) -> float:
 
 
 def time_of(text: str) -> int | None:
-    """A time in µs since 1970 UTC; None where the text is none at all, such as `oldest`.
+    """A time in µs since 1970 UTC; None if the text is not a time at all, such as `oldest`.
 
     `2026-01-31T12:00:00+01:00`, `2026-01-31` (UTC unless it says otherwise); `90min`, `2h`,
     `7d` ago.

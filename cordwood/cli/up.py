@@ -27,14 +27,14 @@ PORT = 4440
 
 RESTART_FIRST_S = 1.0
 RESTART_MAX_S = 30.0
-"""Pauses before a dead node is started again: long enough to be seen as away, and longer
-each time for one that dies at once."""
+"""Pauses before a dead node is restarted: long enough that the cluster sees it down, and longer
+each time for a node that dies at once."""
 
 STEADY_S = 30.0
-"""A node that ran so long starts anew with the first pause."""
+"""A node that ran this long starts again with the first pause."""
 
 QUIET_S = 1.0
-"""A cluster that is ready sooner needs no word before that; a large WAL takes longer."""
+"""A cluster that is ready sooner needs no message before; a large WAL takes longer."""
 
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """HUP too: a closed terminal must not leave nodes behind."""
@@ -114,8 +114,8 @@ def shape_for(
 ) -> ClusterShape | None:
     """The shape that the options ask for; None if they leave everything open.
 
-    What is left open is as in the cluster that is there, or the defaults, made to fit:
-    `--nodes 1` alone gives one rack and one copy.
+    Unset options come from the existing cluster, or from the defaults, made to fit: `--nodes 1`
+    alone gives one rack and one copy.
 
     Raises:
         BadSetting: it cannot be.
@@ -142,7 +142,7 @@ def shape_for(
             try:
                 found = read_json(file.read(), ClusterShape, path)
             except Malformed:
-                return None  # `local_cluster` reads it too, and says what is wrong
+                return None  # `local_cluster` reads it too, and reports what is wrong
         return msgspec.structs.replace(found, **asked)
     usual = ClusterShape()
     nodes = asked.get("nodes", usual.nodes)
@@ -202,7 +202,7 @@ class _Foreground:
         """The first signal stops the nodes; a second one does not wait for them."""
         if not self._stopping:
             self._stopping = True
-            main.cancel()  # before a word is said: the reader of our output may be gone
+            main.cancel()  # before any output: the reader of our output may be gone
             _say("\nStopping …")
         elif self._cluster is not None:
             for number in self._cluster.nodes:
@@ -264,7 +264,7 @@ def ending_words(code: int) -> str:
 
 
 def _pid(node: LocalNode) -> int:
-    assert node.process is not None, "a node that is ready has a process"
+    assert node.process is not None, "a ready node has a process"
     return node.process.pid
 
 
@@ -274,7 +274,7 @@ def _say(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         # The reader went (`cordwood up | head`, or Ctrl-C ended `tee` first). The nodes run on
-        # without it, and what is still in the buffer would fail again at the exit.
+        # without it. The buffer's rest would fail again at the exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,7 +1,7 @@
 """`cordwood wal dump | verify | bench`: a node's WAL, looked at and measured.
 
-Looking never writes, and works on the WAL of a node that runs or of one that crashed.
-Measuring (`wal_bench`) makes a WAL of its own.
+These verbs never write, and work on the WAL of a running node or of a crashed node. Measuring
+(`wal_bench`) makes a WAL of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def dump(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a WAL's header slots and every record: where it stands and what it holds."""
+    """Show a WAL's header slots and every record: its place and its contents."""
     from cordwood.cli.wal_dump import dump_wal
 
     with _opened(path) as (file, name):
@@ -56,7 +56,7 @@ def dump(
 
 @app.command()
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Read all that is live in a WAL and check it. The exit code is 1 if something is lost."""
+    """Read and check all live records of a WAL. The exit code is 1 if something is lost."""
     from cordwood.storage.wal.wal_inspect import WalView
 
     async def check(file: ReadOnlyFile, name: str) -> WalVerdict:

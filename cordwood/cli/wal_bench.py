@@ -59,11 +59,11 @@ def bench(
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option("--budget", help="What the WAL holds itself to: gp3, or IOPS,MIB_PER_S.")
+        str, typer.Option("--budget", help="The WAL's write limit: gp3, or IOPS,MIB_PER_S.")
     ] = "",
     duration: Annotated[float, typer.Option("--duration", min=0.01, help="Seconds a run.")] = 1.0,
     capacity: Annotated[
-        int, typer.Option("--capacity", min=1, help="MiB of the WAL that is made.")
+        int, typer.Option("--capacity", min=1, help="Size of the WAL, in MiB.")
     ] = 1152,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")] = 5,
     destroy: Annotated[
@@ -74,8 +74,8 @@ def bench(
     """Write to a WAL of its own as fast as it goes, in turns with fio (if installed).
 
     Without options: the standard measurements, of which the last is how long a start takes
-    that finds a WAL full of records. With any of the options of a run, that one. A PATH that holds
-    something is refused without --destroy; what was made is removed again.
+    that finds a WAL full of records. With any of the options of a run, that one. A PATH that is not
+    empty is refused without --destroy; created files are removed afterwards.
     """
     from cordwood.bench.wal_figures import STANDARD, custom_case, sized
 
@@ -121,7 +121,7 @@ async def _measure(
 
 
 def _show(figures: Sequence[Figure]) -> None:
-    """One case: what was measured, beside its reference."""
+    """One case: its measurements beside their reference."""
     show_table(
         ["figure", "WAL>", "unit", "reference>", "ratio>"],
         [

@@ -1,6 +1,6 @@
 """What `cordwood wal dump` prints: lines for people, one JSON object a line for programs.
 
-Loaded by that verb only, so it imports what it needs.
+Only that verb loads this module, so it imports freely.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _seen_json(seen: Seen) -> str:
 
 
 def _held(seen: SeenRecord) -> EngineRecord | list[tuple[int, int]] | str:
-    """What a record holds, or why that cannot be said."""
+    """A record's contents, or why they are unknown."""
     if seen.body is None:
         return "DAMAGED: the checksum of its body does not match"
     if seen.record.kind is WalKind.PADDING:

@@ -184,7 +184,7 @@ def test_lines_of_an_earlier_run_that_come_late_are_told_of(store):
 
 def test_a_run_that_the_log_does_not_know_is_not_resumed(store):
     store.append("log", b"of another writer")
-    with pytest.raises(BadSetting, match="remembers no such run"):
+    with pytest.raises(BadSetting, match="does not remember this run"):
         lines_of(store, resume=7).find_place()
     assert values(store) == [b"of another writer"]
 
