@@ -82,10 +82,10 @@ class Application:
         return store
 
     async def wait(self) -> Any:
-        """Wait until `main` has returned, over crashes and restarts; what it returned."""
+        """Wait until `main` has returned, over crashes and restarts; returns its result."""
         return await asyncio.shield(self._ended)
 
-    # For the cluster, which tells the story of what it does.
+    # For the cluster, which records its actions in the story.
 
     def start(self) -> None:
         """Run `main` in a new process; see `SimulatedCluster.restart`.
@@ -134,7 +134,7 @@ class Application:
         return result
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
-        """Take over what `main` returned; what it raised ends the scenario."""
+        """Take over the result of `main`; its error ends the scenario."""
         # Not awaited itself: cancelling the watcher must leave the process alone.
         await asyncio.wait([task])
         self._machine.kill()
@@ -166,7 +166,7 @@ class Applications(Crew):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that run; where none does, a machine on which nothing runs."""
+        """Running applications; without one, a machine on which nothing runs."""
         return tuple(name for name, each in self.by_name.items() if each.is_up) or (self._nobody,)
 
     def kill(self, name: str) -> None:
@@ -176,14 +176,14 @@ class Applications(Crew):
             self._crashed[name] = None
 
     def restart(self, name: str) -> None:
-        """Start what a plan killed, unless the scenario did so meanwhile."""
+        """Start applications that a plan killed, unless the scenario restarted them."""
         if name in self._crashed and not self.by_name[name].is_up:
             self.by_name[name].start()
             self._tell(f"restarted {name}")
         self._crashed.pop(name, None)
 
     def heal(self) -> None:
-        """Nothing is paused, and what a plan killed runs."""
+        """Nothing is paused, and applications that a plan killed run again."""
         for name, application in self.by_name.items():
             application.resume()
             self.restart(name)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from cordwood.testing.scenario import Scenario, ScenarioRun
 
 FIRST_SEED = 1
-"""The same on every run: what was green stays green until the code changes."""
+"""The same on every run: a green test stays green until the code changes."""
 
 _USED = pytest.StashKey["CordwoodSim"]()
 
 
 class CordwoodSim:
-    """What the fixture `cordwood_sim` gives.
+    """The value of the fixture `cordwood_sim`.
 
     Attributes:
         seed: of this test; `run` takes it unless it is told another.
@@ -39,7 +39,7 @@ class CordwoodSim:
         self._directory = directory
 
     def run(self, scenario: Scenario, *, seed: int | None = None, **options: Any) -> Any:
-        """Run `await scenario(cluster)` in virtual time; what it returned.
+        """Run `await scenario(cluster)` in virtual time; returns its result.
 
         Then everything is healed, every log is read to its tail, and all that the
         clients saw is checked against Cordwood's promises.
@@ -56,7 +56,7 @@ class CordwoodSim:
         return self.last.run()
 
     def save_history(self) -> Path | None:
-        """Write the last run's history for `cordwood verify`; None if there is none."""
+        """Write the last run's history for `cordwood verify`; None if no marker is set."""
         if self.last is None or not self.last.history:
             return None
         from cordwood.sim.history import to_jsonl
@@ -79,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cordwood-seeds",
         type=int,
         metavar="N",
-        help="run each such test with so many seeds; 1, or what its marker says, by default",
+        help="run each such test with this many seeds; by default 1, or its marker's number",
     )
 
 
@@ -100,7 +100,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def chosen_seeds(config: pytest.Config, marker: pytest.Mark | None) -> Sequence[int]:
-    """The seeds of one test: one that is named is alone, unless a count is named with it.
+    """The seeds of one test: a given seed alone, unless a count is given with it.
 
     Raises:
         UsageError: the marker has an argument that it does not know.

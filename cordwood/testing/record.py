@@ -9,11 +9,11 @@ works on any store: a simulated cluster's, a real one's, an embedded one::
         ...                             # use it as any store
     recording.save("history.jsonl")     # cordwood verify history.jsonl
 
-A record's id travels in a header of its own (`sim.record_id`), so payloads stay as
-they are. Everything in the logs must come from recorded clients of this recording: a
-record of anybody else is one that nobody sent.
+A record's id travels in a header of its own (`sim.record_id`), so payloads stay unchanged.
+Everything in the logs must come from recorded clients of this recording: any other record counts as
+a record that no client sent.
 
-Source: `sim.history` (who must record what); docs/sources/reliability.md §3.
+Source: `sim.history` (which client records what); docs/sources/reliability.md §3.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ else:
 Timestamp = datetime.datetime | int
 
 CLIENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-"""What a client may be called; its records' ids begin with it."""
+"""Valid names of clients; the ids of a client's records begin with its name."""
 
 
 class Recording:
@@ -73,7 +73,7 @@ class Recording:
         copies, racks, wider, seed: see `sim.history.RunStarted`.
 
     Attributes:
-        history: what was written down so far; the place for faults, see `HistoryRecorder`.
+        history: the events recorded so far; it also takes faults, see `HistoryRecorder`.
         logs: names of the logs that recorded clients used, by number.
     """
 
@@ -96,14 +96,14 @@ class Recording:
         self._clients: dict[str, ClientCalls] = {}
 
     def wrap(self, store: Store, client: str, *, timeout_s: float = 0.0) -> RecordedStore:
-        """The same store, recorded as `client`; one that reconnects keeps its name.
+        """The same store, recorded as `client`; a client that reconnects keeps its name.
 
         Args:
             client: letters, digits, `.`, `_`, `-`, at most 64.
             timeout_s: the store's `ClientSettings.timeout_s`, 0 if it is not known: the
                 time that L5 gives each append.
         Raises:
-            BadSetting: no such client name.
+            BadSetting: not a valid client name.
         """
         if not CLIENT_NAME.match(client):
             raise BadSetting(f"{client!r} cannot be a client's name in a history")
@@ -122,10 +122,10 @@ class Recording:
 
 
 class ClientCalls:
-    """What one client has open: appends, and streams that may be read.
+    """One client's open appends, and its streams.
 
-    Appends that are open together are sessions of their own, since one that is
-    retried may overtake the others; a caller that waits for each has one session.
+    Concurrent appends are sessions of their own, because a retried append may overtake the others.
+    A caller that waits for each append has one session.
     """
 
     def __init__(self, client: str, recording: Recording) -> None:
@@ -187,7 +187,7 @@ class ClientCalls:
     def interrupt(self) -> None:
         """The client's process was killed or stopped: it waits for nothing any more.
 
-        A stopped one may go on; what it hears of these appends then counts no more.
+        A stopped client may continue; later answers to these appends do not count.
         """
         for op in list(self._open):
             if self._close(op):
@@ -218,7 +218,7 @@ class ClientCalls:
 
 
 class RecordedStore(_Store):
-    """A `Store` whose appends, reads, tails and trims are written down; see `Recording.wrap`.
+    """A `Store` whose appends, reads, tails and trims are recorded; see `Recording.wrap`.
 
     The rest of a store passes through unrecorded.
     """
@@ -289,7 +289,7 @@ class RecordedStore(_Store):
     ) -> list[Lsn]:
         """See `Store.append_many`."""
         if not values or (headers is not None and len(headers) != len(values)):
-            # Nothing to follow, or an error that is the store's to raise.
+            # Nothing to follow, or an error that the store raises itself.
             return await self._store.append_many(
                 log, values, keys=keys, timestamps=timestamps, headers=headers,
                 producer=producer, atomic=atomic,
@@ -328,8 +328,8 @@ class RecordedStore(_Store):
         record_keys: bool = True,
         gaps: bool = True,
     ) -> OpeningItems[ReadStream, Record | Gap]:
-        """See `Store.read`. A read that leaves something out is not written down: records are
-        known by what they hold."""
+        """See `Store.read`. A read that leaves something out is not recorded: records are
+        identified by their contents."""
         if keys is not None or not (payloads and record_keys):
             return self._store.read(
                 log, start, until, keys=keys, payloads=payloads, record_keys=record_keys, gaps=gaps
@@ -398,7 +398,7 @@ class RecordedStore(_Store):
 
 
 class RecordedAppending(_Appending):
-    """An `Appending` whose appends are written down."""
+    """An `Appending` whose appends are recorded."""
 
     def __init__(
         self, appending: Appending, log: int, calls: ClientCalls, store: Store, timeout_s: float
@@ -431,7 +431,7 @@ class RecordedAppending(_Appending):
             else:
                 self._calls.raised(op, error, closed=self._store.is_closed)
 
-        # Before the caller's own callbacks, so that it hears nothing that is not written.
+        # Before the caller's own callbacks, so that the caller learns nothing that is not recorded.
         future.add_done_callback(ended)
         return future
 

@@ -1,9 +1,8 @@
 """A read stream that writes down what its reader was given.
 
-A read counts as open while its reader asks. A reader that is busy with what it got
-is owed nothing meanwhile: after AWAY_S its read is noted as stopped, and the next
-question is a new read from where it stood, so that a slow application is not taken
-for a store that does not deliver (L2).
+A read counts as open while its reader asks. A store owes nothing to a reader that is busy with
+earlier items. After AWAY_S the history records its read as stopped, and the next call is a new read
+from the same position. So a slow application does not look like a store that does not deliver (L2).
 
 Source: `sim.history` (a restart is a new `ReadStarted` under the same name).
 """
@@ -28,7 +27,7 @@ from cordwood.sim.record_id import mark_record, without_id
 
 if TYPE_CHECKING:
     # As with RecordedStore: a ReadStream for type checkers, a proxy at run time, which gives out
-    # by itself what it takes of the stream.
+    # the stream's items itself.
     from cordwood.client.read.read_stream import ReadStream as _ReadStream
     from cordwood.testing.record import ClientCalls, Recording
 else:
@@ -40,7 +39,7 @@ AWAY_S = 1.0
 
 
 class RecordedStream(_ReadStream):
-    """A `ReadStream` whose records and gaps are written down; see the module."""
+    """A `ReadStream` whose records and gaps are recorded; see the module."""
 
     def __init__(
         self,
@@ -123,7 +122,7 @@ class RecordedStream(_ReadStream):
         self._pause()
 
     def _note(self, taken: Taken) -> None:
-        """Write down what was given."""
+        """Record the given items."""
         if not self._is_open:
             self._start()  # its process was stopped while it waited
         history = self._recording.history

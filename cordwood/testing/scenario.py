@@ -1,8 +1,8 @@
 """One scenario of an application on a simulated cluster, and the verdict on the cluster.
 
-The scenario decides what the application must do; this decides what Cordwood must:
-when the scenario is over, everything is healed, every log is read to its tail, every
-disk is looked at, and all that the recorded clients saw is given to the checkers.
+The scenario judges the application; this module judges Cordwood. When the scenario is over, it
+heals everything, reads every log to its tail and every disk, and gives the history of the recorded
+clients to the checkers.
 
 Source: docs/design.md §10; docs/simulator.md, "Testing your application".
 """
@@ -54,7 +54,7 @@ LAST_LOOK_S = 60.0
 """Simulated seconds for healing and for reading every log once more."""
 
 STORY_LINES_MAX = 40
-"""Of a failed run: the last faults are those that matter."""
+"""Lines of the story shown for a failed run: the last faults matter most."""
 
 VIOLATIONS_SHOWN_MAX = 5
 """One defect breaks a promise again and again; the history has them all."""
@@ -86,17 +86,17 @@ class ScenarioRun:
         seed: of everything: schedule, network, disks, faults, and `random`.
         nodes: how many; by default three copies over two racks, as far as they go.
         options: the whole shape of the cluster, in place of `nodes`.
-        faults: True draws a plan of faults from the seed; options say what is drawn
-            (add `CLIENT_KINDS` to `KINDS` for applications that are killed too); a plan
-            is played as it is. Faults strike while the scenario runs.
+        faults: True draws a plan of faults from the seed; options limit the drawn faults (add
+            `CLIENT_KINDS` to `KINDS` to kill applications too); a plan is played unchanged. Faults
+            strike while the scenario runs.
         faults_s: how long a drawn plan goes on.
         limit_s: simulated seconds that the scenario may take.
         settings: of clients that do not bring their own.
 
     Attributes:
-        history: what the recorded clients saw, once `run` has ended.
-        story: what was done to the cluster: simulated seconds, and words.
-        violations: promises that were broken.
+        history: the observations of the recorded clients, once `run` has ended.
+        story: the actions on the cluster: simulated seconds, and words.
+        violations: broken promises.
         trace_hash: equal for equal seeds and code; "" before the end.
     """
 
@@ -125,14 +125,14 @@ class ScenarioRun:
         self._settings = settings or ClientSettings()
 
     def run(self) -> Any:
-        """Run it to its end; what the scenario returned.
+        """Run it to its end; returns the scenario's result.
 
         Raises:
             BrokenPromise: the cluster broke a promise.
             EndlessScenario: it took more than `limit_s` simulated seconds.
             BadSetting: this was called from a running event loop.
-            BaseException: what the scenario, or an application in it, raised; its notes
-                have the seed and the story.
+            BaseException: an error of the scenario or of its application; the notes have the seed
+                and the story.
         """
         __tracebackhide__ = True
         if asyncio._get_running_loop() is not None:
@@ -162,8 +162,8 @@ class ScenarioRun:
         """The faults of this run, empty for none.
 
         Raises:
-            BadSetting: a kind that there is not, or one that destroys what is stored: a
-                scenario cannot say yet which losses are fair.
+            BadSetting: an unknown kind, or a kind that destroys stored data: a scenario cannot
+                declare yet which losses are fair.
         """
         if isinstance(self._faults, Sequence):
             return _checked(self._faults)
@@ -171,7 +171,7 @@ class ScenarioRun:
             return ()
         options = FaultOptions() if self._faults is True else self._faults
         if options.damage is not Damage.NONE:
-            raise BadSetting("a scenario cannot be struck by faults that destroy what is stored")
+            raise BadSetting("a scenario cannot have faults that destroy stored data")
         drawn = draw_plan(options, cluster.numbers, self._faults_s, simulation.faults)
         # Every plan has deaths of sequencers, so that epochs are crossed; here only if asked.
         return _checked([fault for fault in drawn if fault.kind in options.kinds])
@@ -272,7 +272,7 @@ async def _last_look(users: SimulatedCluster, cluster: SimCluster, recording: Re
 
 
 def _shape(nodes: int) -> ClusterOptions:
-    """Three racks and three copies over two of them, or what so few nodes can hold."""
+    """Three racks and three copies over two of them, or as many as the nodes allow."""
     racks = min(3, nodes)
     copies = min(3, nodes)
     return ClusterOptions(
@@ -288,7 +288,7 @@ def _checked(plan: Sequence[Fault]) -> Sequence[Fault]:
 
 
 def _unhandled(simulation: Simulation) -> tuple[Violation, ...]:
-    """What tasks raised and nobody awaited."""
+    """Errors of tasks that no code awaited."""
     return tuple(
         Violation("code", f"unhandled: {context.get('message')}: {context.get('exception')!r}", 0)
         for context in simulation.loop.unhandled
@@ -296,9 +296,9 @@ def _unhandled(simulation: Simulation) -> tuple[Violation, ...]:
 
 
 def _from_scenario(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is neither ours nor the loop's.
+    """The traceback from the first frame outside Cordwood and the event loop.
 
-    All of it where there is none: then what failed is inside Cordwood.
+    The whole traceback if there is no such frame: then the failure is inside Cordwood.
     """
     ours = (str(Path(cordwood.__file__).parent), str(Path(asyncio.__file__).parent))
     found = traceback

@@ -1,4 +1,4 @@
-"""What a scenario is given: a cluster in memory, and everything that can happen to it.
+"""The scenario's cluster in memory, and everything that can happen to it.
 
 Times are virtual: `asyncio.sleep(30)` takes as long as the cluster has work for. Hosts
 are named by node number, or by an application's name; `TEST` is the scenario itself.
@@ -38,8 +38,8 @@ class SimulatedCluster:
     """A running cluster; made by `ScenarioRun`.
 
     Attributes:
-        random: the seed's chance, for what the scenario draws itself.
-        story: what was done to the cluster and when, in words.
+        random: the seed's chance, for the scenario's own draws. story: the actions on the cluster
+            with their times, in words.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SimulatedCluster:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """The nodes whose process runs, or is paused."""
+        """The nodes whose process runs or is paused."""
         return tuple(n for n in self.nodes if self._cluster.machine(NodeId(n)).is_up)
 
     @property
@@ -112,12 +112,12 @@ class SimulatedCluster:
     def start(self, name: str, main: Main) -> Application:
         """Run `main(application)` as a process of its own, on a machine of its own.
 
-        What it raises ends the scenario with that error.
+        An error of `main` ends the scenario with that error.
 
         Args:
             name: letters, digits, `.`, `_`, `-`; not a node's and not `test`.
         Raises:
-            BadSetting: no such name, or it is taken.
+            BadSetting: the name is not valid, or taken.
         """
         if not CLIENT_NAME.match(name) or name == TEST or name.startswith("node-"):
             raise BadSetting(f"no application can be called {name!r}")
@@ -134,7 +134,7 @@ class SimulatedCluster:
     # Processes and machines.
 
     def crash(self, *who: Who) -> None:
-        """SIGKILL: nothing of the process runs again, disks keep what they were given."""
+        """SIGKILL: the process ends at once; disks keep the bytes that they received."""
         self._struck("crash", who)
         for each in who:
             if isinstance(each, str):
@@ -152,7 +152,7 @@ class SimulatedCluster:
                 self._cluster.cut_power(self._node(each))
 
     def restart(self, *who: Who) -> None:
-        """Start what was crashed or cut off its power.
+        """Start machines that crashed or lost power.
 
         Raises:
             BadSetting: it runs.
@@ -167,7 +167,7 @@ class SimulatedCluster:
         self._eased("crash", who, "restarted")
 
     def pause(self, *who: Who) -> None:
-        """SIGSTOP: connections stay, nobody answers."""
+        """SIGSTOP: connections stay, but no answer comes."""
         self._struck("pause", who)
         for each in who:
             if isinstance(each, str):
@@ -214,7 +214,7 @@ class SimulatedCluster:
     # The metadata store, and everything.
 
     def metadata_outage(self) -> None:
-        """The metadata store answers nobody, until `metadata_back` or `heal`."""
+        """The metadata store answers no request until `metadata_back` or `heal`."""
         self._struck("metadata_outage", ())
         self._cluster.metadata.is_out = True
 
@@ -224,7 +224,7 @@ class SimulatedCluster:
         self._eased("metadata_outage", (), "metadata store back")
 
     def strike(self, kind: str, *nodes: int) -> Callable[[], None]:
-        """Any kind of fault that the simulator has, such as `slow_disk` or `lossy_links`.
+        """Play any fault of the simulator, such as `slow_disk` or `lossy_links`.
 
         Args:
             kind: one of `cordwood.testing.KINDS`.
@@ -232,7 +232,7 @@ class SimulatedCluster:
         Returns:
             A function that takes it back; `heal` does too.
         Raises:
-            BadSetting: no such kind, or one that needs nodes and was given none.
+            BadSetting: an unknown kind, or a kind that needs nodes and got none.
         """
         if kind not in KINDS:
             raise BadSetting(f"no fault is called {kind!r}; there are {', '.join(KINDS)}")
@@ -261,7 +261,7 @@ class SimulatedCluster:
         self._tell("everything healed")
 
     async def calm(self) -> None:
-        """Wait until the plan of faults is over and healed; at once if there is none."""
+        """Wait until the plan of faults is over and healed; returns at once without a plan."""
         if self._plan is not None:
             await asyncio.shield(self._plan)
 
