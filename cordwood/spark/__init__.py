@@ -32,6 +32,6 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(CordwoodSource)
     except AnalysisException as error:
-        # Spark refuses what it has found by itself, which is the same source.
+        # Spark refuses a source that it already found by itself; it is the same source.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise

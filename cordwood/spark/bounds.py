@@ -22,11 +22,12 @@ Logs = Mapping[int, str]
 def batch_ranges(
     options: SourceOptions, logs: Logs, tails: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """What a batch reads: `[first, stop)` by log; logs with nothing to read are left out.
+    """The ranges that a batch reads: `[first, stop)` by log; logs with nothing to read are left
+    out.
 
     Raises:
-        BadSetting: a place lies outside its log, a start after its end, or of a log
-            that is not selected.
+        BadSetting: a place lies outside its log, a start lies after its end, or a log is not
+            selected.
     """
     starts = options.starts or Places(Edge.EARLIEST)
     check_strangers("startingOffsets", starts, logs)
@@ -56,7 +57,7 @@ def initial_places(options: SourceOptions, logs: Logs, tails: Mapping[int, int])
     """Where a new stream starts, by log.
 
     Raises:
-        BadSetting: a place lies after its log's end, or is of a log that is not selected.
+        BadSetting: a place lies after its log's end, or belongs to a log that is not selected.
     """
     starts = options.starts or Places(Edge.LATEST)
     check_strangers("startingOffsets", starts, logs)
@@ -65,7 +66,8 @@ def initial_places(options: SourceOptions, logs: Logs, tails: Mapping[int, int])
 
 
 def stream_stops(options: SourceOptions, logs: Logs, tails: Mapping[int, int]) -> dict[int, int]:
-    """Up to where a stream may read now, by log; an end that is not reached is waited for."""
+    """The LSN up to which a stream may read now, by log; it waits for an end that the log has not
+    reached."""
     if options.ends.all == (Edge.LATEST,):
         # Asked of ten thousand logs in each micro-batch, so not one by one.
         return {log: tails[log] + 1 for log in logs}

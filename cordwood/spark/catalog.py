@@ -1,7 +1,7 @@
-"""What the driver asks of the cluster: which logs, where they end, what lies between.
+"""The driver's questions to the cluster: which logs exist, where they end, and what lies between.
 
-Ends are released LSNs only. What is beyond them may still be given another outcome when
-an epoch is recovered, and a range that was planned must hold the same records for ever.
+Ends are released LSNs only. The recovery of an epoch may still change what lies beyond them, and a
+planned range must hold the same records forever.
 
 Source: docs/sources/spark.md §8.
 """
@@ -46,11 +46,12 @@ DISCOVER_EVERY_S = 1.0
 """How often a pattern looks for new logs: one question a second, and they are found soon."""
 
 DISCOVER_SHARE = 10
-"""Of so many logs that listing them takes long, it is done less often: a tenth of the time."""
+"""If listing takes long because there are many logs, it happens less often: in a tenth of the
+time."""
 
 DISCOVER_WAIT_S = 0.05
-"""How long a micro-batch waits for the list; one that comes later is for the next. Of a thousand
-logs it takes 30 ms, of ten thousand 300."""
+"""A micro-batch waits this long for the list; a later list serves the next micro-batch. Of a
+thousand logs it takes 30 ms, of ten thousand 300."""
 
 EPOCH_ENDS_KEPT = 65_536
 """A closed epoch's end never changes, so it is asked once; a few MiB at most."""
@@ -59,7 +60,7 @@ SAMPLES_MAX = 16
 """Logs of a batch of which a block is read to learn how large records are."""
 
 RECORD_BYTES_GUESS = 1024
-"""Where no block was read; it matters only for how small logs share tasks."""
+"""The guess where no block was read; it only decides how small logs share tasks."""
 
 
 class Catalog:
@@ -93,7 +94,7 @@ class Catalog:
         """The selected logs' names, by number; a pattern finds new ones.
 
         Raises:
-            UnknownLog: one that was named is not there.
+            UnknownLog: a named log does not exist.
         """
         if self._selected is None:
             self._listed_at = time.monotonic()
@@ -103,7 +104,7 @@ class Catalog:
         return self._selected
 
     def select_again(self, places: Mapping[int, int]) -> dict[int, str]:
-        """The logs that are selected now, after one was not found by its number.
+        """The logs that are selected now, after a log was not found by its number.
 
         Args:
             places: the next LSN to read, by log.
@@ -118,7 +119,7 @@ class Catalog:
         return self._selected
 
     def _discovered(self, known: dict[int, str]) -> dict[int, str]:
-        """The logs of the newest list that is there; asks for another one when it is time to."""
+        """The logs of the newest list; asks for another list when it is due."""
         if self._listing is None:
             pause_s = max(DISCOVER_EVERY_S, DISCOVER_SHARE * self._list_took_s)
             if time.monotonic() < self._listed_at + pause_s:
@@ -134,7 +135,7 @@ class Catalog:
         try:
             return select(self._options.selection, listing.result())
         except (CordwoodError, CancelledError) as error:
-            # What is known is still read; whether it can be is not for a list to say.
+            # Known logs are still read; a list does not decide whether they can be.
             logger.warning("new logs were not looked for, and will be again: %s", error)
             return known
 
@@ -151,7 +152,7 @@ class Catalog:
         """As `tails`, cheaper: a call to a node for all logs that it sequences.
 
         A sequencer that another one has replaced and that has not heard of it may tell less
-        than there is, never more. So this is for polling, and `tails` for a last word.
+        than there is, never more. So this is for polling, and `tails` for a final answer.
         """
         tails = self.store.released_by_number(logs)
         self._note_tails(tails)
@@ -161,9 +162,9 @@ class Catalog:
         self._first_tails = {**tails, **self._first_tails}
 
     def not_new(self, slices: Sequence[Slice]) -> list[Slice]:
-        """Those that begin before where their log ended when this query first looked.
+        """Ranges that begin before the log's end at this query's first look.
 
-        What was released since then is read within seconds: nobody trims or loses it before.
+        Records released since then are read within seconds, before anything trims or loses them.
         """
         return [
             each for each in slices if each.start <= self._first_tails.get(each.log_id, each.start)
@@ -174,7 +175,7 @@ class Catalog:
         return max(1, min(len(logs), len(self.store.members)))
 
     def carried(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
-        """Places in `startingOffsets`, by number, of logs that are there and not selected now.
+        """Places in `startingOffsets`, by number, of logs that exist but are not selected now.
 
         A stream carries them, as its checkpoint would: a log that was renamed away and comes back
         is read on, and not from its beginning.
@@ -219,7 +220,7 @@ class Catalog:
     def _without_cursors(
         self, places: Places, logs: Mapping[int, str], tails: Mapping[int, int]
     ) -> Places:
-        """`places` with LSNs for cursors; the log's beginning where there is none."""
+        """`places` with LSNs in place of cursors; the log's beginning without a cursor."""
         if Cursor.CURSOR not in places.all:
             return places
         cursors = cursors_of(self.store, self._options.group)
@@ -259,11 +260,11 @@ class Catalog:
                     )
                 place = none
             by_log[str(log)] = place
-        # A log that is discovered later is read whole, as without times.
+        # A log that is discovered later is read from its beginning, as without times.
         return Places(Edge.LATEST if option.startswith("ending") else Edge.EARLIEST, by_log)
 
     def find_time(self, log: int, time_us: int, stop: int) -> int | None:
-        """Where records of a log below `stop` begin that were appended at `time_us` or later.
+        """The first record of a log below `stop` that was appended at `time_us` or later.
 
         The store's own answer if enough nodes gave one; else blocks are looked at, which any
         copy of them can answer.
@@ -277,7 +278,7 @@ class Catalog:
     def _look(self, log: int, lsn: int, stop: int) -> Seen | None:
         """The first block with records in `[lsn, stop)`.
 
-        One LSN is asked for first: a wider question has every node send what it holds.
+        Ask for one LSN first: a wider question makes every node send all that it holds.
         """
         for until in (lsn, stop - 1):
             if lsn >= stop:
@@ -298,7 +299,7 @@ class Catalog:
         return runs_of(start, stop, lambda epoch: self._epoch_end(log, epoch))
 
     def slices(self, ranges: Mapping[int, tuple[int, int]]) -> list[Slice]:
-        """Slices of the ranges of logs by number; a log that is gone is left out.
+        """Slices of the ranges of logs by number; deleted logs are left out.
 
         Raises:
             DataLoss: a log is gone, and `failOnDataLoss` is true.
@@ -314,10 +315,10 @@ class Catalog:
         ]
 
     def check_there(self, names: Mapping[int, str], places: Mapping[int, int]) -> None:
-        """Check that the logs that are to be read are there.
+        """Check that the logs to read exist.
 
         Raises:
-            DataLoss: one is gone, and `failOnDataLoss` is true.
+            DataLoss: a log is gone, and `failOnDataLoss` is true.
         """
         for log, first in places.items():
             if log not in names and self._options.fail_on_data_loss:
@@ -326,7 +327,7 @@ class Catalog:
     def tiered(self, slices: Sequence[Slice]) -> dict[int, tuple[str, int]]:
         """By log, the address of main storage and the last LSN that it holds, if it holds any.
 
-        Slices of new records are not asked about: main storage has none of them.
+        Slices of new records need no question: main storage has none of them.
         """
         found: dict[int, tuple[str, int]] = {}
         for log in {each.log_id: None for each in self.not_new(slices)}:
@@ -343,7 +344,7 @@ class Catalog:
         return found
 
     def spans(self, slices: Sequence[Slice]) -> list[Span]:
-        """What is known of the slices, for `splitting.plan`."""
+        """Sizes and places of the slices, for `splitting.plan`."""
         runs = [self.runs(each.log_id, each.start, each.stop) for each in slices]
         sizes = self._record_sizes(slices, runs)
         return list(map(Span, slices, runs, sizes))
@@ -353,8 +354,8 @@ class Catalog:
     ) -> list[float]:
         """Mean bytes of each slice's records; read from a block where a cut may depend on it.
 
-        The blocks that are read depend on the slices alone, so that a batch that is
-        run again is cut the same.
+        The blocks read for this depend on the slices alone, so that a repeated batch is cut the
+        same.
         """
         counts = list(map(records_in, runs))
         large = [
@@ -372,7 +373,7 @@ class Catalog:
         return [sampled.get(index, mean) for index in range(len(slices))]
 
     def _sample(self, read: Slice, lsn: int) -> float | None:
-        """Mean bytes of the records in the block at `lsn`; None if there is none."""
+        """Mean bytes of the records in the block at `lsn`; None without one."""
         try:
             with self.store.read(read.log_id, lsn, lsn) as reader:
                 for taken in next(reader.block_runs(timeout_s=self._options.request_timeout_s)):
@@ -386,7 +387,7 @@ class Catalog:
     def sizes(
         self, logs: Mapping[int, str], places: Mapping[int, int], counts: Mapping[int, int]
     ) -> dict[int, float]:
-        """Mean bytes of the records that are next in each log, by the block there.
+        """Mean bytes of the next records of each log, from the next block.
 
         Args:
             places: the next LSN with a record, by log.
@@ -432,9 +433,9 @@ def select(
     """The selected ones of all `logs` (names by number), in the order of their numbers.
 
     Args:
-        may_miss: one that is not there is left out.
+        may_miss: leave out logs that do not exist.
     Raises:
-        UnknownLog: one that was named is not there.
+        UnknownLog: a named log does not exist.
     """
     ordered = dict(sorted(logs.items()))
     if selection.option == "subscribePattern":

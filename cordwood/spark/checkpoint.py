@@ -1,4 +1,4 @@
-"""What Spark's checkpoint of a query says: whose it is, and what each batch reads.
+"""Read Spark's checkpoint of a query: the query's identity, and the ranges of each batch.
 
 Spark writes `metadata` with the query's id before its first batch, and `offsets/N` before
 batch N runs. The id stays when a query is restarted, so (id, batch) names a batch for good;
@@ -55,9 +55,9 @@ class Checkpoint:
     def fingerprint(self, batch: int) -> str:
         """Which records a batch holds, as far as offsets say; two plans of one number differ.
 
-        The query's id is part of it: of two queries over one source the plans are alike, and what
-        they make of the records is not. The line between version and offsets has the time of
-        planning, and no part in it.
+        The query's id is part of it: two queries over one source have equal plans, but write
+        different tables. The line between version and offsets has the time of planning, and no part
+        in it.
 
         Raises:
             BadSetting: the batch is not there.
@@ -97,7 +97,7 @@ class Checkpoint:
         """
         offsets = self.directory / "offsets"
         names = [self.directory / "metadata", offsets / str(batch)]
-        # Hadoop refuses a file whose checksum, beside it, is of another content.
+        # Hadoop refuses a file whose checksum file does not match.
         names += [path.with_name(f".{path.name}.crc") for path in names]
         sync_files([path for path in names if path.exists()], self.directory)
 
@@ -166,7 +166,7 @@ class Checkpoint:
         """Check that no batch is missing between a batch and the newest one of its query.
 
         Raises:
-            BadSetting: one is.
+            BadSetting: such an option is set.
         """
         if batch > published + 1:
             raise self._refused(
@@ -220,7 +220,7 @@ class Checkpoint:
 
 
 def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
-    """Whether a query whose batch 0 ends at `first` began where a table ended, at `last`.
+    """Whether a query whose batch 0 ends at `first` began at a table's end, at `last`.
 
     Logs that only one of the two knows say nothing: they were deleted, or found, in between.
     """

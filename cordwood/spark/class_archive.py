@@ -2,9 +2,10 @@
 
 A JVM that finds the archive maps classes into memory that it would else have parsed, checked and
 linked: measured on two cores, a session with one streaming batch takes 8.2 to 11.0 s where it took
-15.8 to 17.6 s. The archive holds for one Java and one set of jars; any other Java leaves it alone
-without a word, so it can be late and never wrong. Making it takes about a minute and 190 MB, which
-pays for who starts Spark often: `make test` makes it, `python -m cordwood.spark.class_archive` too.
+15.8 to 17.6 s. The archive fits one Java and one set of jars; any other Java silently ignores it.
+So an outdated archive is useless but never wrong. Making it takes about a minute and 190 MB, which
+pays off for users that start Spark often: `make test` makes it, `python -m
+cordwood.spark.class_archive` too.
 
 Source: JEP 350 (dynamic class-data sharing archives).
 """
@@ -19,21 +20,22 @@ from pathlib import Path
 from typing import Any
 
 ARCHIVE = Path(sys.prefix) / "share" / "cordwood" / "spark-classes.jsa"
-"""In the environment that Spark is installed in: it goes when that goes."""
+"""In Spark's own environment: it is removed with the environment."""
 
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 """An archive of another Java is no news."""
 
 
 def archive_flags() -> tuple[str, ...]:
-    """What a JVM is told so that it uses the archive; nothing where there is none."""
-    # Spark cuts what it is given at spaces.
+    """JVM options that make it use the archive; empty without an archive."""
+    # Spark splits the options at spaces.
     usable = ARCHIVE.is_file() and not any(letter.isspace() for letter in str(ARCHIVE))
     return (f"-XX:SharedArchiveFile={ARCHIVE}", *_QUIET) if usable else ()
 
 
 def make_archive() -> Path:
-    """Run what most sessions run, and have the JVM write down what it loaded as it ends.
+    """Run the queries of a typical session; at its end the JVM writes the archive of its loaded
+    classes.
 
     Raises:
         JavaMissing: no Java 17 or newer.

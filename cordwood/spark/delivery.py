@@ -1,8 +1,8 @@
 """The three ways in which a task's rows get into logs, and what makes them once.
 
 *Exactly once*: tasks stage, where no reader looks, and the driver publishes all that they staged
-in one step that notes (query, batch); of a batch that was published before nothing is used. So it
-does not matter what runs again, nor how it is cut then. What is never published dies by itself.
+in one step that notes (query, batch); of a batch that was published before nothing is used. So
+repeats do not matter, nor the cuts of a repeat. Blocks that are never published expire.
 
 *Idempotent* (`spark.idempotent`): tasks append as producers, and what runs again with the same rows
 in the same order is answered with the places it has. It costs no staging, and readers see a
@@ -74,9 +74,9 @@ def stage_all(
     """Stage; references in order, records and bytes, once all are on stable storage.
 
     Args:
-        ttl_s: after so long unpublished it is gone.
+        ttl_s: seconds after which unpublished blocks expire.
     Raises:
-        CordwoodError: as `Store.stage`; what was staged dies by itself.
+        CordwoodError: as `Store.stage`; staged blocks expire.
     """
     refs: list[StagedRef] = []
 
@@ -126,12 +126,12 @@ def publish(
 ) -> Published:
     """Publish a batch; asked again for as long as the outcome is not known.
 
-    One that is more than an atomic group holds comes in several: to refuse it would stop a stream
-    for good, since Spark has planned it and plans it no smaller.
+    A share beyond one atomic group comes in several groups. A refusal would stop a stream for good,
+    because Spark repeats the same plan.
 
     Raises:
         Rejected: a batch of this number was published, with another `fingerprint`.
-        StageExpired: what was staged is gone; nothing of the batch is published.
+        StageExpired: staged blocks are gone; nothing of the batch is published.
         RecordTooLarge: it has more blocks than one commit names; likewise.
         Fenced: another run of this query publishes.
         Retryable, OutcomeUnknown: the cluster did not settle it in time. It may be published;
@@ -149,11 +149,11 @@ def publish(
 
 
 def publish_in_parts(store: BlockingStore, query: str, refs: Sequence[StagedRef]) -> None:
-    """Publish all of a write that nobody will run again: in one step, or in several if it has
-    more blocks than one commit names. Order is kept.
+    """Publish a write that will not be repeated: in one step, or in several if it has more blocks
+    than one commit names. Order is kept.
 
     Raises:
-        CordwoodError: as `publish`; parts before the one that failed are published.
+        CordwoodError: as `publish`; the parts before the failed part are published.
     """
     waiting: list[Sequence[StagedRef]] = [refs]
     part = 0
@@ -171,7 +171,7 @@ def publish_in_parts(store: BlockingStore, query: str, refs: Sequence[StagedRef]
 
 
 def unstage(store: Callable[[], BlockingStore], refs: Sequence[StagedRef]) -> None:
-    """Give back what was staged, if that is easily done; it dies by itself anyway.
+    """Release staged blocks if that is easy; they expire anyway.
 
     Args:
         store: gives the client, and may fail to: whatever ended the batch may have ended that.
@@ -179,4 +179,4 @@ def unstage(store: Callable[[], BlockingStore], refs: Sequence[StagedRef]) -> No
     try:
         store().unstage(refs)
     except CordwoodError as error:
-        logger.info("what was staged was not given back: %s", error)
+        logger.info("staged blocks were not released: %s", error)

@@ -3,8 +3,8 @@
 Append time never falls along a log, across epochs too, so a binary search finds the first
 block of a time or later: first over epochs by their first blocks, then over the LSNs of one
 epoch. Each step looks at one block. There are at most 32 in an epoch of 2**32 LSNs, and
-the binary logarithm of the number of epochs before that; nothing else is read. Blocks that
-nobody has a copy of any more are passed over, as a reader would.
+the binary logarithm of the number of epochs before that; nothing else is read. Blocks without any
+copy left are skipped, as a reader does.
 
 The rule is here; the caller reads the blocks. It is for when too few nodes answer the store's
 own `find_time` for that to be exact.
@@ -34,7 +34,7 @@ Look = Callable[[int, int], Seen | None]
 
 
 def find_time(time_us: int, runs: Sequence[LsnRun], look: Look) -> int | None:
-    """The LSN of the first record appended at `time_us` or later; None if there is none.
+    """The LSN of the first record appended at `time_us` or later; None without one.
 
     Args:
         runs: where the log has records, oldest first.

@@ -1,8 +1,8 @@
-"""What a query is to read is looked over before tasks are planned, so that a loss is told at once.
+"""A query's ranges are examined before tasks are planned, so that a loss is reported at once.
 
 A task that meets a gap fails, and Spark runs it again, several times, to meet it again. So the
-driver reads the ranges first, heads of blocks only, no payload: what was trimmed lies at the
-beginning and shows at the first block, what was lost shows where it was. For a long range that
+driver first reads the ranges, headers of blocks only and no payload. Trimmed records lie at the
+beginning and show at the first block; lost records show at their places. For a long range that
 takes too long, and the tasks look at the rest: they check every LSN they read anyway.
 
 Source: docs/sources/spark.md §8 ("raise on the driver at planning where possible").
@@ -49,7 +49,8 @@ def check_whole(store: BlockingStore, slices: Iterable[Slice], within_s: float =
     """Look over as many of the slices as time allows.
 
     Raises:
-        DataLoss: records of one are gone; which log, from where, where it could go on, and why.
+        DataLoss: records of a slice are gone. The error names the log, the first lost LSN, where to
+            continue, and the reason.
         AccessDenied: this query may not read one.
     """
     deadline = time.monotonic() + within_s
@@ -63,7 +64,7 @@ def check_whole(store: BlockingStore, slices: Iterable[Slice], within_s: float =
 
 
 def gaps_of(store: BlockingStore, read: Slice, within_s: float) -> Iterator[Gap]:
-    """The gaps of a slice in which records were, as far as they are found in time."""
+    """The gaps of a slice that held records, as far as found in time."""
     deadline = time.monotonic() + within_s
     try:
         with store.read(read.log_id, read.start, read.stop - 1, payloads=False) as reader:

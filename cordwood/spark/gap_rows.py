@@ -1,8 +1,8 @@
 """Gaps as rows: what `includeGaps` adds to a table, so that a loss can be found in it.
 
 A record's row says `record` and nothing more. A gap's row says `gap`, its kind and its
-last LSN; its `lsn` is the first. With the log, which both have, the rows tile what was read:
-each LSN of it is one record's or inside one gap.
+last LSN; its `lsn` is the first. Together with the log, which both have, the rows tile the range:
+each LSN belongs to one record or to one gap.
 
 Source: docs/sources/spark.md §8 ("loss becomes auditable data in the lake").
 """

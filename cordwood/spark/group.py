@@ -38,7 +38,7 @@ def cursors_of(store: BlockingStore, consumer: str) -> dict[int, Lsn]:
 
 
 def check_free(store: BlockingStore, consumer: str, logs: Mapping[int, str]) -> None:
-    """Refuse a consumer whose members read the logs: they and Spark would move one cursor.
+    """Refuse a consumer with active members: they and Spark would move the same cursors.
 
     Raises:
         BadSetting: a member reads one of `logs` (names by number).
@@ -72,7 +72,7 @@ class CursorKeeper:
                 self._due[log] = max(lsn, self._due.get(log, 0))
 
     def save(self, store: BlockingStore, *, at_once: bool = False) -> None:
-        """Save what is due; every SAVE_EVERY_S unless `at_once`."""
+        """Save due positions; every SAVE_EVERY_S unless `at_once`."""
         now = time.monotonic()
         waits = self._tried_at is not None and now - self._tried_at < SAVE_EVERY_S
         if not self._due or (waits and not at_once):

@@ -1,16 +1,16 @@
-"""`deliveryMode=idempotent`: a task appends as a producer, and what it sends again is there once.
+"""`deliveryMode=idempotent`: a task appends as a producer, and the log stores its repeats once.
 
 The producer is named by the query and the partition, and a batch is its epoch. In a log that rows
 name themselves, its name belongs to it too: names may lead to other logs when the task runs again,
 and rows for one log must not be taken for those of another. A block is one
 atomic group, which the log numbers once: sent again with the same sequence and count it is
-answered with its place. One from longer ago than the log remembers, or one that was cut in another
-way, is answered with `OutOfSequence`, which says the sequence up to which all is stored: the
-block's rows above it are sent, and no others. Where the log says that rows before the block
-are missing, the task fails: nothing may be passed over.
+answered with its place. A repeat from longer ago than the log remembers, or with other cuts, ends
+with `OutOfSequence`. The error names the sequence up to which all rows are stored, and the task
+sends only the block's rows above it. If the log reports missing rows before the block, the task
+fails: it may not skip rows.
 
-A client whose producer met that error refuses everything behind it, unsent: the log's own word
-is what a new `Producer`, with this block alone, is answered.
+After that error the client refuses everything behind it, unsent. So a new `Producer` asks with this
+block alone, to get the log's own answer.
 
 Source: docs/sources/spark.md §8; `protocol.producers`.
 """
@@ -48,7 +48,7 @@ class _Sent:
 
 
 class _NameProducer(Producer):
-    """What a task is to the log of one name: its sequences count the rows for that name.
+    """A task's producer for one log name: its sequences count the rows for that name.
 
     Race: the name may be given to another log between two row blocks. That log would take the later
     block for its first one, and the first one of the next attempt for a repeat of it.
@@ -153,7 +153,7 @@ class OnceAppender:
         except OutOfSequence:
             self._is_broken = True
         except OutcomeUnknown:
-            # What was behind a block that ended so; by itself it is a failure as any other.
+            # Blocks behind a block with that error; the error itself is a failure as any other.
             if not self._is_broken:
                 raise
         else:

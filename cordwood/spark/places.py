@@ -3,7 +3,7 @@
 Kafka's values for `startingOffsets` and `endingOffsets`, with logs for partitions and
 LSNs for offsets: `{"/orders": "e7n123", "17": "latest"}`. A key of digits only is a
 log's number; anything else is its name, the leading slash being optional. An end is
-exclusive, as in Kafka: `e7n123` is the first LSN that is not read.
+exclusive, as in Kafka: `e7n123` is the first LSN not to read.
 
 Source: docs/sources/spark.md §6, §8.
 """
@@ -26,7 +26,7 @@ _TIME_DIGITS_MAX = 15
 
 
 class Edge(enum.Enum):
-    """An end of a log, wherever that is when the query asks."""
+    """The end of a log at the time of the query's question."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -42,8 +42,8 @@ class Cursor(enum.Enum):
 class At:
     """The first record that was appended at this time or later, in µs since 1970 UTC.
 
-    Append time is the sequencer's and never falls along a log, so there is one such place;
-    a record's own timestamp may be anything.
+    Append times come from the sequencer and never fall along a log, so the place is unique; a
+    record's own timestamp may be anything.
     """
 
     time_us: int
@@ -60,8 +60,8 @@ class Places:
     """A place for every log.
 
     Attributes:
-        default: of the logs that are not named.
-        by_log: of those that are, by name (with its slash) or by number in digits.
+        default: for logs that are not named. by_log: for named logs, by name (with its slash) or by
+            number in digits.
     """
 
     default: Edge | At | Cursor
@@ -78,13 +78,13 @@ class Places:
         return (self.default, *self.by_log.values())
 
     def strangers(self, logs: Mapping[int, str]) -> list[str]:
-        """What is named and is none of `logs` (names by number), in the order given."""
+        """Named logs that are not among `logs` (names by number), in the given order."""
         known = {*logs.values(), *map(str, logs)}
         return [name for name in self.by_log if name not in known]
 
 
 def check_strangers(option: str, places: Places, logs: Mapping[int, str]) -> None:
-    """Refuse places of logs that are not selected: a slip of the pen would be silent.
+    """Refuse places of logs that are not selected: a typing error would pass silently.
 
     Args:
         logs: the selected ones, names by number.
@@ -114,7 +114,7 @@ def parse_places(option: str, text: str, default: Edge) -> Places:
         option: its name, for errors.
         default: of the logs that a JSON object does not name.
     Raises:
-        BadSetting: it is none of the forms in the module's docstring.
+        BadSetting: the text has none of the forms in the module's docstring.
     """
     told = text.strip()
     if told.lower() in _WORDS:
@@ -162,7 +162,7 @@ def parse_times(option: str, text: str, default: Edge) -> Places:
 
 
 def log_key(log: str) -> str:
-    """A log's number as it is; its name with the slash that may be left out."""
+    """A log's number unchanged; a name with its optional slash."""
     log = log.strip()
     return log if is_number(log) or log.startswith("/") else f"/{log}"
 

@@ -1,8 +1,8 @@
 """Spark's filters, as far as they say which logs and LSNs a batch must read.
 
-A filter on `log` or `log_id` leaves logs out, one on `lsn` narrows what is read of each.
-These are exact, so Spark need not look at the rows again; every other filter stays with
-Spark. The record's own timestamp is no help: it may be anything, in any order.
+A filter on `log` or `log_id` leaves logs out; a filter on `lsn` narrows the range of each log.
+These are exact, so Spark need not look at the rows again; every other filter stays with Spark. The
+record's own timestamp is no help: it may be anything, in any order.
 
 Source: docs/sources/spark.md §2 trap 6; pyspark/sql/datasource.py.
 """
@@ -30,7 +30,7 @@ _NEVER_NULL = ("log", "log_id", "lsn")
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """What the filters leave.
+    """The logs and ranges that the filters leave.
 
     Attributes:
         names, ids: logs that may be read, None for all.
@@ -43,7 +43,7 @@ class Narrowed:
     stop: int = LSN_MAX + 1
 
     def logs(self, logs: Mapping[int, str]) -> dict[int, str]:
-        """Those of `logs` (names by number) that are left."""
+        """The remaining ones of `logs` (names by number)."""
         return {
             log: name
             for log, name in logs.items()
@@ -51,7 +51,7 @@ class Narrowed:
         }
 
     def ranges(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-        """What is left of `[first, stop)` by log; empty ones are left out."""
+        """The remainders of `[first, stop)` by log, without empty ones."""
         cut = {
             log: (max(first, self.first), min(stop, self.stop))
             for log, (first, stop) in ranges.items()
@@ -63,7 +63,7 @@ def narrow(filters: Iterable[Filter]) -> tuple[Narrowed, list[Filter]]:
     """Take what can be used of the filters, all of which must hold.
 
     Returns:
-        What they leave, and the filters that Spark still has to apply.
+        The remaining logs and ranges, and the filters that Spark still has to apply.
     """
     narrowed, rest = Narrowed(), []
     for each in filters:

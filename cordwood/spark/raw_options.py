@@ -1,7 +1,7 @@
-"""What a user gave as options: names and values, checked one by one.
+"""A user's options: names and values, checked one by one.
 
-Shared by the source and the sink, so that both say what is wrong in the same words. A
-value is quoted in an error only if its name does not sound like a secret's.
+Shared by the source and the sink, so that both report errors in the same words. A value is quoted
+in an error only if its name does not sound like a secret's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from cordwood.errors import BadSetting
 
 SECRET = re.compile(r"secret|password|token|access[.]?key|credential", re.IGNORECASE)
-"""Names whose values are shown to nobody: Spark's `spark.redaction.regex` and one word more."""
+"""Names whose values are never shown: Spark's `spark.redaction.regex` and one word more."""
 
 _SIZE = re.compile(r"(\d{1,15})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -23,7 +23,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 864
 
 
 class RawOptions:
-    """What the user gave, every name of which is known; case does not matter."""
+    """The user's options, all with known names; case does not matter."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._values = {name.lower(): str(value) for name, value in given.items()}
@@ -96,10 +96,10 @@ def shown(name: str, value: str) -> str:
 def refuse_unknown(
     given: Iterable[str], options: Iterable[str], not_yet: Mapping[str, str]
 ) -> None:
-    """Refuse names that are none of `options`.
+    """Refuse names that are not among `options`.
 
     Args:
-        not_yet: names that are planned, and what each waits for.
+        not_yet: planned names, with what each waits for.
     Raises:
         BadSetting: there is one; the text lists all that there are.
     """

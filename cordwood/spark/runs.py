@@ -1,10 +1,10 @@
 """A range of a log as runs of LSNs that records may have.
 
-LSNs are never subtracted across epochs: between two of them lie some four thousand
-million that no one issued. Inside one epoch they are dense up to where its records end,
-which is the tail or, for an epoch that is over, its bridge. So a range is a run for each
-epoch, and counting, cutting and limiting go by runs. A count is exact but for holes that
-recovery plugged, which make it too high and never too low.
+LSNs are never subtracted across epochs: between two epochs lie some four thousand million LSNs that
+were never issued. Inside an epoch they are dense up to the end of its records: the tail or, for a
+finished epoch, its bridge. So a range is cut into a run for each epoch, and counts, cuts and limits
+work on runs. A count is exact but for holes that recovery plugged, which make it too high and never
+too low.
 
 Source: docs/sources/spark.md §8 ("never subtract LSNs").
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cordwood.lsn import ESN_MAX, OLDEST
 
 EpochEnd = Callable[[int], int | None]
-"""Where the records of a closed epoch end, exclusive; None if nobody knows any more."""
+"""Where the records of a closed epoch end, exclusive; None if no node knows any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class LsnRun:
 def runs_of(start: int, stop: int, epoch_end: EpochEnd) -> list[LsnRun]:
     """Cut `[start, stop)` into runs, empty ones left out.
 
-    An epoch of which nobody knows the end counts as empty: nothing is cut or counted
-    in it, and whoever reads over it reads all of it.
+    An epoch with an unknown end counts as empty: nothing is cut or counted in it, and a reader that
+    passes it reads all of it.
 
     Args:
         epoch_end: asked only of epochs that end inside the range.
@@ -58,9 +58,9 @@ def records_in(runs: Sequence[LsnRun]) -> int:
 
 
 def advance(runs: Sequence[LsnRun], records: int) -> int:
-    """The LSN before which lie so many records; `records` is in [0, records_in(runs)].
+    """The LSN before which `count` records lie; `records` is in [0, records_in(runs)].
 
-    At the end of a run that is its `stop`, so that a bridge is read with what follows it.
+    At the end of a run it is the run's `stop`, so that a bridge is read with the records behind it.
     """
     assert runs, "nothing to advance in"
     for run in runs:

@@ -15,7 +15,7 @@ ENVIRONMENT = "env:"
 FILE = "file:"
 
 SECRET_BYTES_MAX = 1 << 20
-"""A file of tokens is small: what is larger is another file."""
+"""A file of tokens is small: a larger file is something else."""
 
 
 def check_place(name: str, place: str) -> str:

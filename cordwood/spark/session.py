@@ -1,20 +1,19 @@
 """A Spark session for one machine, small and quick to start.
 
-For the demo, the tests and a first try. What it sets, and why:
+For the demo, the tests and a first try. Its settings and their reasons:
 
-- Loopback only (`spark.driver.bindAddress`, `spark.driver.host`): the driver's
-  ports are nobody else's business, and the host's name need not resolve.
-- No web UI and no progress bar, and only errors logged: the caller has a screen
-  of its own.
+- Loopback only (`spark.driver.bindAddress`, `spark.driver.host`): no other machine should reach the
+  driver's ports, and the host's name need not resolve.
+- No web UI and no progress bar, and only errors logged: the caller prints its own output.
 - Two shuffle partitions: the default of 200 makes a toy query take seconds.
 - Arrow on, and UTC as the session's time zone, so that timestamps come out the
   same on every machine.
 - C1 only and the serial collector: measured 3.9 s + 1.9 s to the first answer
   instead of 4.7 s + 2.3 s (two cores). A job of many minutes wants C2: `quick_start=False`.
-- An archive of Spark's classes, where somebody made one (`class_archive.py`).
-- Workers take PySpark from where it is installed and compiled, and not out of Spark's zip
-  (`worker_python.sh`), unless PYSPARK_PYTHON says what they are. Such a Python is asked for this
-  package before Spark starts: without it every query fails, some with no word on why.
+- An archive of Spark's classes, if it was made (`class_archive.py`).
+- Workers import the installed, compiled PySpark instead of Spark's zip (`worker_python.sh`), unless
+  PYSPARK_PYTHON names another Python. Such a Python is checked for this package before Spark
+  starts: without the package every query fails, some without a reason.
 
 Any other Spark master works too: build that session as you always do;
 `format("cordwood")` needs nothing from here.
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 CORES_DEFAULT = 2
 
 JAVA_FLAGS = "spark.driver.extraJavaOptions"
-"""Spark's setting of what the driver's JVM is told."""
+"""Spark's setting for the options of the driver's JVM."""
 
 QUICK_START_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
@@ -76,8 +75,8 @@ def local_session(
 ) -> SparkSession:
     """Start (or join) this process's Spark session on `local[cores]`.
 
-    The first call starts a JVM, which takes seconds; while one is running, a later
-    call gets the same session and only its SQL options still count.
+    The first call starts a JVM, which takes seconds; while it runs, a later call gets the same
+    session, and only the call's SQL options count.
 
     Args:
         cores: tasks at once, at least 1.
@@ -101,7 +100,7 @@ def local_session(
 def open_session(
     app_name: str, master: str = "local[*]", *, options: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start (or join) a session on any Spark master: what the jobs run in.
+    """Start (or join) a session on any Spark master, for the jobs.
 
     Args:
         master: `local[2]`, `spark://host:7077`, or `sc://host:15002` for Spark Connect. YARN and
@@ -134,7 +133,7 @@ def open_session(
 def local_settings(
     *, quick_start: bool = True, options: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The settings of `local_session`, for those who build a session themselves."""
+    """The settings of `local_session`, for programs that build a session themselves."""
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     quick = QUICK_START_FLAGS if quick_start else ()
     flags = [f"-Dlog4j2.configurationFile={logging}", *quick, *archive_flags()]

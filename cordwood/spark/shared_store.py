@@ -1,9 +1,9 @@
 """One client for each cluster in a Spark worker process, and one for each object store.
 
 Spark forks its Python workers and uses them again for later tasks and batches, so a
-connected client pays for many. Threads and event loops do not survive a fork: a client
-belongs to the process that made it, and what was inherited is left alone, since even
-closing it would disturb the sockets that the parent still uses.
+connected client pays for many. Threads and event loops do not survive a fork: a client belongs to
+the process that made it. A child leaves an inherited client alone, because even closing it would
+disturb the parent's sockets.
 
 Source: docs/sources/spark.md §2 ("module globals survive").
 """

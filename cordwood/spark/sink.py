@@ -1,13 +1,13 @@
 """Writing with `format("cordwood")`: what Spark calls.
 
-A task hands its rows to the store by one of the three ways of `delivery`, and says in its message
-what it did; the driver's commit publishes. Rows of one partition stay in their order, in each log
+A task hands its rows to the store in one of the three modes of `delivery`, and reports its work in
+its message; the driver's commit publishes. Rows of one partition stay in their order, in each log
 that they go to, and partitions follow one another in theirs.
 
 Spark tells `write` nothing about the batch, but the task's context has it, under two names of
 Spark's internals; without them exactly once cannot be kept, and is refused.
 
-`abort` gives back what was staged and never touches what was published: Spark calls it also when
+`abort` releases staged blocks and never touches published records: Spark calls it also when
 `commit` failed after its publish (docs/sources/spark.md §2 trap 12).
 
 Source: docs/sources/spark.md §2 (traps 9, 10, 12), §8.
@@ -45,21 +45,19 @@ CHECKPOINTS_PROPERTY = "spark.sql.streaming.checkpointLocation"
 """What Spark's engine calls them, in 4.2 and 4.3; without them a stream into a log is refused."""
 
 APPENDED = "appended "
-"""Before the plan of a batch whose tasks append: nothing is published under its number."""
+"""Before the plan of a batch with appending tasks: nothing is published under its number."""
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task did.
+    """A task's report.
 
     Attributes:
-        query, batch: what it worked for.
-        partition: its place among the tasks.
-        refs: what it staged, in order; empty where it appended.
-        records, bytes: values that it handed over.
-        logs: of rows that it passed over, because their version was written before.
-        query_id: of a stream, by Spark.
-        checkpoints: where the session's streams have theirs, "" where it does not say.
+        query, batch: the batch that it worked for. partition: its place among the tasks. refs: its
+            staged blocks, in order; empty if it appended. records, bytes: the values that it handed
+            over. logs: logs of rows that it skipped, because their version was written before.
+        query_id: of a stream, from Spark. checkpoints: the session's directory for checkpoints, ""
+            if unset.
     """
 
     query: str
@@ -176,14 +174,14 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
             publish_in_parts(self._store(), self._query, refs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Give back what tasks staged; what was appended stays."""
+        """Release the blocks that tasks staged; appended records stay."""
         self._abort(messages)
 
     def writer_name(self, store: BlockingStore) -> str | None:
-        """The application's name for its log, whose versions are numbered by themselves.
+        """The application's name for its log, which has its own sequence of versions.
 
-        As in Delta, where a version is a table's. It has the log's number: one that was deleted
-        and made again holds nothing of what was written before. None where the log is not there.
+        As in Delta, where a version is a table's. It contains the log's number: a log that was
+        deleted and created again holds no earlier records. None where the log is not there.
         """
         if not self._options.log:
             return self._query
@@ -202,7 +200,7 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         return last if last is not None and last.batch >= self._batch else None
 
     def check_logs(self, done: Published, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Refuse a version whose rows are for logs that it was not written into.
+        """Refuse a version with rows for logs that it was not written to before.
 
         Raises:
             BadSetting: nothing was written.
@@ -226,20 +224,20 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         """
         Raises:
-            Rejected: with deliveryMode=idempotent, what the batch reads is not what was written
-                under its number.
+            Rejected: with deliveryMode=idempotent, the batch reads other ranges than the batch
+                written under its number.
         """
         self._options = options
         if options.delivery == IDEMPOTENT:
             self.note_plan()
 
     def note_plan(self) -> None:
-        """Note what the batch that is planned reads, before a task appends any of it.
+        """Record the ranges of the planned batch, before a task appends any of it.
 
         A task's rows are counted within (query, batch, partition). Another plan of that number
-        gives a task other rows: some would be taken for those that were written, and be lost.
-        The note takes the batch's place among those that are published, so that exactlyOnce
-        refuses the batch from here on, as this refuses a batch that was published.
+        gives a task other rows: some would be taken for written rows, and be lost. The note takes
+        the batch's place among published batches: from here on exactlyOnce refuses the batch, just
+        as this mode refuses a published batch.
         """
         checkpoint = Checkpoint.at(self._options.checkpoint)
         if checkpoint is None or (batch := checkpoint.newest("offsets")) < 0:
@@ -280,7 +278,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         Spark syncs nothing of it: a power cut that took the newest plan and left the publication
         would have another batch of the same number taken for a repeat.
         """
-        # Spark hands the sink an option of the query, and not what the session says.
+        # Spark hands the sink the query's option, but not the session's setting.
         checkpoint = (
             Checkpoint.at(self._options.checkpoint)
             if self._options.checkpoint
@@ -293,7 +291,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         return found
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Give back what tasks staged; what was published or appended stays."""
+        """Release the blocks that tasks staged; published or appended records stay."""
         self._abort(messages)
 
 

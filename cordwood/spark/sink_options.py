@@ -32,21 +32,21 @@ SINK_OPTIONS = {
     "log": "the log that records go to which have none in the column log",
     "deliveryMode": "exactlyOnce, idempotent (cheaper; for queries that only map) or atLeastOnce",
     "txnAppId": "names a write across restarts; a stream has its query's id without it",
-    "txnVersion": "numbers the batch writes of txnAppId: one that was written before is skipped",
+    "txnVersion": "numbers the batch writes of txnAppId: a number written before is skipped",
     "stageTtl": "how long a batch may take from its first row to its publish, 1h",
     "codec": "how blocks are compressed: none, lz4 or zstd",
 }
-"""What there is, and a word on each."""
+"""All options, with a short explanation each."""
 
 AT_LEAST_ONCE = "atLeastOnce"
 IDEMPOTENT = "idempotent"
 EXACTLY_ONCE = "exactlyOnce"
 
 STAGE_TTL_S = 3600.0
-"""Longer than any sane micro-batch; what a killed query leaves is gone after an hour."""
+"""Longer than any sane micro-batch; a killed query's blocks are gone after an hour."""
 
 APP_MAX = 200
-"""Characters of txnAppId, so that the store's own bound holds with what is put before it."""
+"""Characters of txnAppId, so that the store's bound also covers the prefix."""
 
 TAKEN = {
     "value": ("binary", "string"),
@@ -55,7 +55,7 @@ TAKEN = {
     "timestamp": ("timestamp",),
     "log": ("string",),
 }
-"""Columns that are written, and the types they may have."""
+"""Written columns, and their allowed types."""
 
 PASSED_OVER = frozenset({"log_id", "lsn", "epoch", "offset"})
 """The source's own: where a record came from is no part of it, so a copy leaves them out."""
@@ -68,10 +68,9 @@ class SinkOptions:
     Attributes:
         log: with its slash, "" where the column says it.
         delivery: one of the three modes.
-        app, version: `txnAppId` and `txnVersion`; "" and None where they were not given.
-        stage_ttl_s: of what is staged.
-        write_tokens: for logs that ask for one; shown to nobody.
-        checkpoint: where Spark says that the stream's checkpoint is; "" for a batch.
+        app, version: `txnAppId` and `txnVersion`; "" and None if not given. stage_ttl_s: lifetime
+            of staged blocks. write_tokens: for logs that demand one; never shown. checkpoint: the
+            stream's checkpoint directory, from Spark; "" for a batch.
     """
 
     servers: str
@@ -86,7 +85,7 @@ class SinkOptions:
     checkpoint: str = ""
 
     def check_batch(self) -> None:
-        """Check what a batch needs.
+        """Check a batch's options.
 
         Raises:
             BadSetting: one of `txnAppId` and `txnVersion` is without the other.
@@ -98,7 +97,7 @@ class SinkOptions:
             )
 
     def check_stream(self) -> None:
-        """Check what a stream may not have.
+        """Check a stream's options.
 
         Raises:
             BadSetting: it is given a version; its batches have numbers.
@@ -111,8 +110,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Read all options.
 
     Raises:
-        BadSetting: one is unknown, missing or wrong; the text lists what
-            there is.
+        BadSetting: an option is unknown, missing or wrong; the text lists all options.
     """
     # Spark hands its own on to every sink.
     ours = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
@@ -160,12 +158,12 @@ _SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
 
 
 def check_columns(schema: StructType, log: str) -> None:
-    """Check the columns of what is to be written.
+    """Check the columns to write.
 
     Args:
         log: the default log, "" for none.
     Raises:
-        BadSetting: one is missing, unknown or of another type.
+        BadSetting: a column is missing, unknown or of another type.
     """
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, type_ in types.items():

@@ -1,7 +1,7 @@
 """Rows that Spark hands to a task, as the columns that the client appends.
 
 One batch of Arrow holds rows of several logs; each log's rows keep their order. They are gathered
-to row blocks that are worth a call, since a batch of many logs has few rows of each.
+into row blocks that are worth a call, because a batch of many logs has few rows of each.
 
 Source: docs/sources/spark.md §6 ("Sink input").
 """
@@ -26,7 +26,7 @@ ROW_BLOCK_RECORDS = 16_384
 """Likewise for small records: 1.6 MB of 100 B, and far fewer than a block may hold."""
 
 HELD_BYTES = 32 << 20
-"""Of all logs together that wait to become row blocks; beyond it the largest go as they are."""
+"""Bytes of all logs' waiting rows; beyond it the largest logs' rows go as they are."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class RowBlock:
         )
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Put rows behind those that are there.
+        """Append rows to the waiting rows.
 
         Raises:
             BadSetting: a value is null.
@@ -87,8 +87,8 @@ class RowBlock:
 def row_blocks(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[RowBlock]:
     """Gather rows to row blocks; those of one log come in the order of its rows.
 
-    Order is kept within a log, whatever way its name is spelled in. Where a log's rows are cut
-    may differ when a task runs again: Spark may hand the same rows over in other batches.
+    Order is kept within a log, whatever way its name is spelled in. The cuts of a log's rows may
+    differ when a task runs again: Spark may hand the same rows over in other batches.
 
     Raises:
         BadSetting: a value is null, or a row has no log.
@@ -113,7 +113,7 @@ def row_blocks(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[
 
 
 def now_us() -> int:
-    """µs since 1970: what a record without a timestamp gets."""
+    """µs since 1970, for records without a timestamp."""
     return time.time_ns() // 1000
 
 

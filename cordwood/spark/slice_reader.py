@@ -1,4 +1,4 @@
-"""Slices of logs in, Arrow batches out: what a task does.
+"""The work of a task: slices of logs in, Arrow batches out.
 
 Blocks come straight from the storage nodes, or from objects where the driver found that main
 storage holds the slice. They become batches without touching records one by one; only runs of tiny
@@ -89,15 +89,15 @@ def _read(
                         yield from gatherer.finish()
                         yield gap_row(each, taken, gatherer.columns)
         except UnknownLog as error:
-            # It was deleted after the slice was planned. It is looked for by number: a log that
-            # was renamed is the same one, and what has its name now is not.
+            # It was deleted after the slice was planned. Find the log by number: a renamed log is
+            # still the same, and its old name may lead to another log.
             if fail_on_data_loss:
                 raise data_loss(each.log_id, each.name, each.start, None, "LOG_GONE") from error
     yield from gatherer.finish()
 
 
 def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Generator[Sequence[Taken]]:
-    """What a slice has: from objects where it is marked so, and the rest from nodes."""
+    """A slice's records: from objects where the slice says so, and the rest from nodes."""
     start = read.start
     if read.objects:
         try:

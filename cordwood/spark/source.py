@@ -87,13 +87,13 @@ end, whatever its trigger. So it makes 3.4 calls a second at most, and with the 
 for a pattern (1) and the list of members (0.2) fewer than 5."""
 
 MANY_LOGS = 1000
-"""From so many on, the collector of garbage is felt in a micro-batch."""
+"""From this many logs on, garbage collection slows micro-batches."""
 
 COLLECT_EVERY = 50_000
-"""Objects that are made until Python looks for garbage: a few answers about ten thousand logs."""
+"""New objects between two garbage collections: a few answers about ten thousand logs."""
 
 EAGER_POLLS = 4
-"""How many idle polls it takes until a stream waits so long for all nodes that it asks."""
+"""After this many idle polls, a stream waits this long for all nodes that it asks."""
 
 _TYPES: dict[str, DataType] = {
     "key": BinaryType(),
@@ -235,7 +235,7 @@ def _partitions(catalog: Catalog, slices: Sequence[Slice], options: SourceOption
     """Tasks for these slices.
 
     Raises:
-        DataLoss: records of them are gone, and that is a failure.
+        DataLoss: records are gone, and failOnDataLoss is true.
     """
     from cordwood.spark.gap_probe import check_whole
 
@@ -250,7 +250,7 @@ def _partitions(catalog: Catalog, slices: Sequence[Slice], options: SourceOption
 
 
 class CordwoodReader(_SliceReader, DataSourceReader):
-    """A batch: what the logs hold when it is planned."""
+    """A batch: the logs' contents at planning."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -261,7 +261,7 @@ class CordwoodReader(_SliceReader, DataSourceReader):
 
         Raises:
             BadSetting: a place lies outside its log.
-            UnknownLog: one that was named is not there.
+            UnknownLog: a named log does not exist.
             Retryable: the cluster did not answer in time.
         """
         from cordwood.spark.catalog import Catalog
@@ -286,14 +286,14 @@ class CordwoodFilteringReader(CordwoodReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take the filters on log, log_id and lsn; return those that are left to Spark."""
+        """Take the filters on log, log_id and lsn; return the filters left to Spark."""
         self._narrowed, rest = narrow(filters)
         return rest
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Where the selected logs ended when they were asked: names and stops, by number.
+    """The selected logs' ends at the time of the question: names and stops, by number.
 
     They belong together: a log may be gone from the next list, and its records still be there.
     """
@@ -368,7 +368,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         return self._offsets.to_json(moved)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read up to what is there now, and no further."""
+        """Read up to the present ends, and no further."""
         logs = self._catalog.selected()
         self._frozen = _Ends(logs, stream_stops(self._options, logs, self._catalog.tails(logs)))
 
@@ -395,7 +395,8 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         """Nothing to do: the checkpoint is the truth, and cursors follow in `latestOffset`."""
 
     def _follow(self, offset: StreamOffset) -> None:
-        """Move the cursors of `groupId`: Spark goes on from `offset`, so what is before it is done.
+        """Move the cursors of `groupId`: Spark continues from `offset`, so everything before it is
+        done.
 
         Spark's `commit` says the same one batch later, and of the last batch of an AvailableNow
         run never (docs/sources/spark.md §2 trap 4).
@@ -408,7 +409,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
 
     @property
     def _catalog(self) -> Catalog:
-        """Made on first use: what is pickled for the tasks must not hold one."""
+        """Made on first use: the object that Spark pickles for tasks must not hold a store."""
         if self._watched is None:
             from cordwood.spark.catalog import Catalog
 

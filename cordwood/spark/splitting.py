@@ -1,9 +1,8 @@
 """How a batch's ranges become tasks: large logs are cut, small ones packed.
 
-A pure function of the ranges and of what the logs hold there, neither of which ever
-changes, so a batch that is run again is cut the same. Cuts are by LSN, evenly by
-records; a reader clips the block that a cut goes through, which costs one block read
-twice. Order holds inside a slice only; the column `lsn` restores it.
+A pure function of the ranges and of the records there. Neither ever changes, so a repeated batch is
+cut the same. Cuts are by LSN, evenly by records; a reader clips the block that a cut goes through,
+which costs one block read twice. Order holds inside a slice only; the column `lsn` restores it.
 
 Source: docs/sources/spark.md §8 ("Splitting one large log").
 """
@@ -25,7 +24,7 @@ PARTITIONS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The LSNs `[start, stop)` of one log; what a task is told.
+    """The LSNs `[start, stop)` of one log, for a task.
 
     Attributes:
         objects: the address of main storage, which holds all of them; "" to ask nodes.
@@ -40,7 +39,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A slice that may be cut, and what is known of what lies in it.
+    """A slice that may be cut, with the known sizes of its contents.
 
     Attributes:
         runs: where its records are.
@@ -53,7 +52,7 @@ class Span:
 
     @property
     def data_bytes(self) -> int:
-        """What it holds, about."""
+        """Its estimated contents."""
         return round(records_in(self.runs) * self.record_bytes)
 
 
@@ -78,10 +77,10 @@ def plan(
 def mark_objects(
     partitions: Iterable[Sequence[Slice]], tiered: Mapping[int, tuple[str, int]]
 ) -> list[tuple[Slice, ...]]:
-    """The same partitions, whose slices say what is read from main storage.
+    """The same partitions, with slices that name the parts to read from main storage.
 
     Nodes let go of more as time goes by. So this comes after the cuts, and moves none of them: a
-    batch that is run again has the same records in each partition.
+    repeated batch has the same records in each partition.
 
     Args:
         tiered: by log, the address of main storage and the last LSN that it holds.

@@ -2,13 +2,13 @@
 
 The driver cuts the selected logs into ranges and plans a task for each range: it asks every node
 that may hold it, one after another, for all it has there, sums each body up, and judges each
-block by `replica_rule`. What comes back to Spark is findings only, as a table; the store mends,
-the audit tells.
+block by `replica_rule`. Only findings come back to Spark, as a table. The store repairs; the audit
+reports.
 
 With a table, the plan is noted in it and done step by step; an audit that was stopped goes on after
 the last step that was done.
 
-A block that no node holds any more is no block here: `cordwood spark stats` tells such ranges as
+A block that no node holds any more is no block here: `cordwood spark stats` reports such ranges as
 gaps. Holes and bridges are compared likewise.
 
 Source: docs/sources/spark.md §7 ("Spark emits findings, the store repairs").
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES = 64 << 20
-"""Of records in one task; every node's copies of them are read."""
+"""Bytes of records in one task; it reads every node's copies of them."""
 
 STEP_TASKS = 64
-"""Of one step: 4 GiB of records, some minutes, which is what a stop costs."""
+"""Tasks of one step: 4 GiB of records, some minutes. A stop costs at most one step."""
 
 Say = Callable[[str], None]
 
@@ -70,7 +70,7 @@ class Scanned:
 def audit(
     spark: SparkSession, source: Mapping[str, str], say: Say = lambda _: None
 ) -> Iterator[dict[str, Any]]:
-    """The findings by the columns of COLUMNS, step by step; what is released when it is planned.
+    """The findings by the columns of COLUMNS, step by step, over the records released at planning.
 
     Args:
         say: told after each step.
@@ -95,7 +95,7 @@ def audit_into(
     Args:
         table: a directory, of one audit; `source` counts when it begins.
     Raises:
-        BadSetting: an option is wrong, or the table is none of an audit's.
+        BadSetting: an option is wrong, or the table is not an audit's.
         StoreInUse: another process audits into it.
     """
     options = parse_options(source)
@@ -107,7 +107,7 @@ def audit_into(
         while done < len(plan_):
             step = plan_[done : done + STEP_TASKS]
             found = _findings(spark, options, step)
-            # A directory of its own: a step that is done again replaces what it left.
+            # A directory of its own: a repeated step replaces the files of the first try.
             place = path / f"step={done:08}"
             found.write.mode("overwrite").parquet(str(place))
             # Noted as done and lost in a power cut, findings would be missing for good.

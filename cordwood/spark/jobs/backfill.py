@@ -1,13 +1,13 @@
 """Write to a log what lies in a table or in other logs: `cordwood spark backfill`, `… replay`.
 
-*replay* copies a range of logs to a log, by the source and the sink, with a checkpoint: started
-again it goes on after the last micro-batch that was done. *backfill* writes the files of a
-Parquet, Delta or Iceberg table, a step of files at a time, and notes each step that is done.
+*replay* copies a range of logs to a log, by the source and the sink, with a checkpoint: a restart
+continues after the last finished micro-batch. *backfill* writes the files of a Parquet, Delta or
+Iceberg table, a step of files at a time, and records each finished step.
 
-A replay writes each record once, whatever dies. A backfill writes at least once: its steps are
-larger than what can be published at a time, and the one in which a run died is written again,
-whole. Rows keep their order where `ordered` says so, which one task then writes: by `lsn` where
-the table has that column, else as they lie.
+A replay writes each record once, whatever dies. A backfill writes at least once: its steps exceed
+one publish, and a restart repeats the interrupted step as a whole. Rows keep their order where
+`ordered` says so, which one task then writes: by `lsn` where the table has that column, else as
+they lie.
 
 Source: docs/sources/spark.md §7.
 """
@@ -39,7 +39,7 @@ REPLAY_BYTES = "32m"
 however its logs are spread; overheads and a sample that was not typical have the rest."""
 
 STEP_BYTES = 512 << 20
-"""Of files in one step: what is written again at most after a crash."""
+"""Bytes of files in one step: at most this much is written again after a crash."""
 
 NOTE = "done.json"
 """In a backfill's directory for progress."""
@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Copied:
-    """What a run wrote; `skipped` counts steps that an earlier run had done."""
+    """The rows that a run wrote; `skipped` counts steps that an earlier run had done."""
 
     records: int = 0
     steps: int = 0
@@ -65,7 +65,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBackfill:
-    """What a backfill would write: of so many files; `done` were written by earlier runs."""
+    """The work of a backfill: the number of files; `done` were written by earlier runs."""
 
     files: int
     bytes: int
@@ -125,7 +125,8 @@ def _cluster_of(sink: Mapping[str, str]) -> str:
 def _note_replay(checkpoint: Path, log: str, cluster: str) -> None:
     """Note where a checkpoint's records go.
 
-    Spark takes it for any sink, and what was copied to one log is then never copied to another.
+    Spark accepts it for any sink; then records that were copied to one log would never be copied to
+    another.
 
     Raises:
         BadSetting: they go to another log, or to another cluster.
@@ -133,7 +134,7 @@ def _note_replay(checkpoint: Path, log: str, cluster: str) -> None:
     note = checkpoint / REPLAY_NOTE
     found = read_note(note)
     if found is None:
-        make_directories(checkpoint, 0o777)  # as Spark makes it, whose executors may be others
+        make_directories(checkpoint, 0o777)  # as Spark creates it: executors may run as other users
         write_whole(note, json.dumps({"log": _named(log), "cluster": cluster}).encode())
     elif (into := str(found.get("cluster", cluster))) != cluster:
         # A note of an earlier version has none.
@@ -150,7 +151,7 @@ def _note_replay(checkpoint: Path, log: str, cluster: str) -> None:
 
 
 def _until_done(query: StreamingQuery, say: Say) -> list[int]:
-    """The records of each micro-batch that had any, told as they are done."""
+    """The number of records of each finished micro-batch that had any."""
     counts: dict[int, int] = {}
     done = False
     while not done:
@@ -177,8 +178,8 @@ def backfill(
     """Write every row of a table, at least once.
 
     Args:
-        table: a directory; its rows have the columns that the sink takes, others are left out.
-        progress: a directory for the note of what is done.
+        table: a directory; its rows have the sink's columns, and other columns are left out.
+            progress: a directory for the record of finished steps.
     Raises:
         BadSetting: the table is none, an option is wrong, or the note is of another backfill.
     """
@@ -206,7 +207,7 @@ def backfill(
 
 
 def planned_backfill(table: str, progress: str, sink_log: str, format_: str) -> PlannedBackfill:
-    """What a backfill would write if it ran now; nothing is written, and no Spark is started.
+    """The work of a backfill if it ran now; writes nothing and starts no Spark.
 
     Raises:
         BadSetting: as `backfill`.
@@ -223,7 +224,7 @@ def _done_files(note: Path, table: Path, sink_log: str) -> set[str]:
     """The files that were written, none before the first run.
 
     Raises:
-        BadSetting: the note is of another backfill, or none of ours.
+        BadSetting: the file belongs to another backfill, or is not a backfill's.
     """
     found = read_note(note)
     if found is None:

@@ -34,7 +34,7 @@ def decode_json(frame: DataFrame, columns: Sequence[Column]) -> DataFrame:
     fields = [f"{quoted(column.field)} {column.type}" for column in columns]
     schema = ", ".join([*fields, f"{corrupt} STRING"])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
-    # By place from here on: fields of JSON may differ in their case alone, columns may not.
+    # By position from here on: JSON fields may differ in case alone, columns may not.
     places = [f"c{place}: {column.type}" for place, column in enumerate(columns)]
     by_place = f"struct<{', '.join([*places, 'broken: string'])}>"
     text = f.col("value").cast("string")
@@ -52,7 +52,7 @@ def decode_json(frame: DataFrame, columns: Sequence[Column]) -> DataFrame:
 
 
 def _unlike(name: str, others: Iterable[str]) -> str:
-    """The name, made longer until none of the others is like it."""
+    """The name, lengthened until it differs from the others."""
     taken = {other.lower() for other in others}
     while name in taken:
         name += "_"
@@ -83,7 +83,7 @@ def named_function(name: str) -> Callable[[DataFrame], DataFrame]:
     """A user's function, named as `module:function`.
 
     Raises:
-        BadSetting: there is none of this name.
+        BadSetting: no function has this name.
     """
     module, colon, function = name.partition(":")
     try:

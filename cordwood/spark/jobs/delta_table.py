@@ -84,7 +84,7 @@ class DeltaLake:
         return None if table is None else self._newest(table).offset
 
     def _newest(self, table: DeltaTable) -> _Newest:
-        """The newest batch whose files are in the table.
+        """The newest batch with files in the table.
 
         Raises:
             BadSetting: the table was restored to a time, and its log does not say to which version.
@@ -124,7 +124,7 @@ class DeltaLake:
             return
         table = self._open() or self._create(batch.schema)
         self._add_columns(table, batch.schema)
-        # A commit counts only behind those before it: the one that made the table, or a column.
+        # A commit counts only after the commits before it, which created the table or a column.
         self._sync_log()
         places = move_in(self._path, batch.files)
         actions: list[AddAction | RemoveAction] = [
@@ -171,13 +171,13 @@ class DeltaLake:
         files = [path for path in new if path.is_file()]
         sync_files(files, self._path)
         self._synced.update(path.name for path in files)
-        self._synced.discard("_last_checkpoint")  # the only one that is written again
+        self._synced.discard("_last_checkpoint")  # the only commit that is written again
 
     def _put_torn_aside(self) -> None:
         """Move the newest commit away if a power cut tore it.
 
-        It was not synced, so nobody was told of it: the batch runs again. A torn one that is not
-        the newest is damage, and is left for Delta to refuse.
+        It was not synced, so no commit was reported: the batch runs again. A torn commit that is
+        not the newest is damage; Delta will refuse it.
         """
         commits = sorted(self._log.glob("[0-9]*.json"))
         if not commits or _is_whole(commits[-1]):

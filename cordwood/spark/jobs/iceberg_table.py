@@ -68,7 +68,7 @@ class IcebergTable:
         self._path = path
         self._partition_by = partition_by
         self._name = (NAMESPACE, path.name)
-        # pyiceberg takes what stands behind file:// as it is, and as_uri writes %20 for a space.
+        # pyiceberg does not decode the path behind file://, and as_uri writes %20 for a space.
         self._location = path.as_uri() if path.as_uri() == f"file://{path}" else str(path)
         ours = path / OURS
         make_directories(ours)
@@ -118,7 +118,7 @@ class IcebergTable:
             self._commit(table, batch, places)
         except OverflowError:
             # A record's timestamp is its producer's word, and pyiceberg reads the bounds of a file
-            # as Python's dates, which end with the year 9999. One such record would stop a landing
+            # as Python's dates, which end with the year 9999. Such a record would stop a landing
             # for good, so from here on the table keeps no bounds of timestamps.
             self._commit(self._without_bounds(batch.schema), batch, places)
 
@@ -157,7 +157,7 @@ class IcebergTable:
         )
 
     def metadata_location(self) -> str | None:
-        """Where the table is described as it is now; None if it is not made yet."""
+        """The table's present metadata file; None if it is not made yet."""
         table = self._open()
         return None if table is None else table.metadata_location
 

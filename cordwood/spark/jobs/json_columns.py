@@ -19,7 +19,7 @@ from dataclasses import dataclass
 INT64 = 1 << 63
 
 FIELDS_MAX = 500
-"""Columns from JSON: records whose keys are data would make one column each."""
+"""Bound on columns from JSON: records whose keys are data would add a column for each key."""
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_]")
 
@@ -46,8 +46,7 @@ def add_columns(
     """`known`, and a column for each field of the sample that has none.
 
     Args:
-        sample: records; those that are no JSON object tell nothing.
-        taken: names that no column may have.
+        sample: records; those that are not JSON objects are ignored. taken: forbidden column names.
     """
     columns = {column.field: column for column in known}
     names = {name.lower() for name in taken} | {column.name.lower() for column in columns.values()}

@@ -2,12 +2,12 @@
 
 A stream from the source into Parquet, Delta or Iceberg. Spark reads, decodes and writes data
 files; the table's adapter publishes each batch in one step with (query, batch), see
-`jobs.table`. So a landing may be killed anywhere and started again, and the table holds every
+`jobs.table`. So a landing may be killed at any point and restarted, and the table holds every
 record once.
 
-The columns are the source's, `event_date` (the day of `timestamp`, in UTC), and those that
-decoding adds. `log_id` and `lsn` name a record for good: keep them, they are what an audit
-compares. What a table is made of is noted in it, `_cordwood/table.json`, and does not change.
+The columns are the source's columns, `event_date` (the day of `timestamp`, in UTC), and decoded
+columns. `log_id` and `lsn` name a record for good: keep them, they are what an audit compares. The
+table's definition is stored in it, `_cordwood/table.json`, and does not change.
 
 The checkpoint lies in the table. Should it be lost, the table itself says where to go on.
 
@@ -76,13 +76,13 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class Landed:
-    """What a landing did.
+    """The result of a landing.
 
     Attributes:
         records, files, bytes, batches: that came into the table.
         quarantined: records that could not be decoded, or have no partition.
         skipped: batches that were in the table already, from a run that died.
-        seconds: of the whole run; `busy_s` of those in which batches were landed.
+        seconds: of the whole run; `busy_s` of those during which batches landed.
     """
 
     records: int = 0
@@ -125,7 +125,7 @@ def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> La
 
 
 def _check_classic(spark: SparkSession) -> None:
-    """Refuse a session whose driver is elsewhere: the table's commits are made in this process.
+    """Refuse a session with a driver elsewhere: this process makes the table's commits.
 
     Raises:
         BadSetting: it is Spark Connect's.
@@ -193,7 +193,7 @@ class Lander:
         try:
             query.awaitTermination()
         except KeyboardInterrupt:
-            self._say("stopping: what was published stays, the rest is landed by the next run")
+            self._say("stopping: published records stay, and the next run lands the rest")
         finally:
             query.stop()
 
@@ -218,9 +218,9 @@ class Lander:
         return given
 
     def _still_there(self, source: dict[str, str], ends: dict[str, str]) -> dict[str, str]:
-        """Of the places where the table ends, those of logs that are there; keys are numbers.
+        """The table's end positions of existing logs; keys are log numbers.
 
-        Also of logs that are not selected now: one that was renamed away may come back.
+        Also of logs that are not selected now: a renamed log may come back.
         """
         there = Catalog(parse_options(source)).all_logs()
         gone = sorted(log for log in ends if int(log) not in there)
@@ -233,11 +233,11 @@ class Lander:
         began = time.monotonic()
         query = self._checkpoint.query()
         published = self._table.published(query)
-        # Race: somebody restores the table while the query runs. What is landed on top hides it.
+        # Race: somebody restores the table while the query runs. Landing on top would hide it.
         self._checkpoint.check_next(batch, published)
         if batch <= published:
-            # The number alone does not say which records a batch has: Spark plans one anew whose
-            # offsets it lost.
+            # The number alone does not say which records a batch has: Spark plans a batch anew if
+            # it lost the batch's offsets.
             self._checkpoint.check(batch, self._end_noted(query, batch))
             self._landed.skipped += 1
             self._say(f"batch {batch} is in the table already")
@@ -258,7 +258,7 @@ class Lander:
         self._landed.busy_s += time.monotonic() - began
 
     def _check_checkpoint(self) -> None:
-        """See `Checkpoint.check` and `check_newest`; one that is not there yet is asked nothing."""
+        """See `Checkpoint.check` and `check_newest`; a new checkpoint passes."""
         has_metadata = (self._checkpoint.directory / "metadata").exists()
         if not has_metadata and self._checkpoint.is_new:
             return
@@ -292,8 +292,8 @@ class Lander:
         else:
             frame = with_error(frame)
         day = f.to_date("timestamp")
-        # A record's timestamp is its producer's word. Days that few tools can write, in no year
-        # of four digits, are null: one such record would stop a landing for good.
+        # A record's timestamp is its producer's word. Days outside years of four digits are null,
+        # because few tools can write them: such a record would stop a landing for good.
         frame = frame.withColumn(EVENT_DATE, f.when(f.year(day).between(1, 9999), day))
         return self._partitioned(frame)
 
@@ -339,8 +339,8 @@ class Lander:
     def _set_apart(self, shaped: DataFrame, staging: Path, name: str, bad: _Apart) -> None:
         """Write the records that cannot be in the table beside it, raw.
 
-        Into a directory that is the batch's own: if the batch runs again, it is replaced, or
-        removed where all of its records can be landed now.
+        Into the batch's own directory. A repeat of the batch replaces it, or removes it if all of
+        its records can land now.
 
         Raises:
             BadSetting: decoding, which runs a second time here, sets other records apart now.
@@ -375,8 +375,8 @@ class Lander:
     def remove_unpublished(self) -> None:
         """Remove what batches set apart that died before they were published.
 
-        The batch sets its records apart again. After a lost checkpoint that is another query's
-        batch, which has another directory, and they would be there twice.
+        The batch sets its records apart again. After a lost checkpoint the repeat belongs to
+        another query with another directory, and records would be there twice.
         """
         queries = [path.name for path in self._ends.glob("*")]
         for place in sorted(Path(f"{self._path}.quarantine").glob("*-*")):
@@ -388,7 +388,7 @@ class Lander:
                 sync_directory(place.parent)
 
     def _learn_columns(self, frame: DataFrame) -> None:
-        """Look for fields that are new in this batch; note them before they are used."""
+        """Find new fields in this batch; record them before their use."""
         if self._landing.schema:
             return
         rows = frame.select("value").limit(SAMPLE_RECORDS).collect()
@@ -425,7 +425,7 @@ class Lander:
 
 @dataclass(frozen=True, slots=True)
 class _Apart:
-    """Records of a batch that are set apart: how many, and which, by a digest of their places."""
+    """Records of a batch that are set apart: their number, and a digest of their places."""
 
     rows: int = 0
     which: int = 0
@@ -438,7 +438,7 @@ class _Apart:
 
 
 def _observed(shaped: DataFrame, seen: Observation) -> DataFrame:
-    """The batch, of which `seen` tells what is set apart once it was written."""
+    """The batch; once it was written, `seen` knows the records that are set apart."""
     from pyspark.sql import functions as f
 
     # A function of the user's may have dropped the columns that name a record.

@@ -1,4 +1,4 @@
-"""What a landing is: the logs, the table, and what it would read if it ran now.
+"""The definition of a landing: the logs, the table, and the ranges that it would read now.
 
 Source: docs/sources/spark.md §7.
 """
@@ -42,8 +42,8 @@ class Landing:
         partition_by: `event_date`, or columns of the table; none for a table in one piece.
         decode: "" for raw records, `json`, or a user's `module:function`.
         schema: of the JSON fields, as Spark's DDL; "" to infer them.
-        follow: go on until stopped; else land what is there now, and end.
-        trigger_s: between micro-batches of a landing that follows.
+        follow: continue until stopped; otherwise land the present records, and end.
+        trigger_s: seconds between micro-batches of a following landing.
         compact: join small files at the end.
     """
 
@@ -69,7 +69,8 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a landing would read of one log: `[first, stop)`, at most so many records."""
+    """The range that a landing would read of one log: `[first, stop)`, with at most `records`
+    records."""
 
     log: str
     log_id: int
@@ -82,7 +83,7 @@ def open_table(path: Path, landing: Landing) -> LakeTable:
     """The adapter of a landing's format.
 
     Raises:
-        BadSetting: what it needs is not installed.
+        BadSetting: a needed package is not installed.
     """
     if landing.format == "parquet":
         return ParquetTable(path)
@@ -101,7 +102,7 @@ def open_table(path: Path, landing: Landing) -> LakeTable:
 
 
 def settle(path: Path, landing: Landing) -> None:
-    """Note what the table is made of, or check that it is the same as ever.
+    """Store the table's definition, or check that it has not changed.
 
     Raises:
         BadSetting: it is another.
@@ -131,7 +132,7 @@ def _check_same(path: Path, landing: Landing) -> bool:
 
     Raises:
         BadSetting: it is another.
-        Malformed: what it is made of cannot be read.
+        Malformed: the stored definition cannot be read.
     """
     note = path / OURS / "table.json"
     theirs = read_note(note)
@@ -163,12 +164,13 @@ def dry_run(landing: Landing) -> list[Planned]:
 
 
 def planned_reads(source: Mapping[str, str], checkpoint: str) -> list[Planned]:
-    """What a query with this checkpoint would read now, from the earliest if it is new."""
+    """The ranges that a query with this checkpoint would read now; from the earliest if it is
+    new."""
     return _planned(source, Checkpoint(check_path(checkpoint)).last())
 
 
 def planned_batch(source: Mapping[str, str]) -> list[Planned]:
-    """What a batch would read of each log that has something."""
+    """The range that a batch would read of each log with new records."""
     options = parse_options(source)
     options.check_batch()
     catalog = Catalog(options)

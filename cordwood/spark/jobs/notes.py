@@ -1,4 +1,4 @@
-"""Notes that jobs keep beside tables, read as what they are: files that anybody may have written.
+"""Notes that jobs keep beside tables. They are untrusted files: any program may have written them.
 
 A damaged note must not be taken for none, or a job would begin again and write twice; so it ends
 with what is wrong and the way out.

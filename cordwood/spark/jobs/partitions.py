@@ -1,10 +1,10 @@
-"""Which values can name a partition's directory, and what becomes of a record whose value cannot.
+"""Decide which values can name a partition's directory, and what happens to other records.
 
 A partition's value is a directory's name, `country=fr`, in which Spark escapes some characters.
 File systems take 255 bytes and no NUL, and readers take `__HIVE_DEFAULT_PARTITION__` for null.
-A value is a producer's word: a record whose value cannot be written so that it is read back the
-same is set apart with the reason, as one that cannot be decoded. To shorten or to hash the value
-would make the table say what the record does not, as the directory is all that holds it.
+Values come from producers. If a value would not be read back the same, its record is set apart with
+the reason, like a record that cannot be decoded. A shortened or hashed value would falsify the
+record, because only the directory holds the value.
 
 An empty text is null in the directory's name, as in Hive, Spark and Delta; the column `value`
 tells them apart.
@@ -29,7 +29,7 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 """The name of null, and of the empty text."""
 
 NAME_BYTES_MAX = 255
-"""Of a file's name, in every file system that is in use."""
+"""Bytes of a file's name in all common file systems."""
 
 COLUMNS_MAX = 8
 """Directories in one another: with names of 255 bytes they leave half of the 4,096 bytes that a
@@ -70,10 +70,10 @@ def check_partition_columns(names: Sequence[str]) -> None:
 
 
 def may_be_unwritable(frame: DataFrame, by: Sequence[str]) -> list[tuple[str, str]]:
-    """The columns of `by` and their types whose values need to be looked at.
+    """The columns of `by`, with types, whose values need a check.
 
     Raises:
-        BadSetting: there is no such column, or its values can name no directory.
+        BadSetting: the column does not exist, or its values can name no directory.
     """
     types = {field.name: field.dataType for field in frame.schema.fields}
     found = []

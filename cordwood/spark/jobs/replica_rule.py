@@ -1,9 +1,9 @@
-"""What is wrong with the copies of a block: a rule.
+"""Find what is wrong with the copies of a block: a rule.
 
-The copy of highest precedence says which nodes should hold the block. A node among them without
-it misses it; one that is not and has it holds an extra, which an earlier wave left and nobody
-reads. A copy whose checksum is wrong is corrupt; intact copies that differ in their content are
-the worst there is. Nodes that could not be asked are unknown, and miss nothing.
+The copy of highest precedence says which nodes should hold the block. A node of the copyset without
+the block misses it. Another node with the block holds an extra, which an earlier wave left and no
+reader reads. A copy with a wrong checksum is corrupt. Intact copies with different contents are the
+worst finding. Nodes that could not be asked are unknown, and miss nothing.
 
 Source: docs/design.md §2 (envelopes, precedence); docs/sources/spark.md §7.
 """
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from cordwood.client.values import Copy
 
 FINDINGS = ("missing", "corrupt", "differs", "copyset", "extra", "unasked", "gone")
-"""Worst first but for the last three: an extra copy harms nobody, an unasked node may hold all, and
-a log that is gone has no copies."""
+"""Worst first, except the last three: an extra copy is harmless, an unasked node may hold all, and
+a deleted log has no copies."""
 
 HARMLESS = frozenset({"extra", "unasked", "gone"})
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with one block on one node.
+    """One finding about one block on one node.
 
     Attributes:
         kind: one of FINDINGS.

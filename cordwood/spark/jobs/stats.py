@@ -1,8 +1,8 @@
 """Statistics of logs: `cordwood spark stats`.
 
 Batches over the selected logs, with gaps as rows: records, bytes and rate for each log and hour
-of its records' own time, and what is missing, by kind. With the checkpoint of a query, also how
-far behind that query is. It goes in steps of some GiB, see `stats_steps`.
+of its records' own time, and missing ranges by kind. With the checkpoint of a query, also how far
+behind that query is. It goes in steps of some GiB, see `stats_steps`.
 
 Source: docs/sources/spark.md §7.
 """
@@ -55,7 +55,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a run found; `lags` is empty without a checkpoint."""
+    """The result of a run; `lags` is empty without a checkpoint."""
 
     hours: list[HourOfLog]
     gaps: list[GapsOfLog]
@@ -76,13 +76,12 @@ def stats(
     Args:
         source: options of the source, as for a batch.
         checkpoint: directory of a query's checkpoint, "" for none.
-        progress: a directory in which the steps that are done are noted until all are; "" to
-            begin anew each time.
-        say: told after each step.
+        progress: a directory that records finished steps until all are done; "" to begin anew each
+            time. say: called after each step.
     Raises:
-        BadSetting: an option is wrong, or the checkpoint is none of this cluster's, or
-            `progress` is of other logs.
-        Malformed: what is noted there is damaged.
+        BadSetting: an option is wrong, the checkpoint belongs to another cluster, or `progress` to
+            other logs.
+        Malformed: the files in `progress` are damaged.
     """
     lags = lag_of(Checkpoint(Path(checkpoint)), source) if checkpoint else []
     note = check_path(progress) / NOTE if progress else None

@@ -1,8 +1,8 @@
-"""Statistics in steps: what each of them reads, what is noted of those that are done.
+"""Statistics in steps: the ranges of each step, and the record of finished steps.
 
-A step is some GiB of the selected logs, as they were when the first one began. With a directory
-for progress the plan and the sums so far are noted in it, so that what was stopped goes on after
-the last step that was done; the note goes with the last one.
+A step is some GiB of the selected logs, as they were when the first one began. A directory for
+progress records the plan and the sums so far, so that a stopped run continues after its last
+finished step. The last step removes the record.
 
 Source: docs/sources/spark.md §7.
 """
@@ -24,7 +24,7 @@ from cordwood.spark.options import SELECTIONS, parse_options
 from cordwood.spark.splitting import Slice, plan
 
 STEP_BYTES = 4 << 30
-"""Of records in one step: some minutes, which is what a stop costs."""
+"""Records in one step: some minutes. A stop costs at most one step."""
 
 HOUR_S = 3600
 
@@ -39,7 +39,7 @@ class HourOfLog:
 
     Attributes:
         hour: its first second, ISO 8601 in UTC.
-        records, bytes: values and keys of so many records.
+        records, bytes: `bytes` of values and keys in `records` records.
         per_s: records a second, over the whole hour.
         first_lsn, last_lsn: of these records; others may lie between them.
     """
@@ -67,7 +67,7 @@ class GapsOfLog:
 
 @dataclass(slots=True)
 class Sums:
-    """What the steps so far add up to."""
+    """The sums of the finished steps."""
 
     hours: list[HourOfLog] = field(default_factory=list)
     gaps: list[GapsOfLog] = field(default_factory=list)
@@ -102,7 +102,7 @@ def _both_gaps(one: GapsOfLog, other: GapsOfLog) -> GapsOfLog:
 
 
 def planned_steps(source: Mapping[str, str], step_bytes: int) -> list[Step]:
-    """What each step reads, of what is released now.
+    """The ranges of each step, over the records released now.
 
     Raises:
         BadSetting: an option is wrong.
@@ -141,7 +141,7 @@ def step_source(source: Mapping[str, str], step: Step) -> dict[str, str]:
 
 
 class Progress:
-    """The steps, those that are done and what they add up to.
+    """The steps, the finished ones and their sums.
 
     Attributes:
         steps: all of them.

@@ -41,7 +41,7 @@ class StagedFile:
         path: where it is.
         directory: where below the table it goes, "" or `event_date=2026-01-01`.
         partition: values by column as text, None for null.
-        rows, bytes: what it holds.
+        rows, bytes: its contents.
     """
 
     path: Path
@@ -53,10 +53,10 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """What is published in one step.
+    """The contents of one commit.
 
     Attributes:
-        query, batch: whose it is; the pair is published once.
+        query, batch: the batch's identity; the pair is published once.
         offset: where in the logs the batch ends, as `offsets` writes it.
         schema: of the table from now on, partition columns included.
     """
@@ -70,7 +70,7 @@ class StagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction did: files that are gone, and those in their place."""
+    """The result of a compaction: removed files, and the files in their place."""
 
     removed: int = 0
     added: int = 0
@@ -84,7 +84,7 @@ class LakeTable(Protocol):
         """Whether partition columns must be in the files too, not only in directories."""
 
     def published(self, query: str) -> int:
-        """The last batch of a query that is in the table; -1 for none."""
+        """The last batch of a query in the table; -1 for none."""
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """Where in the logs the newest batch ends, whichever query's; None if nothing tells."""
@@ -158,8 +158,8 @@ def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
 def _is_hidden(part: str) -> bool:
     """Whether a name is Spark's own, by Spark's rule.
 
-    A speculative task, or one of a driver that is gone, goes on writing below `_temporary` after
-    the job's commit. A column's directory may begin with an underscore too: `_day=1`.
+    A speculative task, or a task of a dead driver, continues to write below `_temporary` after the
+    job's commit. A column's directory may begin with an underscore too: `_day=1`.
     """
     return part.startswith(".") or (part.startswith("_") and "=" not in part)
 
@@ -171,7 +171,7 @@ def make_durable(table: Path, files: Sequence[StagedFile]) -> None:
 
 
 def check_staged(path: Path, file: StagedFile, told_by: str) -> None:
-    """Check that a data file, here or where it was staged, is what was published.
+    """Check that a data file, here or in its staging place, equals the published file.
 
     Raises:
         Corrupt: its length, its footer or its number of rows differs.
@@ -189,7 +189,7 @@ def check_staged(path: Path, file: StagedFile, told_by: str) -> None:
 
 
 def move_in(table: Path, files: Sequence[StagedFile], below: str = "") -> list[Path]:
-    """Rename files to where they belong; those that are there already are left.
+    """Rename files to their final places; files already in place stay.
 
     Args:
         below: a directory of the table that they go into.

@@ -1,8 +1,8 @@
 """Which files a table is made of now, for a job that reads tables of three formats.
 
 A Delta or Iceberg table says in its own log which files count; others lie there as well, of
-older versions and of commits that never came about. Where a table says more than that, as rows
-that are deleted or columns that were renamed, its files alone are not the table, and it is refused.
+older versions and of commits that never came about. If a table's metadata says more, such as
+deleted rows or renamed columns, the files alone are not the table, and it is refused.
 
 Source: docs/sources/spark.md §5, §7; Delta protocol, "Reader features"; Iceberg's
 spec, "Scan Planning".
@@ -18,14 +18,14 @@ from cordwood.errors import BadSetting
 from cordwood.spark.jobs.table import FORMATS, OURS
 
 _BEYOND_FILES = ("deletionVectors", "columnMapping")
-"""Delta's features by which a file is not what the table has of it."""
+"""Delta's features that make a file differ from its rows in the table."""
 
 
 def table_files(path: Path, format_: str) -> list[Path]:
     """The data files of a table, in an order that does not change.
 
     Raises:
-        BadSetting: there is no such table, it is not of this format, its files alone are not
+        BadSetting: the table does not exist, it is not of this format, its files alone are not
             what it says, or what reads it is not installed.
     """
     if format_ not in FORMATS:
@@ -105,7 +105,7 @@ def _iceberg_files(path: Path) -> list[Path]:
 
 
 def _iceberg_metadata(path: Path) -> Path | None:
-    """Where the table is described as it is now: by the catalog of a landing, else by names.
+    """The table's present metadata file: from a landing's catalog, else by file names.
 
     Raises:
         BadSetting: the catalog knows no table of this directory.

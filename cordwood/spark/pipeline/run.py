@@ -1,4 +1,4 @@
-"""Runs a pipeline: each sink in turn takes what is there, round after round.
+"""Run a pipeline: each sink in turn takes the available records, round after round.
 
 One after another, because a driver has one Spark, and a sink that fails must not leave others
 half-way: the error ends the run, and the next one goes on where each sink was.
@@ -27,7 +27,7 @@ REPLAY_BYTES_MAX = RawOptions({"at": REPLAY_BYTES}).size("at", 0)
 
 Say = Callable[[str], None]
 FindServers = Callable[[str], str]
-"""From what a file calls a cluster to its address."""
+"""The address of a cluster by its name in a file."""
 
 
 def run(

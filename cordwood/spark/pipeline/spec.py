@@ -1,4 +1,4 @@
-"""What a pipeline is: a source, how its records are decoded, and where they go.
+"""The definition of a pipeline: a source, a decoder for its records, and the sinks.
 
 ::
 
@@ -148,7 +148,7 @@ def _source(reader: Reader, directory: str) -> tuple[dict[str, str], str]:
     if headers := reader.text("headers", ""):
         options["includeHeaders"] = headers
     if reader.value("options") is not None and (more := reader.reader("options")) is not None:
-        # A token is in no file that is kept with the code: read_tokens says where it is.
+        # Tokens do not belong into a file beside the code: read_tokens names their place.
         names = [name for name in OPTIONS if name != READ_TOKENS]
         options.update({name: text for name in names if (text := more.text(name, ""))})
         more.done()
@@ -207,7 +207,7 @@ def _log_sink(
 
 
 def _tokens(reader: Reader, key: str, directory: str) -> str:
-    """Where tokens are; a file is relative to the pipeline's."""
+    """The place of tokens; a path is relative to the pipeline's file."""
     place = reader.text(key, "")
     if not place:
         return ""

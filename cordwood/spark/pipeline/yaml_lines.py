@@ -1,7 +1,7 @@
-"""YAML with the line of everything, so that what is wrong can be pointed at.
+"""YAML with the line of every value, so that an error can name its line.
 
-A `Reader` takes a mapping apart: each key is asked for once, with what it must be; what was not
-asked for is unknown. It never stops at the first mistake: all of them are told at once.
+A `Reader` takes a mapping apart: code asks for each key once, with its type; keys that no code
+asked for are unknown. It never stops at the first mistake: all of them are told at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MISTAKES_MAX = 20
 
 @dataclass(slots=True)
 class Mistakes:
-    """What is wrong with a file, each with its line."""
+    """The errors of a file, each with its line."""
 
     file: str
     found: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Reader:
         self._mistakes.add(node, text)
 
     def value(self, key: str) -> Node | None:
-        """What a key holds; None if it is not there."""
+        """The value of a key; None if it is not there."""
         self._asked.append(key)
         found = self._entries.get(key)
         return None if found is None else found[1]
@@ -126,7 +126,7 @@ class Reader:
             return None
 
     def done(self) -> None:
-        """Note the keys that nobody asked for."""
+        """Report the keys that no code asked for."""
         for name, (key, _) in self._entries.items():
             if name not in self._asked:
                 near = difflib.get_close_matches(name, self._asked, n=1)
