@@ -1,1 +1,1 @@
-"""Main storage: what is old of a log lies in an object store, as files that any engine reads."""
+"""Main storage: a log's old records lie in an object store, as files that any engine reads."""

@@ -21,7 +21,7 @@ async def open_object_store(
 
     Args:
         address: see the module.
-        options: of the library's, for stores that are no directory.
+        options: the library's options, for stores other than directories.
     Raises:
         BadSetting: it is no address, or the library for it is not installed.
     """

@@ -1,10 +1,10 @@
 """Blocks read from main storage, kept for the next reader of the same row group.
 
-Readers of one client share a cache: a second reader of a history, or one that goes back, fetches
-and decodes nothing that is here. Row groups never change and names of objects are never used twice,
-so nothing in it grows old. It is bounded by the bytes of the bodies, and lets go of what was used
-longest ago. Readers that want the same row group at the same time fetch it once: the others wait
-for the first, and one of them goes on if that one is left.
+Readers of one client share a cache: a second reader of a history, or a reader that goes back,
+fetches and decodes no cached row group again. Row groups never change and names of objects are
+never used twice, so nothing in it grows old. It is bounded by the bytes of the bodies, and drops
+the least recently used groups. Readers that want the same row group at the same time fetch it once:
+the others wait for the first reader, and one of them takes over if it stops.
 
 Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read".
 """
@@ -20,7 +20,7 @@ from cordwood.block import BlockHeader, Buffer
 
 
 class GroupKey(NamedTuple):
-    """What a row group holds of one log."""
+    """A row group's blocks of one log."""
 
     name: str
     group: int
@@ -35,10 +35,9 @@ class BlockCache:
     """See the module.
 
     Args:
-        bytes_max: of bodies that are kept; 0 keeps none.
+        bytes_max: of cached bodies; 0 keeps none.
     Attributes:
-        bytes: of bodies that are here.
-        hits: row groups that were found here.
+        bytes: of the cached bodies. hits: row groups found in the cache.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -46,7 +45,7 @@ class BlockCache:
         self.hits = 0
         self._bytes_max = bytes_max
         self._held: OrderedDict[GroupKey, tuple[Blocks, int]] = OrderedDict()
-        # What is fetched now; done once that ended, however it ended.
+        # Row groups under way; a future is done once its fetch ended, with success or not.
         self._fetching: dict[GroupKey, asyncio.Future[None]] = {}
 
     async def blocks(self, key: GroupKey, fetch: Callable[[], Awaitable[Blocks]]) -> Blocks:

@@ -1,12 +1,12 @@
-"""Collects what no manifest names: uploads that never were committed, and what was trimmed.
+"""Collects objects that no manifest names: uploads that never were committed, and trimmed objects.
 
 Nothing here needs the uploaders to be quiet. `protocol.manifest.is_dead_object` says of an object
 that it is not committed and never will be, whatever happens later; names are never used twice, so
-a deletion that comes late takes nothing new. The grace is for readers, who may hold a head of
-before a trim, and for people.
+a deletion that comes late takes nothing new. The grace protects readers, which may hold a head from
+before a trim, and operators.
 
-A log whose head is missing is left alone: a lost head is mended from the objects (`repair`). A
-deleted log keeps its head, which says that all of it is trimmed (`retire_log`).
+A log without a head is left alone: `repair` rebuilds a lost head from the objects. A deleted log
+keeps its head, which says that all of it is trimmed (`retire_log`).
 
 Source: docs/objects.md, "Deletion".
 """
@@ -36,13 +36,12 @@ CALL_S = 60.0
 
 @dataclass(slots=True)
 class Collected:
-    """What a collection did.
+    """The result of a collection.
 
     Attributes:
-        seen: objects and pages that were looked at.
-        deleted, deleted_bytes: of these, those that were dead for long enough.
-        waiting: dead, and still in their grace.
-        strangers: names below ours that are not of ours; they are left alone.
+        seen: objects and pages that were checked. deleted, deleted_bytes: those that were dead for
+            long enough. waiting: dead, but still in their grace. strangers: foreign names below
+            Cordwood's prefix; they are left alone.
     """
 
     seen: int = 0
@@ -65,7 +64,7 @@ async def retire_log(manifest: LogManifest) -> None:
 async def collect_log(
     store: ObjectStore, manifest: LogManifest, log: int, now_us: int, grace_s: float
 ) -> Collected:
-    """Delete what nobody needs of one log's own objects and pages."""
+    """Delete the dead objects and pages of one log."""
     done = Collected()
     head = await manifest.load()
     if head is None:
@@ -101,7 +100,7 @@ async def collect_shared(
     now_us: int,
     grace_s: float,
 ) -> Collected:
-    """Delete objects of several logs that none of them needs.
+    """Delete shared objects that none of their logs needs.
 
     Args:
         manifest_of: a log's manifest.
@@ -138,7 +137,7 @@ def _since_us(head: Head, last: int, info: ObjectInfo) -> int:
 
 
 class _Pruner:
-    """Deletes what is judged dead, many at a time."""
+    """Deletes dead objects, many at a time."""
 
     def __init__(self, store: ObjectStore, done: Collected) -> None:
         self._store = store

@@ -22,7 +22,8 @@ CHECK_S = 120.0
 
 @dataclass(slots=True)
 class Exported:
-    """What was copied: files, their records of the log, and ranges that are in no object."""
+    """The result of an export: copied files, their records of the log, and ranges missing from all
+    objects."""
 
     files: int = 0
     rows: int = 0
@@ -32,12 +33,12 @@ class Exported:
 async def export_log(
     store: ObjectStore, manifest: LogManifest, host: Host, log: int, directory: str
 ) -> Exported:
-    """Copy the objects of a log; a file that is there already is written anew.
+    """Copy the objects of a log; existing files are written anew.
 
-    An object of several logs is copied as it is: choose by `log_id`.
+    An object of several logs is copied whole: choose rows by `log_id`.
 
     Raises:
-        Corrupt: an object is not the one that was uploaded.
+        Corrupt: an object differs from the uploaded one.
         BadSetting: the directory cannot be written to.
     """
     target = await open_local_store(host, directory)

@@ -1,13 +1,13 @@
 """Reads a log's history from objects: in order, from any LSN to any other, without a node.
 
-Row groups are fetched by ranged gets and checked in threads. What is fetched ahead begins with one
-row group and doubles with each that is taken, up to a bound, so a reader of one record fetches one
-group, and one of a year has the network busy. From the head of the manifest, the first record is
+Row groups are fetched by ranged gets and checked in threads. The read-ahead begins with one row
+group and doubles with each group taken, up to a bound. So a reader of one record fetches one group,
+and a reader of a year keeps the network busy. From the head of the manifest, the first record is
 two more gets away: its object's footer, and its row group (and a page a level of the manifest).
 
-What is given out tiles what was asked for: blocks, clipped at both ends, and gaps. Trims go on
-meanwhile: where an object is gone, the manifest is read anew, and what it does not keep any more is
-a TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
+The output tiles the requested range: blocks, clipped at both ends, and gaps. Trims go on meanwhile:
+if an object is gone, the manifest is read anew, and records that it does not keep any more are a
+TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
 
 Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read", and complaint 4 (reads
 that compaction breaks).
@@ -90,11 +90,10 @@ class HistoryReader:
 
     Args:
         store: patient.
-        manifest: the log's; it is read anew where it has to be.
-        start, until: the first and the last LSN that are wanted.
-        cache: of row groups, shared with other readers of the store; None for none.
+        manifest: the log's; it is read anew if needed. start, until: the first and the last wanted
+            LSN. cache: of row groups, shared with other readers of the store; None for none.
     Attributes:
-        next_lsn: the next LSN to give out; where the history ends, the one that nodes go on from.
+        next_lsn: the next LSN to give out; at the history's end, the LSN from which nodes continue.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class HistoryReader:
         await self.close()
 
     async def close(self) -> None:
-        """Stop what is fetched ahead."""
+        """Stop the read-ahead."""
         tasks: list[asyncio.Task[object]] = [s.work for s in self._steps if s.work is not None]
         if self._footer is not None:
             tasks.append(self._footer[1])
@@ -146,7 +145,7 @@ class HistoryReader:
         """The next block or gap; None where `until` was given out, or the history ends.
 
         Raises:
-            Corrupt: an object, or the manifest, is not what was written.
+            Corrupt: an object or the manifest differs from what was written.
             Retryable: the store does not answer.
         """
         while not self._out:
@@ -184,7 +183,7 @@ class HistoryReader:
         return True
 
     async def _fill(self) -> None:
-        """Begin steps until as much is on its way as may be; one in any case."""
+        """Begin steps until the bound on fetches is reached; at least one."""
         if self._plan is None:
             self._plan = self._planned()
         on_the_way = sum(step.stored for step in self._steps)
@@ -197,7 +196,7 @@ class HistoryReader:
             on_the_way += step.stored
 
     async def _begin_anew(self, error: NoObject) -> None:
-        """An object is gone: go on by what the manifest says by now."""
+        """An object is gone: continue by the present manifest."""
         await self.close()
         before = self._manifest.head
         head = await self._manifest.load()
@@ -210,7 +209,7 @@ class HistoryReader:
     # ---- what there is to fetch ----
 
     async def _planned(self) -> AsyncGenerator[_Step, None]:
-        """Every row group from `next_lsn` on, by what the manifest says now."""
+        """Every row group from `next_lsn` on, by the present manifest."""
         head = self._manifest.head or await self._manifest.load()
         if head is None:
             return
@@ -257,7 +256,7 @@ class HistoryReader:
             yield _Step(entry, footer, run, 0, [], start, until, 0)
 
     async def _footer_of(self, entry: Entry, after: Entry | None) -> Footer:
-        """The footer of an entry's object; that of the next one is fetched meanwhile."""
+        """The footer of an entry's object; the next object's footer is fetched meanwhile."""
         held, self._footer = self._footer, None
         if held is not None and held[0] == entry.name:
             footer = await held[1]

@@ -1,10 +1,10 @@
-"""The objects of main storage as an Iceberg table: the files as they are, and no copy of them.
+"""The objects of main storage as an Iceberg table: the files themselves, without a copy.
 
-The table names each object that is committed as a whole. An object of several logs of which one
+The table names each object whose logs have all committed it. An object of several logs of which one
 share was not committed stays out, because its records are in another object as well. A second run
-adds what is new and takes out what manifests do not name any more; each run is one commit of the
-catalog, or none. Objects are deleted some time after a trim, whatever a table says of them: take
-them out before by running this more often than the grace.
+adds new objects and removes objects that manifests do not name any more. Each run is one commit of
+the catalog, or none. Objects are deleted some time after a trim, whatever a table says of them:
+take them out before by running this more often than the grace.
 
 pyiceberg is imported inside functions; the extra `lake` brings it.
 
@@ -44,7 +44,7 @@ async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[s
     """The names of the objects that are committed as a whole, and of those that are not.
 
     Raises:
-        Corrupt: a manifest or a footer is not what was written.
+        Corrupt: a manifest or a footer differs from what was written.
         Retryable: the store does not answer.
     """
     committed: dict[str, dict[int, Entry]] = {}
@@ -63,7 +63,7 @@ async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[s
             whole.add(name)
             continue
         footer = await entry_footer(store, next(iter(entries.values())), timeout_s=GET_S)
-        # What is trimmed of one log stays while the others' records are wanted.
+        # An object's trimmed records of one log stay while the other logs keep theirs.
         if all(
             run.log in entries or run.last < starts.get(run.log, 0) for run in footer.index.runs
         ):
@@ -124,7 +124,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Any:
     """A catalog of pyiceberg's, by its name in `.pyiceberg.yaml` or by properties.
 
     Raises:
-        BadSetting: pyiceberg is not installed, or knows no such catalog.
+        BadSetting: pyiceberg is not installed, or does not know the catalog.
     """
     try:
         from pyiceberg.catalog import load_catalog
@@ -140,5 +140,5 @@ def _uri(address: str, name: str) -> str:
     scheme, separator, _ = address.partition("://")
     if separator and scheme != "file":
         return f"{address.rstrip('/')}/{name}"
-    # pyiceberg takes what stands behind file:// as it is.
+    # pyiceberg does not decode the path behind file://.
     return f"file://{Path(address.removeprefix('file://')).absolute()}/{name}"

@@ -1,12 +1,12 @@
-"""A directory as an object store: what a cluster on one machine, or on a shared disk, tiers into.
+"""A directory as an object store: main storage of a cluster on one machine or on a shared disk.
 
 An object is a file below the directory. It is written under `.staging/` first and synced, then
 renamed to its name, and the directories that name it are synced: a crash leaves no object, or all
-of it. What a crash leaves under `.staging/` goes when the store is opened a day later.
+of it. Files that a crash leaves under `.staging/` are removed when the store is opened a day later.
 
 A condition (`put_if`) is looked at and acted upon under a lock that all processes of the machine
-share, and that every rename takes too. Network file systems whose locks do not reach across
-machines do not keep that promise.
+share, and that every rename takes too. A network file system without locks across machines does not
+keep that promise.
 
 A name may not be the beginning of another's path, `a` of `a/b`: it would be a file and a directory.
 
@@ -55,7 +55,7 @@ STAGING = ".staging"
 LOCK = ".lock"
 
 STAGING_GRACE_S = 86_400
-"""A file that is staged for longer belongs to a process that died; no put takes as long."""
+"""A file staged for longer belongs to a dead process; no put takes this long."""
 
 Result = TypeVar("Result")
 
@@ -149,7 +149,7 @@ class LocalStore:
     # ---- in a thread ----
 
     def _stage(self, staged: Path, content: Sequence[Buffer]) -> None:
-        """Put the bytes on stable storage, under a name that is no object's."""
+        """Put the bytes on stable storage, under a name outside the objects' names."""
         try:
             # A large object comes in one piece, which is not copied.
             durable.write_new(staged, content[0] if len(content) == 1 else b"".join(content))
@@ -248,7 +248,7 @@ class LocalStore:
         return self._root / STAGING / f"{self._host.random.getrandbits(128):032x}"
 
     def sweep(self, before_us: int) -> None:
-        """Remove what was staged before a time; blocks."""
+        """Remove files staged before a time; blocks."""
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(self._root / STAGING)
             old = [
@@ -294,7 +294,7 @@ async def open_local_store(host: Host, root: str, *, timeout_s: float = 30.0) ->
 
 
 def _absolute(root: str) -> Path:
-    """The directory itself: what the process calls its own may change."""
+    """The directory itself: the process's working directory may change."""
     return Path(os.path.abspath(root))
 
 

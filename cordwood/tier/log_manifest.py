@@ -1,9 +1,9 @@
 """One log's manifest in an object store: commit, find, list, trim.
 
 The rule is `protocol.manifest`, the bytes are `layout.manifest`. Pages are put before the head that
-names them; the head is replaced on condition that it is the one that was read. Where the store does
-not answer to that, what is there is read until it is known: heads never repeat, so one's own is
-recognised, and the same condition may be tried again.
+names them. The head is replaced on condition that it is still the head that was read. If the store
+does not answer, the head is read until the outcome is known. Heads never repeat, so an uploader
+recognises its own, and may try the same condition again.
 
 A holder's name has 64 random bits: two uploaders of one name would else take each other's turn for
 their own.
@@ -78,7 +78,7 @@ class LogManifest:
         """Read the head anew.
 
         Raises:
-            Corrupt: what is there is no head of this log.
+            Corrupt: the stored object is not a head of this log.
         """
         async with self._bounded(Unreachable):
             return await self._load()
@@ -104,7 +104,7 @@ class LogManifest:
         return head
 
     async def commit(self, entry: Entry) -> Head:
-        """Add an entry; one that was added already stays as it is.
+        """Add an entry; an entry that was added already stays as it is.
 
         Raises:
             Fenced: the turn is over.
@@ -142,12 +142,12 @@ class LogManifest:
         return await self._change(change)
 
     async def write_anew(self, entries: Sequence[Entry], fence: int) -> Head:
-        """Replace a manifest that is gone or cannot be read, by one of these entries.
+        """Replace a missing or unreadable manifest by a manifest of these entries.
 
         Args:
             entries: in order, without a hole; see `protocol.manifest.build`.
         Raises:
-            BadSetting: the one that is there can be read.
+            BadSetting: the present manifest can be read.
         """
         async with self._bounded(OutcomeUnknown):
             self._etag = await self._damaged_etag()
@@ -159,7 +159,7 @@ class LogManifest:
             return await self._swap(head)
 
     async def _damaged_etag(self) -> Etag | None:
-        """The etag of a head that cannot be read as a whole; None if there is none.
+        """The etag of a head that cannot be read as a whole; None without one.
 
         Raises:
             BadSetting: it can.
@@ -180,7 +180,7 @@ class LogManifest:
     async def find(self, lsn: int) -> Entry | None:
         """The entry that holds an LSN, None if it is trimmed or not uploaded yet.
 
-        The head is the one at hand: `load` sees what was committed since.
+        The head is the one at hand: `load` sees later commits.
         """
         async with self._bounded(Unreachable):
             return await self._again(lambda head: self._find(head, lsn))
@@ -292,7 +292,7 @@ class LogManifest:
         """Search from the head at hand, or from a newer one where a trim took a page from under it.
 
         Returns:
-            What the search found; None where the log has no manifest.
+            The result of the search; None where the log has no manifest.
         """
         head = self.head if self.head is not None else await self._load()
         while head is not None:
@@ -315,14 +315,14 @@ class LogManifest:
         pages: Sequence[tuple[str, bytes]] = (),
         is_done: Callable[[Head | None], Awaitable[bool]] | None = None,
     ) -> Head | None:
-        """Replace the head by what a rule makes of it, and try again where others did too.
+        """Replace the head by a rule's result, and try again after another writer's change.
 
         Args:
             change: None for no change.
             pages: what `change` sealed; they are put first.
             is_done: whether the head that was read has the change already.
         Raises:
-            OutcomeUnknown: nobody knows whether it was replaced; `head` is the one before it.
+            OutcomeUnknown: the head may have been replaced or not; `head` is the one before it.
         """
         async with self._bounded(OutcomeUnknown):
             if self.head is None:
@@ -342,7 +342,7 @@ class LogManifest:
         raise Overloaded(f"the manifest of log {self._log} changes too often: try again")
 
     def _sealer(self, pages: list[tuple[str, bytes]], fence: int) -> rule.Seal:
-        """What gives pages their references, and gathers what has to be put."""
+        """Gives pages their references, and gathers the pages to put."""
 
         def seal(page: Page) -> PageRef:
             data = pack_page(self._log, page)

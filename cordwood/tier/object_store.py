@@ -1,7 +1,7 @@
 """What main storage asks of an object store, whichever it is.
 
-An object is a name and bytes that are written as a whole and read by ranges. Cordwood writes an
-object once and never changes it, but for *pointers*: small objects that are replaced on condition
+An object is a name with bytes that are written as a whole and read by ranges. Cordwood writes an
+object once and never changes it, except *pointers*: small objects that are replaced on condition
 that they are still as the caller read them (`put_if`). Nothing is built on a listing: it may be
 stale, and only the collection of orphans and a repair read one.
 
@@ -56,7 +56,7 @@ _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says of an object without giving its bytes.
+    """A store's information about an object, without its bytes.
 
     Attributes:
         name: its name.
@@ -107,7 +107,7 @@ class ObjectStore(Protocol):
         """
 
     async def head(self, name: str, *, timeout_s: float) -> ObjectInfo | None:
-        """What the store says of an object; None if there is none."""
+        """The store's information about an object; None if the object does not exist."""
 
     async def list_page(
         self, prefix: str, *, after: str = "", limit: int = LIST_MAX, timeout_s: float
@@ -124,16 +124,17 @@ class ObjectStore(Protocol):
         """
 
     async def delete(self, names: Sequence[str], *, timeout_s: float) -> None:
-        """Delete up to DELETE_MAX objects; one that is not there is deleted already."""
+        """Delete up to DELETE_MAX objects; missing objects count as deleted."""
 
     async def close(self) -> None:
-        """Give up what the store holds; calls in flight may fail. Safe to call twice."""
+        """Release the store's resources; calls in flight may fail. Safe to call twice."""
 
 
 def check_name(name: str) -> str:
     """The name itself, if an object may have it.
 
-    No part begins with a dot, so no name leads out of a directory or to a file that is no object.
+    No part begins with a dot, so no name leads out of a directory or to a file that is not an
+    object.
 
     Raises:
         BadSetting: it is no path of letters, digits, `_`, `=`, `.` and `-`, or is too long.
@@ -191,7 +192,7 @@ def check_deletion(names: Sequence[str]) -> None:
     """See that names can be deleted in one call.
 
     Raises:
-        BadSetting: one is no name, or there are more than DELETE_MAX.
+        BadSetting: a name is not valid, or there are more than DELETE_MAX.
     """
     for name in names:
         check_name(name)

@@ -1,12 +1,12 @@
 """S3 and all that speak it, Google's and Azure's stores, through the library `obstore`.
 
-The library is the `s3` extra. Credentials come from where it looks for them (environment,
-profiles, the machine's role) or from `options`, and from nowhere else; no error, log line or
-`repr` of ours tells one: what the library says is cut to its first line, without queries of
-addresses and without the values of options.
+The library is the `s3` extra. Credentials come only from the library's own sources (environment,
+profiles, the machine's role) or from `options`. No error, log line or `repr` of Cordwood shows one:
+the library's messages are cut to their first line, without queries of addresses and without the
+values of options.
 
-The library does not retry here. A conditional put whose answer was lost, sent again below us, would
-find its own object and tell of a conflict that there is not; and pauses are the caller's matter.
+The library does not retry here. If the library resent a conditional put after a lost answer, the
+put would find its own object and report a false conflict. Pauses are the caller's business.
 
 Source: docs/objects.md, "The store".
 """
@@ -48,7 +48,7 @@ PART_BYTES = 16 << 20
 """Of a multipart upload; S3 takes 10,000 parts, so an object has 156 GiB at most."""
 
 PARTS_IN_FLIGHT = 4
-"""Of one upload: what it holds in the library beside the content itself is 64 MiB."""
+"""Parts of one upload: beside the content itself the library holds 64 MiB."""
 
 CONNECT_TIMEOUT = "5s"
 REQUEST_TIMEOUT = "120s"
@@ -168,7 +168,7 @@ class ObstoreStore:
                 return
             except FileNotFoundError:
                 pass
-            # Some stores fail for one that is gone, and say nothing of the others.
+            # Some stores fail for one missing object, and report nothing about the others.
             for name in names:
                 try:
                     await obstore.delete_async(self._store, [name])
@@ -199,7 +199,7 @@ class ObstoreStore:
             late = f"{self._address}: no answer for {what} within {timeout_s} s"
             raise (OutcomeUnknown if writes else Unreachable)(late) from error
         except (BaseError, OSError) as error:
-            # `from None`: what the library says may hold a credential.
+            # `from None`: the library's message may hold a credential.
             raise self._ours(error, what, writes=writes, ranged=ranged) from None
 
     def _ours(self, error: Exception, what: str, *, writes: bool, ranged: bool) -> CordwoodError:
@@ -240,7 +240,7 @@ def open_obstore(url: str, options: Mapping[str, str] | None = None) -> ObstoreS
         options: of the library's, by name, as `endpoint` or `region`. Credentials are better
             left to where it looks for them.
     Raises:
-        BadSetting: the library is not installed, or knows no such store or option.
+        BadSetting: the library is not installed, or does not know the store or an option.
     """
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES or "@" in url.partition("://")[2].partition("/")[0]:

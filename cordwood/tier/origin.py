@@ -2,7 +2,7 @@
 
 Numbers count from 1 in every cluster, and an upload goes on where the manifest ends. With the
 manifest of another cluster's log it would leave out all below that, and put the rest behind that
-log's records. So the store says when the log was made whose history it holds.
+log's records. So the store records the creation time of the log whose history it holds.
 
 The origin is put behind the first head, so that every log with an origin has a manifest, and before
 the first object. A log that was uploaded before there were origins gets its own at the next upload.
@@ -25,10 +25,10 @@ async def check_origin(store: ObjectStore, log: int, created_us: int) -> bool:
     """Whether the store says of which log its history is.
 
     Args:
-        created_us: when the log was made that is to be uploaded.
+        created_us: creation time of the log to upload.
     Raises:
         BadSetting: the history is another log's.
-        Corrupt: what is there cannot be read.
+        Corrupt: the stored mark cannot be read.
     """
     try:
         data, _ = await store.read(origin_name(log), timeout_s=CALL_S)

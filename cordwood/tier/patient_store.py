@@ -6,7 +6,7 @@ cluster do not come back together; a store that answers SlowDown is left alone f
 has a deadline of its own, so that one slow part does not use up the time of all.
 
 A conditional put is made again only where the store says that it did nothing. After
-`OutcomeUnknown` its caller reads what is there: `pointer` does.
+`OutcomeUnknown` its caller reads the present object: `pointer` does.
 
 Source: docs/objects.md, "The store"; docs/sources/s3stream.md, complaint 6 (SlowDown after three
 tries).
@@ -104,7 +104,7 @@ class PatientStore:
         """Make a call until it succeeds, is refused, or its time is over.
 
         Raises:
-            CordwoodError: what the last try ended with; the text says how many there were.
+            CordwoodError: the error of the last try; the text names the number of tries.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s

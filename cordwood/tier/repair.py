@@ -1,9 +1,9 @@
 """Builds a log's manifest from its objects alone: nodes, metadata store and head may all be lost.
 
-Every object says in its name or its footer which log it holds, and from where to where; every one
-that covers a range holds the same records, because ranges are uploaded once they are sealed and
-released. So a listing and one footer an object are enough. A listing may lack what was put just
-now: repair when nothing uploads.
+Every object names in its name or footer its log and its range. All objects that cover a range hold
+the same records, because a range is uploaded only after it is sealed and released. So a listing and
+one footer for each object are enough. A listing may lack recent objects: repair while nothing
+uploads.
 
 What no object covers is lost. It is not passed over in silence: `repair_log` refuses, and names the
 ranges; told to accept them, it writes entries of no object (`LOST`), which readers are told of as
@@ -47,18 +47,17 @@ TURNS_SKIPPED = 1 << 20
 
 
 class Unrepairable(Corrupt):
-    """Ranges of a log are in no object that is left."""
+    """Some ranges of a log are missing from all remaining objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is left of a log.
+    """The remains of a log.
 
     Attributes:
-        entries: those that tell the most, in order, without overlap.
-        holes: ranges between them, both ends included, that no object covers.
-        damaged: objects that were left out, and why.
-        fence: the highest turn of which anything is left.
+        entries: the entries that cover the most, in order, without overlap. holes: ranges between
+            them, both ends included, that no object covers. damaged: objects that were left out,
+            and why. fence: the highest turn with anything left.
     """
 
     entries: tuple[Entry, ...]
@@ -78,7 +77,7 @@ async def find_logs(store: ObjectStore) -> list[int]:
         part = page[0].name.removeprefix(LOGS).partition("/")[0]
         if len(part) == 16:
             logs.append(int(part, 16))
-        # Behind all that is a log's: `head`, `objects/`, `pages/`.
+        # Behind all of a log's objects: `head`, `objects/`, `pages/`.
         after = f"{LOGS}{part}/z"
 
 
@@ -150,7 +149,7 @@ async def repair_log(
         start: where the log begins, if its beginning was trimmed.
         accept: go on though ranges are lost; readers are given DATA_LOSS there.
     Raises:
-        Unrepairable: ranges are lost, and nobody accepted it.
+        Unrepairable: ranges are lost, and the operator did not accept the loss.
         Malformed: the log has a manifest that can be read.
     """
     found = await survey_log(store, log, start)
@@ -184,5 +183,5 @@ def _lost(first: int, last: int, at_us: int) -> Entry:
 
 
 def is_lost(entry: Entry) -> bool:
-    """Whether an entry stands for a range that is lost."""
+    """Whether an entry stands for a lost range."""
     return entry.name == LOST

@@ -2,8 +2,8 @@
 
 An object of ten logs costs as many puts as one of one. The records of all of them are at hand
 before the first is written, up to one object's worth, so that a log without records leaves no mark.
-Each log has its own turn, and its own commit: a log that is overtaken is left out of the commits,
-and what the object holds of it is never named.
+Each log has its own turn and its own commit. If another uploader overtakes a log, the log is left
+out of the commits, and its part of the object is never named.
 
 Source: docs/objects.md, "Uploading"; docs/sources/s3stream.md (b), "Upload", and complaint 5.
 """
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class LogItems:
-    """What one log brings.
+    """One log's part of a shared upload.
 
     Attributes:
         first: what `LogUploader.next_lsn` gave, or where the log's history begins.
@@ -79,7 +79,7 @@ async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[LogItem
         store: patient.
         shares: each with items, by log number.
     Raises:
-        BadSetting: what the store has is another cluster's log.
+        BadSetting: the store holds another cluster's log.
         OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
         Corrupt: a block is damaged; nothing was committed.
     """

@@ -2,10 +2,10 @@
 
 Each block is read once and put once. The order is always: write the object, put it while it is read
 back, commit it once both are done; the next object may be written and put meanwhile, and is
-committed behind it. A crash before the commit, or an object that does not read as it was written,
-leaves an orphan or two, which `collect` finds; a commit whose answer is lost is made again and is
-made once. Nothing goes past DATA_LOSS: the upload ends before
-it and says so. An uploader that is overtaken is told so by `Fenced` at its next commit.
+committed behind it. A crash before the commit, or an object that reads back wrong, leaves an orphan
+or two, which `collect` finds. A commit with a lost answer is repeated, and happens once. Nothing
+goes past DATA_LOSS: the upload ends before it and says so. An overtaken uploader gets `Fenced` at
+its next commit.
 
 The objects are made in a thread of the host's: the loop goes on.
 
@@ -48,8 +48,8 @@ MAKE_S = 120.0
 """Writing an object, and reading it back: 64 MiB at half a megabyte a second."""
 
 MAKING_MAX = 2
-"""Objects that are made or put at once: the second is written while the first is on its way. Each
-holds its bodies and its bytes."""
+"""Objects made or put at once: the second is written while the first travels. Each holds its bodies
+and its bytes."""
 
 COMMIT_TRIES_MAX = 10
 COMMIT_PAUSE_S = 1.0
@@ -60,9 +60,9 @@ class Uploaded:
     """What an upload did.
 
     Attributes:
-        end: where the manifest ends now.
-        objects, rows, stored: what was committed: objects, records, bytes in the store.
-        blocked: the LSN of records that are lost, before which it ended; None if there are none.
+        end: the manifest's present end. objects, rows, stored: committed objects, records, and
+            bytes in the store. blocked: the LSN of lost records, before which the upload ended;
+            None without them.
     """
 
     end: int
@@ -78,9 +78,8 @@ class LogUploader:
     Args:
         store: patient.
         manifest: the log's; its turn is taken by `begin`.
-        name: the log's, for those who read objects without us.
-        created_us: when the log was made, which tells it from other clusters' logs; 0 if nobody
-            knows.
+        name: the log's, for readers of objects without Cordwood. created_us: creation time of the
+            log, which distinguishes it from other clusters' logs; 0 if unknown.
         object_bytes: bytes of bodies at which an object is closed.
     """
 
@@ -106,7 +105,7 @@ class LogUploader:
         self._made: deque[asyncio.Task[tuple[FinishedObject, str]]] = deque()
 
     async def next_lsn(self) -> int:
-        """Where the manifest ends; 0 if the log has none yet.
+        """The manifest's end; 0 if the log has no manifest yet.
 
         Raises:
             BadSetting: it is another cluster's log.
@@ -117,7 +116,7 @@ class LogUploader:
         return head.end if head is not None else 0
 
     async def run(self, items: AsyncIterator[Item], first: int, fence: int = 0) -> Uploaded:
-        """Take a turn, and upload what comes until there is no more.
+        """Take a turn, and upload blocks until the source ends.
 
         Args:
             items: from `first` on, without a hole; whole blocks.
@@ -125,16 +124,18 @@ class LogUploader:
             fence: see `LogManifest.take_turn`.
         Raises:
             Fenced: another uploader has begun.
-            BadSetting: what the store has is another cluster's log.
+            BadSetting: the store holds another cluster's log.
             OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
-            Corrupt: a block is damaged; what came before it stays committed.
+            Corrupt: a block is damaged; earlier commits stay.
         """
         head = await self._manifest.take_turn(first, fence)
         if self._created_us:
             await keep_origin(self._store, self._log, self._created_us)
         self._done = Uploaded(head.end)
         if head.end != first:
-            return self._done  # another one went on meanwhile: what comes in is not what is next
+            return (
+                self._done
+            )  # another uploader continued meanwhile: this source's blocks are not the next ones
         try:
             await self._upload(items, head)
         finally:
@@ -171,7 +172,7 @@ class LogUploader:
             self._made.popleft()
 
     async def _close_object(self, items: list[Item], first: int, fence: int) -> None:
-        """Begin to make and put an object; commit the one that is first in line, if it has to."""
+        """Begin to make and put an object; commit the first one in line, if the line is full."""
         work = self._make_and_put(items, first, fence)
         self._made.append(asyncio.get_running_loop().create_task(work))
         if len(self._made) >= MAKING_MAX:
@@ -216,7 +217,7 @@ async def put_checked(
     Args:
         check: reads it back.
     Raises:
-        Corrupt: it does not read as it was written; nobody may commit it.
+        Corrupt: the object reads back wrong; it may not be committed.
         OutcomeUnknown, Retryable: the store does not answer.
     """
     checking = asyncio.get_running_loop().create_task(check)

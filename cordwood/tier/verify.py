@@ -25,12 +25,12 @@ CHECK_S = 120.0
 
 @dataclass(slots=True)
 class Verified:
-    """What was read of a log.
+    """The result of reading a log.
 
     Attributes:
-        objects, rows, bytes: what was sound: objects, records, bytes of their bodies.
-        lost: ranges that a repair found in no object.
-        faults: objects, and what is wrong with each.
+        objects, rows, bytes: intact objects, their records, and the bytes of their bodies. lost:
+            ranges that a repair found in no object. faults: damaged objects, with the damage of
+            each.
     """
 
     objects: int = 0

@@ -1,1 +1,1 @@
-"""Nodes upload what is old of a log, and let go of what main storage holds."""
+"""Nodes upload the old records of a log, and drop records that main storage holds."""

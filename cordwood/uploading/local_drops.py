@@ -1,9 +1,9 @@
 """Lets go of what main storage holds: moves this node's tier points, and nothing else.
 
-A node believes no other node that something is uploaded: before it lets go of anything, it reads
-the head of the log's manifest itself, and the mark that says whose log that is. What the head names
-is durable in the store, because objects and pages are put before it. So no crash and no zombie
-leads to a drop without an object.
+A node does not trust other nodes about uploads: before it drops anything, it reads the head of the
+log's manifest itself, and the mark of the log's owner. Everything that the head names is durable in
+the store, because objects and pages are put before it. So no crash and no zombie leads to a drop
+without an object.
 
 The tier point is not the trim point. The log keeps its extent, and readers are sent to objects.
 Each node decides alone, by its own clock and by whole parts of partitions, as with retention.
@@ -36,8 +36,7 @@ class LocalDrops:
     """See the module; `run` does the work.
 
     Args:
-        directory: on the disk whose free space counts.
-        every_s: the time between two passes.
+        directory: on the disk whose free space counts. every_s: the time between two passes.
     Attributes:
         pressure: how full the disk is, as of the last pass.
     """
@@ -58,7 +57,7 @@ class LocalDrops:
         self._host = host
         self._directory = directory
         self._every_s = every_s
-        # By log: where its manifest ended when it was read last. It only rises.
+        # By log: the end of its manifest at the last read. It only rises.
         self._ends: dict[int, int] = {}
         self._said = SaidOnce(logger)
         self._said_of: dict[int, SaidOnce] = {}
@@ -97,9 +96,9 @@ class LocalDrops:
     async def learn(self) -> None:
         """Take the tier point of every log from main storage: this node's disk is begun anew.
 
-        The blocks of such a node were made anew on others. What had left the node was not, and so
-        the node would say of it that nobody stored it. Once all nodes of a nodeset began anew,
-        readers would take all that lies in main storage for lost.
+        The blocks of such a node were made anew on other nodes. Blocks that the node had dropped
+        were not, so the node would report them as never stored. Once all nodes of a nodeset began
+        anew, readers would take all that lies in main storage for lost.
 
         Raises:
             CordwoodError: the metadata store or main storage does not answer.
@@ -118,7 +117,7 @@ class LocalDrops:
         try:
             self.pressure = pressure(*await self._host.disk.space(self._directory))
         except OSError as error:
-            # A disk that is gone is noticed by the next write to it.
+            # The next write notices a disk that is gone.
             self._said.warning(f"the space on the disk is not known: {error}")
 
     async def _let_go(self, log: int, info: LogInfo) -> None:
@@ -137,7 +136,7 @@ class LocalDrops:
         return droppable(parts, end, policy, self._host.clock.now_us(), self.pressure)
 
     async def _end_of(self, log: int, info: LogInfo, parts: list[Part]) -> int:
-        """Where the log's manifest ends; read where what is known reaches too short a way."""
+        """The end of the log's manifest; read anew if the known end is too low."""
         known = self._ends.get(log, 0)
         if parts[0].last < known:
             return known

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class LogSource:
-    """What is readable of a log when this is entered.
+    """The readable records of a log at the time of the entry.
 
     Args:
         next_lsn: where to begin; 0 for the log's beginning.
     Attributes:
-        first: where it begins: behind what was trimmed, if the beginning was asked for.
+        first: the first LSN: behind the trim point, if the beginning was requested.
     """
 
     def __init__(self, client: Store, log: int, next_lsn: int) -> None:
@@ -85,8 +85,8 @@ class LogSource:
 def _before(item: Item, follower: Item | None) -> Item | None:
     """An item as far as the next one leaves it; None for a gap of which nothing is left.
 
-    A trim may end inside of a block. Blocks are uploaded whole, so the gap ends before it. Where
-    no block follows yet, nobody knows whether one will: the gap waits for the next upload.
+    A trim may end inside of a block. Blocks are uploaded whole, so the gap ends before it. If no
+    block follows yet, the gap may still grow: it waits for the next upload.
     """
     if not _is_trim(item):
         return item

@@ -16,8 +16,7 @@ class ObjectsAtHand:
     """See the module.
 
     Args:
-        address: of the store; "" for none.
-        name: who writes, for people who read heads.
+        address: of the store; "" for none. name: the uploader's name, for people who read heads.
     """
 
     def __init__(self, host: Host, address: str, open_objects: OpenObjects, name: str) -> None:

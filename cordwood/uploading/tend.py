@@ -1,17 +1,17 @@
-"""Lets main storage go of what a log no longer keeps, and of logs that are gone.
+"""Removes from main storage the records that a log no longer keeps, and deleted logs.
 
 A trim of the log is followed: the manifest's start moves up to the trim point. Retention by time
 and by size reaches into main storage as a trim of the whole log, nodes first, so that one trim
 point holds for both. A log that was deleted is retired after `deleted_keep_s`: no upload of it is
 committed any more, and all of it is trimmed. Objects that no manifest names go after their grace.
 
-Each node tends the logs that are its own to upload; one node tends the logs that are gone, and the
-objects that several logs share.
+Each node tends the logs that it uploads. One node tends deleted logs, and the objects that several
+logs share.
 
 Trap: a log that the tree does not list may have been made after the list was read. So a log is
-retired only if it was missing for all of `deleted_keep_s`, and the tree does not know its number
-when it is asked once more. A store belongs to one cluster (`tier.origin`): the logs of another
-would be missing here.
+retired only if it was missing for all of `deleted_keep_s`, and a last question to the tree does not
+find its number either. A store belongs to one cluster (`tier.origin`): the logs of another would be
+missing here.
 
 Source: docs/objects.md, "Deletion"; docs/protocol/main-storage.md.
 """
@@ -61,7 +61,8 @@ class Tend:
         self._objects = objects
         self._grace_s = grace_s
         self._deleted_keep_s = deleted_keep_s
-        # By log that is in the store and missing in the tree: since when, on the loop's clock.
+        # By log that is in the store but missing in the tree: the time since when, on the loop's
+        # clock.
         self._missing: dict[int, float] = {}
         self._said = SaidOnce(logger)
 
@@ -74,7 +75,7 @@ class Tend:
                 self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
 
     async def look_at_the_rest(self) -> None:
-        """One pass over what belongs to no node: logs that are gone, and shared objects."""
+        """One pass over objects of no particular node: deleted logs, and shared objects."""
         try:
             await self._retire_deleted()
             await self._collect_shared()
@@ -108,7 +109,7 @@ class Tend:
         return int((await client.trim(int(info.log_id), lsn)).lsn)
 
     async def _too_old(self, manifest: LogManifest, head: Head, backlog_s: float) -> int:
-        """The last LSN of the objects that are past a log's retention by time; 0 for none."""
+        """The last LSN of the objects past a log's retention by time; 0 for none."""
         if not backlog_s:
             return 0
         kept = await manifest.find_append_time(self._now_us() - round(backlog_s * 1e6))

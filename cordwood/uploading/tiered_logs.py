@@ -13,8 +13,8 @@ from cordwood.protocol.tier_plan import TierPolicy
 class TieredLogs:
     """Read anew where the tree has changed: one round trip if it has not.
 
-    Trap: a log that is made is no change of the tree. It is met here once this node holds some of
-    it, or sequences it.
+    Trap: the creation of a log does not count as a change of the tree. It is met here once this
+    node holds some of it, or sequences it.
 
     Args:
         met: the logs that this node holds or sequences.
@@ -44,11 +44,11 @@ class TieredLogs:
         self.all = {int(info.log_id): info for info in await self._tree.list()}
         self.tiered = {log: info for log, info in self.all.items() if info.attributes.tier}
         self._changes = changes
-        self._looked_for = met  # those that are still not there were deleted
+        self._looked_for = met  # numbers that are still missing were deleted
 
 
 def policy_of(attributes: LogAttributes) -> TierPolicy:
-    """What a log asks for."""
+    """A log's attributes."""
     return TierPolicy(
         attributes.tier_after_bytes or 1,
         attributes.tier_after_s or 0.0,

@@ -1,4 +1,4 @@
-"""What a node does for main storage: it uploads, lets go, and tends what is uploaded.
+"""A node's work for main storage: it uploads, drops uploaded records, and tends the objects.
 
 Without an address of a store it does nothing.
 """
@@ -67,7 +67,7 @@ class Tiering:
         return (self.drops.run(), self.uploads.run())
 
     async def learn(self) -> None:
-        """See `LocalDrops.learn`. Call it before a node listens whose disk is begun anew."""
+        """See `LocalDrops.learn`. Call it before a node with a new disk listens."""
         if self._objects.address:
             await self.drops.learn()
 

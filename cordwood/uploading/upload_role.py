@@ -2,13 +2,14 @@
 
 The logs are dealt out by the hash that also chooses sequencers, over the members that live. A lease
 in the metadata store keeps two nodes that disagree about the members from doing the same work. It
-is a hint: what is safe rests on the manifest, where a turn's fence ends every earlier turn, and a
-commit is a compare-and-set (`tier.log_manifest`). So a node that was paused in the middle, or whose
-lease ran out, commits nothing.
+is a hint: safety rests on the manifest, where a turn's fence ends every earlier turn, and a commit
+is a compare-and-set (`tier.log_manifest`). So a node that paused in the middle, or lost its lease,
+commits nothing.
 
-A node reads a log as any client does: each block from one copy, up to what is released. It knows
+A node reads a log like a client: each block from one copy, up to the last released LSN. It knows
 what waits by the headers of blocks, which it reads once, without their bodies. Nothing is uploaded
-past records that are lost, or that no node gives: such a log is told, and others go on.
+past lost records, or past records that no node sends: the node reports the log, and continues with
+others.
 
 Source: docs/protocol/main-storage.md; docs/sources/s3stream.md (b), "Upload".
 """
@@ -58,22 +59,23 @@ LEASE_S = 60.0
 LEASE_RENEW_S = 20.0
 
 HEADS_S = 30.0
-"""How long the headers of what waits may take. What nodes do not give by then is not known."""
+"""How long the headers of what waits may take. Records that nodes do not send within this time
+count as unknown."""
 
 PAUSE_MAX_S = 300.0
-"""The longest rest of a log whose uploads fail; the pauses double from a look's time on."""
+"""The longest rest of a log with failing uploads; the pauses double from the time between two
+looks."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of a log that waits.
+    """The state of a log with records to upload.
 
     Attributes:
-        next: where its manifest ended; -1 if that is not known.
-        upto: headers are read up to here, this LSN not included; 0 for none.
-        bytes, oldest_us: of what waits: bodies, and the append time of the first block.
-        barrier: the first LSN that is lost or not known; None if there is none.
-        failures, rest_until: tries that failed in a row, and until when the log is left alone.
+        next: the end of its manifest; -1 if unknown. upto: headers are read up to this LSN,
+            exclusive; 0 for none. bytes, oldest_us: of the waiting blocks: bytes of bodies, and
+            append time of the first. barrier: the first lost or unknown LSN; None if there is none.
+        failures, rest_until: failed tries in a row, and the end of the log's rest.
     """
 
     next: int = -1
@@ -100,9 +102,8 @@ class UploadRole:
         address: where this node listens; its uploader connects there, as any client.
         presses: how full the disk is.
     Attributes:
-        uploaded: objects that this node committed.
-        blocked: logs of which something waits behind records that are lost or not known, with the
-            LSN of these.
+        uploaded: objects that this node committed. blocked: logs with records behind lost or
+            unknown ones, with the LSN of the latter.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class UploadRole:
             await self._rest()
 
     async def _tend_the_rest(self) -> None:
-        """The first node that lives looks after what is no log's any more.
+        """The first living node tends the objects of deleted logs.
 
         Only once it saw a log that asks for main storage: else the store may not be there.
         """
@@ -185,7 +186,7 @@ class UploadRole:
         return True
 
     async def mine(self) -> dict[int, LogInfo]:
-        """The logs that are this node's to upload."""
+        """The logs that this node uploads."""
         await self._logs.refresh()
         members, dead = self._members().values(), self._dead()
         return {
@@ -195,7 +196,7 @@ class UploadRole:
         }
 
     async def look(self, client: Store) -> None:
-        """Find out what waits of this node's logs, and upload what is due.
+        """Measure the waiting records of this node's logs, and upload due ones.
 
         Raises:
             CordwoodError: nodes, the metadata store or main storage do not answer.
@@ -221,7 +222,7 @@ class UploadRole:
             await self._upload(client, planned, mine, rate)
 
     async def _tails(self, client: Store, logs: list[int]) -> dict[int, Lsn]:
-        """Up to where logs are released; those that do not say are left alone for a while."""
+        """The released LSNs of logs; logs without an answer rest for a while."""
         try:
             return await client.released_by_number(logs)
         except CordwoodError as error:
@@ -268,7 +269,7 @@ class UploadRole:
         )  # fmt: skip
 
     async def _read_heads(self, client: Store, log: int, seen: _Seen, tail: int) -> None:
-        """Count what came since the last look. A barrier is looked at again."""
+        """Count the blocks since the last look. A barrier is looked at again."""
         seen.barrier = None
         start: Lsn | str = Lsn(seen.upto) if seen.upto else "oldest"
         stream = await client.read(log, start, Lsn(tail), payloads=False)
@@ -312,7 +313,7 @@ class UploadRole:
 
     @asynccontextmanager
     async def _leased(self, log: int) -> AsyncIterator[bool]:
-        """Hold a log's lease, if nobody else does."""
+        """Hold a log's lease, if no other node does."""
         key, value = f"tier/{log}", f"node {self._me}".encode()
         if not await self._metadata.take_lease(key, value, LEASE_S):
             yield False
@@ -412,7 +413,7 @@ def _count(seen: _Seen, taken: Delivery) -> None:  # type: ignore[type-arg]
 
 
 async def _paced(items: AsyncIterator[Item], rate: float) -> AsyncIterator[Item]:
-    """Items no faster than so many bytes of bodies a second."""
+    """Yield items no faster than this many bytes of bodies a second."""
     loop = asyncio.get_running_loop()
     due = loop.time()
     async for item in items:
