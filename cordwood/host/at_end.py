@@ -1,8 +1,8 @@
 """Calls at the end of the interpreter, while threads can still be given work.
 
 `atexit` comes too late for a store in this process: thread pools refuse work before it, and a
-node without them ends. So this comes first of what `threading` does at the end, and once more by
-`atexit`, for what threads that were joined between the two have left.
+node without them ends. So this runs first among the exit steps of `threading`, and again by
+`atexit`, for the remains of threads that were joined in between.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bound on bytes that several threads share: who finds it full waits."""
+"""A bound on bytes that several threads share: a thread that finds it full waits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ByteGate:
     def take(self, share: ByteShare, timeout_s: float) -> bool:
         """Take bytes as soon as fewer than the bound are taken; False if none were in time.
 
-        The last one in may pass the bound: what is larger than it must get through too.
+        The last caller may exceed the bound: items larger than the bound must get through too.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self.bytes < self._bytes_max, timeout_s):

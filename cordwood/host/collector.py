@@ -1,7 +1,7 @@
-"""The garbage collector of this process, and who wants it to look rarely.
+"""The garbage collector of this process, and the users that want it to run rarely.
 
-It is one for the whole process: what is set here holds for the program around a client
-as well, and is undone when the last of those who wanted it has left.
+The collector belongs to the whole process: the setting also holds for the program around a client.
+It is undone when its last user has left.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 GC_THRESHOLD = 50_000
-"""What is made for an append or a block is long-lived and free of cycles; a young collection every
-700 objects walks thousands of them for nothing."""
+"""Objects of an append or a block are long-lived and free of cycles; a young collection every 700
+objects walks thousands of them in vain."""
 
 
 class _Wanted:
-    """How many want it to look rarely, and what was set before the first of them."""
+    """The number of users, and the setting before the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ _wanted = _Wanted()
 
 @contextmanager
 def rare_collections(is_wanted: bool = True) -> Iterator[None]:
-    """Leave alone what is there now, and look for cycles rarely, for the length of the block."""
+    """For the length of the `with` block, ignore existing objects and look for cycles rarely."""
     if not is_wanted:
         yield
         return

@@ -1,11 +1,10 @@
 """Durable, aligned, direct writes: by the kernel itself where it can, else in threads.
 
-By a thread a write is one hand-off, one copy into that thread's aligned buffer,
-one `pwritev`, and one wake-up of the loop for all writes that finished
-meanwhile. The hand-off costs about as much as a small write itself, so callers
-gather what they have into few writes. Where the descriptor is `O_DIRECT | O_DSYNC`
-and the machine has `io_submit`, there is no thread between (`kernel_aio`). Threads
-read, and write what is over the kernel's depth.
+With a thread, a write is one hand-off, one copy into the thread's aligned buffer, one `pwritev`,
+and one wake-up of the loop for all writes that finished meanwhile. The hand-off costs about as much
+as a small write itself, so callers gather their data into few writes. If the descriptor is
+`O_DIRECT | O_DSYNC` and the machine has `io_submit`, no thread is needed (`kernel_aio`). Threads do
+the reads, and writes beyond the kernel's depth.
 
 Durable means one of two things here:
 
@@ -99,8 +98,8 @@ def _open(path: str, flags: int) -> int:
 def write_fully(fd: int, view: memoryview, offset: int) -> None:
     """Write all of `view` at `offset`: one call, or more where the kernel writes short.
 
-    Direct writes want whole blocks, so the next call begins with the block that the
-    last one left half written; one that does not finish a block gets no further.
+    Direct writes need whole blocks, so the next call begins with the block that the last call left
+    half written; a call that does not finish a block makes no progress.
     """
     done = 0
     while True:
@@ -222,7 +221,7 @@ class RealDirectFile:
     async def close(self) -> None:
         if not self._closing:
             self._closing = True
-            # Behind all that is queued: each thread ends when nothing is left.
+            # Behind all queued writes: each thread ends when nothing is left.
             for _ in range(self._threads_left):
                 self._jobs.put(None)
         await asyncio.shield(self._stopped)
@@ -276,7 +275,7 @@ class RealDirectFile:
         try:
             self._loop.call_soon_threadsafe(self._settle)
         except RuntimeError:
-            # The loop was closed with this in flight: nobody is left to be told.
+            # The loop was closed with this in flight: no caller is left.
             assert self._loop.is_closed()
 
     # ---- on the loop ----

@@ -1,10 +1,10 @@
-"""What a child of `fork` does with the RocksDB databases of its parent: nothing, to its end.
+"""A child of `fork` must not touch the RocksDB databases of its parent, not even at its end.
 
 The fork copies no thread. Where RocksDB closes a database, and where its library ends with the
-process, it waits for threads of its own: the child ended by SIGSEGV. So the child keeps all
-databases that were open, and ends without the calls that libraries ask for at `exit`. Python has
-run its own by then, and has written what it buffered. `os._exit`, as `multiprocessing` ends its
-children, leaves them out as well.
+process, it waits for threads of its own: the child ended by SIGSEGV. So the child keeps all open
+databases, and ends without the libraries' exit handlers. Python has run its own handlers by then,
+and has flushed its buffers. `os._exit`, as `multiprocessing` ends its children, leaves them out as
+well.
 """
 
 from __future__ import annotations

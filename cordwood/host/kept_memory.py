@@ -7,8 +7,8 @@ which zeroes it, and on a virtual machine that costs more than writing to it. Me
 RocksDB, a memtable filled and flushed in bodies of 64 KiB: 2.2 ms of processor time a MiB,
 and 1.4 ms with this.
 
-The price: what a process once needed it keeps, up to its own limits (log cache, windows,
-block cache), until it ends.
+The price: a process keeps its peak memory until it ends, up to its own limits (log cache, windows,
+block cache).
 
 Source: mallopt(3).
 """
@@ -26,7 +26,7 @@ MMAP_THRESHOLD_BYTES = 32 << 20
 """The most that glibc takes: a block of our hard limit, and RocksDB's arenas, are below."""
 
 TRIM_THRESHOLD_BYTES = 1 << 30
-"""Far above what a node's limits let it use."""
+"""Far above a node's limits."""
 
 ARENAS = 1
 """All threads share one heap, so that what RocksDB's thread frees the loop may use. They
@@ -34,7 +34,7 @@ seldom ask at the same time: they hold the interpreter's lock, or write to the d
 
 
 def keep_memory() -> bool:
-    """Keep what is freed, in this process from now on; False where the machine has no such way."""
+    """Keep freed memory in this process from now on; False if the machine does not support it."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -67,11 +67,11 @@ class _NoWait(ctypes.Structure):
 
 
 class AioUnavailable(Exception):
-    """This machine has no such calls, or grants no more of them."""
+    """This machine lacks these calls, or grants no more of them."""
 
 
 class _Slot:
-    """One write that may be in flight: its control block, its buffer, and who is told."""
+    """One write slot: its control block, its buffer, and its callback."""
 
     __slots__ = ("address", "buffer", "iocb", "iocb_at", "on_ended")
 
@@ -86,7 +86,7 @@ class _Slot:
 
 
 class KernelAio:
-    """Writes to one descriptor, so many in flight; used on the loop that made it only.
+    """Writes to one descriptor, up to `depth` in flight; used only on the loop that made it.
 
     Attributes:
         in_flight: writes that have not ended.
@@ -124,8 +124,8 @@ class KernelAio:
     def write(
         self, offset: int, length: int, parts: Sequence[Buffer], on_ended: OnEnded
     ) -> memoryview:
-        """Start a write of `parts`, padded with zeros to `length`; what is written, which stays
-        as it is until `on_ended` was told and no longer.
+        """Start a write of `parts`, padded with zeros to `length`; returns the written bytes, which
+        stay unchanged until `on_ended` was called and no longer.
 
         Raises:
             OSError: it was not started.

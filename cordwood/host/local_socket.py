@@ -5,10 +5,10 @@ first. A frame costs less on the way: see docs/performance.md. Everything above 
 the same, the greeting with the cluster's identity and the member's number included.
 
 The name stands in the kernel's abstract namespace and follows from the address. So it needs no
-directory and no cleaning up, is never too long, goes away with its process, and is seen where the
-loopback address is seen: each network namespace has its own. Any user of the machine may take a
-free name, unlike the port of a running node. So a caller asks the kernel whose socket it reached,
-and takes TCP unless it is its own user's or root's.
+directory and no cleaning up, is never too long, and ends with its process. It is visible where the
+loopback address is: each network namespace has its own. Any user of the machine may take a free
+name, unlike the port of a running node. So a caller asks the kernel for the socket's owner, and
+uses TCP unless the owner is its own user or root.
 
 Source: unix(7), "Abstract sockets" and SO_PEERCRED; ip(7).
 """
@@ -30,7 +30,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def socket_name(address: str) -> str | None:
-    """The name of the socket beside a TCP address; None where there is none.
+    """The name of the socket beside a TCP address; None without one.
 
     Only loopback has one: packet filters decide about the other addresses.
     """
@@ -62,7 +62,8 @@ def reach_beside(address: str, *, uid: int | None = None) -> socket.socket | Non
     """A socket connected to the one beside a TCP address; None if TCP is to be taken.
 
     Args:
-        uid: the user whose sockets are trusted beside root's; None for that of this process.
+        uid: the user whose sockets are trusted, in addition to root's; None for that of this
+            process.
     """
     name = socket_name(address)
     if name is None or sys.platform != "linux":

@@ -27,13 +27,13 @@ STOP_TIMEOUT_S = 10.0
 """How long `close` waits for the loop to end; it is a daemon, so a program ends anyway."""
 
 LATE_S = 2.0
-"""How long a call that is late waits for the loop: after a pause of the whole process (SIGSTOP, a
-frozen container) the waiting thread may wake first, and the loop holds the answer. As long, one
-that is broken off waits until it has ended on the loop, where it takes a turn or two."""
+"""A late call waits this long for the loop: after a pause of the whole process (SIGSTOP, a frozen
+container) the waiting thread may wake first, while the loop holds the answer. An interrupted call
+waits as long for its end on the loop, which takes a tick or two."""
 
 END_S = 5.0
-"""How long calls in other threads may take to tell their outcome while the client closes, and as
-long again to be cancelled: what they wait for has failed by then, so a few turns are enough."""
+"""While the client closes, calls in other threads have this long to report their outcome, and as
+long again to be cancelled. Their work has failed by then, so a few ticks are enough."""
 
 
 _OWN_THREAD = (
@@ -46,11 +46,10 @@ _OWN_THREAD = (
 class _Call(Generic[Result]):
     """A coroutine that the loop runs for a thread, and its outcome.
 
-    The thread waits on a lock in C: see `waits` for what a signal does to anything else.
+    The thread waits on a lock in C: `waits` tells what a signal does to any other lock.
 
     Attributes:
-        is_done: the outcome is there; it is set last.
-        error: what was raised, if anything was.
+        is_done: whether the outcome is set; set last. error: the raised error, if any.
     """
 
     __slots__ = ("_ended", "_is_given_up", "_result", "_task", "_work", "error", "is_done")
@@ -117,7 +116,7 @@ class _Call(Generic[Result]):
         return take(self._ended, timeout_s)
 
     def outcome(self) -> Result:
-        """What the coroutine returned; raises what it raised. To be asked for once."""
+        """The coroutine's result; raises its error. To be asked for once."""
         # Not kept here: the error's traceback names this call, and both would outlive it.
         error, self.error = self.error, None
         if error is not None:
@@ -135,8 +134,9 @@ class LoopThread:
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
         self._has_ended = False
-        # A lock of C: a signal handler that raises leaves it released, or not taken at all. One
-        # that calls the client runs in the thread that it interrupted, which may hold the lock.
+        # A lock of C: a signal handler that raises leaves it released, or not taken at all. A
+        # signal handler that calls the client runs in the interrupted thread, which may hold the
+        # lock.
         self._lock = threading.RLock()
         self._is_closing = False
         # Calls that threads wait for, which `close` wakes if the loop never came to them.
@@ -168,13 +168,13 @@ class LoopThread:
         timeout_s: float | None = None,
         changes: bool = False,
     ) -> Result:
-        """Run a coroutine on the loop and wait for what it returns.
+        """Run a coroutine on the loop and wait for its result.
 
         Whatever is raised in this thread while it waits (a signal handler's error, as of a
         time limit, `SystemExit`, `KeyboardInterrupt`) cancels it, and comes out once it has ended
-        on the loop, within LATE_S. It may have done its work by then, so what it takes for its
-        caller has to stay where it is until this thread has it.
-        `timeout_s` None leaves the deadline to the coroutine.
+        on the loop, within LATE_S. It may have done its work by then, so items that it takes for
+        its caller must stay in their place until this thread has them. `timeout_s` None leaves the
+        deadline to the coroutine.
 
         Args:
             changes: the coroutine may have stored something when nothing is known of its end.
@@ -195,7 +195,7 @@ class LoopThread:
             self._cancel(call)
             raise
         if not call.is_done or isinstance(call.error, asyncio.CancelledError):
-            # Nobody but `close` cancels what this thread waits for.
+            # Only `close` cancels this thread's call.
             raise _unanswered("this client was closed meanwhile", Closed, changes)
         return call.outcome()
 
@@ -233,7 +233,8 @@ class LoopThread:
             if is_open:
                 self._loop.call_soon_threadsafe(call.cancel, self._open.discard)
         if is_open:
-            # What runs on could count as dealt with what this thread takes and works on by then.
+            # A call that continued could count items as processed while this thread still works on
+            # them.
             call.wait(LATE_S)
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -254,7 +255,7 @@ class LoopThread:
                 self._futures.add(future)
                 self._hand_over(self._begin_future, work, future)
         except BaseException:
-            # A signal handler raised: nobody has the future, and `finish` does not wait for it.
+            # A signal handler raised: the future has no owner, and `finish` does not wait for it.
             self._futures.discard(future)
             future.cancel()
             raise
@@ -305,8 +306,8 @@ class LoopThread:
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
-        """Refuse a forked child, before it takes a lock: another thread of the parent may have held
-        it as it forked, and nobody would let it go here.
+        """Refuse a forked child before it takes a lock: another thread of the parent may have held
+        the lock at the fork, and in the child no thread would release it.
 
         Raises:
             Closed: this process has no loop.
@@ -324,7 +325,7 @@ class LoopThread:
             raise Rejected(_OWN_THREAD)
 
     def finish(self, timeout_s: float) -> int:
-        """Wait for what `start` began, and nobody may wait for; how many have not ended then."""
+        """Wait for calls of `start` that may have no waiters; returns how many have not ended."""
         return len(wait(list(self._futures), timeout_s).not_done)
 
     def close(
@@ -338,8 +339,7 @@ class LoopThread:
         now, else with `Closed` or `OutcomeUnknown`.
 
         Args:
-            last: ends what the calls wait for; run before they are waited for.
-            timeout_s: of `last`.
+            last: ends the work of the calls; runs before the wait. timeout_s: of `last`.
         Raises:
             Rejected: this is the loop's own thread; nothing was closed.
             CordwoodError: what `last` raised; Unreachable where it did not end in time.

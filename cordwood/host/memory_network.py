@@ -1,7 +1,7 @@
 """A network inside one process, for the embedded store: no socket is opened.
 
 Bytes go from one side's `writelines` to the other's `data_received` in the next
-tick. Copied once, because the receiver may keep what it is given.
+tick. Copied once, because the receiver may keep the bytes.
 
 Source: docs/design.md §7 (embedded: the same node code in this process).
 """
@@ -17,7 +17,7 @@ from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.seams import Listener, StreamHandler
 
 HIGH_BYTES = 1 << 20
-"""Bytes that a writer may be ahead of the reader: a few frames, in memory that is shared."""
+"""Bytes that a writer may be ahead of the reader: a few frames, in shared memory."""
 
 
 class MemoryNetwork:
@@ -152,7 +152,7 @@ class _MemoryTransport:
             self._fail(error)
 
     def _end(self) -> None:
-        """The other side closed: give what it sent, then the end.
+        """The other side closed: deliver its bytes, then the end.
 
         Both sides close, whatever `eof_received` says: nothing of ours keeps a half open.
         """

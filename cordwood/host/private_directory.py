@@ -1,4 +1,4 @@
-"""Whose a data directory is: its files are its owner's alone.
+"""A data directory's files are accessible to their owner alone.
 
 Whoever may write into the directory can put a link, or another file, where a store writes. Log
 names and digests of tokens stand in its files, so others may not read these either.
@@ -19,7 +19,8 @@ KNOWN = frozenset({"lock", "identity", "cluster.json", "metadata.sqlite"})
 
 
 def check_private(path: str) -> None:
-    """See that nobody else may write into a data directory; one that is ours alone is closed.
+    """Check that no other user may write into a data directory; a directory of our own is closed to
+    others.
 
     Others may read a directory that has files of other programs in it: what we write there
     has modes of its own.

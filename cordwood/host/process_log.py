@@ -1,4 +1,4 @@
-"""What a node process says: bounded in bytes, and in how often one thing is said.
+"""A node process's log: bounded in bytes, and in the rate of each kind of line.
 
 A node writes its log to standard error, which its starter has made a file. Whoever can connect
 can have it write lines, so the file is turned over at a size and one older file is kept, and of
@@ -23,7 +23,7 @@ OLDER = ".1"
 
 LINES_MAX = 20
 WINDOW_S = 60.0
-"""So many lines of one kind in such a time; what came beside is told as a number."""
+"""At most this many lines of one kind in this time; a count replaces further lines."""
 
 
 class RareLines(logging.Filter):
@@ -40,7 +40,8 @@ class RareLines(logging.Filter):
         self._counts: dict[tuple[str, str], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write it; of what was left out before, the first line after tells."""
+        """Whether to write a line; the first line after a suppression names the suppressed
+        number."""
         now = self._now()
         if now - self._since >= WINDOW_S:
             left_out = sum(max(0, count - LINES_MAX) for count in self._counts.values())
@@ -65,14 +66,14 @@ class BoundedLog(logging.StreamHandler):  # type: ignore[type-arg]
         self._bytes_max = bytes_max
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, into a new file if this one is full."""
+        """Write a line, into a new file if the present file is full."""
         with contextlib.suppress(OSError):  # a full disk: the line is worth more than the turn
             turn_over(self._fd, self._bytes_max)
         super().emit(record)
 
 
 def turn_over(fd: int, bytes_max: int = LOG_BYTES_MAX) -> bool:
-    """Begin a new file under the name of the one that `fd` writes, if that is full."""
+    """If the file of `fd` is full, begin a new file under its name."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size < bytes_max:
         return False

@@ -1,9 +1,9 @@
 """A file or device to look at: opened for reading only, so nothing here can change it.
 
-For tools that read what a node writes, or what a node that died left. Reads are
-direct where the file system has that, so they show what is on the disk and push
-nothing out of the page cache. A sector that cannot be read counts as zeros and is
-remembered: whoever looks at a broken disk wants the rest of it.
+For tools that read the files of a running node or of a dead node. Reads are direct if the file
+system supports it, so they show the disk's bytes and push nothing out of the page cache. A sector
+that cannot be read counts as zeros and is remembered: whoever looks at a broken disk wants the rest
+of it.
 
 Reads block: a tool has nothing else to do meanwhile.
 """
@@ -17,7 +17,7 @@ from cordwood.host.aligned import AlignedBuffer
 from cordwood.host.seams import DIRECT_WRITE_BYTES_MAX, DISK_BLOCK_BYTES
 
 _UNREADABLE = (errno.EIO, errno.EILSEQ, errno.ENODATA)
-"""What a bad sector gives: an I/O error, bad data integrity, or a disk's critical medium error."""
+"""Errors of a bad sector: an I/O error, bad data integrity, or a disk's critical medium error."""
 
 
 class ReadOnlyFile:

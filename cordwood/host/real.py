@@ -63,8 +63,8 @@ def real_host(seed: int | None = None) -> RealHost:
     """This machine as a host.
 
     Args:
-        seed: fixes its stream of chance. None takes one from the system's entropy, so that
-            nobody outside can guess what is drawn; every node that serves has such a one.
+        seed: fixes its stream of chance. None takes a seed from the system's entropy, so that
+            outsiders cannot guess the draws; every serving node does so.
     """
     return RealHost(
         clock=RealClock(),

@@ -1,12 +1,11 @@
 """The disk seam on the machine's files.
 
 Small files go through a bounded pool; direct files have threads of their own
-(`direct_file`). A file that is being made has a temporary name until all of it
-is synced, so that a crash leaves the old state or the new one; `list_dir` leaves
-such names out.
+(`direct_file`). A new file has a temporary name until all of it is synced, so that a crash leaves
+the old state or the new one; `list_dir` leaves such names out.
 
-Source: Pillai et al., OSDI 2014 (what a rename without a synced directory
-loses); CONTRIBUTING.md, "The idea".
+Source: Pillai et al., OSDI 2014 (losses of a rename without a synced directory); CONTRIBUTING.md,
+"The idea".
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ ZERO_CHUNK_BYTES = 4 << 20
 """One write while a new direct file is zeroed."""
 
 OWNER_BYTES_MAX = 1024
-"""Of the `lock` file, what a refusal quotes."""
+"""Bytes of the `lock` file that a refusal quotes."""
 
 _NEW_SUFFIX = ".cordwood-new"
 
@@ -85,7 +84,7 @@ class RealDisk:
             opening.abandon()
             raise
         file = RealDirectFile(path, opening.fds, use_kernel_aio=self._use_kernel_aio)
-        # Forgotten once closed, so that the set holds what is open and no more.
+        # Removed once closed, so that the set holds only open files.
         self._direct_files = {other for other in self._direct_files if not other.closed}
         self._direct_files.add(file)
         return file
@@ -170,7 +169,7 @@ class RealDirLock:
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
-        # The name of a holder that is gone must not be quoted to anyone.
+        # The name of an earlier holder must not be quoted.
         os.ftruncate(fd, 0)
         os.close(fd)
 
@@ -192,8 +191,8 @@ class _Opening:
         self._abandoned = False
 
     def open(self) -> None:
-        # A process killed while it made the file may have left its entry unsynced, and
-        # what is written durably from now on must not be lost with the entry.
+        # A process killed while it made the file may have left the directory entry unsynced, and
+        # later durable writes must not be lost with the entry.
         _sync_dir(os.path.dirname(self._path))
         for number in range(self._count):
             self.fds.append(
@@ -203,7 +202,7 @@ class _Opening:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close what is open. Both sides may call it: each pops what it closes."""
+        """Close all open files. Both sides may call it: each pops the files that it closes."""
         self._abandoned = True
         with contextlib.suppress(IndexError):
             while True:

@@ -23,8 +23,8 @@ ACCEPT_BACKLOG = 512
 """Connections the kernel holds for us; clients of a restarted node come all at once."""
 
 SCRATCH_BYTES = 64 << 10
-"""Of what arrives while nobody knows yet where it belongs, that much is read at a time: the
-first piece of a large frame, or thousands of small ones."""
+"""Bytes read at a time before their destination is known: the first piece of a large frame, or
+thousands of small frames."""
 
 LISTEN_TIMEOUT_S = 10.0
 """Binding asks a name server at most, and that must not hang a start."""
@@ -33,11 +33,11 @@ LISTEN_TIMEOUT_S = 10.0
 class RealTransport(asyncio.Transport):
     """A `Transport` over one of the loop's.
 
-    The loops differ once a connection is going: asyncio still sends what is
-    written after a `close` with bytes queued, uvloop raises after the last call.
-    Here it does nothing, whichever loop. asyncio's `writelines` of Python 3.12.0 to 3.13.5 never
-    calls `pause_writing` (its issue 136234), so a peer that does not read would not slow the
-    writer: there the parts are joined and written, as asyncio itself did up to Python 3.11.
+    The loops differ during a close: with bytes queued, asyncio still sends data written after
+    `close`; uvloop raises after the last call. Here it does nothing, whichever loop. asyncio's
+    `writelines` of Python 3.12.0 to 3.13.5 never calls `pause_writing` (its issue 136234), so a
+    peer that does not read would not slow the writer: there the parts are joined and written, as
+    asyncio itself did up to Python 3.11.
     """
 
     def __init__(self, inner: asyncio.Transport) -> None:
@@ -225,7 +225,6 @@ async def _bind(host: str, port: int, accept: Callable[[], asyncio.BaseProtocol]
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # The first only: with port 0, `localhost` would get one free port for each of
-    # 127.0.0.1 and ::1, and a listener has one address. IPv4 first, as it is what
-    # people type.
+    # 127.0.0.1 and ::1, and a listener has one address. IPv4 first, because people type it.
     first = min(found, key=lambda info: info[0] != socket.AF_INET)
     return await loop.create_server(accept, str(first[4][0]), port, backlog=ACCEPT_BACKLOG)

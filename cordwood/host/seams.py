@@ -6,7 +6,7 @@ task groups stay plain asyncio. `host.real` implements these on the machine,
 words below.
 
 Errors: each implementation turns the machine's errors into ours once, here at
-the edge. Disk errors that are not ours to name pass as `OSError`, with errno.
+the edge. Other disk errors pass as `OSError`, with errno.
 
 Source: CONTRIBUTING.md, "The idea"; docs/design.md §10.
 """
@@ -56,10 +56,10 @@ class Transport(Protocol):
         """Undo `pause_reading`."""
 
     def close(self) -> None:
-        """Send what is queued, then close; `connection_lost(None)` follows."""
+        """Send queued bytes, then close; `connection_lost(None)` follows."""
 
     def abort(self) -> None:
-        """Close at once, dropping what is queued; `connection_lost` follows."""
+        """Close at once, dropping queued bytes; `connection_lost` follows."""
 
     def is_closing(self) -> bool:
         """Whether `close` or `abort` was called or the peer is gone."""
@@ -82,12 +82,12 @@ class StreamHandler(Protocol):
 
 @runtime_checkable
 class DirectReceiver(StreamHandler, Protocol):
-    """A handler that may know where the next bytes belong, so that nobody copies them there."""
+    """A handler that may know where the next bytes belong, which saves a copy."""
 
     def receive_into(self) -> memoryview | None:
         """Where what arrives next should be put, not empty; None to get it by `data_received`.
 
-        A network may use `data_received` all the same; then that is where they are copied to.
+        A network may still use `data_received`; then they are copied to that place.
         """
 
     def placed(self, count: int) -> None:
@@ -142,9 +142,8 @@ class DirectFile(Protocol):
         """Write `parts` back to back, zero-padded to DISK_BLOCK_BYTES.
 
         The future is done once the bytes are on stable storage (and not before).
-        `parts` must not change until then. It fails with OSError (EIO, ENOSPC,
-        …): what the blocks then hold is unknown. The future is never cancelled
-        by the file.
+        `parts` must not change until then. It fails with OSError (EIO, ENOSPC, …): the blocks'
+        contents are unknown then. The future is never cancelled by the file.
 
         Raises:
             BadSetting: not aligned, empty, over DIRECT_WRITE_BYTES_MAX or past `size`.
@@ -189,7 +188,7 @@ class Disk(Protocol):
             path: the file; its directory must exist.
             create_bytes: make a new zero-filled file of this size (a multiple of
                 DISK_BLOCK_BYTES), allocated and written, file and directory entry
-                synced; None opens one that is there.
+                synced; None opens an existing file.
         Raises:
             FileNotFoundError: it is not there and `create_bytes` is None.
             FileExistsError: it is there and `create_bytes` is given.
@@ -209,18 +208,18 @@ class Disk(Protocol):
         """Names in a directory, sorted; empty if it is not there."""
 
     async def space(self, path: str) -> tuple[int, int]:
-        """Bytes that are free to us, and bytes in all, on the file system that holds `path`."""
+        """Bytes that are free for this process, and bytes in all, on the file system of `path`."""
 
     async def takes_direct(self, path: str) -> bool:
-        """Whether files in a directory can be written past the page cache. False also where
-        nothing can be written, as on a full disk: who asks wants speed, and gets less of it."""
+        """Whether files in a directory can be written past the page cache. False also if nothing
+        can be written, as on a full disk: the answer only decides about speed."""
 
     def lock_dir(self, path: str, owner: str) -> DirLock:
         """Take a directory for this process, leaving `owner` in its `lock` file.
 
         Raises:
-            StoreInUse: another process (or another opener in this one) holds it;
-                the text quotes what the holder left.
+            StoreInUse: another process, or another opener in this process, holds it; the text
+                quotes the holder's note.
         """
 
 

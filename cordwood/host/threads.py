@@ -32,10 +32,10 @@ class BlockingPool:
         self._closed = False
 
     async def __call__(self, function: Callable[[], Result], *, timeout_s: float) -> Result:
-        """Run `function` in a thread and return what it returns.
+        """Run `function` in a thread and return its result.
 
-        A function that has not started at the deadline never starts; one that has
-        goes on, and what it returns is dropped.
+        A function that has not started at the deadline never starts. A started function continues,
+        and its result is dropped.
 
         Raises:
             TimeoutError: it did not return within `timeout_s`.

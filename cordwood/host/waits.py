@@ -1,10 +1,10 @@
 """Waits of one thread for another that a signal handler's error cannot leave locked.
 
-A signal handler runs between two bytecodes of the main thread, and what it raises comes out there.
-The library's `threading.Condition.__enter__` is a Python function: an error that is raised as it
-returns leaves the lock held, with nobody to release it, and the thread that has something to tell
-waits for it for ever. `concurrent.futures.Future` is made of it. Locks in C have no such moment:
-they are taken, or their error is raised before they are.
+A signal handler runs between two bytecodes of the main thread, and its error is raised there. The
+library's `threading.Condition.__enter__` is a Python function: an error raised as it returns leaves
+the lock held without an owner, and the notifying thread waits forever. `concurrent.futures.Future`
+is made of it. Locks in C have no such moment: either the lock is taken, or the error is raised
+before.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cordwood.errors import Closed
 Result = TypeVar("Result")
 
 FOREVER = -1.0
-"""What a lock takes for "without a limit"."""
+"""A lock's value for "without a limit"."""
 
 FORKED = "this client is of the process that was forked: connect anew"
-"""What a forked child is told."""
+"""The error text for a forked child."""
 
 LOOK_S = 1.0
-"""How long a thread waits before it looks whether a signal came. One that comes right before the
-wait begins, or to another thread, does not end it: the handler would run once the wait is over."""
+"""How long a thread waits before it looks whether a signal came. A signal right before the wait, or
+to another thread, does not end the wait: the handler would run after it."""
 
 
 def take(lock: _thread.LockType, timeout: float) -> bool:
@@ -48,7 +48,7 @@ def take(lock: _thread.LockType, timeout: float) -> bool:
 
 
 class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
-    """A condition variable whose lock is taken and released in C. It may not be nested."""
+    """A condition variable with a lock that is taken and released in C. It may not be nested."""
 
     def __init__(self) -> None:
         self._waiting: deque[_thread.LockType] = deque()
@@ -85,7 +85,7 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
 class ThreadFuture(Future[Result]):
     """A future for a caller's thread, which the loop's thread can always resolve.
 
-    A forked child has no such thread: there it raises Closed, if it was not resolved by then.
+    A forked child has no such thread: there it raises Closed, unless it was resolved before.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class ThreadFuture(Future[Result]):
     def _check_process(self) -> None:
         """
         Raises:
-            Closed: nobody will resolve it in this process.
+            Closed: no thread will resolve it in this process.
         """
         if os.getpid() == self._pid:
             return

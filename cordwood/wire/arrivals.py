@@ -1,9 +1,9 @@
 """Frames that have begun to arrive on all connections of one node: how much, and for how long.
 
-A length in a frame's header is bounded, and so is what one peer makes a node keep; over
-thousands of connections that is far more than a node has. So their bytes are counted together,
-and a frame that was begun has to end in time. What is counted is what has arrived: a length that
-is only claimed costs nothing.
+The length in a frame's header is bounded, and so are the bytes that one peer makes a node keep. But
+over thousands of connections the sum exceeds a node's memory. So unfinished frames are counted
+together, and a frame has to end in time once it began. Only arrived bytes count: a claimed length
+costs nothing.
 
 Source: docs/sources/reliability.md §7 (4, 9).
 """
@@ -16,8 +16,8 @@ UNFINISHED_BYTES_MAX = 512 << 20
 """Room for a block of 1 MiB from each of 500 clients at once, or seven of the largest frames."""
 
 FRAME_GRACE_S = 20.0
-"""For a frame of any length: a sender that is stopped for a moment, or a link that is cut, is back
-by then or never."""
+"""For a frame of any length: a sender that paused, or a link that was cut, is back within this time
+or never."""
 
 FRAME_BYTES_S_MIN = 1 << 20
 """A frame gets a second more for each of these: 8 Mbit/s is a slow line."""
@@ -29,17 +29,17 @@ class Arrivals(Generic[Caller]):
     """See the module; a rule, told of what arrived."""
 
     def __init__(self) -> None:
-        # What began first stands first: bytes that are here, and when the frame must be whole.
+        # The oldest frame stands first: its arrived bytes, and its deadline.
         self._unfinished: dict[Caller, tuple[int, float]] = {}
         self._bytes = 0
 
     @property
     def bytes(self) -> int:
-        """Of all frames that are not whole yet."""
+        """Bytes of all unfinished frames."""
         return self._bytes
 
     def note(self, caller: Caller, here: int, length: int, now: float, *, is_new: bool) -> None:
-        """A caller's unfinished frame has so many bytes now; 0 for no such frame.
+        """Note the present size of a caller's unfinished frame; 0 for none.
 
         Args:
             is_new: an earlier one was finished since the last time.
@@ -56,17 +56,17 @@ class Arrivals(Generic[Caller]):
             self._bytes += here
 
     def excess(self) -> Caller | None:
-        """Whose connection must go, because all hold too much together: of the frame that began
-        first. An honest one is whole within a moment, so the oldest is one that stopped."""
+        """The caller to cut off if all hold too much together: the sender of the oldest unfinished
+        frame. An honest frame ends within a moment, so the oldest frame's sender has stopped."""
         if self._bytes <= UNFINISHED_BYTES_MAX:
             return None
         return next(iter(self._unfinished))
 
     def late(self, now: float) -> list[Caller]:
-        """Callers whose frame should be whole by now."""
+        """Callers with an overdue frame."""
         return [caller for caller, (_, until) in self._unfinished.items() if until < now]
 
     def late_s(self, now: float) -> float:
-        """For how long the one that should have been whole first has been late; 0 for none."""
+        """How long the first overdue frame is late; 0 for none."""
         until = min((until for _, until in self._unfinished.values()), default=now)
         return max(0.0, now - until)

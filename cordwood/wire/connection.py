@@ -75,7 +75,7 @@ class FrameHandler(Protocol):
     """Whoever a connection's frames are for; called on the loop, must not block."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """A frame that is not a greeting, a reply or a fault.
+        """Take a frame other than a greeting, a reply or a fault.
 
         Raises:
             CordwoodError: the frame is wrong; the connection is closed.
@@ -89,7 +89,7 @@ class Connection:
     """See the module. Made by `dial` or by `wire.server.Server`.
 
     Attributes:
-        peer: what the other side said of itself; None until greeted.
+        peer: the other side's greeting; None until greeted.
     """
 
     def __init__(self, ours: Hello, handler: FrameHandler, *, dialled: bool) -> None:
@@ -116,9 +116,9 @@ class Connection:
         self.on_closed: Callable[[Connection], None] | None = None
         # Digests of the write tokens that the other side showed.
         self.tokens: frozenset[str] = frozenset()
-        # What else a caller must be to be let in; raises what it is refused with.
+        # A further check of a caller's greeting; raises the refusal.
         self.admit: Callable[[Hello], None] | None = None
-        # Told of a frame's bytes that are here while it is not whole, see `Arrivals.note`.
+        # Called with the size of an unfinished frame, see `Arrivals.note`.
         self.on_unfinished: Callable[[Connection, int, int, bool], None] | None = None
         self._is_unfinished = False
         # Told that a call is sent, and that one had no answer in time.
@@ -131,7 +131,7 @@ class Connection:
             return "a peer not greeted yet"
         return f"node {self.peer.node}" if self.peer.node else "a client"
 
-    # What a transport calls.
+    # Called by a transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(Transport, transport)
@@ -205,7 +205,7 @@ class Connection:
         if self.on_writable is not None:
             self.on_writable(self)
 
-    # What a room calls.
+    # Called by other rooms.
 
     @property
     def is_open(self) -> bool:
@@ -247,7 +247,7 @@ class Connection:
 
     @property
     def calls(self) -> int:
-        """Calls that are unanswered, or wait for their turn to be sent."""
+        """Number of calls without an answer yet, sent or waiting to be sent."""
         return len(self._calls) + self._waiting
 
     @property
@@ -264,17 +264,18 @@ class Connection:
     ) -> Reply:
         """Ask and wait for the answer.
 
-        Of a client's calls CLIENT_CALLS_AT_ONCE are on their way at a time; the others wait
-        for their turn, first come first served. What asks whether nodes live waits for none.
+        At most CLIENT_CALLS_AT_ONCE calls of a client are under way at a time; the others wait in
+        order. What asks whether nodes live waits for none.
 
         Args:
             timeout_s: for all of it.
-            answer_s: for the answer alone, from when the call is sent; None for what is left.
+            answer_s: for the answer alone, from when the call is sent; None to take the remaining
+                time.
         Raises:
             Unreachable: no answer in time, or the connection went away, for whatever reason.
             Overloaded: too many wait already; nothing was sent.
             Closed, NotOurCluster: this side closed it, or the other one refused.
-            CordwoodError: what the other side answered.
+            CordwoodError: the other side's error.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -346,7 +347,7 @@ class Connection:
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Send what is corked, then close."""
+        """Send corked frames, then close."""
         if self._error is None:
             self._flush()
             self._error = Closed(f"the connection to {self} was closed here")
@@ -368,11 +369,11 @@ class Connection:
     # Inside.
 
     def error_for_callers(self, error: CordwoodError) -> CordwoodError:
-        """What a caller is told of why the connection went.
+        """The reason for the close, as the caller is told.
 
         A frame that arrived damaged says nothing about a caller's request: to that one the
-        connection was lost, as by a reset, and asking again is right. Only who reads the
-        node's log needs to know which byte was wrong.
+        connection was lost, as by a reset, and asking again is right. Only a reader of the node's
+        log needs to know which byte was wrong.
         """
         if isinstance(error, (Retryable, Rejected)):
             return error

@@ -1,7 +1,9 @@
-"""What only another node of the cluster may say: what it does to a log may be for good.
+"""Frames and calls that only another node of the cluster may send: their effect on a log may be
+permanent.
 
-A caller's number was looked up among the members as it greeted (`wire.server`). This is against
-mistakes and strangers; nothing proves who speaks yet, so it does not stop a forger.
+A caller's number was looked up among the members as it greeted (`wire.server`). This protects
+against mistakes and strangers. It does not stop a forger, because a greeting is not authenticated
+yet.
 
 Source: docs/sources/reliability.md §7 (4).
 """
@@ -24,12 +26,12 @@ def is_node(connection: Connection) -> bool:
 
 
 def check_frame(connection: Connection, kind: int) -> None:
-    """Raises Malformed for a client's frame that is a node's."""
+    """Raise Malformed if a client sends a node's frame."""
     if kind in FRAMES and not is_node(connection):
         raise Malformed(f"frames of kind {kind} are for nodes, not for clients")
 
 
 def check_call(connection: Connection, call: Call) -> None:
-    """Raises Rejected for a client's call that is a node's."""
+    """Raise Rejected if a client sends a node's call."""
     if isinstance(call, CALLS) and not is_node(connection):
         raise Rejected(f"{type(call).__name__} is for nodes, not for clients")

@@ -1,7 +1,7 @@
-"""Gossip: a node's failure detector, fed and heard over the connections that are there.
+"""Gossip: a node's failure detector, which sends and receives over the existing connections.
 
-At each tick the list of ages goes to one peer, drawn among those that are connected. It
-travels on the same connection as stores do, so a peer that reads nothing is silent too.
+At each tick the list of ages goes to one peer, drawn among the connected peers. It travels on the
+same connection as stores do, so a peer that reads nothing is silent too.
 
 Source: docs/sources/logdevice.md 2.12; the rule is `protocol.failure_detector`.
 """
@@ -61,7 +61,7 @@ class Gossip:
         self._detector.want(incarnations, given_up)
 
     def state(self, node: NodeId) -> NodeState:
-        """What a node is to this one."""
+        """A node's state, as this node sees it."""
         return self._detector.state(node)
 
     @property
@@ -71,12 +71,12 @@ class Gossip:
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Nodes that are dead or suspected to be."""
+        """Dead and suspected nodes."""
         return self._detector.nodes(NodeState.SUSPECT, NodeState.DEAD)
 
     @property
     def is_isolated(self) -> bool:
-        """Whether this node sees nobody."""
+        """Whether this node sees no other node."""
         return self._detector.is_isolated
 
     def on_frame(self, frame: Frame) -> None:

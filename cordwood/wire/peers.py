@@ -1,8 +1,8 @@
 """Connections to other nodes, kept up as long as somebody wants them.
 
 A keeper per wanted node dials, greets, watches for silence and dials again with
-a growing pause. Who uses a peer is told when it comes and goes, and sends only
-while it is there.
+a growing pause. A user of a peer learns when the peer connects and disconnects, and sends only in
+between.
 
 Source: CONTRIBUTING.md, "The idea" ("ask, feed the answer to the rule"); docs/sources/logdevice.md
 2.14.
@@ -34,21 +34,21 @@ REDIAL_MAX_S = 1.0
 
 PING_EVERY_S = 3.0
 PING_TIMEOUT_S = 3.0
-"""A peer cut off without a word, or stopped, is noticed within six seconds."""
+"""A peer that is silently cut off, or stopped, is noticed within six seconds."""
 
 DOUBT_S = 0.5
-"""A peer that owes an answer for so long is asked whether it is there: that was up to three seconds
-later, with whatever waits for the answer. Most answers take milliseconds, so few are asked for."""
+"""A peer that owes an answer for this long is pinged. Without it, the ping came up to three seconds
+later, and every waiting caller with it. Most answers take milliseconds, so few pings are sent."""
 
 
 class PeerListener(Protocol):
-    """Who is told of peers; called on the loop, must not block."""
+    """Listener to peers; called on the loop, must not block."""
 
     def on_peer_up(self, node: NodeId, connection: Connection) -> None:
         """A connection to `node` is ready."""
 
     def on_peer_down(self, node: NodeId, connection: Connection) -> None:
-        """That connection is gone; what was sent on it may or may not have arrived."""
+        """The connection was lost; frames sent on it may or may not have arrived."""
 
     def on_peer_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
         """A data frame from `node`.
@@ -143,7 +143,7 @@ class Peers:
 
         Raises:
             Unreachable: no connection or no answer in time.
-            CordwoodError: what it answered.
+            CordwoodError: the peer's error.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -178,8 +178,8 @@ class Peers:
                 if loop.time() - up_at > REDIAL_MAX_S:
                     pause_s = REDIAL_FIRST_S
                     continue
-                # A peer that greets and then refuses what it is sent is no better than one
-                # that does not answer: without a pause that was a dial for each store.
+                # A peer that greets and then refuses its frames is as useless as a silent peer:
+                # without a pause each store caused a dial.
             await wait_at_most(moved, pause_s * self._host.random.uniform(0.5, 1.0))
             pause_s = min(REDIAL_MAX_S, pause_s * 2)
 
@@ -215,7 +215,7 @@ class Peers:
 
     def _lost(self, node: NodeId, connection: Connection) -> None:
         if self._up.get(node) is not connection:
-            return  # lost before it was announced: nobody used it
+            return  # lost before it was announced: it has no users
         del self._up[node]
         self._announce()
         self._listener.on_peer_down(node, connection)
@@ -237,7 +237,7 @@ class _PeerFrames:
 
 async def _until_in_doubt(connection: Connection, news: asyncio.Event) -> None:
     """Wait until a peer is to be asked whether it is there: every so often, and sooner where it
-    owes an answer. That may be the first word on a connection whose other end is no more."""
+    owes an answer. This may be the first frame on a connection whose other end is gone."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + PING_EVERY_S
     silent = False
@@ -250,7 +250,7 @@ async def _until_in_doubt(connection: Connection, news: asyncio.Event) -> None:
     connection.on_silent = on_silent
     while connection.is_open and not silent and (left_s := ends_at - loop.time()) > 0:
         asked, is_owed = connection.asked, connection.waits_for(connection.asked)
-        # Of calls one after the other only the first is a reason to wake.
+        # In a series of calls only the first is a reason to wake.
         connection.on_asked = None if is_owed else news.set
         news.clear()
         await wait_at_most(news, min(left_s, DOUBT_S) if is_owed else left_s)

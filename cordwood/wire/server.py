@@ -22,8 +22,8 @@ from cordwood.wire.connection import HELLO_TIMEOUT_S, Connection
 logger = logging.getLogger(__name__)
 
 STRANGERS_MAX = 256
-"""Connections that have not greeted yet; more than that is an attack or a bug. The oldest of them
-goes then: a caller of ours greets at once, and is never the oldest for long."""
+"""Connections without a greeting yet; more than this is an attack or a bug. The oldest of them goes
+then: a caller of ours greets at once, and is never the oldest for long."""
 
 CONNECTIONS_MAX = 4096
 """Greeted ones of clients; well under the usual limit of open files, which the WAL and peers
@@ -35,7 +35,8 @@ CLIENT_CALLS_MAX = 1024
 
 NODE_CALLS_MAX = 4096
 """Calls of nodes, beside those: a client that asks for a tail waits until the log is recovered,
-and that takes seals. Were these refused because so many clients wait, none would end."""
+and that takes seals. If these were refused because many clients wait, none of the waits would
+end."""
 
 CALL_TIMEOUT_S = 30.0
 """The longest any call may run; the callers' own deadlines are shorter."""
@@ -48,7 +49,7 @@ _PONG = (pack(DoneReply()),)
 
 
 class Service(Protocol):
-    """What a node offers to its connections."""
+    """A node's services to its connections."""
 
     def on_data(self, connection: Connection, frame: Frame) -> None:
         """A data frame; see `FrameHandler.on_frame`."""
@@ -64,9 +65,9 @@ class Server:
     """Accepts connections for a service until closed.
 
     Args:
-        check_node: raises Unreachable for a caller that says to be a node and is no member; this
-            is against mistakes and strangers, and not against whoever forges a member's greeting:
-            nothing proves who speaks.
+        check_node: raises Unreachable for a caller that claims to be a node but is not a member. It
+            protects against mistakes and strangers, but not against a forged greeting: greetings
+            are not authenticated.
     """
 
     def __init__(
@@ -147,7 +148,8 @@ class Server:
         return connection
 
     def _admit(self, theirs: Hello) -> None:
-        """Let a caller in whose greeting is right, or say why not; see `Connection.admit`."""
+        """Admit a caller with a valid greeting, or refuse it with the reason; see
+        `Connection.admit`."""
         if theirs.node:
             self._check_node(theirs)
             return
@@ -173,13 +175,13 @@ class Server:
         self._arrivals.note(connection, here, length, loop.time(), is_new=is_new)
         if here and self._late is None:
             self._late = loop.call_later(LATE_EVERY_S, self._cut_late)
-        # Many small ones may have to go for a large one that arrives.
+        # One large frame may force out many small ones.
         while (excess := self._arrivals.excess()) is not None:
             held = self._arrivals.bytes
-            self._cut(excess, Overloaded(f"frames that are not whole hold {held} bytes"))
+            self._cut(excess, Overloaded(f"unfinished frames hold {held} bytes"))
 
     def _cut_late(self) -> None:
-        """Cut off whose frame does not end; called while there are unfinished ones."""
+        """Cut off callers with overdue frames; called while frames are unfinished."""
         loop = asyncio.get_running_loop()
         for connection in self._arrivals.late(loop.time()):
             self._cut(connection, Unreachable("a frame that was begun did not end in time"))

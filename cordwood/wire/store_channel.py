@@ -1,12 +1,12 @@
-"""STORE frames on their way to storage nodes, paired with what comes back.
+"""STORE frames on their way to storage nodes, paired with their answers.
 
 Frames are numbered from 1 on each connection; a STORED settles every number up to
-its own. A connection that goes settles what was open on it as lost: it may or may
-not have been stored.
+its own. A lost connection settles its open frames as lost: their blocks may or may not have been
+stored.
 
-A STORED also tells how much room its node has. What was sent since and is not settled
-may still need some of that, so it is counted off: what is sent within `room` finds its
-place, unless others send to that node too.
+A STORED also tells how much room its node has. Blocks sent since then and not settled may still
+need a part of it, so their bytes are subtracted. A store within `room` finds space, unless other
+senders use the node too.
 
 Source: docs/design.md §4 (cumulative acks); `layout.waves`.
 """
@@ -42,8 +42,8 @@ and a run."""
 
 
 TOGETHER_BYTES = 64 << 10
-"""A larger payload leaves by itself: what a frame of its own costs is small beside it, and
-its checksum is summed already."""
+"""A larger payload gets a frame of its own: the frame's cost is small in comparison, and its
+checksum is known already."""
 
 
 class _Held:
@@ -65,7 +65,7 @@ class _Held:
 
 
 class _Numbered:
-    """What is open on one connection; `room` as last told, `unsettled` bytes sent since."""
+    """The open frames of one connection; `room` as last told, `unsettled` bytes sent since."""
 
     __slots__ = ("has_told", "open", "room", "sent", "unsettled")
 
@@ -143,7 +143,7 @@ class StoreChannel:
         return True
 
     def send_amend(self, node: NodeId, parts: Sequence[Buffer], settled: Settled) -> bool:
-        """As `send`, of a payload whose blocks have no bodies: it is a frame of its own."""
+        """As `send`, for a payload of blocks without bodies: it is a frame of its own."""
         held, self._held = self._held, None
         try:
             return self.send(node, parts, checksum(parts), settled)
@@ -152,11 +152,10 @@ class StoreChannel:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Small payloads that are sent within the block leave at its end, one frame a node.
+        """Small payloads sent within the `with` block leave at its end, in one frame for each node.
 
-        With many logs a turn has a run for each of them, and a frame for each run to each
-        node was ten times the work of the blocks in it. Only for payloads of a sequencer,
-        which have no seal epoch.
+        With many logs a tick has a run for each log; a frame for each run and node was ten times
+        the work of the blocks in it. Only for payloads of a sequencer, which have no seal epoch.
         """
         assert self._held is None, "one tick at a time"
         self._held = {}
@@ -203,7 +202,7 @@ class StoreChannel:
         """A STORED frame from `node`.
 
         Raises:
-            Malformed: it settles what was never sent.
+            Malformed: it settles a frame that was never sent.
         """
         wave, refusals = read_stored(frame.payload)
         numbered = self._numbered.get(connection)
@@ -229,7 +228,7 @@ class StoreChannel:
         self._unsettled -= size
 
     def on_down(self, node: NodeId, connection: Connection) -> None:
-        """The connection is gone, and with it the answers to what was open."""
+        """The connection was lost, and with it the answers to open frames."""
         numbered = self._numbered.pop(connection, None)
         held = self._held.pop(node, None) if self._held else None
         if numbered is not None:
