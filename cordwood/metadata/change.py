@@ -1,9 +1,9 @@
 """Changing one entry of the metadata store: read, decide, compare-and-set, again if raced.
 
-What a change decides must be harmless to decide and to write again: a write of
-unknown outcome is settled by reading anew and deciding anew, from whatever is there
-by then. Should the lost write come late, in between, then its version is the one
-expected, so ours is refused, and the next try reads what it left.
+A change must be safe to decide and to write twice: after a write of unknown outcome, the entry is
+read again and the change decided again from its present value. If the lost write arrives in
+between, it takes the expected version. Then this write is refused, and the next try reads the lost
+write's value.
 
 Source: docs/sources/logdevice.md 2.1 (read-modify-write with an updater); docs/design.md §6.
 """
@@ -16,8 +16,8 @@ from cordwood.errors import Fenced, OutcomeUnknown, Overloaded, Unreachable
 from cordwood.metadata.store import MetadataStore, Versioned
 
 RACES_MAX = 64
-"""Lost races in a row. Each is somebody else's success, so this many callers at one entry
-means that something takes what it should take once over and over."""
+"""Lost races in a row. Each failed try is another caller's success. So many at one entry mean that
+a caller repeats a change endlessly."""
 
 UNKNOWN_MAX = 3
 """Writes of unknown outcome in one change; each took a whole deadline of the store's."""
@@ -27,7 +27,7 @@ Decide = Callable[[bytes | None], bytes | None]
 
 
 Known = tuple[Versioned | None]
-"""What a reading found, in a tuple so that "nothing" is told from "not read"."""
+"""The entry as read, in a tuple, so that "nothing" differs from "not read"."""
 
 
 async def change(
@@ -40,9 +40,9 @@ async def change(
     """Change `key` to what `decide` makes of it.
 
     Args:
-        decide: called once for each try; what it raises ends the change.
-        known: what the caller read a moment ago, which saves the first reading.
-        version: the only one that is changed, 0 for an entry that is not there; None for any.
+        decide: called once for each try; its error ends the change. known: the entry as the caller
+            just read it, which saves the first read. version: the only version to change, 0 for a
+            missing entry; None for any.
     Returns:
         The value now stored, as written or as left; None if the entry is not there.
     Raises:
@@ -67,7 +67,7 @@ async def change(
         except OutcomeUnknown as error:
             unknown, unknowns = error, unknowns + 1
         except (Unreachable, Overloaded) as error:
-            # Of this try nothing was written; of an earlier one something may have been.
+            # This try wrote nothing; an earlier try may have.
             if unknown is None:
                 raise
             raise unknown from error

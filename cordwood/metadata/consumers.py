@@ -1,10 +1,10 @@
 """Consumers in the metadata store: positions, members, generations.
 
-One entry a consumer, `consumers/<name>`, changed by compare-and-set, so that a save and
-the change of who reads what are in one order. The rules are `protocol.consumer_group`.
+Each consumer has one entry, `consumers/<name>`, changed by compare-and-set, so that saves and
+changes of the assignment have one order. The rules are `protocol.consumer_group`.
 
-A write of unknown outcome is decided anew from what is there by then: joining twice makes
-one more generation, saving the same positions twice changes nothing.
+A write of unknown outcome is decided again from the present entry: joining twice makes one more
+generation, and saving the same positions twice changes nothing.
 
 Source: docs/design.md §6, §7.
 """
@@ -26,7 +26,7 @@ from cordwood.protocol.consumer_group import Group, GroupMember, Owner
 
 MEMBERS_MAX = 1000
 LOGS_MAX = 4000
-"""With names of 100 bytes an entry stays well under what the store takes."""
+"""With names of 100 bytes an entry stays well below the store's bound."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -86,7 +86,7 @@ class Consumers:
         self._store = store
 
     async def get(self, name: str) -> Group:
-        """A consumer; one that nobody made has nothing. One round trip."""
+        """A consumer; a missing consumer is empty. One round trip."""
         found = await self._store.get(_key(name))
         return read_group(name, found.value if found else None)
 
@@ -136,7 +136,7 @@ def _encode(group: Group) -> bytes:
 
 
 def read_group(name: str, value: bytes | None) -> Group:
-    """A consumer as the store holds it; None for one that nobody made.
+    """A consumer as the store holds it; None for a missing consumer.
 
     Raises:
         Malformed: the entry cannot be read.

@@ -1,11 +1,11 @@
-"""The epoch store: which epoch comes next, which are clean, who may hold what.
+"""The epoch store: the next epoch of each log, the clean epochs, and the nodes that may hold
+records.
 
-One record a log, changed by compare-and-set only. Taking an epoch is a read and a
-conditional write: two round trips when nobody races. Every epoch is won by one write
-that its taker saw succeed, so no epoch has two takers. A write of unknown outcome is
-settled by taking a higher epoch: if it did happen, that epoch has no taker, and its
-recovery finds it empty. (A nonce in the record could save such an epoch, at the price
-of a second way to win one; epochs are plenty, so there is none.)
+One record a log, changed by compare-and-set only. Taking an epoch is a read and a conditional
+write: two round trips without a race. Every epoch is won by one write that its taker saw succeed,
+so no epoch has two takers. After a write of unknown outcome the node takes a higher epoch. If the
+write happened, its epoch has no sequencer, and recovery finds it empty. (A nonce in the record
+could save such an epoch, but would add a second way to win one. Epochs are plentiful.)
 
 A nodeset changes only with an epoch, and none is forgotten before all that it may have stored
 is trimmed (`recovery.trim_nodesets`). Storage nodes keep that history too, for readers: see
@@ -45,15 +45,15 @@ HISTORY_CHARS_MAX = 900_000
 """Of the nodesets and locations of a history as JSON, so that a record fits the metadata store."""
 
 BEGUN_MAX = 64
-"""Beginnings of epochs that are kept while those below are not recovered."""
+"""Kept begin times of epochs while lower epochs are not recovered."""
 
 JUMP_MAX = 4096
-"""Epochs that nobody took and that are passed over at once; each has to be recovered."""
+"""Epochs without a taker that are skipped at once; each has to be recovered."""
 
 NODE_MAX = (1 << 32) - 1
 
 TOKEN_MAX = (1 << 63) - 1
-"""The highest fencing token: what a counter, a time in ns or a ZooKeeper version reach."""
+"""The highest fencing token: counters, times in ns and ZooKeeper versions stay below it."""
 
 _EPOCHS = "epochs/"
 
@@ -71,7 +71,7 @@ class Configuration(NamedTuple):
 
     @classmethod
     def of(cls, nodeset: Nodeset, replication: Replication) -> Configuration:
-        """Of a nodeset whose members stand where they do now."""
+        """For a nodeset whose members have their present locations."""
         return cls(nodeset.nodes, replication, nodeset.locations)
 
 
@@ -87,8 +87,8 @@ _Copies = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
 
 
 class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From epoch `since` on, `nodes` may hold records, `copies` each over `racks` racks, and
-    over so many domains of each scope in `wider`.
+    """From epoch `since` on, `nodes` may hold records: `copies` of each, over `racks` racks, and
+    over the number of domains that `wider` has for each scope.
 
     Attributes:
         locations: where each node stood when these epochs chose their copysets, which every
@@ -123,7 +123,7 @@ class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The replication property.
 
         Raises:
-            BadSetting: there is no such property.
+            BadSetting: the property does not exist.
         """
         return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
 
@@ -137,28 +137,27 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the epoch store knows of one log.
+    """The epoch store's entry of one log.
 
     An unknown field is refused: a version that does not know it would drop it.
 
     Attributes:
         next_epoch: the next epoch to hand out; EPOCH_MAX + 1 when all are used up.
-        clean_epoch: all epochs up to this one are recovered; 0 for none.
+        clean_epoch: all epochs up to this epoch are recovered; 0 for none.
         clean_tail: LSN of the last record up to there; 0 for none.
-        clean_time_us: no record up to there is younger. Who recovers what comes above asks only
-            the nodes of those epochs, and they may have none of these records.
-        owner: node that took the newest epoch, 0 where it did not say. A hint.
+        clean_time_us: no record up to there is younger. A recovery of later epochs asks only the
+            nodes of those epochs, and they may have none of these records. owner: node that took
+            the newest epoch, 0 if unknown. A hint.
         owner_before: node that took the epoch before that, 0 likewise: it may still sequence,
             and is asked to finish before it is sealed.
-        history: nodesets, by the epoch from which on they hold, ascending. The first holds
-            from 1 on, or what was before it is trimmed.
-        deleted: the log is gone; no epoch is handed out any more.
-        token: the log's fencing token: appends with a lower one are refused from the newest
-            epoch on.
-        holder: who has it, in words.
-        clean_seal, clean_attempt: the recovery that ended `clean_epoch`; 0 where that was not said.
-        begun: where epochs began above ones that are not recovered yet, by epoch; times rise.
-        sealed: the highest epoch that said where it begins: all below it were sealed by then.
+        history: nodesets, by the epoch from which on they hold, ascending. The first entry holds
+            from epoch 1 on, or the history before it is trimmed. deleted: the log is gone; it gets
+            no epochs any more.
+        token: the log's fencing token: appends with a lower token are refused from the newest epoch
+            on. holder: the holder's name, in words. clean_seal, clean_attempt: the recovery that
+            ended `clean_epoch`; 0 if unknown. begun: begin times, by epoch, of epochs above
+            unrecovered ones; times rise. sealed: the highest epoch with a begin time: all epochs
+            below were sealed by then.
     """
 
     next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
@@ -198,8 +197,8 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next(entry for entry in reversed(self.history) if entry.since <= epoch)
 
     def latest_us(self, epoch: int) -> int | None:
-        """No acknowledged record of `epoch` is younger, as the epochs above it have begun; None
-        if that is not known of any."""
+        """No acknowledged record of `epoch` is younger, as the epochs above it have begun; None if
+        it is not known of any epoch."""
         return min((each.time_us for each in self.begun if each.epoch > epoch), default=None)
 
     @property
@@ -273,11 +272,11 @@ class EpochStore:
         replication: Replication | None = None,
         configure: Configure | None = None,
     ) -> tuple[int, EpochRecord]:
-        """Take the next epoch. Nobody else ever gets it. Two round trips, if nobody races.
+        """Take the next epoch. No other node ever gets it. Two round trips without a race.
 
         Args:
-            owner: this node, for those who look.
-            above: nodes are sealed by this epoch, so none up to it is of use.
+            owner: this node, for readers of the entry. above: nodes are sealed by this epoch, so
+                lower epochs are useless.
             nodes, replication: in force from this epoch on; None leaves them.
             configure: awaited while the record is read; says both in their place.
         Returns:
@@ -313,7 +312,7 @@ class EpochStore:
         return record.next_epoch - 1, record
 
     async def raise_token(self, log_id: int, token: int, holder: str) -> EpochRecord:
-        """Give a log a higher fencing token, and with it an epoch that nobody rules.
+        """Give a log a higher fencing token, and with it an epoch without a sequencer.
 
         Sequencers of that epoch and below do not know of it: it holds once one of a higher epoch
         has begun. The same token for the same holder again changes nothing.
@@ -322,7 +321,7 @@ class EpochStore:
             The record as stored.
         Raises:
             UnknownLog: the log has no record, or was deleted.
-            TokenFenced: the token is not higher than the log's; who holds that.
+            TokenFenced: the token is not higher than the log's; names the holder.
             BadSetting: it is out of its range.
         """
         if not 1 <= token <= TOKEN_MAX or len(holder) > 255:
@@ -330,7 +329,7 @@ class EpochStore:
 
         def decide(found: bytes | None) -> bytes | None:
             record = _known(log_id, found)
-            # A sequencer needs one above the one that this takes, or nobody rules the log.
+            # A sequencer needs an epoch above this one, or the log has no sequencer.
             _check_epochs_left(log_id, record, 2)
             if (token, holder) == (record.token, record.holder):
                 return None
@@ -381,7 +380,7 @@ class EpochStore:
             time_us: no record up to there is younger, as far as this recovery has found.
             by: this recovery's seal, and its attempt.
         Returns:
-            The record as stored: what was there, if that is as clean already.
+            The record as stored: the present one, if it is as clean already.
         Raises:
             UnknownLog: the log has no record.
             BadSetting: the epoch was not handed out, the tail lies above it, or below the
@@ -412,8 +411,8 @@ class EpochStore:
     async def note_begun(self, log_id: int, epoch: int, time_us: int | None) -> EpochRecord:
         """Record that all below `epoch` is sealed, and where it begins, before it has a record.
 
-        Whoever recovers an epoch below it keeps nothing there that is younger: append time
-        would fall along the log.
+        A recovery of a lower epoch drops younger records there: otherwise append time would fall
+        along the log.
 
         Args:
             time_us: None where it is not known that nothing below is younger.
@@ -422,8 +421,8 @@ class EpochStore:
         Raises:
             UnknownLog: the log has no record.
             BadSetting: the epoch was not handed out.
-            Fenced: a higher epoch has sealed. Its recovery goes by what was recorded then; by a
-                bound that came later the next one would leave out what it kept.
+            Fenced: a higher epoch has sealed. A recovery uses the bound recorded at its time; by a
+                later bound the next recovery would drop records that this one kept.
         """
 
         def decide(found: bytes | None) -> bytes | None:
@@ -545,7 +544,7 @@ def _chars(entry: NodesetSince) -> int:
 def _extended(
     log_id: int, record: EpochRecord, wanted: Configuration | None
 ) -> tuple[NodesetSince, ...]:
-    """The history with what is new from `next_epoch` on, if anything is."""
+    """The history, with a new entry from `next_epoch` on if something changed."""
     if wanted is None:
         return record.history
     *before, newest = record.history
@@ -567,7 +566,7 @@ def with_begun(record: EpochRecord, epoch: int, time_us: int) -> tuple[Begun, ..
     if epoch <= record.clean_epoch + 1:
         return record.begun
     below = [each for each in record.begun if each.epoch < epoch and each.time_us < time_us]
-    # Past the bound the newest but one goes: what it bounds is bounded by the newest, less well.
+    # Past the bound the second newest goes: the newest bounds the same epochs, less tightly.
     return (*below[: BEGUN_MAX - 1], Begun(int(epoch), int(time_us)))
 
 

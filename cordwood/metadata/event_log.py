@@ -1,9 +1,9 @@
-"""The event log: where it is said who is lost, drained, rebuilt and back, and read by everybody.
+"""The event log: which nodes are lost, drained, rebuilt and back. Every node reads it.
 
 `EventLog` is what roles see of it. `StoredEventLog` keeps it in the metadata store, as one
-versioned value: the rebuilding set, which is the snapshot of all events so far. An event is
-applied to the set that is there and written by compare-and-set, so all events have one order, and
-an event that changes nothing is not written.
+versioned value: the rebuilding set, which is the snapshot of all events so far. An event is applied
+to the present set and written by compare-and-set. So all events have one order, and an event that
+changes nothing is not written.
 
 This is for now. Kept so, nothing can be said while the metadata store is away, and each event
 costs a write of the whole set. An internal log, of deltas and snapshots, is to take its place
@@ -33,18 +33,18 @@ LSN_BELOW = 1 << 32
 class EventLog(Protocol):
     """What roles see of the event log.
 
-    Every call may raise Unreachable or Overloaded (ask again), and Corrupt (what is kept
-    cannot be read, or a newer version wrote it).
+    Every call may raise Unreachable or Overloaded (ask again), and Corrupt (the stored set cannot
+    be read, or a newer version wrote it).
     """
 
     async def read(self) -> RebuildingSet:
-        """The set as it is, all events among it that were said before the call."""
+        """The present set, with all events from before the call."""
 
     async def say(self, event: RebuildEvent) -> Outcome:
         """Say that something happened; the set with it, and what became of the event.
 
         An event may be said again. After an answer that was lost it is found done already:
-        UNCHANGED, STALE, or UNKNOWN_NODE of one that ends an entry.
+        UNCHANGED, STALE, or UNKNOWN_NODE for an event that ends an entry.
         """
 
     async def news(self, known: RebuildingSet | None, timeout_s: float) -> RebuildingSet:
@@ -64,10 +64,10 @@ class StoredEventLog:
         return _decode(found.value if found is not None else None)
 
     async def say(self, event: RebuildEvent) -> Outcome:
-        """See `EventLog`. Two round trips where nobody races.
+        """See `EventLog`. Two round trips without a race.
 
         Raises:
-            BadSetting: the set has outgrown what the metadata store holds.
+            BadSetting: the set has outgrown the metadata store's bound.
         """
         last: Outcome | None = None
 

@@ -31,11 +31,11 @@ class _Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EntryLeases:
-    """The leases of one user of a store; see `MetadataStore` for what the methods do.
+    """The leases of one user of a store; `MetadataStore` describes the methods.
 
     Args:
         now_us: the clock that all users of the store share, in µs.
-        draw: gives so many random bytes; called once, for the holder's name.
+        draw: gives that number of random bytes; called once, for the holder's name.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EntryLeases:
             return msgspec.json.encode(_Lease(self._holder, until_us, value))
 
         stored = await change_repeatably(self._store, _PREFIX + key, decide)
-        assert stored is not None, "a lease that nobody has is taken"
+        assert stored is not None, "a free lease is taken"
         return _decode(key, stored).holder == self._holder
 
     async def drop(self, key: str) -> None:

@@ -2,8 +2,8 @@
 
 `logs/<name>` leads to a number, `log_ids/<number>` has the log's one name; see `log_tree`. A name
 is claimed before its log goes to it and taken away after the log has left it. Calls of several
-makers cross at any step, and nobody writes two entries at once. What holds all the same: a name
-is never taken away from the log that has it, and nobody else claims it.
+clients interleave at any step, and no call writes two entries at once. Still, a log never loses its
+name to another log, and no other log claims the name.
 
 Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 """
@@ -54,7 +54,7 @@ class LogEntries:
         self._store = store
 
     async def log(self, log_id: LogId) -> LogEntry | None:
-        """What a number is; None where it has no entry. One round trip."""
+        """The entry of a number; None where it has no entry. One round trip."""
         found = await self._store.get(id_key(log_id))
         return decode(found.value, LogEntry, f"log number {log_id}") if found else None
 
@@ -68,7 +68,7 @@ class LogEntries:
             raise exists(name)
 
     async def describe(self, log_id: LogId, log: LogEntry) -> None:
-        """Say what a new number is."""
+        """Write the entry of a new number."""
         value = msgspec.json.encode(log)
 
         def decide(found: bytes | None) -> bytes | None:
@@ -93,7 +93,7 @@ class LogEntries:
         def decide(value: bytes | None) -> bytes | None:
             if value not in (None, entry, before):
                 raise exists(name)
-            # A claim that was there before is written anew: one that takes it away has read it.
+            # An existing claim is written anew: a call that removes it has read the old version.
             return None if value == entry != before else entry
 
         try:
@@ -104,8 +104,8 @@ class LogEntries:
     async def _is_taken(self, name: str, found: Versioned | None, log_id: LogId | None) -> bool:
         """Whether a name's entry, as it was read, leads to another log that was not deleted.
 
-        That log may have another name: then a rename is on its way from there, or stopped. Nobody
-        can tell, so the name is not given away.
+        That log may have another name: then a rename is on its way from there, or stopped. The
+        state is unknown, so the name is not given away.
         """
         other = _leads_to(name, found)
         if other is None or other == log_id:
@@ -117,8 +117,8 @@ class LogEntries:
         """Take a name away from a log that does not have it, or not any more.
 
         A rename may be on its way to the name, of this log too: somebody gives it back. A rename
-        that claimed the name before it is read here finds the log's entry written by somebody else
-        and begins again; one that claims it later takes the version away that is removed here.
+        that claimed the name before this read finds the log's entry changed and begins again. A
+        rename that claims it later changes the version, so this removal fails.
         """
         for _ in range(RACES_MAX):
             found = await self._store.get(name_key(name))

@@ -16,10 +16,9 @@ class LogInfo:
     Attributes:
         log_id: its number.
         name: its path, with the leading slash.
-        created_us: when it was made, µs since 1970 UTC, by its maker's clock.
-        own: what was set on the log itself.
-        attributes: all of them, as set or inherited.
-        mark: of the call that made it, "" for none.
+        created_us: creation time, µs since 1970 UTC, by its creator's clock. own: attributes set on
+            the log itself. attributes: all attributes, set or inherited. mark: of the call that
+            created it, "" for none.
     """
 
     log_id: LogId

@@ -1,9 +1,9 @@
 """Numbers for new logs, from a counter in the metadata store.
 
 A number is taken by compare-and-set, and a client that makes a thousand logs at once would race
-with itself for each of them. So its makers take turns, and each turn takes numbers for all who
-wait. A number that is taken and not used is never used: it names one log for ever, and there
-are more than enough.
+with itself for each of them. So creators take turns, and each turn takes numbers for all waiting
+calls. A number that is taken but not used is lost: a number names one log forever, and there are
+more than enough.
 
 Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 """
@@ -25,7 +25,8 @@ from cordwood.metadata.store import MetadataStore
 LOG_ID_MAX = (1 << 62) - 1
 
 TAKEN_MAX = 1024
-"""In one turn; beyond that a round trip for each of so many logs costs nothing that shows."""
+"""Numbers in one turn; beyond that a further round trip for this many logs costs nothing
+noticeable."""
 
 _COUNTER = "next_log_id"
 
@@ -39,7 +40,7 @@ class _Counter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LogNumbers:
-    """What one client takes numbers from.
+    """One client's source of numbers.
 
     Args:
         store: that has the counter.
@@ -79,6 +80,6 @@ class LogNumbers:
             taken = range(first, min(first + wanted, LOG_ID_MAX))
             return msgspec.json.encode(_Counter(taken.stop))
 
-        # Asked again after an outcome that is unknown, it leaves out what it may have taken.
+        # After an unknown outcome it skips the numbers that it may have taken.
         await change_repeatably(self._store, _COUNTER, decide)
         return taken

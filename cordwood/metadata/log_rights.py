@@ -1,12 +1,12 @@
-"""Who may change a log: whoever has the token that guards what the change takes away.
+"""The right to change a log: a caller needs the token that guards what the change takes away.
 
-- A log with a write token is deleted, renamed, fenced, given other tokens or another retention by
-  who has that token. Without it everybody may.
-- A read token is changed by who has it, and has the write token where there is one too.
-- A directory's change is a change of every log below it that comes to have other attributes by it.
+- Deleting, renaming or fencing a log with a write token, or changing its tokens or retention,
+  requires that token. Without a write token every caller may. - Changing a read token requires the
+  read token, and the write token if there is one. - A change of a directory counts as a change of
+  every log below that gets other attributes by it.
 
-What adds nothing and takes nothing away (replication, nodeset, how blocks are spread and sent) is
-everybody's, as it is an operator's work, who has no token of a log.
+Changes that neither add nor remove access or records (replication, nodeset, spreading and sending
+of blocks) need no token: they are an operator's work, and operators have no tokens of logs.
 
 Nodes ask; a client sends those of its tokens that a log asks for.
 """
@@ -22,8 +22,8 @@ GUARDED = ("write_token", "read_token", "backlog_s", "backlog_bytes")
 """Attributes that take away a right or records."""
 
 Check = Callable[[str, LogAttributes, LogAttributes | None], None]
-"""Looks at a change: a log's name, its attributes, and what they become, None if it is deleted or
-goes to another name."""
+"""Checks a change: a log's name, its attributes, and its new attributes, None if it is deleted or
+renamed."""
 
 
 def anybody(name: str, was: LogAttributes, becomes: LogAttributes | None) -> None:
@@ -31,7 +31,7 @@ def anybody(name: str, was: LogAttributes, becomes: LogAttributes | None) -> Non
 
 
 def who_has(tokens: Iterable[str]) -> Check:
-    """What a caller with these tokens may change.
+    """The check for a caller with these tokens.
 
     Returns:
         A check that raises AccessDenied.

@@ -5,15 +5,13 @@ logs below it; with a slash at its end it is the directory: `/orders/` is all th
 below, and `/` is all there is. Numbers come from a counter and are never used twice.
 
 Entries: `logs/<name>` leads to a log's number; `log_ids/<number>` has the log's one name, whether
-it was deleted, and what was set on it. A log is found by a name if both entries agree, so that the
-second one alone decides: a rename or a deletion is one write to it. A name whose log has
-another one is what a rename left that stopped half-way: nobody finds a log by it, and making the
-rename again or deleting the name frees it.
-`next_log_id` is the counter (see `log_numbers`); `directories` has what was set on directories,
-all in one value.
-Making writes counter, number, name, so that a maker that stops on the way leaves a number
-without a log. `log_changes/latest` is written after each change to a log that was there
-already: nodes watch it, and nothing else of the tree.
+it was deleted, and the attributes set on it. A log is found by a name if both entries agree, so
+that the second one alone decides: a rename or a deletion is one write to it. If a name's log has
+another name, a rename stopped half-way: the name leads to no log, and repeating the rename or
+deleting the name frees it. `next_log_id` is the counter (see `log_numbers`); `directories` has the
+attributes set on directories, all in one value. Making writes counter, number, name, so that a
+maker that stops on the way leaves a number without a log. `log_changes/latest` is written after
+each change to a log that was there already: nodes watch it, and nothing else of the tree.
 
 Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 """
@@ -51,7 +49,7 @@ READ_AGAIN = 32
 """Logs that a listing reads again at once, by number, where names and numbers disagree."""
 
 CHANGES_PREFIX = "log_changes/"
-"""What to watch for changes to logs that are there."""
+"""The key to watch for changes of existing logs."""
 
 _CHANGES = "log_changes/latest"
 _DIRECTORIES = "directories"
@@ -68,7 +66,7 @@ class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_below(name: str, path: str) -> bool:
-    """Whether what is set on `path`, a log or a directory, may concern the log `name`."""
+    """Whether attributes set on `path`, a log or a directory, may concern the log `name`."""
     return name.startswith(path) if path.endswith("/") else name == path
 
 
@@ -117,7 +115,7 @@ class LogTree:
         name, own = normalise_name(name), attributes or LogAttributes()
         whole = self._whole(name, own, await self.directories())
         check_whole(whole)
-        # Asked first, so that a name that is taken does not cost a number.
+        # Look first, so that a taken name does not cost a number.
         await self._entries.check_free(name)
         log_id = await self._numbers.take()
         await self._entries.describe(log_id, LogEntry(name, created_us, own, mark=mark))
@@ -136,7 +134,7 @@ class LogTree:
         return whole
 
     async def get(self, name: str) -> LogInfo | None:
-        """A log by name, None if there is none. Two round trips.
+        """A log by name, None if it does not exist. Two round trips.
 
         Raises:
             BadSetting: the name is wrong.
@@ -149,7 +147,7 @@ class LogTree:
         return self._info(log_id, log, directories) if log and log.is_at(name) else None
 
     async def by_id(self, log_id: int) -> LogInfo | None:
-        """A log by number, None if there is none. Three round trips."""
+        """A log by number, None if it does not exist. Three round trips."""
         if not 1 <= log_id <= LOG_ID_MAX:
             return None
         # Again where it was renamed between the readings: the name just read has gone.
@@ -213,7 +211,7 @@ class LogTree:
     # Changing.
 
     async def directories(self) -> Directories:
-        """What is set on directories, by path. One round trip."""
+        """The attributes set on directories, by path. One round trip."""
         found = await self._store.get(_DIRECTORIES)
         return decode(found.value, Directories, "directories") if found else {}
 
@@ -242,14 +240,14 @@ class LogTree:
         """Set attributes of a log, or, if the path ends with a slash, of a directory.
 
         Args:
-            unset: names that are inherited again.
-            check: whether the caller may; see `log_rights`.
-            log_id: the log that the caller means, whichever log has the path by now.
-            version: what the caller saw, see `version`; None takes any.
+            unset: names of attributes to inherit again. check: the caller's right; see
+                `log_rights`.
+            log_id: the log that the caller means, even if another log has the path by now. version:
+                the version that the caller saw, see `version`; None takes any.
         Raises:
             Fenced: it has another version.
             AccessDenied: `check` says so.
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             BadSetting: the path or an attribute is wrong, or some log below could not be so.
         """
         check_attributes(attributes)
@@ -314,14 +312,15 @@ class LogTree:
         """Delete a log: its name is free again, its number is not.
 
         Args:
-            check: whether the caller may; see `log_rights`.
-            log_id: the log that the caller means; 0 for what a change left that stopped half-way.
-                Without it the log that has the name by now.
+            check: the caller's right; see `log_rights`. log_id: the log that the caller means; 0
+                for the remains of a change that stopped half-way. Without it the log that has the
+                name by now.
         Returns:
-            What it was; None if a rename had left the name, whose log goes on under its other one.
+            The deleted log; None if a rename had left the name; the log continues under its other
+                name.
         Raises:
             AccessDenied: `check` says so.
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
         """
         name = normalise_name(name)
         info = await self._meant(name, log_id)
@@ -343,17 +342,17 @@ class LogTree:
     async def rename(
         self, name: str, new_name: str, check: Check = anybody, log_id: int | None = None
     ) -> LogInfo:
-        """Give a log another name; what it inherits changes with it.
+        """Rename a log; it inherits from its new directory.
 
         A rename that stopped half-way changed nothing or is done, and may be made again. Of two
-        at once one is done.
+        concurrent renames one happens.
 
         Args:
             check: whether the caller may; see `log_rights`.
             log_id: as in `delete`.
         Raises:
             AccessDenied: `check` says so.
-            UnknownLog: there is no such log.
+            UnknownLog: the log does not exist.
             LogExists: the new name is taken.
             BadSetting: a name is wrong, or the log could not be so there.
         """
@@ -374,7 +373,7 @@ class LogTree:
         return await self._finish_rename(name, new_name, info.log_id)
 
     async def _meant(self, name: str, log_id: int | None) -> LogInfo | None:
-        """The log that has a name, if it is the one that the caller means."""
+        """The log with this name, if it is the log that the caller means."""
         info = await self.get(name)
         return info if info is not None and log_id in (None, info.log_id) else None
 
@@ -400,9 +399,9 @@ class LogTree:
     async def move(self, log_id: LogId, name: str, new_name: str | None, check: Check) -> None:
         """Give a log its new name, or delete it: the one write that decides.
 
-        The log's entry is read, then the new name is claimed, then the entry is written if it is
-        still the one that was read. So a name that was taken away after the claim is claimed again;
-        see `LogEntries.remove_name`.
+        The log's entry is read, then the new name is claimed, then the entry is written if it has
+        not changed since the read. So a name that was removed after the claim is claimed again; see
+        `LogEntries.remove_name`.
 
         Raises:
             UnknownLog: the log has gone from `name` meanwhile.
@@ -443,7 +442,7 @@ class LogTree:
     # Telling nodes.
 
     async def note_change(self) -> None:
-        """Tell those who watch that a log or a directory changed."""
+        """Tell watchers that a log or a directory changed."""
 
         def decide(found: bytes | None) -> bytes:
             count = decode(found, _Changes, _CHANGES).count if found else 0
@@ -464,7 +463,7 @@ class LogTree:
 
     def _whole(self, path: str, own: LogAttributes, directories: Directories) -> LogAttributes:
         whole = self._defaults
-        # By length, so that what is nearer to the log comes later.
+        # By length, so that directories nearer to the log come later.
         for directory in sorted(directories, key=len):
             if path.startswith(directory):
                 whole = directories[directory].over(whole)
@@ -472,7 +471,7 @@ class LogTree:
 
 
 def _check_rename(name: str, was: LogAttributes, becomes: LogAttributes, check: Check) -> None:
-    """A rename takes the name away, and what is inherited changes with it."""
+    """A rename removes the name, and inherited attributes change with it."""
     check(name, was, None)
     check(name, was, becomes)
 
@@ -485,10 +484,10 @@ def _check_log(info: LogInfo, whole: LogAttributes) -> None:
 
 
 def root_attributes(attributes: LogAttributes, known: Mapping[str, Versioned]) -> dict[str, bytes]:
-    """What setting the root's attributes writes, for who holds the store itself.
+    """The write that sets the root's attributes, for a holder of the store itself.
 
     Args:
-        known: what the store has.
+        known: the store's present value.
     """
     found = known.get(_CHANGES)
     count = decode(found.value, _Changes, _CHANGES).count if found else 0

@@ -1,4 +1,4 @@
-"""Who is in the cluster: its identity, and its nodes with their addresses.
+"""The members of the cluster: its identity, and its nodes with their addresses.
 
 A node registers each time it starts, and its incarnation grows by one: two processes
 that believe to be the same node are told apart, and what an older one says is not
@@ -7,8 +7,8 @@ a data directory of another cluster is never mistaken for ours.
 
 Each start also *claims* the node for the directory that it starts from, by a name drawn for
 that start: whoever comes with an older copy of the directory does not know the newest claim.
-And a node tells now and then how far its WAL has come, so that a copy that is older than
-that is noticed where both are of one start.
+A node also records periodically how far its WAL has come, so that an older copy of the disk from
+the same start is noticed.
 
 Members are never removed yet: shrinking a cluster comes with rebuilding.
 
@@ -57,7 +57,7 @@ class RandomBytes(Protocol):
 
 
 class Claim(NamedTuple):
-    """Which start of a node was the last, and what it said of its disk.
+    """A node's last start, and its disk's state at that start.
 
     Attributes:
         incarnation: of that start; 0 for a node that never registered.
@@ -95,7 +95,7 @@ class Membership:
         self._store = store
 
     async def ensure_cluster(self, random: RandomBytes) -> bytes:
-        """The cluster's identity, CLUSTER_BYTES long; drawn and kept if there is none."""
+        """The cluster's identity, CLUSTER_BYTES long; drawn and stored at the first call."""
         drawn = random.randbytes(CLUSTER_BYTES).hex().encode("ascii")
         stored = await change_repeatably(
             self._store, _CLUSTER, lambda found: drawn if found is None else None
@@ -104,7 +104,7 @@ class Membership:
         return _decode_cluster(stored)
 
     async def cluster(self) -> bytes | None:
-        """The cluster's identity, None if nobody has drawn it."""
+        """The cluster's identity, None before it was drawn."""
         found = await self._store.get(_CLUSTER)
         return None if found is None else _decode_cluster(found.value)
 
@@ -210,7 +210,7 @@ class Membership:
         await change_repeatably(self._store, _key(node_id), decide)
 
     async def come_back(self, node_id: NodeId, *, is_sealed: bool) -> Member:
-        """A node whose data was said to be gone, or elsewhere, says that it is here.
+        """A node clears the status that its data is gone or elsewhere.
 
         First that it is to be waited for; once it has sealed all logs up to their newest epoch,
         that it is as good as any. A recovery that still did without it took its epoch before
@@ -262,7 +262,7 @@ class Membership:
         """Say what became of a node's data.
 
         Args:
-            expected: what was said of it before; None is anything.
+            expected: its status before; None is anything.
         Raises:
             BadSetting: the node never registered.
             Rejected: something else than `expected` was said of it, or the one cannot follow

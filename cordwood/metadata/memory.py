@@ -4,11 +4,10 @@
 outlives its users. `MemoryMetadata` is a way to it, with that way's delay, outage
 and loss of answers; all nodes may share one, or each have its own to the same data.
 
-A compare-and-set whose answer is lost was never done, was done, or is done later,
-after its caller was told OutcomeUnknown and perhaps tried again: the case that
-careless callers do not survive. Later writes wait in a list and are applied, in the
-order of their times, by the first call that could tell the difference; no task
-waits for them.
+A compare-and-set with a lost answer never happened, happened, or happens later, after its caller
+got OutcomeUnknown and perhaps tried again: careless callers do not survive the last case. Later
+writes wait in a list and are applied, in the order of their times, by the first call that could
+tell the difference; no task waits for them.
 
 Waiting is `asyncio.sleep` and chance is the caller's, so one seed gives one run.
 
@@ -51,7 +50,7 @@ WATCH_POLL_S = 0.25
 nothing is: in a simulation, watches of nothing would be a quarter of all that happens."""
 
 LATE_WRITES_MAX = 1_000
-"""Writes that may be under way to nobody; further ones are dropped, as a store would."""
+"""Late writes whose callers gave up; further ones are dropped, as a store would do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class LateWrite:
     """A compare-and-set that comes to the store at `due_s` of the loop's clock.
 
     Attributes:
-        context: its writer's, for whoever asks who wrote.
+        context: the writer's context, for questions about the writer.
     """
 
     due_s: float
@@ -70,7 +69,7 @@ class LateWrite:
 
 
 class MemoryData:
-    """What a store holds. Its methods are instants: no call comes between.
+    """A store's contents. Its methods are instants: no call comes between.
 
     Attributes:
         values: by key.
@@ -84,8 +83,8 @@ class MemoryData:
         self._news = asyncio.Event()
 
     def copy(self) -> MemoryData:
-        """What a store holds that starts from this instant: the writes under way too, but not
-        the watches, which wait in the loop that began them."""
+        """The contents for a store that starts from this instant: with late writes, but without
+        watches, which wait in the loop that began them."""
         twin = MemoryData()
         twin.values = dict(self.values)
         twin.last_version = self.last_version
@@ -110,7 +109,7 @@ class MemoryData:
         return self.last_version
 
     def tell_watches(self) -> None:
-        """Wake those who wait for news: something may be another way than they think."""
+        """Wake the watchers: an entry may have changed."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -131,7 +130,7 @@ class MemoryData:
             self.tell_watches()
 
     def take_due(self, now_s: float) -> list[LateWrite]:
-        """The late writes that are due by now, in order; each is given once."""
+        """Due late writes, in order; each is given once."""
         due = [write for write in self._late if write.due_s <= now_s]
         self._late = [write for write in self._late if write.due_s > now_s]
         return sorted(due, key=lambda write: write.due_s)
@@ -141,11 +140,11 @@ class MemoryMetadata:
     """A `MetadataStore` on a `MemoryData`.
 
     Attributes:
-        data: what is stored; hand it to others to share it.
+        data: the stored entries; pass them to other stores to share them.
         delay_s: shortest and longest time of a call, in s; drawn for each.
         is_out: while set, no call is answered. Reads end as Unreachable, and writes so or
             as OutcomeUnknown.
-        answer_loss: share of writes, 0 to 1, whose answer is lost though nothing is out.
+        answer_loss: share of writes, 0 to 1, with a lost answer although nothing is out.
     """
 
     def __init__(
@@ -241,7 +240,7 @@ class MemoryMetadata:
         return await self._leases.all(prefix)
 
     async def close(self) -> None:
-        """See `MetadataStore`; what is stored stays."""
+        """See `MetadataStore`; stored entries stay."""
         self._closed = True
         self.data.tell_watches()
 
@@ -267,12 +266,12 @@ class MemoryMetadata:
         return back_s
 
     def _settle(self) -> None:
-        """Let the late writes that are due come."""
+        """Apply the due late writes."""
         for write in self.data.take_due(asyncio.get_running_loop().time()):
             write.context.run(self._set, write.key, write.value, write.expected)
 
     async def _lose(self, key: str, value: bytes | None, expected: int) -> None:
-        """Do a write now, later or never, and tell nobody which."""
+        """Do a write now, later or never, without telling which."""
         fate = self._chance.choice(("now", "later", "never"))
         if fate == "now":
             self._settle()

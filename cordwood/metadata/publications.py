@@ -1,7 +1,7 @@
 """Queries that publish, in the metadata store: one entry each, changed by compare-and-set.
 
-The rules are `protocol.publishing`. A write of unknown outcome is decided anew from what is
-there by then: an attempt taken twice is a higher one, a commit or an end found there is that.
+The rules are `protocol.publishing`. A write of unknown outcome is decided again from the present
+entry: an attempt taken twice is a higher attempt, and a commit or end found there counts.
 
 Entries are `publish/<hash of the query's name>`, since a name may be any text.
 
@@ -72,15 +72,15 @@ class Publications:
     ) -> None:
         """
         Args:
-            draw: so many random bits.
-            group_bytes_max: what this node takes as one atomic group.
+            draw: gives that number of random bits. group_bytes_max: bound of an atomic group on
+                this node.
         """
         self._store = store
         self._draw = draw
         self._group_bytes_max = group_bytes_max
 
     async def answer(self, call: PublishCall) -> PublicationReply:
-        """Do what a client asks.
+        """Do a client's call.
 
         Raises:
             Fenced, Retryable, BadSetting: see `protocol.publishing`.
@@ -90,12 +90,12 @@ class Publications:
         return self._reply(await self._change(call.query, self._decide(call)))
 
     async def get(self, query: str) -> Publication:
-        """A query; one that never published has nothing. One round trip."""
+        """A query; a query that never published is empty. One round trip."""
         found = await self._store.get(_key(query))
         return _decode(query, found.value if found else None)
 
     async def settled(self) -> dict[int, int]:
-        """The last commit that is in all its logs, by the query's producer. One round trip."""
+        """The last commit that all its logs hold, by the query's producer. One round trip."""
         found: dict[int, int] = {}
         for key, stored in await self._store.list(_PREFIX):
             entry = _read_entry(stored.value, f"the query at {key}")

@@ -1,16 +1,15 @@
 """The metadata store on SQLite: one file, shared by the processes of one machine.
 
 A compare-and-set is one `BEGIN IMMEDIATE` transaction in WAL mode under
-`synchronous=FULL`: what was answered is on stable storage, and two of them never
-both win, whichever processes they come from.
+`synchronous=FULL`: an answered write is on stable storage, and two writes never both win, whichever
+processes they come from.
 
 sqlite3 blocks, so every call runs in the host's threads. One connection is kept,
-because closing a file's last connection checkpoints it with syncs of its own; one
-lock lets one thread use it at a time, which does what waits by then with one commit
-(`sqlite_calls`). Nothing waits past its deadline: not for that lock, and not for other
-processes. A wait ends a little before the call's deadline, so that a busy file is told
-as Unreachable (nothing was written), and only a write that is with the disk can end as
-OutcomeUnknown.
+because closing a file's last connection checkpoints it with syncs of its own; one lock lets one
+thread use it at a time, which does all waiting calls with one commit (`sqlite_calls`). Nothing
+waits past its deadline: not for that lock, and not for other processes. A wait ends a little before
+the call's deadline. So a busy file is reported as Unreachable (nothing was written), and only a
+write that reached the disk can end as OutcomeUnknown.
 
 The file is one of Cordwood's if its `application_id` says so; `user_version` is the
 version of the tables. An empty file is a new one.
@@ -66,7 +65,7 @@ APPLICATION_ID = 0x43574D44
 """`CWMD`, in the file's header: tells our files from other programs' databases."""
 
 SCHEMA = 1
-"""Version of the tables; a file with a higher one is left alone."""
+"""Version of the tables; a file with a higher version is left alone."""
 
 FILE_BYTES_MAX = 4 << 30
 """A store of this size is a leak, and must not take the node's disk with it."""
@@ -80,7 +79,8 @@ WAIT_SHARE = 0.8
 """Part of the deadline that may go by waiting; the rest is for the disk."""
 
 CALLS_AT_ONCE = 256
-"""With the host's threads, which others want too; those that are done together need no more."""
+"""With the host's threads, which other rooms need too; calls that are done together need no
+more."""
 
 CALLS_MAX = 16_384
 """Calls that wait in all. A thousand logs made at once are twelve thousand, a few seconds."""
@@ -137,9 +137,9 @@ def _keep_private(path: str) -> None:
 class SqliteMetadata:
     """A `MetadataStore` in one file, made on first use; its directory must be there.
 
-    Beside what the interface says, the first call raises BadSetting if the file cannot
-    be made or opened, belongs to another program or to a newer Cordwood, and every call
-    raises Corrupt if the file is no database or is damaged.
+    Beyond the interface, the first call raises BadSetting if the file cannot be made or opened, or
+    belongs to another program or a newer Cordwood. Every call raises Corrupt if the file is damaged
+    or not a database.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class SqliteMetadata:
     # Below: in a host thread.
 
     def _use(self, call: SqliteCall) -> Any:
-        """What came of `call`, done here or by who had the connection before."""
+        """The outcome of `call`, done here or by the previous owner of the connection."""
         if self._lock.acquire(timeout=max(0.0, call.wait_until - time.monotonic())):
             try:
                 # Again if it was left undone because of another: that one has ended.
@@ -330,7 +330,7 @@ class SqliteMetadata:
         if _code(error) == sqlite3.SQLITE_FULL:
             return _translate(error, self._path)
         if answer is None:
-            # What it found there instead may be a write of the same transaction.
+            # The version found instead may come from a write of the same transaction.
             return Unreachable(f"{self._path}: a commit failed; nothing of this was written")
         return OutcomeUnknown(f"{self._path}: a commit failed: {error}")
 
@@ -376,7 +376,7 @@ class SqliteMetadata:
             self._drop()
 
     def _drop(self) -> None:
-        """Close the connection, which rolls back what was not committed."""
+        """Close the connection, which rolls back an uncommitted transaction."""
         db, self._connection = self._connection, None
         if db is not None:
             db.close()
@@ -464,8 +464,8 @@ def _make(db: sqlite3.Connection, path: str) -> None:
 def _switch_to_wal(db: sqlite3.Connection, path: str, wait_until: float) -> None:
     """Put the file in WAL mode, which it keeps.
 
-    SQLite does not wait here when several processes switch a new file at once, since
-    each holds what the other wants; so we do, and try again.
+    SQLite does not wait here if several processes switch a new file at once, because each holds the
+    other's lock. So this code waits and tries again.
     """
     while True:
         try:

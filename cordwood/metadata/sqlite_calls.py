@@ -1,9 +1,9 @@
 """What waits for a SQLite connection, and which of it is done together.
 
-A commit is a sync of the disk, some milliseconds; what it commits hardly matters. So whoever gets
-the connection takes along what waits for it, and one commit does for all their writes. Each call
-still has a thread of its own, which finds its answer there or, where nobody took it along,
-goes itself: nobody depends on another's being scheduled.
+A commit is a sync of the disk, some milliseconds; its size hardly matters. So whoever gets the
+connection takes along what waits for it, and one commit does for all their writes. Each call still
+has a thread of its own. The thread finds its answer there, or does the call itself if no other
+thread took it along. So no call depends on the scheduling of another thread.
 
 Source: sqlite.org, "WAL" (one writer at a time); docs/sources/hotpath.md §1 (group commit).
 """
@@ -37,11 +37,10 @@ class SqliteCall:
     """One call on the connection.
 
     Attributes:
-        work: what to do; of a write, within a transaction that others may share.
-        is_write: whether it may change anything.
-        wait_until: of `time.monotonic`: not begun by then, it never is.
-        state: guarded by the calls' lock.
-        answer: what came of it, once it has ended: a value, or an error to raise.
+        work: the work; for a write, within a transaction that other calls may share. is_write:
+            whether it may change anything. wait_until: of `time.monotonic`: a call not begun by
+            then never begins. state: guarded by the calls' lock. answer: the outcome once it has
+            ended: a value, or an error to raise.
     """
 
     __slots__ = ("answer", "is_write", "state", "wait_until", "work")
@@ -55,7 +54,7 @@ class SqliteCall:
 
 
 class SqliteCalls:
-    """See the module. Called by any thread; the one that takes has the connection."""
+    """See the module. Called by any thread; the taking thread owns the connection."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -91,12 +90,12 @@ class SqliteCalls:
                     call.state = State.WAITING
 
     def end(self, call: SqliteCall, answer: Any) -> None:
-        """That is what came of it."""
+        """Set the outcome."""
         with self._guard:
             call.answer, call.state = answer, State.ENDED
 
     def give_up(self, call: SqliteCall) -> bool:
-        """Its caller waits no more; whether that is in time, so that it is never begun."""
+        """Its caller gave up; whether this came in time, so that the call never begins."""
         with self._guard:
             if call.state is State.WAITING:
                 call.state = State.GIVEN_UP

@@ -7,9 +7,9 @@ Versions come from one counter of the whole store, so none ever returns, not eve
 after a delete: a compare-and-set can never succeed on a value that was replaced
 and put back, or deleted and made again.
 
-Watches and leases are hints: who watches reads again what he needs, and a lease may be
-held by two for a moment (a process that slept does not know that its lease ran out). What
-must be right rests on compare-and-set.
+Watches and leases are hints: a watcher reads the entries again, and two holders may have a lease
+for a moment (a process that slept does not know that its lease ran out). What must be right rests
+on compare-and-set.
 
 Source: docs/design.md §6.
 """
@@ -33,13 +33,13 @@ LIST_KEYS_MAX = 100_000
 """An answer that one process can hold; a store with more needs paging, not a longer list."""
 
 LEASE_BYTES_MAX = 1024
-"""Who holds it, and where to find him."""
+"""The holder, and its address."""
 
 LEASE_TTL_MAX_S = 3600.0
-"""A lease says who works on something just now; what lasts longer is an entry."""
+"""A lease names the present worker on something; lasting facts are entries."""
 
 DEADLINE_S = 5.0
-"""Of one call: far above a synced write, far below what a person takes for an answer."""
+"""Deadline of one call: far above a synced write, far below a person's patience."""
 
 # No part is "." or "..", which ZooKeeper refuses, and none looks like an option.
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -98,10 +98,10 @@ class MetadataStore(Protocol):
     async def keys_after(self, prefix: str, after: str, limit: int) -> Keys:
         """The next keys that begin with `prefix`, without their values: sorted, at most `limit`.
 
-        Keys that are there all the while are told, however many pages a reader takes for them.
+        Keys that exist all the while are listed, however many pages a reader takes.
 
         Args:
-            after: keys up to this one are passed over; "" passes over none.
+            after: keys up to and including this one are skipped; "" skips none.
             limit: up to LIST_KEYS_MAX.
         Raises:
             Unreachable: the store did not answer.

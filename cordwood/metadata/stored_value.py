@@ -1,9 +1,9 @@
-"""What ZooKeeper keeps for a key, and what a write of unknown outcome turns out to be.
+"""The stored form of a key in ZooKeeper, and the judgement of a write with unknown outcome.
 
 ZooKeeper compares how often a path was written since it was made, so a path that was
-removed and made anew would pass for the old one. Hence no path is ever removed: what is
-deleted leaves a mark, and a path that only leads to others is empty. So a path's
-`data_version` stands for one content for ever, and so does its zxid::
+removed and made anew would pass for the old one. Hence no path is ever removed: a deleted key
+leaves a mark, and a path that only leads to others is empty. So a path's `data_version` stands for
+one content for ever, and so does its zxid::
 
     offset  bytes
     0       1      VALUE or DELETED
@@ -25,18 +25,18 @@ VALUE = b"\x01"
 DELETED = b"\x00"
 
 MAKE = -1
-"""In place of a data version: the path is to be made."""
+"""In place of a data version: the path has to be created."""
 
 _HEAD_BYTES = 1 + NONCE_BYTES
 
 
 def pack_stored(value: bytes | None, nonce: bytes) -> bytes:
-    """What is stored for a value; None is deleted."""
+    """The stored form of a value; None is deleted."""
     return (DELETED if value is None else VALUE) + nonce + (value or b"")
 
 
 def read_stored(key: str, data: bytes) -> bytes | None:
-    """The value in what is stored, None for none.
+    """The value of a stored form, None for none.
 
     Raises:
         Malformed: nothing of ours.
@@ -49,7 +49,7 @@ def read_stored(key: str, data: bytes) -> bytes | None:
 
 
 class Verdict(enum.Enum):
-    """Of a write whose answer was lost."""
+    """Outcomes of a write with a lost answer."""
 
     DONE = "it was done"
     NOT_DONE = "it was not done, and will not be"
@@ -57,11 +57,11 @@ class Verdict(enum.Enum):
 
 
 def settle(nonce: bytes, expected: int, found: tuple[bytes, int] | None) -> Verdict:
-    """Judge a lost write by what was read after it, on a newer connection of its session
-    or of its client's next one.
+    """Judge a lost write by a later read, on a newer connection of its session or of its client's
+    next session.
 
-    Such a read comes after it, if it was done at all: a server drops a session's older
-    connection when it takes a newer one, and a session that ended writes nothing more.
+    Such a read comes after the write, if the write happened at all: a server drops a session's
+    older connection when it accepts a newer one, and an ended session writes nothing more.
 
     Args:
         nonce: the write's own.

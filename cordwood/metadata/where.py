@@ -20,7 +20,7 @@ ZOOKEEPER = "zookeeper://"
 ZOOKEEPER_PORT = 2181
 
 CHROOT = "/cordwood"
-"""Where no path is given: an ensemble often serves others too."""
+"""Used without a path: an ensemble often serves other programs too."""
 
 _CHROOT = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}){1,16}")
 
@@ -48,7 +48,7 @@ def open_metadata(where: str, host: Host) -> MetadataStore:
     """The store that `where` names; it is reached at its first use.
 
     Raises:
-        BadSetting: no such store, or what it takes is not installed.
+        BadSetting: an unknown store, or its library is not installed.
     """
     if not where.startswith(ZOOKEEPER):
         from cordwood.metadata.sqlite import SqliteMetadata

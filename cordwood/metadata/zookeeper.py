@@ -2,16 +2,15 @@
 
 A key is a path below the store's root: `nodes/1` is `ROOT/nodes/1`. What lies there is
 in `metadata.stored_value`. Every write is one transaction of the key's path and of
-`ROOT/:changes/<first part of the key>`, whose zxid is the new version: one counter of
-the whole ensemble, which never repeats. The `:changes` path is what watches watch, and
-a listing that finds it unchanged at its end is of one moment. Leases are ephemeral
-paths in `ROOT/:leases`.
+`ROOT/:changes/<first part of the key>`, whose zxid is the new version: one counter of the whole
+ensemble, which never repeats. The `:changes` path is what watches watch, and a listing that finds
+it unchanged at its end is of one moment. Leases are ephemeral paths in `ROOT/:leases`.
 
 Reads are preceded by a `sync`, so that they are not behind, whatever server answers;
 both travel together. A get and the compare-and-set after it are a round trip each,
 because a path's data version is remembered with the version of the value.
 
-A write whose connection breaks is looked for on the next one, by its nonce. It is of
+After a lost connection, the write is searched for on the next connection, by its nonce. It is of
 unknown outcome only where somebody wrote after it, or no server answers in time.
 
 Source: docs/design.md §6; docs/sources/logdevice.md 2.1.
@@ -58,7 +57,7 @@ from cordwood.metadata.zookeeper_session import (
 )
 
 DATA_VERSIONS_MAX = 4096
-"""Keys whose data version is remembered; one that was forgotten costs a round trip."""
+"""Keys with a remembered data version; a forgotten one costs a round trip."""
 
 RECHECK_S = 10.0
 """How often a watch looks by itself: a notice that was lost is late by this."""
@@ -68,7 +67,7 @@ LIST_DEADLINES = 10
 a busy machine was seen to read no more than 500 keys a second."""
 
 LOST_PAUSE_S = 0.01
-"""Before a request whose connection broke is made again: the loop hears of the break."""
+"""Pause before a request is repeated after a broken connection: the loop learns of the break."""
 
 CLOSE_S = 12.0
 """kazoo waits up to 10 s for its threads."""
@@ -242,7 +241,7 @@ class ZooKeeperMetadata:
         return self._learn(key, await self._session.get(self._path(key), synced=True))
 
     def _learn(self, key: str, found: Found | None) -> Versioned | None:
-        """What was found at a key's path; its data version is kept for a write."""
+        """The stored form at a key's path; its data version is kept for a write."""
         if found is None:
             self._remember(key, 0, MAKE)
             return None
@@ -316,7 +315,7 @@ class ZooKeeperMetadata:
                     found.append(step)
 
     async def _read_keys(self, keys: Keys, listed: Listed) -> Keys:
-        """Add the values of some keys to `listed`; those that have others below them."""
+        """Add the values of some keys to `listed`; returns those with keys below them."""
         found = await asyncio.gather(*(self._session.get(self._path(key)) for key in keys))
         for key, each in zip(keys, found, strict=True):
             value = self._learn(key, each)
@@ -337,13 +336,13 @@ class ZooKeeperMetadata:
                 deleted = read_stored(attempt.key, attempt.data) is None
                 self._remember(attempt.key, 0 if deleted else outcome, data_version + 1)
                 return outcome
-            # What was remembered was not so, or a path is yet to be made.
+            # The remembered version was wrong, or a path has yet to be created.
             self._data_versions.pop(attempt.key, None)
             if outcome is Refusal.NOT_THERE:
                 await self._again_if_lost(lambda: self._make_way(attempt.key))
 
     async def _data_version_of(self, attempt: _Attempt) -> int | None:
-        """The data version that stands for the version expected; None if that is gone."""
+        """The data version that stands for the version expected; None if the path is gone."""
         known = self._data_versions.get(attempt.key)
         if known is None or known[0] != attempt.expected:
             await self._get(attempt.key)

@@ -1,8 +1,8 @@
 """ZooKeeper as asyncio sees it: kazoo and its threads behind futures.
 
-The only module that knows kazoo. Paths are whole paths; what a request was refused for
-is a value, and a connection that broke is `Lost`, since what becomes of a request then
-is for its caller to find out. Deadlines are the callers'.
+The only module that knows kazoo. Paths are whole paths. A refusal is a value, and a broken
+connection is `Lost`, because then the caller has to find out the request's outcome. Deadlines are
+the callers'.
 
 kazoo hands a request to its thread by a byte in a pipe, and would block this loop when
 that pipe is full, so at most REQUESTS_MAX are with it at a time, given up ones included.
@@ -39,8 +39,8 @@ from cordwood.errors import Closed, Unreachable
 logger = logging.getLogger(__name__)
 
 SESSION_S = 6.0
-"""How long the servers keep the session, and its leases, of a client that is silent. Three
-ticks of ZooKeeper's usual 2 s; shorter ones are raised to two ticks by the server."""
+"""The servers keep a silent client's session, and its leases, this long. Three ticks of ZooKeeper's
+usual 2 s; the server raises shorter times to two ticks."""
 
 RECONNECT_S = (0.05, 1.0)
 """First and longest pause between tries to connect: a server restarts in a second or two.
@@ -82,7 +82,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make a path whose parent is there."""
+    """Create a path with an existing parent."""
 
     path: str
     data: bytes
@@ -106,14 +106,14 @@ _LOST = (
 )
 
 _NOT_TRIED = (RolledBackError, RuntimeInconsistency)
-"""What a transaction says of the changes before and after the one that failed."""
+"""A transaction's answer for the changes before and after the failed one."""
 
 
 class ZooKeeperSession:
     """See the module. All methods are called on one loop, the first caller's.
 
-    Beside what they say, requests raise Unreachable for an error that is no answer to
-    them, such as a server that lets nobody in.
+    Requests also raise Unreachable for an error that does not answer them, such as a server that
+    admits no clients.
 
     Args:
         hosts: `host:port,host:port`.
@@ -131,7 +131,7 @@ class ZooKeeperSession:
 
     @property
     def session_id(self) -> int:
-        """The session's number, 0 while there is none."""
+        """The session's number, 0 without a session."""
         known = self._client.client_id if self._client is not None else None
         return known[0] if known else 0
 
@@ -149,8 +149,8 @@ class ZooKeeperSession:
 
     @property
     def news(self) -> asyncio.Event:
-        """Set when next a watched path changes, or the connection comes back. To be had
-        before the path is watched: what happens after that is then not missed."""
+        """Set when next a watched path changes, or the connection comes back. Take it before the
+        path is watched: then no later event is missed."""
         return self._news
 
     async def get(self, path: str, *, synced: bool = False) -> Found | None:
@@ -200,7 +200,7 @@ class ZooKeeperSession:
             return []
 
     async def write(self, changes: Sequence[Make | Put]) -> int | Refusal:
-        """Do all changes in one transaction, the last of which is a `Put`, or none of them.
+        """Do all changes, the last of which is a `Put`, in one transaction, or none of them.
 
         Returns:
             The transaction's zxid, or why the change that failed did.
@@ -258,7 +258,7 @@ class ZooKeeperSession:
             return
 
     def begin_close(self) -> Callable[[], None] | None:
-        """Take nothing more; what is to be called, in a thread, to end the session."""
+        """Take no more requests; returns the call that ends the session, for a thread."""
         self._closed = True
         client, self._client = self._client, None
         if client is None:
