@@ -1,8 +1,8 @@
 """What became of nodes' data: said by a person through any node, taken back by the node itself.
 
-Only of a node that is down can it be said that its data is gone or lies elsewhere: one that is up
-takes new records, which readers would then not wait for. A node that finds it said of itself is
-there, so it takes it back: at its start, as it registers, and also if it was only stopped.
+Only a node that is down can be declared without its data: a running node takes new records, and
+readers would then not wait for them. A node that finds it said of itself is there, so it takes it
+back: at its start, as it registers, and also if it was only stopped.
 
 Source: docs/sources/logdevice.md 2.9; `quorum.authority`.
 """
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 async def set_authority(membership: Membership, call: SetAuthority, dead: Set[NodeId]) -> None:
-    """Do what is asked.
+    """Do the call.
 
     Args:
         dead: the nodes that the failure detector calls dead.
     Raises:
         Rejected: the node is up, or see `Membership.set_authority`.
-        BadSetting: there is no such node.
+        BadSetting: the node does not exist.
         Retryable: the metadata store did not answer; it may be asked again.
     """
     node = NodeId(call.node)
@@ -63,7 +63,7 @@ async def read_members(
         await seal()
         await membership.come_back(me, is_sealed=True)
     except CordwoodError as error:
-        # What was read counts: the next look tries again.
+        # The status as read counts: the next look tries again.
         logger.warning("that this node is here could not be written down: %s", error)
         return members
     return await membership.members()

@@ -58,7 +58,7 @@ class ConsumerCalls:
         self._now_us = now_us
 
     async def answer(self, call: ConsumerCall) -> Reply:
-        """Do what is asked.
+        """Do the call.
 
         Raises:
             Fenced, Rejected: see `protocol.consumer_group`.
@@ -100,12 +100,12 @@ class ConsumerCalls:
         return {name: int(info.log_id) for name, info in found.items() if info is not None}
 
     async def _deleted(self, group: Group) -> set[str]:
-        """Some logs of a consumer that are deleted, the oldest first. A number never comes back."""
-        # Members that were killed read nothing: without a living one nobody would say so.
+        """Some deleted logs of a consumer, the oldest first. A number never comes back."""
+        # Killed members read nothing: without a living member, no call would remove them.
         group = give_up_absent(group, self._now_us())
         there = {str(info.log_id) for info in await self._logs.list()}
         left = [log for log in logs_left(group) if log not in there][:FORGOTTEN_MAX]
-        # A list may miss a log that is renamed just now; its number does not.
+        # A list may miss a log that is just being renamed; a look-up by number does not.
         return {log for log in left if await self._logs.is_deleted(int(log))}
 
     def _without(self, group: Group, gone: Collection[str]) -> Group:

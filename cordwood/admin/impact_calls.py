@@ -1,4 +1,4 @@
-"""Answers what the absence of nodes would stop, from the epoch store and the member list.
+"""Answer what the absence of nodes would stop, from the epoch store and the member list.
 
 Source: docs/sources/logdevice.md 3 ("Safety checker"); `cordwood.impact`.
 """
@@ -21,10 +21,10 @@ from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Member, NodeId
 
 TURN_LOGS = 256
-"""Logs that are looked at before others have their turn: some milliseconds."""
+"""Logs checked before other tasks get a turn: some milliseconds."""
 
 NAMED_MAX = 200
-"""Names that are looked up for one answer; each is a question to the metadata store."""
+"""Names looked up for one answer; each is a question to the metadata store."""
 
 
 async def check_impact(
@@ -54,7 +54,7 @@ def epochs_of(
     """First and last epoch of each entry of a history, and where its records may lie.
 
     Args:
-        placements: those that were met before, by what they are made of.
+        placements: earlier placements, by their contents.
     """
     ends = [each.since - 1 for each in record.history[1:]]
     return [
@@ -82,7 +82,7 @@ async def answer_impact(
     """Answer a person.
 
     Raises:
-        BadSetting: no node is named, or one that there is not.
+        BadSetting: no node is named, or a named node does not exist.
         CordwoodError: the metadata store does not answer.
     """
     absent = find_absent(members, call.nodes, call.racks)

@@ -1,4 +1,4 @@
-"""A node's part in auto-recovery of ledgers: it may be the auditor, and it repairs what is marked.
+"""A node's part in auto-recovery of ledgers: it may be the auditor, and it repairs marked ledgers.
 
 The rule is `protocol.ledger_autorecovery`; this is its shell. One node at a time is the auditor,
 by a lease. All nodes are workers, each of one ledger at a time, by the lease of that. Leases only

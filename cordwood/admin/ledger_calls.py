@@ -1,5 +1,5 @@
-"""What a node answers about ledgers: of their entries by its storage, of their metadata by the
-metadata store. It also lets go of ledgers that were deleted.
+"""A node's answers about ledgers: its storage answers about entries, and the metadata store about
+metadata. It also lets go of ledgers that were deleted.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (c).
 """

@@ -47,7 +47,7 @@ class LogCalls:
 
     Args:
         members: the cluster's, as this node knows them; `refresh_members` reads them anew.
-        create_logs: whether looking up a log that is not there makes it, where that is asked for.
+        create_logs: whether a look-up creates a missing log, if the caller asks for it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Logs and members for the wire, from what the metadata store says of them."""
+"""Logs and members for the wire, from the metadata store's entries."""
 
 from __future__ import annotations
 

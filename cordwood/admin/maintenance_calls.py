@@ -1,8 +1,8 @@
-"""Takes requests for maintenance, grants those that are safe, and has their nodes drained.
+"""Take requests for maintenance, grant safe requests, and have their nodes drained.
 
 Any node answers. It reads the set, judges it, and writes it back over the version that it read.
-Where another node was quicker it begins anew. The living node with the lowest number looks now and
-then by itself: a TTL ends, and what was blocked becomes safe, also when nobody asks.
+If another node was quicker, it begins anew. The living node with the lowest number also looks
+periodically: TTLs end, and blocked requests become safe, without any call.
 
 Source: docs/protocol/maintenance.md.
 """
@@ -55,7 +55,7 @@ Change = Callable[[MaintenanceSet], MaintenanceSet]
 
 
 class _Adding:
-    """Adds a request, once: a write of which nobody knew whether it was done may have been."""
+    """Add a request, once: an earlier write with an unknown outcome may have happened."""
 
     def __init__(self, call: ApplyMaintenance, nodes: frozenset[NodeId], now_us: int) -> None:
         self.number = 0
@@ -127,7 +127,7 @@ class MaintenanceCalls:
         """Answer a person.
 
         Raises:
-            BadSetting: a request that makes no sense, or none of that number.
+            BadSetting: the request makes no sense, or no request has that number.
             CordwoodError: the metadata store does not answer.
         """
         match call:
@@ -147,7 +147,7 @@ class MaintenanceCalls:
         return _Adding(call, nodes, self._now_us())
 
     async def _advance(self, change: Change) -> MaintenanceSet:
-        """Change the set, grant what is safe, and have drained what is to be.
+        """Change the set, grant safe requests, and order their drains.
 
         Raises:
             BadSetting: what `change` raises.
@@ -176,7 +176,7 @@ class MaintenanceCalls:
         return advanced(known, self._now_us(), judge)
 
     async def _drained(self) -> MaintenanceSet:
-        """Order the drains that follow from the set, and take back those that no longer do.
+        """Order the drains that follow from the set, and cancel drains that no longer do.
 
         Raises:
             Fenced: another node changed the set meanwhile.
@@ -201,8 +201,8 @@ class MaintenanceCalls:
         try:
             await self._obey(SayRebuild(node, order))
         except Rejected as error:
-            # A drain is ordered again at the next look. Where nothing is left to be taken back,
-            # an operator was quicker.
+            # A drain is ordered again at the next look. If nothing is left to cancel, an operator
+            # was quicker.
             logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a node says of itself on status pages."""
+"""A node's report about itself for status pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status_reply(
     members: Mapping[NodeId, Member],
     scrub: ScrubState,
 ) -> StatusReply:
-    """A node as it is now.
+    """A node's present status.
 
     Args:
         started: when, by the loop's clock.

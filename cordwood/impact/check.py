@@ -45,7 +45,7 @@ class Stops(enum.StrEnum):
 
 
 class Placement(NamedTuple):
-    """Where an epoch's records may lie: logs that share it share the verdict."""
+    """The nodes that may hold an epoch's records: logs that share a placement share the verdict."""
 
     nodes: tuple[int, ...]
     locations: tuple[str, ...]
@@ -65,11 +65,9 @@ class Finding:
     """Something that would stop.
 
     Attributes:
-        placement: of the epochs; None for what concerns the cluster.
-        logs: how many.
-        examples: some of them, by number.
-        already: it is so even with the nodes that are asked about.
-        first: what to do first, in words.
+        placement: of the epochs; None for a finding about the cluster. logs: how many. examples:
+            some of them, by number. already: the finding holds even without the absence in
+            question. first: the first step to take, in words.
     """
 
     stops: Stops
@@ -84,9 +82,8 @@ class ImpactReport(NamedTuple):
     """See the module; nothing would stop where there are no findings.
 
     Attributes:
-        absent: the nodes that are asked about.
-        down: nodes that are down or without their data already.
-        logs, epochs: how many logs and ranges of epochs were looked at.
+        absent: the nodes in question. down: nodes that are already down or without their data.
+            logs, epochs: how many logs and ranges of epochs were checked.
     """
 
     absent: tuple[int, ...]
@@ -104,12 +101,12 @@ class ImpactReport(NamedTuple):
 def find_absent(
     members: Mapping[NodeId, Member], nodes: Iterable[int], racks: Iterable[str]
 ) -> frozenset[NodeId]:
-    """The nodes that are meant by numbers and racks.
+    """The nodes that numbers and racks name.
 
     Args:
         racks: locations of racks, or of any wider domain: `eu.row1.rack2`, or `eu`.
     Raises:
-        BadSetting: none is named, or one that there is not; the text lists what there is.
+        BadSetting: none is named, or a named one does not exist; the text lists the existing ones.
     """
     found: set[NodeId] = set()
     for node in nodes:
@@ -157,8 +154,8 @@ class ImpactCheck:
         """Take a log.
 
         Args:
-            epochs: first and last epoch of each entry of its history, oldest first; the last one
-                is what new records get, with 0 for its last epoch.
+            epochs: first and last epoch of each entry of its history, oldest first; new records
+                belong to the last entry, which has 0 for its last epoch.
         """
         self._logs += 1
         self._epochs += len(epochs)
@@ -173,7 +170,7 @@ class ImpactCheck:
                     finding.examples.append(LogEpochs(log, first, last))
 
     def report(self) -> ImpactReport:
-        """What was found; what concerns most logs first."""
+        """The findings; those about most logs first."""
         found = [each for some in self._verdicts.values() for each in some]
         order = list(Stops)
         found.sort(key=lambda each: (order.index(each.stops), -each.logs, each.examples[:1]))

@@ -1,17 +1,17 @@
 """Requests to take nodes out of service: which are granted, and what follows from them.
 
-A request names nodes and what is to become of them:
+A request names nodes and their target state:
 
 - MAY_DISAPPEAR: the nodes may be stopped at any time while the request stands.
 - DRAINED: the nodes are to give all their copies away, so that they can be removed.
 
 It is *blocked until safe*: it is granted when nothing would stop without its nodes. The nodes of
-all granted requests, and those that are down, count as absent then. Requests stack: a node is in
+all granted requests, and nodes that are down, count as absent then. Requests stack: a node is in
 service again when the last request that names it is gone. A request ends by an operator's word, or
 by its TTL.
 
-The set of all requests is one value, which is changed as a whole: two requests that are safe alone
-and not together are never both granted.
+The set of all requests is one value, which is changed as a whole. So two requests that are safe
+alone but not together are never both granted.
 
 Source: docs/protocol/maintenance.md; docs/sources/logdevice.md 3 ("Maintenance").
 """
@@ -40,7 +40,7 @@ _Number = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Wanted(enum.StrEnum):
-    """What is to become of a request's nodes."""
+    """The target state of a request's nodes."""
 
     MAY_DISAPPEAR = "MAY_DISAPPEAR"
     DRAINED = "DRAINED"
@@ -50,12 +50,9 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """One request.
 
     Attributes:
-        number: by which it is removed; never used again.
-        nodes: ascending.
-        made_us: when, by the clock of the node that took it.
-        ttl_s: it ends so long after it was made; 0 for never.
-        is_granted: once so, it stays so.
-        blocked: what would stop, "" once it is granted.
+        number: identifies the request; never used again. nodes: ascending. made_us: creation time,
+            by the clock of the node that took it. ttl_s: seconds from creation to its end; 0 for
+            never. is_granted: stays True once set. blocked: what would stop, "" once it is granted.
     """
 
     number: _Number
@@ -78,8 +75,8 @@ class MaintenanceSet(Struct, frozen=True, forbid_unknown_fields=True):
     """All requests, oldest first.
 
     Attributes:
-        last: the highest number that was given out.
-        drained: nodes that are drained by a request's word, and not only by an operator's.
+        last: the highest number given out. drained: nodes drained by a request, and not only by an
+            operator.
     """
 
     last: _Number = 0
@@ -144,7 +141,7 @@ def without_request(known: MaintenanceSet, number: int) -> MaintenanceSet:
     """The set without a request.
 
     Raises:
-        BadSetting: there is none of this number; the text lists them.
+        BadSetting: no request has this number; the text lists all numbers.
     """
     rest = tuple(each for each in known.requests if each.number != number)
     if len(rest) == len(known.requests):
@@ -154,10 +151,10 @@ def without_request(known: MaintenanceSet, number: int) -> MaintenanceSet:
 
 
 def advanced(known: MaintenanceSet, now_us: int, judge: Judge) -> MaintenanceSet:
-    """The set as it is now: without requests whose time is over; those that are safe are granted.
+    """The present set: without expired requests, and with safe requests granted.
 
-    Older requests come first. A younger one is granted before an older one that is blocked: the
-    older one may want what will not be safe for days.
+    Older requests come first. A younger request may be granted before an older blocked one: the
+    older one may not become safe for days.
     """
     left = tuple(each for each in known.requests if not 0 < each.ends_us <= now_us)
     found = replace(known, requests=left)
@@ -172,7 +169,7 @@ def _judged(known: MaintenanceSet, request: Request, judge: Judge) -> Maintenanc
     blocked = ""
     if nodes:
         report = judge(nodes, known.absent - nodes)
-        # A node that is drained gives its copies before it goes: no reader misses it.
+        # A drained node gives its copies away before it goes: no reader misses it.
         spared = {Stops.READS} if request.wanted is Wanted.DRAINED else set()
         stops = [each for each in report.findings if each.stops not in spared]
         if stops:
@@ -193,8 +190,8 @@ class Drains(NamedTuple):
 
     Attributes:
         noted: the set with the nodes that this maintenance drains. It is written before any order.
-        begin, end: nodes whose drain is to be ordered, and to be taken back. An order that is
-            given twice changes nothing.
+        begin, end: nodes whose drain is to be ordered, and to be cancelled. A repeated order
+            changes nothing.
     """
 
     noted: MaintenanceSet
@@ -206,7 +203,7 @@ def drains_of(known: MaintenanceSet, draining: Set[int]) -> Drains:
     """What follows from the granted requests.
 
     Args:
-        draining: nodes that are drained, by whatever word. An operator's drain that was there first
+        draining: drained nodes, whoever ordered the drain. An operator's drain that was there first
             stays when the request goes.
     """
     wanted = set(map(int, known.named(Wanted.DRAINED)))
