@@ -219,7 +219,7 @@ def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fal
         seeds: seeds within which it must be caught, from 1.
         as_markdown: print the table of docs/simulator.md.
     Raises:
-        BadSetting: there is no such bug.
+        BadSetting: the bug does not exist.
     """
     of_states = {each.bug.name: each.bug for each in CRASH_BUGS}
     if not bug:

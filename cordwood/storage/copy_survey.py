@@ -74,7 +74,7 @@ class CopySurvey:
         """See `AskIfLost`.
 
         Raises:
-            BadSetting: there is no such node.
+            BadSetting: the node does not exist.
             Retryable: this node does not know all that it holds.
             TablesFailed, Corrupt: LogsDB cannot be read.
         """
