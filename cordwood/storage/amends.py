@@ -61,7 +61,7 @@ Bodies = Mapping[BlockHeader, Buffer]
 
 @dataclass(slots=True)
 class _Frame:
-    """An amend that is not settled yet; `size` is the bytes for the cache, bodies included."""
+    """An unsettled amend; `size` is the bytes for the cache, bodies included."""
 
     wave: int
     seal_epoch: int
@@ -75,10 +75,10 @@ class _Frame:
 
 
 class Amends:
-    """See the module; `run` finds blocks that are only in LogsDB.
+    """See the module; `run` finds blocks that only LogsDB holds.
 
     Attributes:
-        unrestored: heads of the record that is being replayed, whose bodies are still to be found.
+        unrestored: headers of the replayed record whose bodies are still to be found.
     """
 
     def __init__(self, engine: StorageEngine) -> None:
@@ -211,7 +211,7 @@ class Amends:
                 # The partition is gone because of a trim that this replay has not reached yet. Or
                 # the body has rotted, and LogsDB reports that it does not know the block.
                 logger.warning(
-                    "log %d: what was amended at %s is not held any more",
+                    "log %d: the block amended at %s is not held any more",
                     header.log, format_lsn(header.first),
                 )  # fmt: skip
 

@@ -1,16 +1,16 @@
-"""What callers claim of a log, held against those who know it.
+"""Check callers' claims about a log with the nodes that know.
 
-A seal, a clean epoch, a trim and a release hold for good, so one number that is too high ends a
-log: what comes later would be refused, trimmed, or shown to readers before it is stored. The epoch
+A seal, a clean epoch, a trim and a release are permanent. So one number that is too high ends a
+log: later records would be refused, trimmed, or shown to readers before they are stored. The epoch
 store knows which epochs were handed out, and a log's sequencer knows what it released.
 
-A claim within what this node knows already asks nobody. So appends, and releases of a running
+A claim within this node's own knowledge needs no question. So appends, and releases of a running
 sequencer, cost nothing: it sealed, or told its nodesets, before it released anything. A node that
 was away for that asks the epoch store once. Blocks of epochs that it does not know wait for the
 answer too (`storage.unheard`): a block releases the log up to its LNG.
 
 Nodes are believed within an epoch: only its sequencer knows how far it has come. A client is not:
-what it says is released must be what this node heard, or what a sequencer confirms.
+its released LSN must be known to this node, or confirmed by a sequencer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RENEWED_AT_ONCE = 256
 
 
 async def renew_seals(engine: StorageEngine, newest: Mapping[int, int]) -> None:
-    """Seal every log anew whose seal may be among what was lost, or was never asked for.
+    """Seal every log again whose seal may be lost, or was never requested.
 
     Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
     of an older one would find no seal here, and its store might be the last that its
@@ -59,7 +59,8 @@ async def renew_seals(engine: StorageEngine, newest: Mapping[int, int]) -> None:
 
 
 def can_be_known_good(lsn: int) -> bool:
-    """Whether an epoch's records can be stored up to an LSN: its last one is the bridge's.
+    """Whether an epoch's records can be stored up to an LSN: the epoch's last LSN belongs to its
+    bridge.
 
     Taken for good, all of the epoch would be settled, and no recovery could store its end.
     """
@@ -129,7 +130,7 @@ class Claims:
         """Let an LSN pass that readers may see, as this node heard or a sequencer confirms.
 
         Raises:
-            Unreachable: nobody says so; this node may hear of it any moment.
+            Unreachable: no node confirms it; this node may learn it at any moment.
         """
         held = self._engine.cache.get(log)
         ask = AskReleased([log])
@@ -177,12 +178,14 @@ class Claims:
         return len(self._unheard)
 
     async def _settle(self, log: int, claim: Claim) -> str:
-        """Returns what is not believed, "" for nothing."""
+        """Returns the rejected claim in words, "" for none."""
         tell(ReleaseHeld(log, claim.released))
         try:
             newest = await self._ask_newest(log)
         except CordwoodError as error:
-            logger.info("log %d: what is said of its newest epoch is not known: %s", log, error)
+            logger.info(
+                "log %d: the claim about its newest epoch cannot be checked: %s", log, error
+            )
             self._unheard.assume(log, claim.released >> 32)  # its stores follow, and do not wait
             for epoch, on_told in claim.stores:
                 on_told(None if self._unheard.assume(log, epoch) else Refusal.FULL)

@@ -2,8 +2,8 @@
 
 It goes over the heads of all blocks here, by the rules that rebuilding goes by: the donor of each
 block is counted, and no other node. So the answers of all nodes add up, and nothing is counted
-twice. A block that would have no node left has no donor; the first node of its copyset that is up
-counts it, though that node is one of those that are asked about.
+twice. A block without any node left has no donor. Then the first node of its copyset that is up
+counts it, even if the question assumes this node lost.
 
 Each call looks at some thousand blocks and says where to go on, so a store of any size is asked
 in calls that end soon.
@@ -39,7 +39,7 @@ STEP_BLOCKS = 256
 STEP_BYTES = 1 << 20
 
 ASK_BLOCKS = 64
-"""What a question to the metadata store costs of LOOK_BLOCKS."""
+"""The cost of a question to the metadata store, in blocks of LOOK_BLOCKS."""
 
 
 class _First:
@@ -108,7 +108,7 @@ class CopySurvey:
                 # A log without blocks costs some of the time as well.
                 looked += 1 + len(run.blocks)
                 at = run.next
-                # What is in the cache is read without a pause: others have their turn here.
+                # Reads from the cache do not pause: give other tasks a turn here.
                 await asyncio.sleep(0)
         return tally.reply(0, 0)
 
@@ -129,7 +129,7 @@ class _Tally:
         self._blocks = self._bytes = self._stuck = self._last = self._gone = 0
 
     def add(self, block: StoredBlock, epochs: EpochNodesets) -> None:
-        """A block that is held here and counts."""
+        """A valid block that this node holds."""
         header, copyset = block.header, block.envelope.copyset
         held = Held(
             header.log, header.first, header.last, header.append_time_us, header.stored_bytes,
@@ -160,7 +160,7 @@ class _Tally:
             self._bytes += header.stored_bytes * len(move.stores)
 
     def reply(self, log: int, lsn: int) -> IfLostReply:
-        """What was counted, and where to go on."""
+        """The counts, and where to continue."""
         return IfLostReply(
             self._blocks, self._bytes, self._stuck, self._last, self._gone, self.unknown, log, lsn
         )

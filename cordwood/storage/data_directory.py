@@ -1,28 +1,27 @@
-"""A node's data directory: whose it is, whether it is the newest there is, and its WAL.
+"""A node's data directory: its owner, whether it is the newest copy, and its WAL.
 
 Three files beside the WAL and LogsDB. `identity` says which node of which cluster owns the
 directory. `incarnation` says which start of the node was the last to run from it.
 `accept-loss` holds an operator's word for the next start.
 
-A directory that is a copy of an earlier day (a snapshot restored, an old disk put back) has
-all in order within itself, and lacks what the node promised since: stores and seals. Only
-somebody else can say so, and that is the metadata store. So each start claims the node, by a
-name drawn for it::
+An older copy of a directory (a restored snapshot, an old disk) is consistent in itself, but lacks
+the node's later promises: stores and seals. Only an outside witness can tell, and that is the
+metadata store. So each start claims the node, by a name drawn for it::
 
     read the last claim: a name that `incarnation` knows, or this is an older copy
     ► write it and the new name into `incarnation`, durably
     ► compare-and-set the claim to the new name ► listen
 
 A crash on either side of the compare-and-set leaves a directory that knows the claim that
-stands: the last one before it, the new one behind it. As long as it is not known which
-stands, both names are kept. A copy made before knows neither of what came since. What a
-copy lacks that is of the last start itself is told by `reached`, a WAL offset that the node
-noted in the metadata store every so often: a WAL that ends below it has lost records, and is
-treated as one whose records cannot be read (`LogsStore.lost`), whatever the reason.
+stands: the last one before it, the new one behind it. While it is unknown which name holds, both
+are kept. An earlier copy knows neither of the later names. `reached` reveals a loss within the last
+start. It is a WAL offset that the node periodically records in the metadata store. A WAL that ends
+below it has lost records, and counts as a WAL with unreadable records (`LogsStore.lost`), whatever
+the reason.
 
-What is left unnoticed: a copy of the running directory that is newer than the last note, by
-default 10 s; and copies of a directory and its metadata store taken together (an embedded
-store restored as a whole), which are one older state that nobody contradicts.
+Two cases stay unnoticed: a copy of the running directory that is newer than the last record in the
+metadata store (10 s by default); and copies of a directory and its metadata store taken together
+(an embedded store restored as a whole), because no witness contradicts that older state.
 
 Source: docs/design.md §5; docs/sources/reliability.md §3 (S17); docs/sources/logdevice.md 2.13;
 BookKeeper's cookies, which do not move, and so do not notice a restored snapshot.
@@ -65,9 +64,9 @@ class Incarnations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file `incarnation`, as JSON.
 
     Attributes:
-        incarnation: which start of the node wrote it, for people: the names decide.
-        claims: names by which this directory may have claimed the node, oldest first; "" is
-            what stands where nobody claimed it yet.
+        incarnation: the node's start that wrote it, for people: the names decide. claims: names by
+            which this directory may have claimed the node, oldest first; "" stands for no claim
+            yet.
     """
 
     incarnation: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -84,7 +83,7 @@ class DataDirectory:
         is_older: the metadata store knows a later start, from elsewhere.
         reached: WAL offset of a record that was durable here, as the metadata store has it;
             -1 for none.
-        word: what the operator left in `accept-loss`; b"" for nothing.
+        word: the operator's word in `accept-loss`; b"" for none.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class DataDirectory:
         if stored is None:
             await self.refuse_empty()
             wal_bytes = await self.make_wal(wal_path, identity_path)
-            # Before the WAL is recovered, which makes it one that may hold something.
+            # Before the WAL is recovered: after that it may hold records.
             ours = msgspec.structs.replace(ours, wal_bytes=wal_bytes)
             await disk.write_file(identity_path, msgspec.json.encode(ours))
         else:
@@ -145,8 +144,8 @@ class DataDirectory:
     async def make_wal(self, path: str, identity_path: str) -> int:
         """Format the WAL of a directory without an identity; its capacity in bytes.
 
-        A first start that a crash cut short may have come as far as that. Its WAL was
-        never recovered, so it never held anything, and is taken as it is.
+        A first start that a crash cut short may have come as far as that. Its WAL was never
+        recovered, so it never held records, and is accepted unchanged.
 
         Raises:
             NotOurCluster: the WAL was in use, so an identity was lost.
@@ -168,8 +167,8 @@ class DataDirectory:
         return header.capacity
 
     async def refuse_empty(self) -> None:
-        """A node that the cluster knows and whose disk knows nothing lost its records; its
-        silence must not be taken for their absence.
+        """A node that the cluster knows, but with an empty disk, lost its records. Its silence must
+        not count as their absence.
 
         Raises:
             NotOurCluster: this node was in the cluster before.
@@ -254,7 +253,7 @@ class DataDirectory:
         return member
 
     def _claims_before(self) -> tuple[str, ...]:
-        """The claim found, and those that a start of ours may have made behind it."""
+        """The claim found, and later claims that a start of this node may have made."""
         known, last = self._known.claims, self._found.name
         behind = known[known.index(last) + 1 :] if last in known else ()
         return (last, *behind[-(CLAIMS_MAX - 2) :])

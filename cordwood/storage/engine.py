@@ -85,7 +85,7 @@ from cordwood.storage.wal.delta_wal import Wal
 logger = logging.getLogger(__name__)
 
 BesideRecord = StagingRecord | LedgerEntries | LedgerChanges
-"""What is kept beside the logs, in the same WAL and by the same flushes."""
+"""State beside the logs, in the same WAL and the same flushes."""
 
 SEAL_TIMEOUT_S = 10.0
 """A durable write takes under a millisecond; a disk that takes this long has stalled."""
@@ -105,7 +105,7 @@ class StorageEngine:
         reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
         is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
-        low_space: why only recoveries may store (the disk is nearly full); "" if all may.
+        low_space: why only recoveries may store (the disk is nearly full); "" if every sender may.
         rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
         seals: the epochs that may still store; seals that are not durable yet are included.
         amends: the stores without bodies.
@@ -134,7 +134,7 @@ class StorageEngine:
         self.reached, self.stored_blocks, self.disk = logs.offset, 0, DiskRoom()
         self.rebuilding: frozenset[int] = frozenset()
         self._wal, self._cache_bytes = wal, settings.cache_bytes
-        # Bytes that are in the WAL and not durable yet, so not in the cache.
+        # Bytes in the WAL that are not durable yet, so not in the cache.
         self._bytes_on_way = 0
         self._sealed_durably: dict[int, int] = {}
         self._on_change = on_change
@@ -225,7 +225,7 @@ class StorageEngine:
         self._on_gathered = on_gathered
 
     def cut(self) -> FlushSet | None:
-        """The changes since the last cut, for a flush; None if there are none."""
+        """The changes since the last cut, for a flush; None without any."""
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
             batch.staged, batch.ledgers = self.staged.cut(), self.ledgers.cut()
@@ -333,7 +333,7 @@ class StorageEngine:
         settled: Callable[[Sequence[StoreRefusal]], None],
         seal_epoch: int,
     ) -> None:
-        """Write new envelopes of blocks whose bodies are held."""
+        """Write new envelopes for blocks whose bodies this node holds."""
         head = store_head(len(blocks), seal_epoch, amends=True)
         parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
         self.append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
@@ -459,7 +459,7 @@ class StorageEngine:
         Args:
             released: the end of a block up to which the sequencer has released the log.
         Raises:
-            Rejected: records that are not released may not be trimmed.
+            Rejected: unreleased records may not be trimmed.
             Overloaded: the WAL has no room even for this.
             Retryable: it failed.
         """

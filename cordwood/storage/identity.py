@@ -1,4 +1,4 @@
-"""Who owns a node's data directory: one node of one cluster, for good.
+"""The owner of a node's data directory: one node of one cluster, forever.
 
 The `identity` file says so from the directory's first start on. Without it, whatever was
 mounted there would be taken for the node's own, and its silence for knowledge.
@@ -14,8 +14,8 @@ from cordwood.errors import Malformed, NotOurCluster
 from cordwood.layout.json_text import read_json
 
 ACCEPT_LOSS = "accept-loss"
-"""A file beside `identity`: with ACCEPTED in it, what the node lost is accepted at its start;
-an older copy of the directory starts with either word in it."""
+"""A file beside `identity`. With ACCEPTED in it, the node accepts its losses at its start; an older
+copy of the directory starts with either word in it."""
 
 ACCEPTED = b"yes\n"
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who owns a data directory; the `identity` file holds it as JSON.
+    """The owner of a data directory; the `identity` file holds it as JSON.
 
     Attributes:
         wal_bytes: what its WAL was made with, which never changes.
@@ -38,10 +38,10 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def check_identity(stored: bytes, ours: Identity, path: str) -> Identity:
-    """See that a directory is the one that it should be; its identity as stored.
+    """Check that a directory is the expected one; returns its stored identity.
 
-    Settings that name another size of the WAL are told, and not refused: whoever opens a
-    store that somebody else made, with the size that is usual, must find it open.
+    Another WAL size in the settings is reported but not refused: a store must open for a user who
+    did not create it and passes the usual size.
 
     Args:
         stored: what stands in the file at `path`.

@@ -2,8 +2,8 @@
 
 It also keeps the state of each log (without its seal) while the node runs. Changes are gathered in
 the order of the WAL, as a *batch*. A flush writes the batch to LogsDB, and its blocks leave the
-cache when that is durable. So a batch is a prefix of the WAL over all logs, and later changes stay
-here.
+cache once the write is durable. So a batch is a prefix of the WAL over all logs, and later changes
+stay here.
 
 Blocks are indexed by last LSN, so that a read may begin inside a block. Of two copies of one range
 the copy of higher precedence is kept; a later copy of lower precedence is dropped.
@@ -167,7 +167,7 @@ class CachedLog:
         return True
 
     def copy_of(self, header: BlockHeader) -> StoredBlock | None:
-        """The copy of exactly this block that is held here, None for none."""
+        """This node's copy of exactly this block, None for none."""
         for at in range(self.index_from(header.last), len(self._blocks)):
             if self._lasts[at] != header.last:
                 break
@@ -205,7 +205,7 @@ class CachedLog:
             self.released = lng
 
     def release(self, lsn: int) -> bool:
-        """A sequencer released up to `lsn`; False if that is no news."""
+        """A sequencer released up to `lsn`; False if it changes nothing."""
         epoch = lsn >> 32
         if lsn > self.lngs.get(epoch, 0):
             self.lngs[epoch] = lsn
@@ -270,7 +270,7 @@ class CachedLog:
         """An epoch's end, with this node's own LNG if that one is higher.
 
         A recovery that heard too few nodes may end an epoch below this node's LNG. All records up
-        to an LNG were acknowledged, so such a recovery was wrong to leave them out.
+        to an LNG were acknowledged, so a recovery that left them out was wrong.
         """
         return end._replace(lng=max(end.lng, self.lngs.get(epoch, 0)))
 
@@ -449,7 +449,8 @@ class LogCache:
             self._bytes += block.wire_bytes
 
     def add_staged(self, size: int) -> None:
-        """So many bytes of staged blocks or entries are in memory until the next flush is done."""
+        """Count this many bytes of staged blocks or entries in memory until the next flush is
+        done."""
         batch = self._batch
         assert batch is not None, "a record is noted before what it holds"
         batch.bytes += size

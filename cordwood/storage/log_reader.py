@@ -1,7 +1,7 @@
 """Reads a log where its blocks are: in the cache, in LogsDB, or some here and some there.
 
-What is only in the cache, or in LogsDB and in memory still, is read at once (`is_at_hand`,
-`read_cached`); everything else takes the disk and is awaited (`read`). Both give a `Run`: the
+Blocks in the cache, or in LogsDB and still in memory, are read at once (`is_at_hand`,
+`read_cached`); all others come from the disk and are awaited (`read`). Both give a `Run`: the
 blocks in `[start, next)`, each range once, and where to read on.
 
 A block leaves the cache when it is durable in LogsDB, so a read that looks into the cache
@@ -35,7 +35,7 @@ class LogReader:
         self._recent = recent or RecentBlocks(0)
 
     def get(self, log: int) -> CachedLog | None:
-        """What is known of a log (what is released, readable, …), None for nothing."""
+        """A log's state (released and readable LSNs, …), None for an unknown log."""
         return self._cache.get(log)
 
     def is_at_hand(self, log: int, start: int) -> bool:
@@ -55,8 +55,8 @@ class LogReader:
         bytes_max: int,
         blocks_max: int,
     ) -> BlockRun:
-        """What is in memory of [start, bound], where that is all; arguments as in `read`, but
-        it may give no block at all where `bytes_max` is 0 or less."""
+        """The blocks of [start, bound], if all of them are in memory. Arguments as in `read`, but
+        with a `bytes_max` of 0 or less it may give no block."""
         held = self._cache.get(log)
         if held is None:
             return BlockRun([], bound + 1)
@@ -80,8 +80,8 @@ class LogReader:
         )
 
     async def first(self, log: int, start: int, bound: int) -> int:
-        """Where the first block from `start` on begins, or a range that cannot be read; where
-        there is none up to `bound`, at least `bound + 1`.
+        """The begin of the first block or unreadable range from `start` on; at least `bound + 1`
+        without one up to `bound`.
 
         Raises:
             TablesFailed, Corrupt: as `read`.
@@ -107,7 +107,7 @@ class LogReader:
                 bytes, and of blocks looked at.
         Raises:
             TablesFailed: the store below does not answer.
-            Corrupt: the metadata cannot be read: what is held is not known.
+            Corrupt: the metadata cannot be read, so the held blocks are unknown.
         """
         held = self._cache.log(log)
         cached = _gathered(
@@ -152,7 +152,7 @@ def _gathered(
         if block.header.first > bound:
             break
         is_full = size >= bytes_max or seen >= blocks_max
-        # What overlaps what is sent belongs to it, or the reader would take it for absent.
+        # Overlapping blocks belong to the same batch, or the reader would take them for absent.
         if is_full and (not seen or block.header.first >= next_lsn):
             return BlockRun(taken, next_lsn, seen - len(taken))
         seen += 1
@@ -165,7 +165,8 @@ def _gathered(
 
 
 def _merged(held: CachedLog, stored: BlockRun, cached: BlockRun, bound: int) -> BlockRun:
-    """Both together, as far as both go; of copies of one place the one that counts more."""
+    """Both together, as far as both reach; of two copies of one place the copy of higher
+    precedence."""
     is_whole = min(stored.next, cached.next) > bound
     next_lsn = (max if is_whole else min)(stored.next, cached.next)
     best: dict[tuple[int, int, int], StoredBlock] = {}

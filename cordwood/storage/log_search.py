@@ -1,10 +1,10 @@
 """Answers about where things lie in one log on this node: by time, at its ends, by bytes.
 
 The directory narrows it down to one partition; inside it, a binary search over LSNs looks at
-one index entry a step. No body is read. What is in the cache is searched in memory.
+one index entry a step. No body is read. The cache is searched in memory.
 
-Who does not know what it holds does not answer: one that lost records, or has still to drop
-what recoveries decided without it.
+A node that does not know its own blocks does not answer: because it lost records, or has yet to
+drop blocks that recoveries decided against without it.
 
 Source: docs/sources/logdevice.md 2.13 ("findTime: binary search directory, then in-partition
 search").
@@ -60,7 +60,7 @@ class LogSearch:
             elif not ask.is_exact:
                 at = min(at, entry.first)
             elif entry.first < at:
-                # Where it begins as late as that it may still be by a bridge's time.
+                # A begin this late may still come from a bridge's time.
                 below, later = await search(
                     tables, partition, ask.log, entry, held.counts,
                     lambda header: header.append_time_us < ask.time_us,
@@ -112,10 +112,10 @@ class LogSearch:
         return SizeReply(bytes_between(parts, ask.start_us, ask.stop_us), held.tier)
 
     def _known(self, log: int, until: int) -> CachedLog:
-        """What is held of a log of which readers may see all up to `until`.
+        """The blocks of a log that readers may see, up to `until`.
 
-        So all epochs below that of `until` are recovered, though this node may have slept since,
-        or been cut off, and hold what none of those recoveries counted.
+        So all epochs below the epoch of `until` are recovered. But this node may have slept or been
+        isolated since, and hold blocks that none of those recoveries counted.
         """
         if self._engine.damage:
             raise Retryable(f"this node does not know what it holds: {self._engine.damage}")
@@ -176,12 +176,12 @@ class LogSearch:
 def _by_last(
     parts: Sequence[tuple[Partition, DirectoryEntry]],
 ) -> list[tuple[Partition, DirectoryEntry]]:
-    """A log's parts of partitions, the one that reaches furthest first."""
+    """A log's parts of partitions, the furthest reaching first."""
     return sorted(parts, key=lambda each: each[1].last, reverse=True)
 
 
 def _in_cache(held: CachedLog, time_us: int) -> tuple[int, int]:
-    """The last LSN that is older, and the first that is not; 0 and past all for none."""
+    """The last older LSN, and the first LSN that is not older; 0 and past all for none."""
     headers = [b.header for b in held.blocks if b.header.kind == BlockKind.DATA]
     index = bisect_left(headers, time_us, key=lambda header: header.append_time_us)
     before = headers[index - 1].last if index else 0

@@ -1,4 +1,4 @@
-"""What a storage node says of its logs on status pages."""
+"""A storage node's report about its logs for status pages."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """What producers wrote into the epochs of one log, as far as this node holds it.
 
-When an epoch is recovered, its sequencer's memory of producers is gone; the members that
-seal tell what they hold, and together they hold all that was acknowledged. Kept for each
-producer are its last few blocks up to the LNG, which count for sure, and all above it,
-which may yet become holes. Of a producer whose higher epoch is below the LNG the lower ones are
-not kept: a query that publishes begins an epoch with each batch. Once an epoch is clean, its
-end says it all.
+When an epoch is recovered, its sequencer's memory of producers is gone. The sealing members report
+their blocks, and together they hold all acknowledged blocks. Kept for each producer are its last
+few blocks up to the LNG, which count for sure, and all above it, which may yet become holes. If a
+producer's higher epoch lies below the LNG, its lower epochs are dropped: a publishing query begins
+an epoch with each batch. A clean epoch's end contains all of it.
 
 Source: docs/design.md §3 ("Producers").
 """
@@ -55,7 +54,7 @@ class ProducedIndex:
                 del kind[each]
 
     def of(self, epoch: int) -> tuple[Produced, ...]:
-        """What is held of an epoch, each producer's places in LSN order."""
+        """The held blocks of an epoch: each producer's places in LSN order."""
         found: list[Produced] = []
         for kind in self._epochs.get(epoch, ()):
             for producer in sorted(kind):
@@ -72,7 +71,7 @@ class ProducedIndex:
         return self._epochs.keys()
 
     def all(self) -> list[tuple[int, tuple[Produced, ...]]]:
-        """What is held of every epoch."""
+        """The held blocks of every epoch."""
         return [(epoch, self.of(epoch)) for epoch in sorted(self._epochs)]
 
     def drop(self, epoch: int) -> None:
@@ -81,7 +80,7 @@ class ProducedIndex:
 
 
 def _forget_settled(places: Places, lng: int) -> None:
-    """Keep, of what is below the LNG, the last few blocks of the highest epoch."""
+    """Below the LNG, keep only the last few blocks of the highest epoch."""
     settled = sorted((epoch, first) for epoch, first in places if first <= lng)
     if not settled:
         return

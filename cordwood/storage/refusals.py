@@ -1,18 +1,17 @@
-"""Whether a storage node takes a block that is sent to it, and why not.
+"""Decide whether a storage node takes a block, and why not.
 
-A copyset that names a node whose data is being rebuilt, or has been, is refused by every member
-of it, and not by that node alone: what is stored so late would escape the rebuilding, and
-readers, who do not wait for that node, would miss one of the copies that they count on. This
-holds for what recoveries store too: their copysets are new ones. It is what this node knows
-(`StorageEngine.rebuilding`), as last read from the metadata store. Nobody waits for good: a node
-that is up takes such a word about itself back (`admin.authority_calls`), and until the others have
-heard of that, those who have no other copyset are refused and come again; the rule of how copies
-are spread is never broken instead.
+Every member refuses a copyset that names a node whose data is being rebuilt, or has been, and not
+only that node. A block stored so late would escape rebuilding, and readers, which do not wait for
+that node, would miss one of the copies that they count on. This holds for what recoveries store
+too: their copysets are new ones. It is what this node knows (`StorageEngine.rebuilding`), as last
+read from the metadata store. No store waits forever: a running node clears that status itself
+(`admin.authority_calls`). Until the other nodes know, sequencers without another copyset are
+refused and retry; they never break the rule for spreading copies.
 
-A node that an operator made read-only takes no block with a body. Of recoveries it takes what ends
-an epoch: plugs, and new envelopes of what it holds. A node whose disk is nearly full takes blocks
-of recoveries, and what was numbered already as far as half of its reserve goes. Both are sealed
-and read as ever.
+A node that an operator made read-only takes no block with a body. From recoveries it takes the
+blocks that end an epoch: plugs, and new envelopes of its own blocks. A node with a nearly full disk
+takes blocks of recoveries, and numbered blocks up to half of its reserve. Both are sealed and read
+as ever.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.4 ("rejecting stores based on copyset"), 2.7.
 """
@@ -49,7 +48,8 @@ def refusal_of(
     if engine.failed:
         return StoreRefusal(wave, header.log, Refusal.FAILED)
     if block.envelope.lng > min(header.last, header.last >> 32 << 32 | ESN_ISSUED_MAX):
-        # A block is stored before it is known good; taken, this would release what nobody has.
+        # A block is stored before it is known good; if it were taken, it would release records that
+        # no node has.
         logger.warning("log %d: a block says that what is above it is stored", header.log)
         return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
@@ -90,7 +90,7 @@ def tell_refusal(
 
 
 def damage_of(wave: int, block: StoredBlock) -> StoreRefusal | None:
-    """The refusal of a block whose body is not what its header says; None if it is."""
+    """The refusal of a block whose body contradicts its header; None if it is."""
     header = block.header
     if crc32c(block.body) == header.stored_crc:
         return None

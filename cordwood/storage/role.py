@@ -66,7 +66,7 @@ Marks = Seal | Clean | Trim | TellNodesets
 
 
 class _Session:
-    """Waves of one connection that are not answered yet, in order."""
+    """Unanswered waves of one connection, in order."""
 
     __slots__ = ("answer_due", "last", "open", "refusals", "settled")
 
@@ -91,8 +91,8 @@ class StorageRole:
     ) -> None:
         """
         Args:
-            rights: who may read which log; None lets everybody.
-            claims: what is believed of seals, trims and releases; None believes all.
+            rights: decides which client may read which log; None admits every client. claims:
+                checks seals, trims and releases; None believes all.
             survey: answers what would be to give if nodes were lost; None for a role without.
         """
         self._claims = claims
@@ -206,7 +206,7 @@ class StorageRole:
 
         Raises:
             AccessDenied: the log wants a read token that the call does not bring.
-            Unreachable: it took longer than the caller waits, so nobody wants the answer.
+            Unreachable: it took longer than the caller waits, so the answer is useless.
         """
         if isinstance(call, AskEpoch):
             return self.epoch_end(call)
@@ -250,7 +250,7 @@ class StorageRole:
 
     def _on_read(self, connection: Connection, request: ReadRequest) -> None:
         if request.digest and not is_node(connection):
-            # A digest has records that are not released, and may never be.
+            # A digest has unreleased records, which may never be released.
             raise Malformed("a digest is for nodes, not for clients")
         status = ReadStatus.DAMAGED if self._engine.damage else ReadStatus.OK
         if request.digest and self._engine.sealed(request.log) <= request.until >> 32:

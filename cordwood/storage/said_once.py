@@ -1,7 +1,7 @@
-"""A line of a log that is said once, and again when it says something else.
+"""A log line that is written once, and again only when its text changes.
 
-What has to wait is tried again each second, and fails with the same words: hundreds of equal
-lines on the standard error of an application hide the first.
+A blocked action is retried each second and fails with the same text: hundreds of equal lines on an
+application's standard error would hide the first.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ handed out. A node meets this once, if it was away while an epoch began. A fault
 too: a block of an epoch that was never handed out would release the log up to its LNG, and its
 time would decide what retention trims.
 
-Where the epoch store does not answer, a store is taken like a seal: up to SEAL_AHEAD_MAX epochs
-ahead. Appends must go on without the metadata store, and the sender may have no other node.
+If the epoch store does not answer, a store is taken like a seal: up to SEAL_AHEAD_MAX epochs ahead.
+Appends must go on without the metadata store, and the sender may have no other node.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cordwood.storage.engine import StorageEngine
 
 SEAL_AHEAD_MAX = 1024
-"""Epochs that a seal may be above what the epoch store last told this node of a log, before the
-store is asked again: a node that was away for long meets this, and a faulty caller. It is not
-measured from what was claimed here: seal by seal that led past all that a sequencer passes over."""
+"""A seal may lie this many epochs above the last epoch that the epoch store told this node, before
+the store is asked again. Nodes that were down for long exceed it, and faulty callers. It is not
+measured from earlier claims: seal by seal that led past every epoch that a sequencer may skip."""
 
 WAITING_MAX = 16_384
 """Logs that wait for the epoch store. A release of one more is dropped: sequencers say releases
@@ -42,8 +42,8 @@ class Claim:
     """What waits for one log.
 
     Attributes:
-        released: the highest LSN that is said to be released, 0 for none.
-        stores: the epoch of each store that waits, and what is called then.
+        released: the highest claimed release, 0 for none. stores: the epoch of each waiting store,
+            and its callback.
     """
 
     released: int = 0
@@ -131,7 +131,7 @@ class Unheard:
             self.told[log] = max(newest, self.told.get(log, 0))
 
     def is_near(self, log: int, epoch: int) -> bool:
-        """Whether an epoch is no further ahead than a seal may be of which nobody is asked."""
+        """Whether an epoch is no further ahead than a seal may be without a question."""
         return epoch <= self.told.get(log, 0) + SEAL_AHEAD_MAX
 
     def assume(self, log: int, epoch: int) -> bool:

@@ -1,1 +1,1 @@
-"""Ledgers on a storage node: their entries, their fences, and what is told of their LAC."""
+"""Ledgers on a storage node: their entries, their fences, and their LAC as reported."""

@@ -32,9 +32,8 @@ class HeldLedger:
     """One ledger.
 
     Attributes:
-        key: what its password is known by.
-        flags: what is true of it here, for good.
-        lac: the highest LAC that this node was told, by an entry or on its own.
+        key: the digest of its password. flags: its permanent states on this node. lac: the highest
+            LAC that this node received, with an entry or alone.
         last: the highest entry that this node holds, here or in LogsDB.
         entries: those that LogsDB does not have yet.
     """
@@ -73,11 +72,11 @@ class LedgerIndex:
         self._added: dict[tuple[int, int], None] = {}
 
     def get(self, ledger: int) -> HeldLedger | None:
-        """What is held of a ledger, None if this node never heard of it."""
+        """A ledger's state, None if this node never heard of it."""
         return self.held.get(ledger)
 
     def apply(self, record: LedgerRecord) -> int:
-        """Apply a record that is durable, or that is replayed; LogsDB may have it already.
+        """Apply a durable or replayed record; LogsDB may have it already.
 
         Returns:
             The additional bytes of entries in memory.
@@ -126,7 +125,8 @@ class LedgerIndex:
         return rows
 
     def evict(self, rows: Iterable[Row]) -> None:
-        """LogsDB has these rows: drop their entries from memory, but those that came once more."""
+        """LogsDB has these rows: drop their entries from memory, except entries that arrived
+        again."""
         for key, _ in rows:
             if key[:1] == b"e":
                 ledger, entry = read_entry_row_key(key)

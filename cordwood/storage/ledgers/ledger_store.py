@@ -1,13 +1,13 @@
-"""What a storage node answers about ledgers: it keeps entries, reads them, fences, tells the LAC.
+"""A storage node's part in ledgers: it keeps and reads entries, fences, and reports the LAC.
 
-An answer is given once what it says is durable: an added entry, a fence, also of a ledger that the
-node never saw, and a LAC. A fence takes effect when it is asked for. So entries before it in the
-WAL are visible before its answer, and the writer's entries after it are refused.
+An answer waits until its content is durable: an added entry, a LAC, or a fence, also of a ledger
+that the node never saw. A fence takes effect when it is asked for. So entries before it in the WAL
+are visible before its answer, and the writer's entries after it are refused.
 
-A node that lost records does not know what it lost. At the start at which it finds that out, it
-fences every ledger whose newest fragment names it, and answers *unknown* for what it does not find
-of those that are not closed (`note_loss`). A fence that it forgot would let a writer add behind the
-end; an entry that it forgot, told as absent, would cut a ledger.
+A node that lost records does not know which. At the start that finds the loss, it fences every
+ledger whose newest fragment names it. For missing entries of unclosed ledgers it answers *unknown*
+(`note_loss`). A fence that it forgot would let a writer add behind the end; an entry that it
+forgot, told as absent, would cut a ledger.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
 """
@@ -58,7 +58,7 @@ POLLS_MAX = 512
 """Questions for a LAC that wait for one to rise: half of a node's calls of clients."""
 
 READ_AT_ONCE = 64
-"""Entries that are read from LogsDB in one call."""
+"""Entries read from LogsDB in one call."""
 
 
 class LedgerStore:
@@ -73,11 +73,11 @@ class LedgerStore:
 
     @property
     def index(self) -> LedgerIndex:
-        """What is durable here."""
+        """The durable state."""
         return self._engine.ledgers
 
     async def answer(self, call: LedgerEntryCall) -> AddReply | EntriesReply | LacReply | DoneReply:
-        """Do what a client asks.
+        """Do a client's call.
 
         Raises:
             AccessDenied: the ledger has another password.
@@ -226,7 +226,7 @@ class LedgerStore:
     # The LAC.
 
     async def lac(self, call: AskLac) -> LacReply:
-        """The highest LAC that was told here, after a wait for a higher one if that is asked for.
+        """The highest LAC received here, after a wait for a higher LAC if requested.
 
         Raises:
             Overloaded: too many wait.
@@ -267,7 +267,7 @@ class LedgerStore:
             news.set()
 
     async def tell_lac(self, call: TellLac) -> None:
-        """Know a LAC that no entry told; returns once that is durable.
+        """Take a LAC that came without an entry; returns once it is durable.
 
         Raises:
             Retryable, Overloaded: it is not.
@@ -279,7 +279,7 @@ class LedgerStore:
     # Fences.
 
     async def fence(self, ledger: int, key: bytes) -> None:
-        """Refuse the writer's entries from now on; returns once that is durable.
+        """Refuse the writer's entries from now on; returns once the fence is durable.
 
         Raises:
             Retryable, Overloaded: it may not be; ask again.

@@ -61,7 +61,7 @@ class LedgerTable:
         return {read_state_row_key(key): read_state_row(value) for key, value in rows}
 
     async def entries(self, ledger: int, entries: Sequence[int]) -> list[KeptEntry | None]:
-        """Entries of a ledger, None for each that is not here.
+        """Entries of a ledger, None for each missing one.
 
         Raises:
             TablesFailed, Corrupt: they cannot be read.
@@ -76,7 +76,8 @@ class LedgerTable:
         ]
 
     async def drop(self, ledgers: Sequence[int]) -> None:
-        """Take all entries of some ledgers away, and give their space back. Nobody reads them.
+        """Take all entries of some ledgers away, and give their space back. They have no readers
+        any more.
 
         Raises:
             TablesFailed, TablesNoSpace: any of them may be left.

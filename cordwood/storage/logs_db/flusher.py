@@ -2,16 +2,16 @@
 
 A flush begins when enough has gathered and nothing comes just now, when the cache or the WAL
 is half full (small records fill it sooner than the cache: each lone one takes 4 KiB), when
-the oldest of it is old, or when somebody asks. So a burst has the cores and the disk for
-itself for as long as there is room, and its bytes are written a second time after it. A
-flush takes all that has gathered. When LogsDB has it durably, the blocks leave
-the cache, the WAL is trimmed, partitions that are trimmed as a whole are dropped, and those
-that wait for room are told. A start trims the WAL first, up to what LogsDB has.
+the oldest of it is old, or when somebody asks. So a burst has the cores and the disk for itself
+while there is space, and its bytes are written a second time afterwards. A flush takes all that has
+gathered. Once LogsDB has the batch durably, its blocks leave the cache, the WAL is trimmed, fully
+trimmed partitions are dropped, and callers that wait for space are woken. A start trims the WAL
+first, up to what LogsDB has.
 
-While the disk has no room for a flush, the batch is kept and tried again, without what was
-trimmed meanwhile; the cache and the WAL then fill, and appends are refused with that. A node
-that stops then leaves it to the next start, which replays the WAL. Any other failure ends the
-node's storing for good.
+If the disk has no space for a flush, the batch is kept and tried again, without records trimmed
+meanwhile. The cache and the WAL then fill, and appends are refused with this reason. A node that
+stops then leaves it to the next start, which replays the WAL. Any other failure ends the node's
+storing for good.
 
 Source: docs/design.md §5; docs/sources/s3stream.md (b), "Upload", and (f) 3 (padding fills the WAL
 before the cache); docs/sources/bookkeeper.md (c), "Checkpoint".
@@ -85,7 +85,7 @@ class Flusher:
         engine.watch(self._on_gathered)
 
     async def flush(self) -> None:
-        """Return once all that is durable in the WAL now is in LogsDB too.
+        """Return once all records that are durable in the WAL now are in LogsDB too.
 
         Only while `run` runs, and under a deadline: a full disk may make it wait.
 
@@ -116,8 +116,8 @@ class Flusher:
     async def _trim_behind(self) -> None:
         """Let the WAL go of what LogsDB has, where a crash came between the two.
 
-        Otherwise a ring that is full of what was flushed stays full: nothing gathers that
-        another flush would take, and no store finds room to gather.
+        Otherwise a ring full of flushed records stays full: nothing new gathers for another flush,
+        because no store finds space.
         """
         engine = self._engine
         if engine.logs.offset <= engine.wal.trim_offset:
@@ -132,13 +132,14 @@ class Flusher:
             engine.fail(error)
 
     def give_space(self) -> None:
-        """The disk is nearly full: flush what gathered, because what is trimmed goes with that."""
+        """The disk is nearly full: flush the gathered records, because a flush also deletes trimmed
+        data."""
         if self._engine.cache.batch is not None:
             self._is_asked_for_space = True
             self._changed.set()
 
     async def close(self) -> None:
-        """Let a flush that is under way end; the next start replays what it did not take."""
+        """Let a running flush end; the next start replays the records that it did not take."""
         self._is_stopping = True
         self._stopping.set()
         self._changed.set()
@@ -196,7 +197,7 @@ class Flusher:
             engine.evict(batch)
             await engine.wal.trim(batch.offset)
             await engine.logs.drop_trimmed(engine.gone_of, self._clock.now_us())
-        except Overloaded as error:  # after the flush: what is trimmed goes a little later
+        except Overloaded as error:  # after the flush: trimmed data is deleted a little later
             self._said.warning(f"what is trimmed cannot be dropped yet: {error}")
         except CordwoodError as error:
             engine.fail(error)
@@ -208,8 +209,8 @@ class Flusher:
     async def _flush(self, batch: FlushSet) -> bool:
         """Try until the machine has room for it; False where the node stops before.
 
-        What was trimmed since is left out: the trim is durable, so nobody reads it, and it may
-        be all that stands between a full disk and the space that the trim was to give back.
+        Leave out records trimmed since: the trim is durable, so they have no readers, and on a full
+        disk they may take exactly the space that the trim was to free.
         """
         engine = self._engine
         while True:

@@ -1,9 +1,9 @@
 """Binary search among a log's index entries in one partition: one entry a step.
 
-Blocks lie in the order of their LSNs, and what is asked for is a property that the first ones
-have and the others have not, such as being older than a time. Only blocks with records are
-asked: what recovery writes at the end of an epoch has a time that is no earlier than those of
-the records below, but may be later than those of the next epoch, which was under way by then.
+Blocks lie in the order of their LSNs, and the search is for a property that a prefix of them has,
+such as being older than a time. Only blocks with records count. Recovery's blocks at the end of an
+epoch have times no earlier than the records below, but perhaps later than records of the next
+epoch, which was under way by then.
 
 Source: docs/sources/logdevice.md 2.13.
 """
@@ -31,11 +31,11 @@ async def search(
     counts: Counts,
     is_before: Callable[[BlockHeader], bool],
 ) -> tuple[int, int]:
-    """Where in a partition a log's records stop to be `is_before`, which the first ones are.
+    """The place in a partition where a log's records cease to be `is_before`.
 
     Returns:
-        The last LSN of those that are, and the first LSN of those that are not; 0 and
-        LSN_MAX + 1 for none.
+        The last LSN for which it holds, and the first for which it does not; 0 and LSN_MAX + 1 for
+            none.
     Raises:
         TablesFailed, Corrupt: as `read`.
     """
@@ -79,8 +79,8 @@ async def last_counted(
 ) -> int:
     """The last LSN of the last of a log's blocks in a partition that counts, 0 for none.
 
-    The directory says where the last one ends, be it of a recovery that came to no end: its bridge
-    may stand over records that another recovery kept, and is older than these.
+    The directory tells where the last block ends, even if an unfinished recovery wrote it: its
+    bridge may cover records that another recovery kept, and is older than these.
 
     Raises:
         TablesFailed, Corrupt: as `read`.

@@ -46,7 +46,7 @@ Found = tuple[IndexKey, bytes, Partition]
 
 
 class IndexQuery(NamedTuple):
-    """What is to be read; see `LogsStore.read`."""
+    """The request of a read; see `LogsStore.read`."""
 
     log: int
     start: int
@@ -65,12 +65,11 @@ async def read_blocks(
     mended: Set[DamagedRange] = frozenset(),
     noticed: list[DamagedRange] | None = None,
 ) -> BlockRun:
-    """Read what is wished for; see `LogsStore.read`.
+    """Do a read; see `LogsStore.read`.
 
     Args:
-        known: of this log's ranges, those known to be damaged.
-        mended: those of them whose blocks are all held elsewhere.
-        noticed: takes the ranges that this read found to be damaged.
+        known: this log's known damaged ranges. mended: damaged ranges whose blocks are all held
+            elsewhere. noticed: takes the damaged ranges that this read found.
     Raises:
         TablesFailed: the store below does not answer.
     """
@@ -85,7 +84,7 @@ async def read_blocks(
     for key, wire, partition in _winners(found, query.counts):
         if key.first > query.bound:
             break
-        # What overlaps what is sent belongs to it, or the reader would take it for absent.
+        # Overlapping blocks belong to the same batch, or the reader would take them for absent.
         if seen and (size >= query.bytes_max or seen >= query.blocks_max) and key.first > last:
             limit = min(limit, last)
             break
@@ -123,9 +122,9 @@ async def home_of(
     """The partition that holds this very block with its body, whatever envelope it has there.
 
     Args:
-        known: of this log's ranges, those known to be damaged: what is there is not the home.
+        known: this log's known damaged ranges: a block there is not the home.
     Returns:
-        None where there is none, or where its entry cannot be read.
+        None without one, or if its entry cannot be read.
     Raises:
         TablesFailed: the store below does not answer.
     """
@@ -163,8 +162,8 @@ async def _find(
     mended: Set[DamagedRange],
     noticed: list[DamagedRange],
 ) -> tuple[list[Found], int, list[tuple[int, int]]]:
-    """Index entries from `start` on, ascending; the LSN up to which that is all; and the
-    ranges of which that is not known."""
+    """Index entries from `start` on, ascending; the LSN up to which they are complete; and the
+    ranges where this is unknown."""
     found: list[Found] = []
     damaged: list[tuple[int, int]] = []
     limit = LSN_MAX
@@ -195,7 +194,7 @@ async def _find(
         found += [(key, wire, partition) for key, wire in rows]
         size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
         if size >= query.bytes_max or len(found) >= query.blocks_max:
-            # Enough; of those that follow, only what overlaps this is still wanted.
+            # Enough; of the following entries, only overlapping ones are still wanted.
             limit = min(limit, max(key.last for key, _, _ in found))
     found.sort(key=lambda each: each[0])
     return [each for each in found if each[0].last <= limit], limit, damaged
@@ -216,7 +215,7 @@ def _without_damaged(
     query: IndexQuery,
     mended: Set[DamagedRange] = frozenset(),
 ) -> tuple[list[Found], list[tuple[int, int]]]:
-    """What is left without copies known to be damaged, and the ranges that none other fills."""
+    """The entries without known damaged copies, and the ranges that no other copy fills."""
 
     def is_bad(each: Found) -> bool:
         key, _, partition = each
@@ -257,8 +256,8 @@ async def _index_rows(
         keyed = [(logs_db.read_index_key(key), wire) for key, wire in rows]
         if is_end:
             return keyed, LSN_MAX
-        # More copies of what stands last may follow, and among them the one that counts.
-        # What stands last says nothing of the LSNs below it until it is sent itself.
+        # More copies of the last block may follow, among them the copy that counts. What stands
+        # last says nothing of the LSNs below it until it is sent itself.
         tail = keyed[-1][0]
         whole = [each for each in keyed if each[0].last < tail.last]
         if whole and tail.first > whole[-1][0].last:
@@ -269,7 +268,7 @@ async def _index_rows(
 async def _read_bodies(
     tables: Tables, log: int, chosen: Sequence[tuple[StoredBlock, Partition]]
 ) -> list[tuple[StoredBlock, Partition]]:
-    """Read the bodies of blocks; gives those whose body cannot be read."""
+    """Read the bodies of blocks; returns the blocks with unreadable bodies."""
     failed: list[tuple[StoredBlock, Partition]] = []
     for partition in {each.number: each for _, each in chosen}.values():
         here = [block for block, place in chosen if place is partition]
@@ -306,7 +305,7 @@ async def _some_bodies(
 ) -> dict[bytes, bytes | None]:
     """As `_bodies`, in one call.
 
-    Asked for by key even where they stand in a row: see `rocks_logs` on what a scan holds up.
+    Read by key even if they are adjacent: see `rocks_logs` on the delays of a scan.
     """
     try:
         return dict(zip(keys, await tables.get(table, keys), strict=True))
@@ -322,13 +321,13 @@ async def _some_bodies(
 
 
 def _rows_wanted(entry: DirectoryEntry, bytes_max: int, blocks_max: int) -> int:
-    """How many index entries so many bytes have, about, as this log's blocks are."""
+    """The estimated number of index entries for a number of bytes, by this log's blocks."""
     mean = max(1, entry.bytes // entry.blocks)
     return max(SCAN_ROWS_MIN, min(SCAN_ROWS_MAX, blocks_max + 1, bytes_max // mean + 2))
 
 
 def _winners(found: Sequence[Found], counts: Counts) -> list[Found]:
-    """Of the copies of each place the one that counts; `found` is ascending."""
+    """The copy that counts, for each place; `found` is ascending."""
     winners: list[Found] = []
     for each in found:
         key = each[0]

@@ -6,12 +6,12 @@ point harmless::
     blocks into partitions ► each flushed ► metadata, with the WAL's offset, in one batch
     ► that flushed ► only then is the WAL trimmed
 
-What a start finds missing in the WAL is part of that batch (`note_lost`): as long as it is not
-durable, nothing is trimmed and the WAL itself goes on showing it.
+Losses that a start finds in the WAL are part of that batch (`note_lost`): until they are durable,
+nothing is trimmed and the WAL itself keeps showing them.
 
-A start takes what the metadata says and replays the WAL behind that offset. Blocks of a
-flush that did not get as far as its metadata are there twice then, and are equal. So no
-count is off, and nothing is written that has to be read first.
+A start loads the metadata and replays the WAL behind its offset. Blocks of a flush that did not get
+as far as its metadata are there twice then, and are equal. So counts are exact, and no write needs
+a read first.
 
 Blocks go by append time: to the last partition that starts at or before it, but never
 farther back than the newest but one, so that old partitions are left alone. Later than its
@@ -76,7 +76,7 @@ OPEN_PARTITIONS = 2
 late belongs to the one before the newest."""
 
 DIRECTORIES_KEPT = 1024
-"""Logs whose directories stay in memory: those that are read now."""
+"""Logs whose directories stay in memory: logs with readers."""
 
 
 class LogsStore:
@@ -85,19 +85,16 @@ class LogsStore:
     Attributes:
         offset: of the WAL; all records up to it are here. -1 for none.
         partitions: oldest first.
-        logs: what is held of each log.
-        drops: partitions dropped since the start.
-        forgotten: how often something was taken out that was trimmed.
-        staged, ledgers: the tables of staged blocks and of ledgers.
-        damages: what is known to be damaged.
-        on_rot: called with the ranges that a read found to be damaged.
+        logs: the state of each log. drops: partitions dropped since the start. forgotten: how often
+            trimmed data was taken out. staged, ledgers: the tables of staged blocks and of ledgers.
+            damages: the known damaged ranges. on_rot: called with damaged ranges that a read found.
         lost: ranges of WAL offsets whose records no start could read any more before a flush
-            took them: of starts long ago as of this one. Nothing here forgets it, because
-            nobody can say what was in them: of any log, and a seal as well as a block. So
-            no trim and no repair of some log ends it. Recoveries do without the node, as
-            without one that is away; where they cannot (a store of one node), epochs that
-            were open when it was damaged stay so, until somebody accepts the loss
-            (`accept_loss`) or replaces the node by one of a new number.
+            took them: of starts long ago as of this one. They are never forgotten, because their
+            contents are unknown: blocks of any log, and seals too. So no trim and no repair of some
+            log ends it. Recoveries work without the node, as without a node that is down. If they
+            cannot (a store of one node), the epochs that were open at the damage stay open until an
+            operator accepts the loss (`accept_loss`) or replaces the node by a node with a new
+            number.
     """
 
     def __init__(self, tables: Tables, settings: StorageSettings) -> None:
@@ -121,7 +118,7 @@ class LogsStore:
         self.damages = DamageBook(tables)
         self.on_rot: Callable[[Sequence[DamagedRange]], None] = lambda found: None
         self._payload = PayloadCount()
-        # Entries of open partitions as they are now, for the flushes that add to them.
+        # Present entries of open partitions, for flushes that add to them.
         self._entries: dict[tuple[int, int], DirectoryEntry] = {}
         self._directories: OrderedDict[int, list[tuple[Partition, DirectoryEntry]]] = OrderedDict()
 
@@ -131,7 +128,7 @@ class LogsStore:
     async def open(
         cls, tables: Tables, settings: StorageSettings, node: NodeId
     ) -> tuple[LogsStore, dict[int, LogState]]:
-        """Open what is on the disk; with it the state of every log as of `offset`.
+        """Open the tables on the disk, and load the state of every log as of `offset`.
 
         Raises:
             NotOurCluster: the tables are another node's.
@@ -164,14 +161,14 @@ class LogsStore:
         Returns:
             Whether anything was.
         """
-        # A record that ends past `offset` may be that of `offset`, or one that is not here.
+        # A record that ends past `offset` may be the record of `offset`, or a missing one.
         known = max(self.offset, self._accepted)
         lost = [each for each in damage if each[1] > known]
         self.lost = united((*self.lost, *lost))
         return bool(lost)
 
     async def keep_lost(self) -> None:
-        """Make what was noted durable at once, where the WAL will not show it again.
+        """Make noted losses durable at once, if the WAL will not show them again.
 
         Raises:
             TablesFailed: it cannot be written.
@@ -186,7 +183,7 @@ class LogsStore:
         return bool(self.lost) and self.lost != self._noted
 
     async def keep_noted(self) -> None:
-        """Logs were sealed and ledgers fenced, durably, for all that is lost.
+        """Note that logs were sealed and ledgers fenced, durably, for all losses.
 
         Raises:
             TablesFailed: it cannot be written; they are sealed and fenced once more then.
@@ -197,7 +194,7 @@ class LogsStore:
             self._noted = self.lost
 
     async def accept_loss(self, upto: int) -> None:
-        """What was lost below the WAL's offset `upto` is gone: this node knows what it holds.
+        """Accept losses below the WAL's offset `upto`: this node knows its blocks again.
 
         Durable when it returns; a crash before that changes nothing.
 
@@ -232,7 +229,7 @@ class LogsStore:
         self.staged.is_made = STAGED_TABLE in names
         self.ledgers.is_made = LEDGERS_TABLE in names
         for table in sorted({*names} - known - {META, STAGED_TABLE, LEDGERS_TABLE}):
-            # Of a flush that never came to its end: the WAL has all of it.
+            # From an unfinished flush: the WAL has all of it.
             logger.info("dropping table %s, which no flush finished", table)
             await self._tables.drop(table)
         if missing := sorted(known - {*names}):
@@ -261,7 +258,7 @@ class LogsStore:
         staged: Sequence[Row] = (),
         ledgers: Sequence[Row] = (),
     ) -> None:
-        """Take what the WAL's records up to `offset` changed; returns once it is durable.
+        """Take the changes of the WAL's records up to `offset`; returns once they are durable.
 
         Args:
             blocks: all that was stored since the last flush.
@@ -302,7 +299,7 @@ class LogsStore:
         await self.flush_metadata(shares, states, offset)
 
     async def homes_of(self, blocks: Sequence[StoredBlock]) -> Homes:
-        """Where amended blocks have their bodies; those that have none are written whole."""
+        """The places of amended blocks' bodies; blocks without one are written whole."""
         amended = [block for block in blocks if type(block) is AmendedBlock]
         if not amended:
             return {}
@@ -321,10 +318,10 @@ class LogsStore:
         return homes
 
     def _rolled(self, blocks: Sequence[StoredBlock], now_us: int) -> Partition | None:
-        """The next partition, if one that takes of these blocks has had enough.
+        """The next partition, if a partition that takes these blocks is full.
 
-        One that is full and takes nothing asks for no other: while a log keeps it, it may stand
-        next to the newest for long, which is dropped and made anew as others are trimmed.
+        A full partition that takes no blocks needs no successor: while a log keeps it, it may stand
+        beside the newest for long, and the newest is dropped and made again as others are trimmed.
         """
         takers = self.partitions[-OPEN_PARTITIONS:]
         if not blocks:
@@ -333,7 +330,7 @@ class LogsStore:
             start_us = takers[-1].start_us
             is_late = any(block.header.append_time_us < start_us for block in blocks)
             lookers = takers if is_late else takers[-1:]
-            # What is mended may not come to stand beside its rotten copy.
+            # A repaired block must not stand beside its rotten copy.
             is_rotten = self.damages.holds(takers[-1].number)
             if not is_rotten and not any(self._is_due(each, now_us) for each in lookers):
                 return None
@@ -423,7 +420,7 @@ class LogsStore:
     async def _joined_entries(
         self, added: Sequence[Added]
     ) -> dict[tuple[int, int], DirectoryEntry]:
-        """The directory entries that a flush changes, as they are after it."""
+        """The directory entries that a flush changes, in their new state."""
         wanted = [(log, number) for number, entries in added for log in entries]
         unknown = [
             each for each in wanted if each not in self._entries and self._partition(each[1]).files
@@ -458,7 +455,7 @@ class LogsStore:
         logs: Mapping[int, StoredLog],
         offset: int,
     ) -> None:
-        """What was flushed is durable: know it."""
+        """The flush is durable: take its state over."""
         self.offset = offset
         for share in shares:
             share.partition.bytes += share.bytes
@@ -475,9 +472,9 @@ class LogsStore:
     # ---- dropping ----
 
     async def drop_trimmed(self, trim_of: TrimOf, now_us: int = 0) -> list[Partition]:
-        """Drop the partitions of which all is trimmed; those that were.
+        """Drop fully trimmed partitions; returns them.
 
-        The newest stays, for it is the one that fills, unless it is as old as any may get.
+        The newest stays because it takes the next blocks, unless it has reached the maximum age.
 
         Raises:
             TablesFailed, Corrupt: the store below cannot go on.
@@ -548,7 +545,7 @@ class LogsStore:
     def on_forgotten(
         self, partition: Partition, left: Mapping[int, StoredLog], logs: Sequence[int]
     ) -> None:
-        """Logs have nothing in a partition any more; `left` is what they have elsewhere."""
+        """Logs have nothing in a partition any more; `left` are their blocks elsewhere."""
         self.forgotten += 1
         self.logs.update(left)
         for log in logs:
@@ -567,7 +564,7 @@ class LogsStore:
 
     @property
     def tables(self) -> Tables:
-        """What it rests on, to be read."""
+        """The body that it refers to, to be read."""
         return self._tables
 
     @property
@@ -617,17 +614,16 @@ class LogsStore:
         Args:
             counts: leaves out copies that lost, before anything else is looked at.
             wanted: leaves out blocks or bodies, before these are read; None wants all.
-            bytes_max: of wanted blocks; it ends once it is reached. At least one comes if
-                there is any.
-            blocks_max: likewise, of all blocks.
+            bytes_max: of wanted blocks; it ends once it is reached. At least one block is given if
+                any exists. blocks_max: likewise, for the number of blocks.
         Raises:
             TablesFailed: the store below does not answer.
             Corrupt: the metadata cannot be read. Where a part of the range fails its checksum,
                 the run says so, and goes on behind it.
         """
         query = IndexQuery(log, start, bound, counts, wanted, bytes_max, blocks_max)
-        # Race: what is mended from now on may be in the cache alone, which the caller looked into
-        # before. So it stays unknown to this read, also where the read begins anew.
+        # Race: blocks repaired from now on may be only in the cache, which the caller has already
+        # searched. So it stays unknown to this read, also where the read begins anew.
         mended = frozenset(filter(self.damages.is_mended, self.damages.of_log(log)))
         while True:
             forgotten = self.forgotten
@@ -641,7 +637,7 @@ class LogsStore:
                     raise
                 # A partition was dropped under it, of which all is trimmed.
                 continue
-            # Damage may be what was cut out under it, which is trimmed too.
+            # The damage may lie where a cut removed blocks, which are trimmed too.
             if not run.damaged or forgotten == self.forgotten:
                 if noticed and forgotten == self.forgotten:
                     self.on_rot(noticed)

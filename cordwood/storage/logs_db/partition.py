@@ -1,4 +1,4 @@
-"""The nouns of LogsDB: a partition, what it holds of a log, what one read of it brings.
+"""The nouns of LogsDB: a partition, its part of a log, the result of a read.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.13.
 """
@@ -33,11 +33,10 @@ class BlockRun(NamedTuple):
     """Blocks of one log in LSN order.
 
     Attributes:
-        blocks: all that is held and wanted in [start, next), each range once.
-        next: where to read on; past the bound that was asked for if that is reached.
-        passed: blocks that are held there and not wanted.
-        damaged: ranges `[first, last]` of which something fails its checksum: what is held there
-            is not known. They lie in [start, next) too.
+        blocks: all held and wanted blocks in [start, next), each range once. next: where to
+            continue; past the requested bound if it is reached. passed: held but unwanted blocks
+            there. damaged: ranges `[first, last]` with a failed checksum: their contents are
+            unknown. They lie in [start, next) too.
     """
 
     blocks: list[StoredBlock]
@@ -51,10 +50,9 @@ class Partition:
     """One partition: a table, and what its row says.
 
     Attributes:
-        kept_by: a log, and its highest LSN here, that was not trimmed when all of it was
-            looked at last: until that is, the partition stays. None where nobody looked yet.
-        expires_us: nothing here is older than its log keeps it before this time; 0 where
-            that was not worked out yet.
+        kept_by: a log that was not fully trimmed at the last full look, and its highest LSN here:
+            the partition stays until this LSN is trimmed. None before the first look. expires_us:
+            before this time no record here exceeds its log's retention; 0 if not computed yet.
     """
 
     number: int
@@ -88,15 +86,14 @@ Homes = Mapping[int, Partition | None]
 """By `id` of an amended block, where its body lies; None where the same flush brings it."""
 
 Added = tuple[int, Mapping[int, DirectoryEntry]]
-"""A partition's number, and by log what a flush adds to its directory."""
+"""A partition's number, and by log a flush's additions to its directory."""
 
 
 class PartitionBlocks:
-    """What a flush brings to one partition.
+    """A flush's blocks for one partition.
 
     Attributes:
-        bytes: of its blocks.
-        blocks: those that it brings whole.
+        bytes: of its blocks. blocks: those with their bodies.
     """
 
     __slots__ = ("_heads", "_parts", "blocks", "bytes", "partition")
@@ -115,7 +112,7 @@ class PartitionBlocks:
         self._note(block, block.wire_bytes)
 
     def amend(self, block: StoredBlock) -> None:
-        """Take one more copy of a block whose body is in the partition, or comes with this."""
+        """Take one more copy of a block whose body is in the partition, or in this flush."""
         self._heads.append(block)
         self._note(block, len(block.wire))
 
@@ -143,14 +140,14 @@ class PartitionBlocks:
         return {log: DirectoryEntry(*part) for log, part in self._parts.items()}
 
     def rows(self) -> Iterator[Row]:
-        """What to write, made as it is taken: a copy of every body at once would stop the
-        loop for as long as the disk takes to write them."""
+        """The rows to write, made one by one: copying every body at once would stop the loop for as
+        long as the disk takes to write them."""
         for block in self.blocks:
             header = block.header
             if header.stored_bytes:
                 key = logs_db.body_key(header.log, header.last, header.first)
                 yield key, bytes(block.body)
             yield logs_db.index_key(block), bytes(block.wire)
-        # Behind the bodies: what is lost of a table is lost from its end.
+        # Behind the bodies: a table loses rows from its end.
         for block in self._heads:
             yield logs_db.index_key(block), bytes(block.wire)

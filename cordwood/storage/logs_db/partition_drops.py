@@ -1,13 +1,12 @@
 """How LogsDB gives space back: partitions dropped whole, or, rarely, cut.
 
-A partition goes when all of it is trimmed, wherever it stands among the others. One that a
-log keeps from that is cut once half of it is trimmed: the parts of the logs that have trimmed
-all they have there are taken out, and what is left is written anew by the store below. That
-is all the compaction there is: each byte is kept at most twice as long as its log asks for,
-and written anew at most once for each halving of its partition.
+A partition goes when all of it is trimmed, wherever it stands among the others. A partition that a
+log keeps alive is cut once half of it is trimmed: fully trimmed logs' parts are taken out, and the
+store below rewrites the rest. There is no other compaction. Each byte is kept at most twice as long
+as its log demands, and rewritten at most once for each halving of its partition.
 
-Metadata first, durably, and then the data: a start drops a table that no metadata names, and
-rows that no directory names are below a trim point, where nobody reads.
+Metadata first, durably, and then the data: a start drops a table that no metadata names, and rows
+that no directory names lie below a trim point, where no reader reads.
 
 Source: docs/sources/logdevice.md 2.13 ("Drop when all logs are past trim", partial compaction);
 docs/sources/bookkeeper.md (c), "GC" (compaction that waits for one entry never frees a full disk).
@@ -33,8 +32,8 @@ logger = logging.getLogger(__name__)
 META = logs_db.META_TABLE
 
 CUT_SHARE = 1 / 2
-"""Share of a partition that has to be trimmed before it is cut: what is written anew is then
-no more than what comes back."""
+"""Share of a partition that has to be trimmed before it is cut: then the rewritten bytes do not
+exceed the freed bytes."""
 
 TrimOf = Callable[[int], int]
 """The trim point of a log, durable in the WAL or in LogsDB."""
@@ -66,10 +65,10 @@ class PartitionDrops:
         }
 
     async def drop_trimmed(self, trim_of: TrimOf, *, with_newest: bool) -> list[Partition]:
-        """Drop the partitions of which all is trimmed; those that were.
+        """Drop fully trimmed partitions; returns them.
 
         Args:
-            with_newest: the newest too; else it stays, for it is the one that fills.
+            with_newest: the newest too; otherwise it stays, because it takes the next blocks.
         """
         dropped: list[Partition] = []
         for partition in self._store.partitions[: None if with_newest else -1]:
@@ -99,7 +98,7 @@ class PartitionDrops:
         if not gone or len(gone) == len(parts) or size < partition.bytes * CUT_SHARE:
             return None
         if store.damages.holds(partition.number):
-            return None  # to write it anew would lose what a repair may still find there
+            return None  # rewriting it would lose blocks that a repair may still find there
         left = partition.bytes - size
         row = logs_db.pack_partition(partition.row()._replace(bytes=left))
         await self._forget(partition, gone, row)

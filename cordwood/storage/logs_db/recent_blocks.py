@@ -1,9 +1,9 @@
-"""Blocks that a flush took to LogsDB and that are in memory still, for those who read them soon.
+"""Flushed blocks that stay in memory for readers that read them soon.
 
-Most of what is read was written just before. So what leaves the log cache comes here, and goes
-when there is no room, the oldest first. For each log it is known from which LSN on *all* that
-LogsDB holds is here too: a reader above it needs no disk. Copies that lost are here as they
-are in LogsDB, and whoever reads tells them apart in the same way.
+Most reads are of recent writes. So what leaves the log cache comes here, and goes when there is no
+room, the oldest first. For each log this knows the LSN from which on *all* of LogsDB's blocks are
+here too: a reader above it needs no disk. Superseded copies are here as in LogsDB, and readers
+resolve them in the same way.
 
 Source: docs/sources/s3stream.md (b) ("LogCache": what was uploaded stays until room is wanted).
 """
@@ -18,7 +18,7 @@ from operator import attrgetter
 from cordwood.layout.waves import StoredBlock
 
 BLOCK_COST = 1024
-"""What a block takes beside its bytes: headers and views are some ten objects."""
+"""Memory of a block beside its bytes: headers and views are some ten objects."""
 
 _LAST = attrgetter("header.last")
 
@@ -37,7 +37,7 @@ class RecentBlocks:
     """See the module.
 
     Attributes:
-        bytes: what is kept, with BLOCK_COST for each block.
+        bytes: bytes kept, with BLOCK_COST for each block.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -75,7 +75,7 @@ class RecentBlocks:
                 del self._logs[log]
 
     def complete_from(self, log: int) -> int | None:
-        """From where on all that LogsDB holds of a log is here; None where nothing is."""
+        """The LSN from which on all of LogsDB's blocks of a log are here; None where nothing is."""
         held = self._logs.get(log)
         return None if held is None else held.complete_from
 

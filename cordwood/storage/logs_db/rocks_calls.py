@@ -1,7 +1,7 @@
 """Calls into one RocksDB database, in the host's threads: which are under way, what went wrong.
 
-A caller that is cancelled does not end its call: the thread goes on, and tells no loop when it
-is done. A database must not be closed under it, nor opened anew before it has let go.
+A cancelled caller does not end its call: the thread continues, and notifies no loop at its end. A
+database must not be closed under it, nor opened anew before it has let go.
 
 Source: `host.threads`.
 """

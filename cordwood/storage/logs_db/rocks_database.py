@@ -1,4 +1,4 @@
-"""One RocksDB database that is opened when somebody wants it.
+"""One RocksDB database that is opened on demand.
 
 Source: `rocks_logs`, which says why a partition has a database of its own.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MakeOptions = Callable[[bool], Any]
-"""Options of a database; whether it may be made where there is none."""
+"""Options of a database; and whether it may be created."""
 
 
 class RocksDatabase:
@@ -87,7 +87,7 @@ class RocksDatabase:
                 await self._calls.make(lambda: self._take(may_make))
 
     def _take(self, may_make: bool) -> None:
-        # Set here and not by who asked: else a cancelled caller would leave it locked.
+        # Set here and not by the caller: a cancelled caller would leave it locked.
         self._db = rocksdict.Rdict(self._path, self._make_options(may_make))
         forked_child.note(self)
 
@@ -98,14 +98,14 @@ class RocksDatabase:
     async def close(self) -> None:
         """Let go of memory and files; the next call opens it again. Safe to call twice.
 
-        What was not flushed may be lost.
+        Unflushed data may be lost.
         """
         async with self._moving:
             await self._calls.ended()
             db, self._db = self._db, None
             self.holds_unflushed = False
             if db is not None:
-                # Closing flushes what was written; it is closed all the same where that fails.
+                # Closing flushes written data; the database is closed even if the flush fails.
                 with contextlib.suppress(TablesNoSpace):
                     await self._calls.make(db.close)
 

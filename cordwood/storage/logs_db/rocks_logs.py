@@ -7,10 +7,10 @@ each, as docs/design.md §5 has it, did not: at each creation RocksDB writes the
 them anew, and reads them back to compare, which took 180 ms with 100 and 380 ms with 200 of them;
 and each kept 280 KB of memory.
 
-RocksDB's own log is off: what is in a memtable is in our WAL too, which is trimmed only
-after a flush. A flush writes one sorted file, and a partition is never compacted: one that
-has many files is left alone. The table of metadata is small, written anew all the time and
-read at each start, so that one is; so are those of staged blocks and of ledgers, which come and go.
+RocksDB's own log is off: memtable data is in our WAL too, which is trimmed only after a flush. A
+flush writes one sorted file, and a partition is never compacted, even with many files. The metadata
+table is compacted: it is small, rewritten constantly and read at each start. So are the tables of
+staged blocks and of ledgers, whose rows come and go.
 
 rocksdict holds the GIL through `write`, a few milliseconds a MiB, so that rows go in by
 small batches, each a call of its own; `flush` lets it go. That is why a memtable is filled
@@ -24,13 +24,13 @@ it go in a `get` of many keys. So bodies are read by `get`: of 64 KiB bodies, co
 so and 320 to 470 by iterators, and the loop of the process was held up by 0.1 ms in the mean and
 not by 0.5 to 1.
 
-Partitions are read past the page cache where the file system allows it. Pages for what is read
-once cost a core more than the read itself, and who reads cold data took them from everybody else;
-what is read again is in the block cache, whose size is said. Who reads ahead then is
-`read_ahead`, and a scan only where all is read once: else RocksDB finds out by itself how far an
-iterator goes, and index entries of a few blocks do not cost a MiB of the disk. Where there are
-pages (no direct reads), the machine reads ahead in the files; RocksDB tells it not to, unless
-told otherwise. `cordwood bench logsdb`, `read` and `cold` show what it comes to.
+Partitions are read past the page cache where the file system allows it. Page cache for data that is
+read once costs a core more than the read itself, and readers of cold data displaced everyone else's
+pages. Data that is read again is in the block cache, which has a set size. Then `read_ahead` reads
+ahead, and a scan does so only if all is read once. Otherwise RocksDB learns by itself how far an
+iterator goes, and index entries of a few blocks do not cost a MiB of disk reads. With page cache
+(no direct reads), the machine reads ahead in the files; RocksDB tells it not to, unless told
+otherwise. `cordwood bench logsdb`, `read` and `cold` show the effect.
 
 Source: docs/sources/hotpath.md §2 (rocksdict's traps: only a column family's own
 handle flushes it; the lower bound of a read sets the upper one; every handle must be closed).
@@ -66,27 +66,27 @@ BATCH_BYTES = 1 << 20
 """Bytes written in one call, and so with the GIL held: about a millisecond."""
 
 FAMILIES = (META_TABLE, STAGED_TABLE, LEDGERS_TABLE)
-"""Tables that are column families of the one database that is always open."""
+"""Tables in column families of the database that is always open."""
 
 PARTITIONS = "partitions"
 """The directory of the others' databases."""
 
 OPEN_PARTITIONS = 16
-"""Partitions that stay open: two that fill, and those that are read. Each takes some 200 KB and
-up to 36 files, and opening one again takes some 10 ms."""
+"""Partitions that stay open: two that take blocks, and those with readers. Each takes some 200 KB
+and up to 36 files, and opening one again takes some 10 ms."""
 
 FILES_MAX = 30
 """Files of one partition that stay open, and ten that RocksDB keeps for itself: as many as it
-has by default. Of all together at most 550: a process may open 1,024 on many systems."""
+has by default. Open files of all together, at most 550: many systems allow 1,024 for a process."""
 
 OPEN_FILES = 64
 """Of the database of metadata, which is compacted."""
 
 BLOCK_BYTES = 16 << 10
-"""What is read and checked at once: some hundred index entries, or a part of a body."""
+"""Bytes read and checked at once: some hundred index entries, or a part of a body."""
 
 META_FILES = 4
-"""Files of metadata that are compacted into one: RocksDB's own default."""
+"""Number of metadata files that are compacted into one: RocksDB's own default."""
 
 NEVER = 1 << 30
 """Files of one level at which RocksDB would slow down or stop writes until it compacted."""
@@ -183,7 +183,7 @@ class RocksTables:
         if table in FAMILIES:
             await self._calls.make(functools.partial(self._create, table))
             return
-        # Its name is durable first: RocksDB sees to what is inside.
+        # Its name is durable first: RocksDB removes the contents.
         await self._host.disk.make_dir(f"{self._path}/{PARTITIONS}/{table}")
         database = self._databases.setdefault(table, self._database(table))
         await database.make()
@@ -229,7 +229,7 @@ class RocksTables:
             await self._note_used(table, database)
 
     async def _note_used(self, table: str, database: RocksDatabase) -> None:
-        """A database was used: keep it open, and close who was not for the longest time."""
+        """A database was used: keep it open, and close the least recently used one."""
         if self._databases.get(table) is not database or not database.is_open:
             return
         self._used[table] = database
@@ -251,7 +251,7 @@ class RocksTables:
                     batch.delete(key, family)
                 else:
                     batch.put(key, value, family)
-            # Of a column family the database itself is written to.
+            # For a column family, the writes go to the database.
             (handle if family is None else self._db).write(batch, self._unlogged)
 
         await self._on(table, write)
@@ -262,7 +262,7 @@ class RocksTables:
             await self._on(table, lambda handle: handle.flush(True))
         except TablesNoSpace:
             if database is not None:
-                # Whoever tries again writes all of it again: what is in memory goes first.
+                # A retry writes all of it again: first drop the memtable's rows.
                 await database.close()
             raise
         if database is not None:
@@ -318,7 +318,7 @@ class RocksTables:
             except Exception as error:
                 if "No space left" not in str(error):
                     raise
-                logger.info("%s: closed, and what was not flushed is not there", self._path)
+                logger.info("%s: closed, and unflushed data is lost", self._path)
         self._handles.clear()
 
 

@@ -3,9 +3,9 @@
 `rocks_logs` keeps them in RocksDB, most in a database each; the simulator has a twin; one
 contract suite holds both to the words below.
 
-Each table is durable up to some write of its own: what was written since its last flush
-may be lost in a crash, from the end, for each table apart, and may also survive. So an
-order between tables is made by flushing one before the other is written.
+Each table is durable up to a write of its own. A crash may lose writes since the table's last
+flush, from the end and independently for each table, or keep them. So to order two tables, flush
+one before writing the other.
 
 Source: docs/design.md §5, §10 ("loses unflushed writes at a crash, per column family").
 """
@@ -24,15 +24,15 @@ Row = tuple[bytes, bytes | None]
 
 
 class TablesFailed(CordwoodError):
-    """The store below cannot write or read any more; what it holds stays on the disk."""
+    """The store below cannot write or read any more; its data stays on the disk."""
 
 
 class TablesNoSpace(Overloaded):
-    """The disk below has no space; what was to be written may be written again later."""
+    """The disk below has no space; the write may be repeated later."""
 
 
 class Rows(NamedTuple):
-    """What a scan found.
+    """The result of a scan.
 
     Attributes:
         rows: keys and values, ascending.
@@ -47,7 +47,7 @@ class Tables(Protocol):
     """See the module. One caller writes at a time; any number read."""
 
     async def open(self) -> list[str]:
-        """Open what is on the disk, or make it; the names of the tables, sorted.
+        """Open or create the database; returns the names of the tables, sorted.
 
         Raises:
             TablesFailed: it cannot be opened; the text says why.
@@ -70,7 +70,7 @@ class Tables(Protocol):
     async def cut(self, table: str, ranges: Sequence[tuple[bytes, bytes]]) -> None:
         """Take all rows of some ranges (from, below) away, and give their space back.
 
-        A crash on the way may leave any of them. Nobody may read there any more.
+        A crash on the way may leave any of them. The range must have no readers any more.
 
         Raises:
             TablesFailed, TablesNoSpace: see the module.
@@ -103,15 +103,15 @@ class Tables(Protocol):
         """Rows from `start` on and below `stop`, at least one if there is any.
 
         Args:
-            rows_max, bytes_max: it ends once either is reached; bytes are of values.
-            is_once: nobody reads them again soon: they take nobody's place in a cache.
+            rows_max, bytes_max: the scan ends once either is reached; bytes are of values. is_once:
+                the rows are not read again soon, so they must not displace cached ones.
         Raises:
             TablesFailed: see the module.
             Corrupt: a part of it fails its checksum.
         """
 
     async def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The value of each key, None where there is none.
+        """The value of each key, None for a missing key.
 
         Raises:
             TablesFailed, Corrupt: as `scan`.
@@ -125,7 +125,7 @@ class Tables(Protocol):
         """
 
     async def close(self) -> None:
-        """Let go of what is open; what was not flushed is lost. Safe to call twice."""
+        """Close everything; unflushed data is lost. Safe to call twice."""
 
 
 SCAN_ROWS_MAX = 4096

@@ -39,7 +39,7 @@ class PushStream:
         self.wanted: Wanted | None = None if share is None else share.part
         if request.heads_only or request.keys is not None:
             self.wanted = self._part
-        # The client's read token; None for a stream that needs no right, such as a node's.
+        # The client's read token; None for a stream without a required right, such as a node's.
         self.token: str | None = None
         self.sent = 0
         self.ready = False

@@ -1,10 +1,10 @@
-"""Batches that are read from LogsDB before their readers may have them.
+"""Batches read from LogsDB before their readers may have them.
 
 A reader of cold data gets its blocks from one node at a time: consecutive blocks have one copyset,
 and one node of a copyset sends. If that node does not read the next batch while the last one
 leaves, the disk waits for the network and the network waits for the disk.
 
-A batch that is read ahead lies below the release, so no store changes it any more. It is kept for a
+A read-ahead batch lies below the released LSN, so no store changes it any more. It is kept for a
 second at most, as long as a batch may wait for a full connection. The number of streams with a
 batch here is bounded, first come first served; batches of other streams are read in their turn.
 
@@ -24,14 +24,14 @@ Stream = TypeVar("Stream", bound=Hashable)
 
 STREAMS_MAX = 3
 """The most streams with a batch here or under way: 12 MiB of a node, with the 4 MiB batches of
-`read_streams`. Of its four tasks that read, one is left for streams that wait."""
+`read_streams`. Of the four reading tasks, one is left for waiting streams."""
 
 KEPT_S = 1.0
-"""A reader that did not take its batch by then is slow, or reads elsewhere."""
+"""A reader that has not taken its batch within this time is slow, or reads elsewhere."""
 
 
 class Ahead(NamedTuple):
-    """A batch: what a log holds in `[start, run.next)`."""
+    """A batch: a log's blocks in `[start, run.next)`."""
 
     start: int
     run: BlockRun
@@ -58,7 +58,7 @@ class ReadAhead(Generic[Stream]):
         return True
 
     def next_asked(self) -> Stream | None:
-        """The stream whose batch is to be read now, None for no stream."""
+        """The stream whose batch to read now, None for no stream."""
         while self._asked:
             stream = self._asked.popleft()
             if stream in self._kept:

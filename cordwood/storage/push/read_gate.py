@@ -87,7 +87,7 @@ class ReadGate:
         self._streams.stop(connection, number)
 
     def drop_connection(self, connection: Connection) -> None:
-        """Forget all streams of a connection that is gone."""
+        """Forget all streams of a lost connection."""
         self._waiting.pop(connection, None)
         self._streams.drop_connection(connection)
 
@@ -98,7 +98,7 @@ class ReadGate:
 
     def _on_known(self, log: int) -> None:
         """A log's token is known now: admit its readers, or stop them."""
-        assert self._rights is not None, "who has no rights is told of none"
+        assert self._rights is not None, "a connection without rights gets no notices"
         for connection, number, version, token in self._streams.guarded(log):
             if not self._rights.may_read(log, token):
                 self._streams.stop(connection, number)

@@ -3,12 +3,12 @@
 A log may ask for a token (`read_token`). The tree keeps the token's `token_digest`, and a reader
 sends the token itself. This node learns a log's digest when the log is first read. When the tree
 changes, it learns the digests of all logs in use again, within a second if the metadata store
-answers. Until a digest is known, no block is sent. While the metadata store does not answer, a
-node goes on by the digests that it has: a reader whose token was withdrawn can read on that long.
+answers. Until a digest is known, no block is sent. While the metadata store does not answer, a node
+uses its present digests: a reader with a withdrawn token can continue that long.
 
 It guards a log from clients that keep to the protocol. Nodes read each other without a token
-(recovery, scrubbing, rebuilding), and nobody proves that it is a node yet; nor is a token hidden
-from who listens on the wire.
+(recovery, scrubbing, rebuilding), and a caller does not have to prove that it is a node yet. Nor is
+a token hidden from a listener on the wire.
 
 Source: docs/sources/logdevice.md 1 ("Gap types", ACCESS), 2.10; its permissions are by principal.
 """
@@ -41,8 +41,8 @@ class ReadRights:
     """See the module.
 
     Attributes:
-        in_use: gives the logs that are read now.
-        on_known: called with a log when its digest is known, or known again.
+        in_use: gives the logs with readers. on_known: called with a log when its digest becomes
+            known, or known again.
     """
 
     def __init__(self, tree: LogTree) -> None:
@@ -128,7 +128,7 @@ class ReadRights:
             self.on_known(log)
 
     async def _learn(self, logs: list[int]) -> None:
-        """Learn the digests of these logs, never older than a change that is known by now.
+        """Learn the digests of these logs, never older than the newest known change.
 
         A deleted log keeps its digest, because its records stay for some time.
 

@@ -5,16 +5,15 @@ credit, and then tells how far it has come. Streams that can go on take turns wi
 Streams with a full connection wait for it. So a slow reader holds one batch for all its streams
 together, and disturbs no other reader.
 
-What is in LogsDB only is read by a few tasks, a batch at a time, while streams at the tail
-go on from memory: the loop never waits for a disk. Nothing is read for a connection that is
-full; what was being read as it filled waits at its stream, a batch a task at most. For a few
-streams the next batch is read while the last one leaves, see `read_ahead`.
+A few tasks read blocks that only LogsDB has, a batch at a time, while streams at the tail continue
+from memory: the loop never waits for a disk. Nothing is read for a full connection. Batches under
+way when it filled wait at their streams, one batch for each task at most. For a few streams the
+next batch is read while the last one leaves, see `read_ahead`.
 
-A stream that asks for single copies is sent only the blocks that are this node's to send
-(`protocol.single_copy`); which these are follows from their copysets, so one that is left
-out costs a look at its envelope and no read of its body. The same is true of blocks that
-have none of the keys a reader wants (`layout.key_bits`), and of all bodies where it wants no
-payloads.
+A stream with single copies receives only the blocks that this node has to send
+(`protocol.single_copy`). The copyset decides, so an omitted block costs a look at its envelope and
+no read of its body. The same is true of blocks that have none of the keys a reader wants
+(`layout.key_bits`), and of all bodies where it wants no payloads.
 
 Streams of one log that stand at one place and want the same are sent it together, see
 `shared_push`.
@@ -67,7 +66,8 @@ FETCHES_MAX = 4
 """Batches read from LogsDB at once: as many as the host has threads for."""
 
 FETCH_RETRY_S = 1.0
-"""The pause of a stream whose batch could not be read, for lack of a thread or for good."""
+"""The pause of a stream after a failed read of its batch, for lack of a thread or because of
+damage."""
 
 BATCH_BYTES = 1 << 20
 """Bytes a stream sends before the next one has its turn (LogDevice's 1 MB)."""
@@ -84,9 +84,9 @@ BATCH_BLOCKS = 4096
 
 TICK_BYTES = 8 << 20
 TICK_BATCHES = 256
-"""What one tick sends over all clients: a few milliseconds, so that a release that
-wakes thousands of streams does not hold up appends. LogDevice gives a read a second of a
-thread of its own; here it shares the loop."""
+"""Bytes that one tick sends to all clients: a few milliseconds of work, so that a release that
+wakes thousands of streams does not delay appends. LogDevice gives a read a second of a thread of
+its own; here it shares the loop."""
 
 TICK_S = 0.005
 """And how long it takes at most, by one batch: bytes and batches say little of the time of many
@@ -101,7 +101,7 @@ class ReadStreams:
     """Every stream of one node.
 
     Attributes:
-        sent_blocks, sent_bytes: what went to readers, recoveries included.
+        sent_blocks, sent_bytes: blocks and bytes sent to readers, recoveries included.
         filtered_blocks: blocks left out because another node sends them.
         unwanted_blocks: blocks left out because they have none of the keys wanted.
     """
@@ -114,7 +114,7 @@ class ReadStreams:
     ) -> None:
         """
         Args:
-            me: this node; None where nobody asks for single copies.
+            me: this node; None if no reader asks for single copies.
             nodes_in: the nodes of a region, for readers that prefer theirs.
         """
         self.sent_blocks = 0
@@ -124,13 +124,13 @@ class ReadStreams:
         self._me = me or NodeId(0)
         self._nodes_in = nodes_in
         self._reader = reader
-        # Streams whose next batch is in LogsDB, each once; and a token for each, to wait for.
+        # Streams whose next batch is in LogsDB, each once; and a token for each, for waiting tasks.
         self._to_fetch: TurnQueue[Connection, PushStream] = TurnQueue()
         self._fetchable: asyncio.Queue[None] = asyncio.Queue()
         self._ahead: ReadAhead[PushStream] = ReadAhead()
         self._by_connection: dict[Connection, dict[int, PushStream]] = {}
         self._by_log: dict[int, dict[PushStream, None]] = {}
-        # Ready, in turn: those that may send, and by connection those that wait for it.
+        # Ready streams, in turn: those that may send, and by connection those that wait for it.
         self._ready: TurnQueue[Connection, PushStream] = TurnQueue()
         self._parked: dict[Connection, list[PushStream]] = {}
         self._pumping = False
@@ -148,7 +148,7 @@ class ReadStreams:
         """Start a stream; one of the same number on this connection is replaced.
 
         Args:
-            guarded: it is a client's, whose right to read may end.
+            guarded: it is a client's stream, whose right to read may end.
         Raises:
             Overloaded: too many streams on this connection.
         """
@@ -183,7 +183,7 @@ class ReadStreams:
         ]
 
     def _kind_of(self, rule: CopyFilter) -> int:
-        """A number for a rule; never one that another rule had."""
+        """A number for a rule; numbers are never reused."""
         if len(self._kinds) >= CHOICES_MAX:
             self._kinds.clear()
         return self._kinds.setdefault(rule, next(self._kinds_made))
@@ -237,7 +237,7 @@ class ReadStreams:
         held = self._reader.get(log)
         gone = held.gone if held is not None else 0
         for stream in self._by_log.get(log, ()):
-            # A stream with a closed window sends no blocks, but it must tell what is gone.
+            # A stream with a closed window sends no blocks, but it must report trims.
             if stream.next <= min(stream.until, max(stream.high, gone)):
                 self._wake(stream)
 
@@ -374,7 +374,8 @@ class ReadStreams:
         return min(stream.until, held.readable if held is not None else 0)
 
     def _past_window(self, stream: PushStream, run: BlockRun, bound: int) -> BlockRun:
-        """What is read from memory, and how far nothing comes behind an empty window."""
+        """The blocks read from memory, and the LSN up to which none follow behind an empty
+        window."""
         limit = self._empty_up_to(stream, run, bound)
         if not limit:
             return run
@@ -394,7 +395,8 @@ class ReadStreams:
         return limit if limit > bound else 0
 
     def _push(self, stream: PushStream, bound: int, credit: int, pushes: Pushes) -> bool:
-        """Send from memory, with all others who want the same; True if there is more at once."""
+        """Send from memory, together with all streams that want the same; True if there is more at
+        once."""
         key = (stream.log, stream.next, None if stream.share is None else stream.share.kind)
         push = pushes.find(key)
         if push is None or push.sent_bytes > credit or push.run.next > bound + 1:
@@ -463,7 +465,7 @@ class ReadStreams:
         return run.next <= bound and stream.sent < stream.limit
 
     def _leave_out(self, stream: PushStream, blocks: list[StoredBlock]) -> list[StoredBlock]:
-        """The blocks that may have a key that is wanted; the others are told as ranges."""
+        """The blocks that may have a wanted key; the others are reported as ranges."""
         kept: list[StoredBlock] = []
         left_out: list[tuple[int, int]] = []
         for block in blocks:
@@ -574,7 +576,7 @@ class ReadStreams:
         self._pump_soon()
 
     def _on_unreadable(self, stream: PushStream, error: CordwoodError) -> None:
-        """This node does not know what it holds there: report that, and retry later."""
+        """This node does not know its blocks there: report so, and retry later."""
         logger.error("log %d cannot be read from %d on: %s", stream.log, stream.next, error)
         if isinstance(error, Corrupt) and stream.until >= 0 and stream.connection.is_open:
             self._answer(stream, ReadStatus.DAMAGED)

@@ -1,4 +1,4 @@
-"""The copies in LogsDB that are known to be damaged, in memory and in the metadata table.
+"""The known damaged copies in LogsDB, in memory and in the metadata table.
 
 A damaged copy is never served and never reported as absent: reads report it as unknown
 (`logs_read`). Its partition is not cut, because a cut would write only the readable copies again
@@ -30,8 +30,8 @@ from cordwood.layout.scrub_rows import (
 from cordwood.storage.logs_db.tables import Row, Tables, scan_all
 
 RANGES_MAX = 64
-"""The most damaged ranges of one log in one partition that are kept apart. More are joined to one,
-so that a disk that is rotten everywhere does not fill memory with ranges."""
+"""The most separate damaged ranges of one log in one partition. Further ranges are joined, so that
+a fully rotten disk does not fill memory with ranges."""
 
 
 class DamageBook:
@@ -99,7 +99,7 @@ class DamageBook:
         return DamagedRange(damaged.partition, damaged.log, first, last), mine[:-1]
 
     async def note(self, damaged: DamagedRange, why: str) -> bool:
-        """Know a range as damaged, durably; False if that is no news. Where it is called nobody
+        """Know a range as damaged, durably; False if it changes nothing. Where it is called nobody
         else writes to the tables.
 
         Raises:
@@ -123,7 +123,7 @@ class DamageBook:
         is not known any more. Where it is called nobody else writes to the tables.
 
         Args:
-            start: an LSN of the range; what is below it stays damaged.
+            start: an LSN of the range; the part below it stays damaged.
         Raises:
             TablesFailed, TablesNoSpace: the range is taken for damaged as before.
         """
@@ -155,5 +155,5 @@ class DamageBook:
         return rows
 
     def forget(self, partition: int) -> Sequence[Row]:
-        """A partition goes: forget what was damaged there; the rows that make that durable."""
+        """A partition is dropped: forget its damage; returns the rows that make this durable."""
         return self._without([each for each in self._whys if each.partition == partition])

@@ -1,9 +1,9 @@
 """Finds the unreadable bytes in a log's index entries, as narrowly as possible.
 
 RocksDB reports that a part of a scan has rotted, but not which part. If the whole scan counted as
-lost, every good copy behind one bad row would become unknown, copies that are stored later
-included. So the scan is repeated in smaller pieces up to the bad bytes. Then it goes on behind
-them, in growing steps and back by halves: some dozens of calls for each failed scan.
+lost, every good copy behind one bad row would become unknown, even copies stored later. So the scan
+is repeated in smaller pieces up to the bad bytes. Then it goes on behind them, in growing steps and
+back by halves: some dozens of calls for each failed scan.
 
 Source: docs/design.md §2 ("a corrupt copy makes its node UNKNOWN", and not its neighbours).
 """
@@ -64,7 +64,7 @@ async def find_rot(
 async def _rows_before(
     tables: Tables, table: str, log: int, start: int, last: int, rows_max: int
 ) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """The rows up to the first that cannot be read, and whether there is none such."""
+    """The rows up to the first unreadable one, and whether all were readable."""
     rows: list[tuple[bytes, bytes]] = []
     at, stop = logs_db.index_start(log, start), logs_db.index_start(log, last + 1)
     while rows_max:

@@ -2,15 +2,15 @@
 
 A pass goes over every partition, oldest first, log by log. Of each block it reads index entry
 and body: the checksums of the store below, those of header and envelope, that of the body, and
-whether each of the two has the other. What fails is kept as it is (`damage_book`): reads of it
-are answered with "not known", never with "absent"; `cordwood nodes scrub` shows it, and the log
-of the node says it as an error.
+whether each of the two has the other. Damaged rows stay as they are (`damage_book`): reads of them
+get the answer "not known", never "absent"; `cordwood nodes scrub` shows it, and the log of the node
+says it as an error.
 
 How far it came is remembered when a partition is done, and now and then within one: a start
 goes on with the log that it was at. Files that the system's page cache still holds are read from
-there, so that what rots under it shows a pass later. What a row above the directory's first and
-below its last says nothing of, index entry and body both gone, is not found: that takes a store
-below that loses rows without a word.
+there, so that what rots under it shows a pass later. If both the index entry and the body of a
+block vanish between the directory's first and last LSN, the scrub does not notice. Only a store
+below that silently loses rows does that.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.10 (CHECKSUM_FAIL).
 """
@@ -65,8 +65,8 @@ class Scrub:
     """See the module; `run` does the work.
 
     Attributes:
-        progress: of the present pass; its `passes` are those that ended.
-        whole_passes: those that began and ended since the start.
+        progress: of the present pass; its `passes` counts ended passes. whole_passes: passes that
+            began and ended since the start.
     """
 
     def __init__(
@@ -206,12 +206,12 @@ class Scrub:
     async def _scrub_part(self, partition: Partition, log: int, entry: DirectoryEntry) -> None:
         """Look at all that a partition has of a log above its trim point.
 
-        What lies behind the directory's word is of a flush that came to no end, and nobody's.
+        Rows behind the directory's end come from an unfinished flush, and have no owner.
         """
         start = self._engine.gone_of(log) + 1
         stop = logs_db.index_start(log, entry.last + 1)
-        # The keys that index and bodies are read from, and the LSN from which the index is; bodies
-        # of what is trimmed count too.
+        # The next keys of index and bodies to read, and the index's first LSN; bodies of trimmed
+        # blocks count too.
         lsn, at = max(start, entry.first), logs_db.index_start(log, start)
         bodies_at = logs_db.body_key(log, start, 0)
         lowest, highest = entry.last + 1, 0
@@ -320,7 +320,7 @@ class Scrub:
         heads: Mapping[Key, tuple[int, int]],
         missing: set[Key],
     ) -> None:
-        """Find the bodies that cannot be read among those that were not seen yet."""
+        """Find unreadable bodies among those not seen yet."""
         for last, first in sorted(missing):
             try:
                 (body,) = await self._logs.tables.get(
@@ -368,7 +368,7 @@ class Scrub:
     async def report_damage(
         self, partition: Partition, log: int, first: int, last: int, why: str
     ) -> None:
-        """Know a range as damaged, unless what it was of is gone meanwhile."""
+        """Note a range as damaged, unless its partition is gone meanwhile."""
         if last <= self._engine.gone_of(log) or partition not in self._logs.partitions:
             return
         damaged = DamagedRange(partition.number, log, first, last)
@@ -391,12 +391,12 @@ class Scrub:
 
 
 def _fits(named: IndexKey, found: IndexKey) -> bool:
-    """Whether a key is that of the entry under it; amends may have raised what comes last."""
+    """Whether a key belongs to the entry under it; amends may have raised the key's last part."""
     return named.place == found.place and named.log == found.log
 
 
 def _wrong_body(body: bytes, size: int, crc: int) -> str:
-    """What is wrong with a body, "" for nothing; a size of -1 is not known."""
+    """The damage of a body, "" for none; a size of -1 is unknown."""
     if size < 0:
         return ""
     if len(body) != size:

@@ -30,13 +30,13 @@ def first_wave_space(wal_capacity: int, wal_used: int, cache_bytes: int, cached:
 def most_room(record_bytes_max: int, cache_bytes: int) -> int:
     """Bytes of the largest store that a node ever takes: a WAL record, and what its cache holds.
 
-    An eighth of the cache is left for the headers of a group, whose bodies are as large as that.
+    An eighth of the cache is left for the headers of the largest group.
     """
     return min(record_bytes_max, cache_bytes * 7 // 8)
 
 
 def cache_takes(cache_bytes: int, cached: int, size: int, *, by_recovery: bool) -> bool:
-    """Whether the cache has space for a store of `size` bytes that is no first wave.
+    """Whether the cache has space for a store of `size` bytes that is not a first wave.
 
     An empty cache takes any store, or a large frame would never find a place.
 

@@ -21,7 +21,7 @@ from cordwood.wire.peers import Peers
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 5.0
-"""A node reads some directory entries for the answer; one that takes longer is not counted."""
+"""A node reads some directory entries for the answer; a slower node is not counted."""
 
 
 async def kept_here(engine: StorageEngine, log: int, lsns: Sequence[int]) -> tuple[int, ...]:

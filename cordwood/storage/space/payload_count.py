@@ -4,8 +4,8 @@ Retention by size must know what a whole log has above an LSN, and copies of a b
 nodes, not always as many. A block goes out in its first wave once, to one copyset. So each
 member of that copyset answers for its share of the body, and the shares add up to the body at
 most. A copy of a later wave, of a recovery or of a repair answers for nothing, nor does a block
-that no LNG covers: a recovery may plug it. What is not counted is kept longer; what is counted
-twice would be deleted too early.
+that no LNG covers: a recovery may plug it. An uncounted block is kept longer; a block counted twice
+would be deleted too early.
 
 A flush comes before the LNG of its newest blocks. These wait here, in memory, and are added
 to their own part of the directory by the flush that knows.
@@ -28,8 +28,8 @@ UNSURE_MAX = 4096
 
 BODY_FRAME_BYTES = 28
 RECORD_FRAME_BYTES = 4
-"""What a body has beside its records (`layout.body`): not what a log was asked to keep. Of a
-body that compression has made small a quarter counts, so that it counts for something."""
+"""A body's bytes beside its records (`layout.body`): they do not count towards the log's bound. A
+strongly compressed body counts for a quarter, so that it counts for something."""
 
 
 class Unsure(NamedTuple):
@@ -42,7 +42,7 @@ class Unsure(NamedTuple):
     bytes: int
 
     def entry(self) -> DirectoryEntry:
-        """What it adds to its part of the directory."""
+        """The addition to its part of the directory."""
         return DirectoryEntry(
             self.first, self.last, 0, 0, self.time_us, self.time_us, payload=self.bytes
         )
@@ -57,7 +57,8 @@ def answered_bytes(block: StoredBlock) -> int:
     envelope, header = block.envelope, block.header
     if envelope.wave != 1 or envelope.seal_epoch or header.kind is not BlockKind.DATA:
         return 0
-    # What a repair stored again was counted where it rotted, in a partition that is still there.
+    # A block that a repair stored again was counted at its rotten copy, in a partition that still
+    # exists.
     if type(block) is AmendedBlock or envelope.flags & EnvelopeFlag.REBUILT:
         return 0
     frame = BODY_FRAME_BYTES + RECORD_FRAME_BYTES * header.count
@@ -77,12 +78,11 @@ class PayloadCount:
         states: Mapping[int, LogState],
         partitions: Sequence[Partition],
     ) -> tuple[list[Added], Waiting]:
-        """What a flush adds to the directory, and what waits for a later one.
+        """A flush's additions to the directory, and those that wait for a later flush.
 
         Args:
-            shares: what it brings.
-            states: of the logs that changed, as of this flush.
-            partitions: those that are there.
+            shares: the flush's blocks. states: of changed logs, as of this flush. partitions: the
+                existing ones.
         """
         numbers = {partition.number for partition in partitions}
         waiting = {log: list(self._waiting[log]) for log in states if log in self._waiting}

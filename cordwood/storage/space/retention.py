@@ -8,10 +8,10 @@ for some time one node may have trimmed records that another still has; a reader
 any node has trimmed. So a bound by size is compared with the bytes of the whole log. No node infers
 these from its own part, because copies are spread unevenly (`kept_bytes`).
 
-Deleted logs are trimmed whole, some time after they were first found missing. The check takes the
-logs that are held here, then the list of the metadata store. Then it looks up each log outside the
-list once more by itself, because a log may have been made in between. A log counts as deleted only
-if its own entry says that it was deleted. An error ends the pass.
+Deleted logs are trimmed whole, some time after they were first found missing. The check takes this
+node's logs first, then the list of the metadata store. Then it looks up each log outside the list
+once more by itself, because a log may have been made in between. A log counts as deleted only if
+its own entry says that it was deleted. An error ends the pass.
 
 Source: docs/sources/logdevice.md 2.13 (a loop every 30 s; deleted logs kept for days);
 docs/sources/bookkeeper.md (c), "GC" (snapshot local ids first; only a definite "no such ledger"
@@ -73,7 +73,7 @@ class Retention:
     ) -> None:
         """
         Args:
-            nodes: the number of nodes, for logs that are spread over all of them.
+            nodes: the number of nodes, for logs spread over all of them.
             kept: the bytes of a whole log above some LSNs.
         """
         self._kept = kept
@@ -84,7 +84,7 @@ class Retention:
         self._nodes = nodes
         self._changes = -1
         self._attributes: dict[int, LogAttributes] = {}
-        # By log that is held here and missing in the tree: since when, on the loop's clock.
+        # By log that this node holds but the tree lacks: the time since when, on the loop's clock.
         self._missing: dict[int, float] = {}
 
     async def run(self) -> None:
@@ -119,14 +119,14 @@ class Retention:
     # Attributes of logs.
 
     async def _learn_attributes(self) -> None:
-        """Learn the attributes of every log that is held here, or that the log is gone."""
+        """Learn the attributes of every log that this node holds, or that the log is gone."""
         held = set(self._engine.cache.logs)
         changes = await self._tree.changes()
         if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
             return
         found = {int(info.log_id): info.attributes for info in await self._tree.list()}
-        # A number is never given again: of one that was missing before, and of which nothing is
-        # left, nobody is asked at each change for as long as the node runs.
+        # Numbers are never reused: once a log was missing and nothing of it is left here, do not
+        # ask about it at every change.
         missing = [log for log in self._missing if log not in found and not self._holds(log)]
         for log in sorted(held - found.keys() - {*missing}):
             info = await self._tree.by_id(log)
@@ -149,7 +149,7 @@ class Retention:
     # By time.
 
     async def _trim_expired(self, partition: Partition) -> None:
-        """Trim the parts of a partition that are past their logs' retention."""
+        """Trim the parts of a partition past their logs' retention."""
         now_us = self._clock.now_us()
         if now_us < partition.expires_us:
             return
@@ -183,7 +183,7 @@ class Retention:
             )
         except Corrupt as error:
             logger.warning(
-                "log %d: its part of partition %d stays until what is above it is trimmed: %s",
+                "log %d: its part of partition %d stays until the records above are trimmed: %s",
                 log, partition.number, error,
             )  # fmt: skip
             return 0
@@ -237,7 +237,7 @@ class Retention:
             await self._engine.trim(log, last, max(last, self._engine.cache.log(log).released))
 
     def _last(self, log: int) -> int:
-        """The highest LSN that is held of a log, or was taken to LogsDB; 0 for none."""
+        """The highest held or flushed LSN of a log; 0 for none."""
         return max(self._engine.logs.last(log), self._engine.cache.log(log).last)
 
     def _holds(self, log: int) -> bool:

@@ -73,7 +73,7 @@ class SpaceWatch:
         try:
             self._on_free(*await self._disk.space(self._path))
         except OSError as error:
-            # A disk that is gone is noticed by the next write to it.
+            # The next write notices a disk that is gone.
             self._said.warning(f"the space on the disk is not known: {error}")
             return False
         return True

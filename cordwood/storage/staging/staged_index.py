@@ -66,7 +66,7 @@ class StagedIndex:
         return self.blocks.get(stage)
 
     def apply(self, record: StagingRecord) -> int:
-        """Apply a record that is durable, or that is replayed; LogsDB may have it already.
+        """Apply a durable or replayed record; LogsDB may have it already.
 
         Returns:
             The additional bytes of bodies in memory.

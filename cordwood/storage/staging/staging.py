@@ -75,18 +75,18 @@ class Staging:
         self.block_bytes_max = STAGED_BLOCK_BYTES_MAX
         self._engine = engine
         self._now_us = now_us
-        # In the WAL and not durable yet. What is being pinned must not go, and what goes must
-        # not be pinned: a pin that was answered holds, whatever was written behind it.
+        # In the WAL and not durable yet. A block being pinned must not be dropped, and a block
+        # being dropped must not be pinned: an answered pin holds, whatever was written behind it.
         self._pinning: dict[bytes, list[Pin]] = {}
         self._going: Counter[bytes] = Counter()
 
     @property
     def index(self) -> StagedIndex:
-        """What is staged here."""
+        """The staged blocks."""
         return self._engine.staged
 
     async def answer(self, call: StagingCall) -> StagedReply | DoneReply:
-        """Do what a client asks.
+        """Do a client's call.
 
         Raises:
             CordwoodError: see the four below.
@@ -102,7 +102,7 @@ class Staging:
         return DoneReply()
 
     async def stage(self, call: StageBlock) -> None:
-        """Keep a block; returns once that is durable.
+        """Keep a block; returns once it is durable.
 
         Raises:
             ChecksumMismatch: it arrived damaged.
@@ -138,7 +138,7 @@ class Staging:
         )
 
     async def pin(self, call: PinStaged) -> None:
-        """Keep blocks until the attempt is over; returns once that is durable.
+        """Pin blocks until the attempt is over; returns once the pins are durable.
 
         Raises:
             StageExpired: one of them is gone or too old, or an attempt of another query, or a
@@ -176,7 +176,7 @@ class Staging:
             raise StageExpired("a staged block went, or was pinned anew, while it was pinned")
 
     async def unstage(self, call: Unstage) -> None:
-        """Let blocks go, but those that another attempt has pinned; durable when it returns."""
+        """Drop blocks, except those that another attempt pinned; durable when it returns."""
         pin = Pin(call.query, call.attempt)
         held = [(stage, self.index.get(stage)) for stage in packed_ids(call.stages)]
         await self.drop(
@@ -184,7 +184,7 @@ class Staging:
         )
 
     async def drop(self, stages: Iterable[bytes]) -> None:
-        """Let these blocks go for good, but those that are just being pinned."""
+        """Drop these blocks for good, except those just being pinned."""
         record = UnstageRecord(tuple(stage for stage in stages if stage not in self._pinning))
         if record.stages:
             with _counted(self._going, record.stages):
@@ -212,7 +212,7 @@ class Staging:
         )  # fmt: skip
 
     def expired(self) -> list[bytes]:
-        """Blocks whose time is over and that nobody has pinned."""
+        """Expired blocks without a pin."""
         now_us = self._now_us()
         return [
             stage
@@ -221,7 +221,7 @@ class Staging:
         ]
 
     def pins(self) -> list[Pinned]:
-        """What is pinned, by query and attempt, and when the last of it would have expired."""
+        """Pinned blocks by query and attempt, and when the last of them would have expired."""
         found: dict[Pin, list[bytes]] = {}
         expires: dict[Pin, int] = {}
         for stage, held in self.index.blocks.items():

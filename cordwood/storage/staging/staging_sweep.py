@@ -30,7 +30,7 @@ are left belong to publishers that died."""
 
 
 class Queries(Protocol):
-    """What is known of queries that publish; see `metadata.publications.Publications`."""
+    """The state of publishing queries; see `metadata.publications.Publications`."""
 
     async def get(self, query: str) -> Publication:
         """A query."""

@@ -5,21 +5,19 @@
     append ─► current block ─► pending ─► writing (4 in flight) ─► durable, in order ─► done
                    └ at the end of the tick, or when 256 KiB are in it
 
-An idle WAL writes at once what one tick brought; a busy one fills
-blocks meanwhile, so load makes the batches and no timer does. A record is
-acknowledged once it and *all before it* are on stable storage.
+An idle WAL writes a tick's records at once. A busy WAL fills blocks meanwhile, so load makes the
+batches and not a timer. A record is acknowledged once it and *all before it* are on stable storage.
 
 Order of a life: `format` once; `open`, `recover` to its end (or `reset`), then `append`,
 `trim` and `reset`, then `close`. Recovery changes nothing on disk until its last record was
 taken; then both header slots get a new incarnation and the place where writing
-resumes (both, so that one bad sector cannot bring the old ones back). What a
-killed process left in the disk's cache becomes durable with these writes, before
-anything recovered is acted on.
+resumes (both, so that one bad sector cannot bring the old ones back). These writes also make
+durable what a killed process left in the disk's cache, before anything recovered is acted on.
 
-A write that fails poisons the WAL for good. After a failed sync nobody knows what
-the blocks hold, and a second try that succeeds proves nothing about the first. While
-the disk stalls, or has no space, nothing more is taken (`wal_device`). With a budget,
-blocks wait for their turn and fill meanwhile; headers are charged and do not wait.
+A write that fails poisons the WAL for good. After a failed sync the blocks' contents are unknown,
+and a successful second try proves nothing about the first. While the disk stalls, or has no space,
+nothing more is taken (`wal_device`). With a budget, blocks wait for their turn and fill meanwhile;
+headers are charged and do not wait.
 
 The rules are in `protocol.wal_ring` and `protocol.write_pace`, the bytes in
 `layout.wal_block`.
@@ -118,7 +116,7 @@ class Wal:
         self._recovery_begun = False
         self._closed: asyncio.Future[None] | None = None
         self._current: WalBlock | None = None
-        # Bounded by the ring: what has no room in it is refused.
+        # Bounded by the ring: records without space in it are refused.
         self._pending: deque[WalBlock] = deque()
         self._writing: deque[WalBlock] = deque()
         self._blocks_in_flight = 0
@@ -139,11 +137,11 @@ class Wal:
         cls, disk: Disk, path: str, *, owner: NodeId, capacity_bytes: int | None = None,
         limits: WalLimits | None = None,
     ) -> Wal:  # fmt: skip
-        """Open one that `format` made; see `wal_file.open_wal`. `recover` comes next."""
+        """Open a WAL that `format` made; see `wal_file.open_wal`. `recover` comes next."""
         file, header = await open_wal(disk, path, owner=owner, capacity=capacity_bytes)
         return cls(file, path, header, limits or WalLimits())
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def capacity_bytes(self) -> int:
@@ -152,7 +150,7 @@ class Wal:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the ring between what is durably trimmed and the last append."""
+        """Bytes of the ring between the durable trim and the last append."""
         return self._space.used
 
     @property
@@ -194,7 +192,7 @@ class Wal:
 
         Once only, and to its end. A record that was never acknowledged may come back,
         even from behind a hole; once it did, it does so each time until it is trimmed.
-        What was found is told in `recovery` afterwards.
+        `recovery` holds the findings afterwards.
 
         Args:
             on_progress: told how far it is, for each MiB or so that was read.
@@ -211,7 +209,7 @@ class Wal:
     async def recover_runs(
         self, on_progress: OnProgress | None = None
     ) -> AsyncGenerator[RecordRun, None]:
-        """As `recover`, many records at a time, and no object for any that is not asked for."""
+        """As `recover`, but many records at a time, and without objects for unwanted records."""
         self._begin_recovery()
         live = LiveRecords(self._file, self._path, self._headers.durable, on_progress)
         async with contextlib.aclosing(live.runs()) as runs:
@@ -249,9 +247,9 @@ class Wal:
     async def reset(self) -> int:
         """Let go of every record, durably; the offset where writing goes on.
 
-        After `recover` it trims all that came back and was appended since. In its place
-        it reads nothing, and so is the way out where recovery cannot read the disk:
-        writing goes on so far ahead that nothing old can pass for new.
+        After `recover` it trims all that came back and was appended since. In place of `recover` it
+        reads nothing, so it is the way out if recovery cannot read the disk: writing continues so
+        far ahead that no old record can pass for a new one.
 
         Raises:
             BadSetting: something appended is not durable yet.
@@ -288,8 +286,9 @@ class Wal:
             parts: buffers of bytes.
             reserve_ok: may use the last `reserve_bytes`, as what ends an epoch must.
         Returns:
-            The record's offset, and a future of `durable_offset` that is done when it and
-            all records before it are on stable storage, in the order of the appends. It
+            The record's offset, and a future of `durable_offset`. The future is done once this
+                record and all records before it are on stable storage, in the order of the appends.
+                It
             fails with WalFailed. Cancelling it cancels nothing else.
         Raises:
             WalFull: no room; nothing was allocated.
@@ -325,8 +324,8 @@ class Wal:
         They stand in batches of up to `block_bytes`, each under one header and one checksum
         (`layout.wal_batch`). Each has its offset, by which it is trimmed and comes back.
 
-        Returns their offsets, ascending, and one future as of `append`. It raises what `append`
-        does, and then none of them was taken.
+        Returns their offsets, ascending, and one future as of `append`. It raises as `append`; then
+        none of them was taken.
         """
         done: asyncio.Future[int] = self._loop.create_future()
         on_durable = functools.partial(self._settle, done)
@@ -353,7 +352,7 @@ class Wal:
         return offsets
 
     def _begin_append(self, length: int) -> None:
-        """See that a body of so many bytes may be appended now, and tell of holes before it."""
+        """Check that a body of this size may be appended now, and record holes before it."""
         self._check_usable()
         if self._device.is_troubled:
             raise self._device.trouble()
@@ -365,7 +364,7 @@ class Wal:
             self.tell_holes()
 
     def tell_holes(self) -> None:
-        """Put what recovery went past in front of what is appended now, in one order with it."""
+        """Put the holes that recovery passed in front of new appends, in one order with them."""
         body = pack_holes(self._untold_holes)
         self._put(WalKind.RESUME, [body], len(body), True)
         self._untold_holes = ()
@@ -384,7 +383,7 @@ class Wal:
         return offset
 
     def _place(self, size: int, reserve_ok: bool) -> int:
-        """Place a record that does not fit the current block as it is."""
+        """Place a record that does not fit into the current block."""
         placement = self._space.place(size, use_reserve=reserve_ok)
         if placement is None:
             raise wal_full(self._path, self.used_bytes, self.capacity_bytes)
@@ -398,7 +397,7 @@ class Wal:
         return placement.offset
 
     def _take_current(self) -> None:
-        """Queue the current block as it is; the next record opens another."""
+        """Queue the current block; the next record opens another."""
         if self._current is not None:
             self._pending.append(self._current)
             self._current = None
@@ -422,16 +421,16 @@ class Wal:
         self._pump()
 
     def _most_in_flight(self) -> int:
-        """How many blocks may be in flight before the next one is handed over.
+        """How many blocks may be in flight before the next block is handed over.
 
-        Full blocks queue up behind those that are being written, so that the disk finds
-        the next one there; a block that is not full yet has something to wait for.
+        Full blocks queue behind those being written, so that the disk never waits for the next; a
+        partly filled block can wait for more records.
         """
         limits = self._limits
         return limits.writes_in_flight + (limits.writes_ahead if self._pending else 0)
 
     def _pump(self) -> None:
-        """Write what may be written now: pending blocks, then the current one as it is."""
+        """Write the blocks that may be written now: pending blocks, then the current one."""
         while self._failure is None and self._blocks_in_flight < self._most_in_flight():
             if not self._pending and self._current is None:
                 self._on_idle()
@@ -490,13 +489,13 @@ class Wal:
             self._pump()  # first the disk, which has the least to do
         for on_durable in waiters:
             on_durable(None)
-        # What they append in turn goes with what is there already, when this tick ends.
+        # Their own appends join the present records at the end of this tick.
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._on_tick_end)
 
     def _slide(self) -> list[OnDurable]:
-        """Move the window past the blocks that are durable together with all before them."""
+        """Move the window past the blocks that are durable, with all blocks before them."""
         waiters: list[OnDurable] = []
         while self._writing and self._writing[0].writes_left == 0:
             block = self._writing.popleft()
@@ -505,7 +504,7 @@ class Wal:
         return waiters
 
     def _on_idle(self) -> None:
-        """Nothing is left to start writing; `close` may be waiting for what is in flight."""
+        """Nothing is left to start writing; `close` may be waiting for writes in flight."""
         if self._drained is not None and not self._writing and not self._drained.done():
             self._drained.set_result(None)
 
@@ -531,12 +530,12 @@ class Wal:
     # ---- header: trim, close ----
 
     async def trim(self, offset: int) -> None:
-        """Let go of every record at or below `offset`; returns once that is durable.
+        """Trim all records up to and including `offset`; returns once the trim is durable.
 
         Args:
             offset: of a record, as `append` or `recover` gave it. At or below an
-                earlier trim it does nothing. The block that holds it stays in use
-                until a later one is trimmed, or all of them are: recovery starts there.
+                earlier trim it does nothing. The block that holds `offset` stays in use until a
+                later block or all blocks are trimmed: recovery starts there.
         Raises:
             BadSetting: that record is not durable yet.
             WalFailed: a write failed.
@@ -559,7 +558,7 @@ class Wal:
             await self._write_header()
 
     async def close(self) -> None:
-        """Write what was appended, note that the end was graceful, close. Safe to call twice.
+        """Write appended records, mark the end as graceful, close. Safe to call twice.
 
         It raises nothing of a write that failed, before or now: `failure` tells.
         """

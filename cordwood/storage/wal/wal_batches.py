@@ -1,7 +1,7 @@
 """Batches of a WAL: records cut into them, and where they stand.
 
-Recovery starts where a record's header stands; a record of a batch has an offset of its own
-and no header, so that a trim inside one has to know where that is.
+Recovery starts at a record's header. A record of a batch has an offset but no header of its own, so
+a trim inside a batch needs the header's place.
 
 Source: `layout.wal_batch`.
 """
@@ -42,7 +42,7 @@ def plan_batches(bodies: Sequence[Buffer], bytes_max: int) -> list[PackedRecords
 
 
 class BatchPlaces:
-    """Offsets `[start, stop)` of the records of each batch that is not trimmed, ascending.
+    """Offsets `[start, stop)` of the records of each untrimmed batch, ascending.
 
     Bounded by the ring: a batch takes 4 KiB of it or shares a block with others.
     """
@@ -57,7 +57,7 @@ class BatchPlaces:
         return np.arange(start, stop)
 
     def header_of(self, offset: int) -> int:
-        """Where the header of the record at `offset` stands; what is before it is forgotten."""
+        """The place of the header for the record at `offset`; earlier batches are forgotten."""
         places = self._places
         while places and places[0][1] <= offset:
             places.popleft()

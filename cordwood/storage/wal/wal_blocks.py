@@ -1,4 +1,4 @@
-"""One block of the WAL in memory: records, in order, and who waits for them.
+"""One block of the WAL in memory: its records, in order, and their waiting callers.
 
 Bodies are not copied: a block keeps the caller's buffers and puts a header before
 each. Headers are made when the block is written, because only then is it known

@@ -2,17 +2,17 @@
 
 What may go wrong below, and what becomes of it:
 
-- *EIO, or any error but those below*: the write's end, with that error. Nobody knows
-  what the blocks hold, and a second try that succeeds would prove nothing about
-  pages that the first one dropped; so the WAL is poisoned and never tries again.
+- *EIO, or any error but those below*: the write's end, with that error. The blocks' contents are
+  unknown, and a successful second try would prove nothing about pages that the first try dropped.
+  So the WAL is poisoned and never tries again.
 - *No space* (ENOSPC, EDQUOT). A ring is allocated and written beforehand, so this comes
   from below: a thin volume, a copy-on-write file system. The machine refused to take
   the bytes and nothing is in doubt, so the same bytes are written to the same place
   again until it takes all of them, and nothing is told durable before that. Meanwhile
   appends are refused.
-- *A stall*: a write that has not ended within `stall_s`. Appends are refused until it
-  ends; then it counts as what it is, durable or failed. After `give_up_s` the write
-  is told failed, and its real end is no news any more.
+- *A stall*: a write that has not ended within `stall_s`. Appends are refused until it ends; then
+  its result counts, durable or failed. After `give_up_s` the write is told failed, and its real end
+  is no news any more.
 - *A write cut short* is finished by the file itself (`host.direct_file`).
 
 Deadlines are counted in ticks of a timer and not by the clock: a process that was
@@ -53,7 +53,7 @@ CLOSE_TIMEOUT_S = 10.0
 """A file that does not close has a write in it that never ends; the process must."""
 
 PACE_S_MIN = 0.001
-"""uvloop's timers have whole milliseconds; what a longer wait leaves unspent is spent after it."""
+"""uvloop's timers have whole milliseconds; a longer wait's surplus is spent after it."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -226,7 +226,7 @@ class WalDevice:
             self._arm()
 
     def _has_aged(self, ticks: int) -> bool:
-        """Whether the oldest write in flight has lasted so many whole ticks."""
+        """Whether the oldest write in flight has lasted this many whole ticks."""
         oldest = next(iter(self._in_flight), None)
         return oldest is not None and self._tick - oldest.began > ticks
 

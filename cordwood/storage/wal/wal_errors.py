@@ -23,7 +23,7 @@ class WalNoSpace(Overloaded):
 class WalFailed(CordwoodError):
     """A write failed, so this WAL takes nothing any more: its node must start anew.
 
-    What was in flight may or may not be stored. What was acknowledged is.
+    Records in flight may or may not be stored. Acknowledged records are stored.
     """
 
 

@@ -1,7 +1,7 @@
-"""A WAL's file: made once on purpose, and opened only by who it belongs to.
+"""A WAL's file: created once on purpose, and opened only by its owner.
 
-Nothing is ever formatted because it could not be read: a file that is neither a
-WAL of ours nor blank is refused and left as it is.
+An unreadable file is never formatted: a file that is neither a Cordwood WAL nor blank is refused
+and left unchanged.
 
 Source: docs/sources/s3stream.md (a), "Channels", and "Traps" 9 (the reference formats
 when both headers are bad).
@@ -41,15 +41,14 @@ async def format_wal(
     """Make a WAL of `capacity`, header slots included; that never changes.
 
     Args:
-        disk, path: where; the directory must exist. A file that is there already is
-            taken only if it is blank and large enough (a format that a crash cut
-            short, or a device).
+        disk, path: where; the directory must exist. An existing file is used only if it is blank
+            and large enough (an interrupted format, or a device).
         capacity: a multiple of 4096, at least 72 KiB.
         owner: the node whose records it will hold; no other node opens it.
         epoch: the owner's incarnation, kept for a person to read.
-        salt: 32 bits that no client can guess, so that no payload passes for a
-            record of ours. None derives them from the other arguments, which a client
-            may know: for tests and measurements, where all payloads are ours.
+        salt: 32 bits that no client can guess, so that no payload passes for a WAL record. None
+            derives them from the other arguments, which a client may know: for tests and
+            measurements, where all payloads are ours.
     Raises:
         BadSetting: a capacity that no WAL can have, or the file is not blank or too small.
         OSError: no space, no permission, no directory.

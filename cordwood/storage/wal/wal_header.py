@@ -1,8 +1,7 @@
 """The WAL's header on disk: two slots, one write at a time, the higher number counts.
 
 A change is asked for at any time; changes that come while a write is under way
-are merged into the next one. So at most one slot is ever in doubt, and it is
-always the older one.
+are merged into the next one. So at most one slot is ever in doubt, and it is always the older slot.
 
 Source: docs/sources/s3stream.md (a), "Header flush"; its "Traps" 1.
 """
@@ -28,10 +27,9 @@ class HeaderWriter:
     """Makes changes of the header durable, in order.
 
     Args:
-        device: takes the writes.
-        header: the one that counts on disk now.
-        on_durable: told, before whoever waits, of each header that is on stable storage.
-        on_failure: told once of a write that failed; nothing is written after it.
+        device: takes the writes. header: the valid one on disk now. on_durable: called, before
+            waiting callers, for each header on stable storage. on_failure: called once after a
+            failed write; nothing is written after it.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class HeaderWriter:
     def write(self, **changes: Any) -> asyncio.Future[None]:
         """Change fields of the header; done once they are on stable storage.
 
-        Fails with what the disk said. Cancelling the future cancels nothing else.
+        Fails with the disk's error. Cancelling the future cancels nothing else.
         """
         future: asyncio.Future[None] = self._loop.create_future()
         if self._failure is not None:

@@ -1,10 +1,9 @@
 """A WAL looked at from outside: its slots, its records, and whether all is well.
 
-Nothing is written, so the WAL may be one that a node is using, or one that a node
-that died has left. A node in use moves on meanwhile: what stands at the end of one pass
-may be a write under way, and what stood at its start may be written over. So a hole or
-damage counts only if it is found twice, by two passes that each begin at the header of
-their own time.
+Nothing is written, so the WAL may belong to a running node or to a dead node. A node in use moves
+on meanwhile: what stands at the end of one pass may be a write under way, and what stood at its
+start may be written over. So a hole or damage counts only if it is found twice, by two passes that
+each begin at the header of their own time.
 
 Source: docs/sources/s3stream.md (c) (RecoverTool).
 """
@@ -26,7 +25,7 @@ DATA_KINDS = (WalKind.DATA, WalKind.BATCH)
 NO_RECORDS = RecordRun.of_one(0, b"").above(0)
 
 PASSES = 2
-"""A third would tell of the same faults: what is durable and bad stays so."""
+"""A third pass would find the same faults: durable damage stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,8 @@ class SeenRecord:
     """A record that belongs where it stands.
 
     Attributes:
-        record: its header.
-        position: where it stands in the file.
-        is_live: it holds data, not all of it trimmed.
-        body: what it holds, None if that is damaged.
-        live: the data records in it that are not trimmed.
+        record: its header. position: its place in the file. is_live: it holds untrimmed data. body:
+            its contents, None if damaged. live: its untrimmed data records.
     """
 
     record: WalRecord
@@ -61,15 +57,14 @@ Seen = SeenRecord | NothingThere
 
 @dataclass(frozen=True, slots=True)
 class WalVerdict:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        header: the one that counted at the end.
-        bad_slots: why a header slot is none, by its number. The WAL opens with one.
+        header: the valid one at the end. bad_slots: by number, why a header slot is not valid. The
+            WAL opens with one.
         records, bytes: live data records, and the bytes of their bodies.
-        start, stop: the logical offsets gone through.
-        holes: never acknowledged; a write under way in a WAL that is used, or what a
-            crash left. No fault.
+        start, stop: the checked logical offsets. holes: never acknowledged; writes under way in a
+            used WAL, or remains of a crash. No fault.
         damage: ranges that held durable records which cannot be read.
         missing_bytes: of the ring, that the file lacks.
     """
@@ -94,8 +89,7 @@ class WalView:
     """A WAL opened for looking. Made by `WalView.open`.
 
     Attributes:
-        slots: the header slots when it was opened, or why they are none.
-        header: the one that counts of them.
+        slots: the header slots at the opening, or why they are not valid. header: the valid one.
     """
 
     def __init__(
@@ -123,7 +117,7 @@ class WalView:
 
     @property
     def bad_slots(self) -> tuple[tuple[int, str], ...]:
-        """Numbers of the slots that are no headers, and why."""
+        """Numbers of invalid slots, and why."""
         return tuple(
             (number, str(slot))
             for number, slot in enumerate(self.slots)
@@ -148,7 +142,7 @@ class WalView:
                 yield each
 
     async def check(self) -> WalVerdict:
-        """Go through all that is live; see `WalVerdict` and, for what it raises, `records`."""
+        """Check all live records; see `WalVerdict`; raises as `records`."""
         verdict = await self._pass()
         for _ in range(PASSES - 1):
             if not (verdict.holes or verdict.damage):
@@ -188,7 +182,7 @@ class WalView:
         )  # fmt: skip
 
     async def _scan(self, header: WalHeader, scan: WalScan) -> AsyncGenerator[SeenRecord, None]:
-        # A writer that is faster than this would lead it round and round.
+        # A faster writer would lead the check round and round.
         lap = scan.cursor + header.ring
         async with contextlib.aclosing(
             scan_records(self._file, header, scan, lambda: None)
@@ -207,7 +201,8 @@ class WalView:
 
 
 def _scan_from(header: WalHeader, start: int) -> WalScan:
-    """A scan that begins elsewhere: before the scan point it finds what was not yet reused."""
+    """A scan that begins elsewhere: before the scan point it finds records that were not
+    overwritten yet."""
     return WalScan(
         ring=header.ring,
         scan=start,

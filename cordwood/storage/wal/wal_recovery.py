@@ -1,4 +1,5 @@
-"""Reads a ring WAL back: what `protocol.wal_ring.WalScan` asks for, and what it makes of it.
+"""Read a ring WAL back: do the reads that `protocol.wal_ring.WalScan` asks for, and act on its
+verdicts.
 
 Nothing here writes, so a crash during recovery changes nothing. A sector that the
 machine cannot read ends recovery with its `OSError`: to take it for a hole would
@@ -46,7 +47,7 @@ READ_TIMEOUT_S = 60.0
 
 
 Found = tuple[WalRecord, bytes | None]
-"""A record that belongs where it stands, and its body: None if that is damaged."""
+"""A record that belongs where it stands, and its body: None if the body is damaged."""
 
 RUN_RECORDS_MIN = 16
 """Fewer records back to back are quicker looked at one by one: numpy takes 100 µs for a run."""
@@ -87,7 +88,7 @@ OnProgress = Callable[[WalProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class WalRecovery:
-    """What a recovery found.
+    """The result of a recovery.
 
     Attributes:
         records, bytes: live data records, and the bytes of their bodies.
@@ -111,7 +112,7 @@ class WalRecovery:
     def of(
         cls, verdict: ScanVerdict, records: int, size: int, *, was_graceful: bool
     ) -> WalRecovery:
-        """What a scan's verdict means for the start that follows it."""
+        """The consequences of a scan's verdict for the start."""
         return cls(
             records,
             size,
@@ -137,7 +138,7 @@ def start_scan(header: WalHeader) -> WalScan:
 
 
 class LiveRecords:
-    """Goes once through what a WAL holds; the live records come out, the rest is counted.
+    """Go once through a WAL's records; yields the live records, and counts the rest.
 
     Attributes:
         scan: asks and concludes; its verdict is due when all came out.
@@ -162,7 +163,7 @@ class LiveRecords:
         self.batches: list[Range] = []
 
     async def runs(self) -> AsyncGenerator[RecordRun, None]:
-        """The live records in order; for what it raises see `scan_records`."""
+        """The live records in order; raises as `scan_records`."""
         trim = self._header.trim
         async with contextlib.aclosing(
             _scan(self._file, self._header, self.scan, self._on_read, in_runs=True)
@@ -177,7 +178,7 @@ class LiveRecords:
                         yield run
 
     def _run(self, found: Found | RecordRun) -> RecordRun | None:
-        """What was found as a run; None where it holds no records."""
+        """The found records as a run; None where it holds no records."""
         if isinstance(found, RecordRun):
             return found
         record, body = found
@@ -214,7 +215,7 @@ async def scan_records(
 ) -> AsyncGenerator[list[Found], None]:
     """Drive `scan` to its end, yielding every record that belongs there, in order, in lists.
 
-    Padding and RESUME records are among them, and those whose body is damaged.
+    It includes padding and RESUME records, and records with damaged bodies.
 
     Raises:
         OSError: the machine could not read some part.
@@ -249,8 +250,8 @@ def _scan_runs(
 ) -> int:
     """As `_scan_piece`, but many at a time as long as all is well with them.
 
-    What is not well is looked at one by one, up to where the records seemed to end: a piece
-    full of damage is not looked at anew for each bad record.
+    Suspicious records are checked one by one, up to the apparent end: a piece full of damage is not
+    scanned again for each bad record.
     """
     while (cursor := scan.cursor) < scan.end:
         starts = data_starts(piece.data, cursor - piece.start, piece.start)
@@ -269,7 +270,8 @@ def _scan_runs(
 def _scan_piece(
     piece: Piece, scan: WalScan, salt: int, found: list[Found | RecordRun], until: int
 ) -> int:
-    """Scan what is in memory; bytes that the next step needs from the cursor on.
+    """Scan the bytes in memory; returns the number of bytes that the next step needs from the
+    cursor on.
 
     One plain loop, because a start runs it once for each record that stands alone: 1.8 µs
     where calls for each step took 2.8.
@@ -284,7 +286,7 @@ def _scan_piece(
         if body_at > stop:
             if not cursor < lap_stop < body_at:
                 return WAL_RECORD_HEADER_BYTES
-            scan.on_nothing()  # no header fits into what is left of this lap
+            scan.on_nothing()  # no header fits into the rest of this lap
             continue
         record = unpack_wal_record(data, cursor - start, salt)
         if record is None:
@@ -317,7 +319,7 @@ def _scan_piece(
 
 
 class ReadableFile(Protocol):
-    """What a scan needs of a file; a `DirectFile` is one."""
+    """A scan's view of a file; a `DirectFile` fits."""
 
     @property
     def size(self) -> int:
@@ -344,9 +346,8 @@ class Piece(NamedTuple):
 class RingReader:
     """Reads by logical offset, forwards, one piece ahead of whoever looks at it.
 
-    So the disk and the checksums do not take turns. It does not read ahead past the place
-    where the scan will end as far as it knows. Close it with `aclose`: a read may be
-    under way.
+    So disk reads and checksums overlap. It does not read ahead past the place where the scan will
+    end as far as it knows. Close it with `aclose`: a read may be under way.
     """
 
     def __init__(self, file: ReadableFile, ring: int) -> None:
@@ -378,7 +379,7 @@ class RingReader:
         if offset + needed <= pieces[0].start + len(pieces[0].data):
             return pieces[0]
         assert offset + needed <= pieces[0].lap_stop, (offset, needed)
-        # Only the record itself: to join whole pieces would copy all that is read.
+        # Only the record itself: joining whole pieces would copy all bytes.
         cuts = (
             piece.data[max(0, offset - piece.start) : max(0, offset + needed - piece.start)]
             for piece in pieces
@@ -404,10 +405,10 @@ class RingReader:
         return data
 
     async def aclose(self) -> None:
-        """Drop what is being read ahead."""
+        """Drop the read-ahead."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.cancel()
-            # Nobody asked for it, so why it could not be read is nobody's either.
+            # No caller asked for it, so its error goes to none.
             with contextlib.suppress(asyncio.CancelledError, OSError, TornBlock):
                 await ahead

@@ -1,7 +1,7 @@
 """Takes many records of a WAL at once, where they stand back to back and all is well.
 
 For each of them it asks what the scan asks of one (`WalScan.admits`), over columns, and
-takes as many as hold up to the first that does not. That one is left to be looked at alone.
+takes as many as hold up to the first that does not. That record is checked alone.
 
 Source: `protocol.wal_ring`, `storage.wal.wal_recovery`.
 """
