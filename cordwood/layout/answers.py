@@ -1,7 +1,7 @@
 """Which reply each call is answered with.
 
-Another one is a peer's mistake: it ends the connection, and the caller hears that it was lost. So
-whoever calls may rely on the kind of what comes back.
+Any other answer is a peer's mistake: it ends the connection, and the caller's call ends as lost. So
+callers may rely on the kind of an answer.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
     """Let a reply pass that answers a call.
 
     Raises:
-        Malformed: it is of another kind or number, of another log, or of one that no node has.
+        Malformed: the answer is of another kind or number, of another log, or of an impossible log.
     """
     if type(reply) is not ANSWERS[type(call)]:
         raise Malformed(f"{type(call).__name__} was answered with {type(reply).__name__}")
@@ -106,7 +106,8 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
     if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
         raise Malformed(f"{reply.name} is said to have an epoch without nodes")
     if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):
-        # By number the name is the answer's: it may have changed since the caller learnt it.
+        # For a look-up by number, take the answer's name: it may have changed since the caller
+        # learnt it.
         by_number = call.log if isinstance(call, m.FindLog) else None
         if by_number is not None and reply.log != by_number:
             raise Malformed(f"log {by_number} was asked for, and log {reply.log} came")

@@ -57,8 +57,8 @@ def read_group(payload: memoryview, at: int) -> tuple[tuple[GroupPart, ...], int
     """The blocks of the group that begins at `at`, and where it ends; bodies point into it.
 
     Raises:
-        Malformed: cut short, or a field out of its range. What a header may not say must
-            not be numbered: every storage node would refuse it, again and again.
+        Malformed: cut short, or a field out of its range. A block with an invalid header must not
+            be numbered: every storage node would refuse it, again and again.
     """
     end = len(payload)
     if end - at < _HEAD.size:

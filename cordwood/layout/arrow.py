@@ -2,9 +2,9 @@
 
 Payloads, keys, offsets, timestamps and headers are the body's own bytes: the batch
 holds views of them and keeps the body alive, so the buffer a body was opened from must
-not be written to again. Only what a body does not say record by record (log, LSN, a
-timestamp for all) is made here, in bulk. Arrow reads integers at multiples of their
-size; where a body does not lie so, its integer columns are copied, never the bytes.
+not be written to again. Only columns that a body does not hold for each record (log, LSN, a common
+timestamp) are made here, in bulk. Arrow reads integers at multiples of their size; where a body
+does not lie so, its integer columns are copied, never the bytes.
 
 Columns, in the default order::
 
@@ -96,10 +96,9 @@ def body_to_batch(
     """Make a batch of the records `[start, stop)` of a block.
 
     Args:
-        body: what `open_body` returned for `header`.
-        log_name: what the column `log` says.
-        columns: names of COLUMNS and COLUMNS_ON_REQUEST, in the order wanted. Columns
-            left out cost nothing.
+        body: the result of `open_body` for `header`. log_name: the value of the column `log`.
+            columns: names of COLUMNS and COLUMNS_ON_REQUEST, in the wanted order. Columns left out
+            cost nothing.
     Raises:
         BadSetting: a column is not known.
     """

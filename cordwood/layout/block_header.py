@@ -71,7 +71,7 @@ ENVELOPE_FIXED_BYTES = 24
 """An envelope's bytes without its node ids; each copy adds four."""
 ENVELOPE_BYTES_MAX = ENVELOPE_FIXED_BYTES + 4 * COPIES_MAX
 BLOCK_HEAD_BYTES_MAX = HEADER_BYTES + ENVELOPE_BYTES_MAX
-"""What stands before a body. Of many small blocks it is most of what is sent."""
+"""What stands before a body. It is most of the bytes of many small blocks."""
 
 _MAGIC = b"CWB1"
 _VERSION = 1
@@ -182,7 +182,7 @@ def unpack_header(buffer: Buffer, offset: int = 0) -> BlockHeader:
     Raises:
         Malformed: too short, another magic or version, or values that break a rule of
             the module's docstring.
-        ChecksumMismatch: the header's bytes are not what was written.
+        ChecksumMismatch: the header's bytes differ from the written ones.
     """
     fields = unpack_header_fields(buffer, offset)
     kind, codec, log, first, count, append_time_us = fields[:6]
@@ -258,7 +258,7 @@ def unpack_header_fields(buffer: Buffer, offset: int = 0) -> HeaderFields:
 
 
 def _fault_in_range(kind: int, log: int, first: int, count: int) -> str:
-    """Say what is wrong with kind, log or LSNs; empty if nothing is."""
+    """The fault of kind, log or LSNs in words; empty for none."""
     last = first + count - 1
     if not 1 <= log <= _LOG_MAX:
         return "the log number is out of range"
@@ -272,7 +272,7 @@ def _fault_in_range(kind: int, log: int, first: int, count: int) -> str:
         if count > BLOCK_RECORDS_MAX:
             return f"count {count} is over {BLOCK_RECORDS_MAX}"
         if last & ESN_MAX > ESN_ISSUED_MAX:
-            return "data stands at the esn that is kept for the bridge"
+            return "data stands at the esn reserved for the bridge"
     elif kind == BlockKind.BRIDGE:
         if last & ESN_MAX != ESN_MAX:
             return "a bridge ends before its epoch does"
@@ -282,7 +282,7 @@ def _fault_in_range(kind: int, log: int, first: int, count: int) -> str:
 
 
 def _fault_in_group(first: int, count: int, group_first: int, group_last: int) -> str:
-    """Say what is wrong with the group; empty if nothing is."""
+    """The fault of the group in words; empty for none."""
     if not group_first <= first <= first + count - 1 <= group_last:
         return "the group does not contain the block"
     if group_first >> 32 != group_last >> 32 or group_first & ESN_MAX == 0:
@@ -293,7 +293,7 @@ def _fault_in_group(first: int, count: int, group_first: int, group_last: int) -
 def _fault_in_body(
     kind: int, codec: int, stored_bytes: int, raw_bytes: int, stored_crc: int, raw_crc: int
 ) -> str:
-    """Say what is wrong with the body's description; empty if nothing is."""
+    """The fault of the body's description in words; empty for none."""
     if codec >= len(_CODECS):
         return f"codec {codec} is not known"
     if stored_bytes > BODY_BYTES_MAX or raw_bytes > BODY_BYTES_MAX:
@@ -342,7 +342,7 @@ def unpack_envelope(buffer: Buffer, offset: int = 0) -> tuple[Envelope, int]:
     Raises:
         Malformed: too short, another version, or values that break a rule of the
             module's docstring.
-        ChecksumMismatch: the envelope's bytes are not what was written.
+        ChecksumMismatch: the envelope's bytes differ from the written ones.
     """
     try:
         version, _, copies = _ENVELOPE_FIXED.unpack_from(buffer, offset)[:3]
@@ -367,7 +367,7 @@ def unpack_envelope(buffer: Buffer, offset: int = 0) -> tuple[Envelope, int]:
 def _fault_in_envelope(
     flags: int, wave: int, seal_epoch: int, lng: int, copyset: tuple[int, ...]
 ) -> str:
-    """Say what is wrong with an envelope's values; empty if nothing is."""
+    """The fault of an envelope's values in words; empty for none."""
     if flags & ~_FLAGS_KNOWN:
         return f"flags {flags:#x} are not all known"
     if wave == 0:

@@ -97,8 +97,8 @@ def encode_body(
         headers: name and value pairs of each record, in order; a value may be None.
     Raises:
         RecordTooLarge: over BLOCK_RECORDS_MAX or BODY_BYTES_MAX.
-        BadSetting: no record, columns of different lengths, a timestamp that is no
-            int64, a header name that is not UTF-8, a view of something else than bytes.
+        BadSetting: no record, columns of different lengths, a timestamp outside int64, a header
+            name that is not UTF-8, a view of something other than bytes.
     """
     try:
         lone = len(values) == 1 and keys is None and headers is None
@@ -201,7 +201,7 @@ def open_body(header: BlockHeader, stored: Buffer, *, verify: bool = True) -> Bo
         verify: False skips the two CRCs, for bytes that were summed just before; all
             other checks are made.
     Raises:
-        ChecksumMismatch: the stored or the uncompressed bytes are not what was written.
+        ChecksumMismatch: the stored or the uncompressed bytes differ from the written ones.
         Malformed: a hole or bridge, other lengths than the header's, a bad stream, or
             columns that break a rule of the module's docstring.
     """
@@ -230,8 +230,8 @@ def _mismatch(header: BlockHeader, which: str) -> ChecksumMismatch:
 
 
 def empty_body(header: BlockHeader) -> Body:
-    """In the place of a body that was not sent: empty payloads, no keys and headers, and the
-    append time for every record's own."""
+    """In place of a body that was not sent: empty payloads, no keys and headers, and the append
+    time as every record's own time."""
     offsets = memoryview(bytes(4 * (header.count + 1)))
     values = BytesColumn(header.count, None, offsets, memoryview(b""))
     return Body(b"", header.append_time_us, values, None, None, None)
@@ -309,7 +309,7 @@ class Body:
         self.header_columns = header_columns
 
     def without_keys(self) -> Body:
-        """The same records, none of which has a key."""
+        """The same records without keys."""
         return Body(
             self.raw, self.first_timestamp_us, self.values, self.stamps, None, self.header_columns
         )
@@ -358,8 +358,8 @@ class Body:
             self.header_columns.rows(start, stop) if self.header_columns else repeat(()),
             repeat(append_time_us),
         )
-        # Every loop runs in C: 3 M records a second at 2,048 of 256 B, twice what it was with a
-        # frozen dataclass whose fields were set column by column.
+        # Every loop runs in C: 3 M records a second at 2,048 of 256 B, twice the rate of a frozen
+        # dataclass with fields set column by column.
         records = list(map(Record, *columns))
         assert len(records) == stop - start, "columns are as long as the body says"
         return records

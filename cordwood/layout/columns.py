@@ -2,9 +2,9 @@
 
 A column of n values is `int32 × (n + 1)` offsets and the values back to back, as
 Arrow's `binary` has it; one that may hold nulls has a validity bitmap before it. All
-parts start at a multiple of 8 and are padded with zeros. `ColumnReader` believes
-nothing: a part that sticks out, an offset that falls, padding that is not zero, all
-are Malformed, so that what comes after may index without looking.
+parts start at a multiple of 8 and are padded with zeros. `ColumnReader` trusts nothing: a part out
+of bounds, a falling offset or nonzero padding are Malformed, so that later code may index without
+checks.
 
 Source: docs/design.md §2; Apache Arrow, "Columnar format", variable-size binary.
 """
@@ -189,7 +189,7 @@ class ColumnReader:
         Returns:
             The offsets, and the last of them.
         Raises:
-            Malformed: the first is not 0, or one is less than the one before it.
+            Malformed: the first offset is not 0, or an offset is less than the one before it.
         """
         offsets = self.read_fixed(4 * count + 4)
         if count < _NUMPY_PAYS:
@@ -250,7 +250,7 @@ def _check_utf8(names: BytesColumn) -> None:
     """Check all names at once: their bytes as one text, and that no cut is inside a character.
 
     Raises:
-        Malformed: one is not UTF-8.
+        Malformed: a string is not UTF-8.
     """
     try:
         if str(names.data, "utf-8").isascii():

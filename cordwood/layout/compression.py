@@ -1,14 +1,13 @@
 """Compressing a body as a whole, and inflating it without trusting it.
 
-Only clients compress and inflate; servers pass bodies on as they are. The stored
-bytes come from the network or a disk, so what they claim about their own size is
-checked against the block header before anything is allocated:
+Only clients compress and inflate; servers pass bodies on as they are. The stored bytes come from
+the network or a disk, so their claimed size is checked against the block header before any
+allocation:
 
-- zstd: one frame with its content size in it, no dictionary, nothing after it. The
-  library allocates what the frame claims, whatever maximum it is given, so the claim
-  is read and compared first.
-- lz4: one bare block, without the size prefix that python-lz4 writes by default. The
-  header's `raw_bytes` is the size, so there is no second one that could lie.
+- zstd: one frame with its content size in it, no dictionary, nothing after it. The library
+  allocates the claimed size, whatever maximum it is given, so the claim is read and compared first.
+- lz4: one bare block, without the size prefix that python-lz4 writes by default. The header's
+  `raw_bytes` is the size, so no second size could lie.
 
 Source: docs/design.md §2 ("a decoder bounds what it will inflate").
 """

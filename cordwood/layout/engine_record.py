@@ -1,4 +1,4 @@
-"""What a storage node writes into its WAL: one byte of kind, then::
+"""A storage node's WAL record: one byte of kind, then::
 
     STORE  the payload of a STORE frame with bodies, as it came
     AMEND  likewise, of one without: the bodies are in STORE records before it, or were
@@ -69,7 +69,7 @@ STORE_KIND = bytes([RecordKind.STORE])
 """What goes before the payload of a STORE frame."""
 
 AMEND_KIND = bytes([RecordKind.AMEND])
-"""What goes before the payload of one that amends."""
+"""The bytes before the payload of an amending record."""
 
 
 class StoreRecord(NamedTuple):
@@ -107,8 +107,8 @@ class CleanRecord(NamedTuple):
 class TrimRecord(NamedTuple):
     """All of `log` up to `lsn`, it included, may go; all up to `released` was released.
 
-    So a node that let go of blocks knows that they were stored in full, and a recovery that
-    asks it does not take their absence for holes.
+    So a node that dropped blocks knows that they were stored in full, and a recovery does not take
+    their absence for holes.
     """
 
     log: int
@@ -170,10 +170,11 @@ def pack_nodes(record: NodesetsRecord) -> bytes:
 
 
 def read_engine_record(body: memoryview) -> EngineRecord:
-    """What a WAL record holds; blocks point into it and their bodies are not summed.
+    """The contents of a WAL record; blocks point into it, and their bodies' checksums are not
+    checked.
 
     Raises:
-        Malformed, ChecksumMismatch: it is none of ours.
+        Malformed, ChecksumMismatch: the record is not Cordwood's.
     """
     kind = body[0] if body else 0
     if kind == RecordKind.STORE:

@@ -40,7 +40,7 @@ _SUMMED = struct.Struct("<IBBHQ")
 FRAME_HEADER_BYTES = _HEADER.size
 
 HELLO_BYTES_MAX = 1024
-"""A peer that has not said who it is may make us keep this much."""
+"""A peer that has not greeted may make this node keep this many bytes."""
 
 CONTROL_BYTES_MAX = 4 << 20
 """Room for a listing of tens of thousands of logs; far above any single answer."""
@@ -53,7 +53,7 @@ DATA_BYTES_MAX = 72 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a frame's payload is."""
+    """The kind of a frame's payload."""
 
     HELLO = 1
     WELCOME = 2
@@ -135,7 +135,7 @@ class FrameParser:
     """Cuts a byte stream into frames; a rule, fed with whatever arrived.
 
     `greeted` starts False: then only one greeting passes, and what follows it
-    waits. Whoever sets it True feeds `b""` once, for what has waited.
+    waits. After setting it True, feed `b""` once, for bytes that waited.
     """
 
     __slots__ = ("_filled", "_frame", "_number", "_rest", "greeted")
@@ -144,7 +144,7 @@ class FrameParser:
         self.greeted = False
         self._rest = b""
         self._number = 0
-        # The frame that is arriving, all of its bytes, and how many of them are here.
+        # The arriving frame's buffer, and the number of its arrived bytes.
         self._frame: memoryview | None = None
         self._filled = 0
 
@@ -185,24 +185,23 @@ class FrameParser:
         return frames
 
     def drop(self) -> None:
-        """Let go of what is not whole: nothing comes any more."""
+        """Drop an unfinished frame: no more bytes come."""
         self._rest, self._frame, self._filled = b"", None, 0
 
     def receive_into(self) -> memoryview | None:
-        """Where the rest of a frame that has begun to arrive belongs, so that it may be put
-        there without a copy; None if what comes next is for `feed`. Then call `placed`."""
+        """The buffer for the rest of an arriving frame, which saves a copy; None if the next bytes
+        are for `feed`. Then call `placed`."""
         return None if self._frame is None else self._frame[self._filled :]
 
     @property
     def unfinished(self) -> tuple[int, int]:
-        """Bytes that are here of a frame that is not whole yet, and how long it will be; (0, 0)
-        if there is none."""
+        """Arrived bytes of an unfinished frame, and its full length; (0, 0) for none."""
         if self._frame is not None:
             return self._filled, len(self._frame)
         return len(self._rest), FRAME_HEADER_BYTES if self._rest else 0
 
     def placed(self, count: int) -> list[Frame]:
-        """So many bytes were put where `receive_into` said; as `feed`."""
+        """Bytes were put into the buffer of `receive_into`; otherwise as `feed`."""
         assert self._frame is not None, "nothing was begun"
         self._filled += count
         if self._filled < len(self._frame):
@@ -215,16 +214,16 @@ class FrameParser:
         return [cut]
 
     def _count(self, number: int) -> None:
-        """A whole frame of this number is here. The first one is where the count begins."""
+        """A whole frame of this number is here. The first frame's number starts the count."""
         if self._number and number != next_number(self._number):
             raise Malformed(f"frame {number} came when {next_number(self._number)} was due")
         self._number = number
 
     def _begin(self, start: memoryview, length: int) -> None:
-        """Make room for a frame whose header was checked and whose start is here.
+        """Allocate the buffer of a frame with a checked header and an arrived start.
 
-        numpy's memory is not zeroed, and the machine gives pages as they are written: a
-        length that is only claimed costs nothing.
+        numpy's memory is not zeroed, and the machine allocates pages on their first write: a
+        claimed length costs nothing.
         """
         self._frame = np.empty(length, np.uint8).data
         self._frame[: len(start)] = start

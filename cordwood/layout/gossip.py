@@ -1,4 +1,4 @@
-"""The payload of a GOSSIP frame: what one node says of every node.
+"""The payload of a GOSSIP frame: one node's view of every node.
 
 Little-endian: `u32 words, u32 reserved 0`, then per word 20 bytes::
 

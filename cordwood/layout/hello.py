@@ -1,4 +1,4 @@
-"""The greeting: who is calling, in a fixed shape that is safe to read from anyone.
+"""The greeting: the caller's identity, in a fixed shape that is safe to read from any sender.
 
 Little-endian, 48 bytes for HELLO and WELCOME alike::
 
@@ -61,7 +61,7 @@ def to_refusal(error: CordwoodError) -> tuple[RefusalKind, bytes]:
 
 
 def to_error(request: int, payload: Buffer) -> CordwoodError:
-    """The error that a REFUSAL stands for; of a kind that is not known it is NotOurCluster."""
+    """The error of a REFUSAL; NotOurCluster for an unknown kind."""
     text = bytes(payload[:REFUSAL_BYTES_MAX]).decode("utf-8", "replace")
     if request == RefusalKind.CROWDED:
         return Overloaded(text)
@@ -121,7 +121,7 @@ def unpack_hello(payload: Buffer) -> Hello:
 
 
 def check_hello(ours: Hello, theirs: Hello) -> None:
-    """Refuse a peer that is not the one meant.
+    """Refuse a peer other than the intended one.
 
     Raises:
         NotOurCluster: other versions, another cluster, a node that names none, or another

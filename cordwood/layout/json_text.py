@@ -18,7 +18,7 @@ def read_json(data: bytes, kind: type[Stored], what: str) -> Stored:
     """JSON as a value of a type.
 
     Args:
-        what: that which is read, for the error.
+        what: the name of the text, for the error.
     Raises:
         Malformed: it is no JSON, nested too deep, no UTF-8, or of another shape.
     """

@@ -1,9 +1,9 @@
 """Which keys a block may hold, in 32 bits that its header carries.
 
-Bodies are opened by clients only, so that a storage node can leave out blocks for a reader
-who wants some keys only if their headers say enough. They carry a small Bloom filter: bit
-31 says that it is one, and each key sets one of bits 0 to 30. A filter may say that a key is
-there which is not, so the reader filters records once more; it never denies one that is.
+Only clients open bodies, so a storage node can leave out blocks for a reader of some keys only if
+the headers tell enough. They carry a small Bloom filter: bit 31 says that it is one, and each key
+sets one of bits 0 to 30. A filter may claim an absent key, so the reader filters records again; it
+never denies a present key.
 
 With one key wanted, a block of one key is sent in vain once in 31 times, a block of eight in a
 quarter of all cases, one of a hundred nearly always: it pays where blocks have few keys.
@@ -34,10 +34,9 @@ def key_bits(keys: Iterable[bytes | bytearray | memoryview | None] | None) -> in
 
 
 def may_hold(bits: int, wanted: int) -> bool:
-    """Whether a block may hold one of the keys that are wanted.
+    """Whether a block may hold one of the wanted keys.
 
     Args:
-        bits: what the block's header says.
-        wanted: `key_bits` of the keys that are wanted.
+        bits: the block header's bits. wanted: `key_bits` of the wanted keys.
     """
     return not bits & KNOWN or bool(bits & wanted & (KNOWN - 1))

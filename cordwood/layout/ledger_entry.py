@@ -2,8 +2,8 @@
 
 The digest covers the ledger, the entry, the LAC that goes with it, the running sum of payload bytes
 (each 8 bytes, big-endian) and the payload. So a copy of another entry, or of this entry as another
-writer would have written it, does not pass. Nodes keep what they are sent and do not look at it:
-clients check each copy that they read. Digests are BookKeeper's, byte by byte::
+writer would have written it, does not pass. Nodes keep entries without checking them: clients check
+each copy that they read. Digests are BookKeeper's, byte by byte::
 
     CRC32      8 bytes: the CRC32, big-endian
     CRC32C     4 bytes, big-endian
@@ -71,7 +71,7 @@ class EntrySeal:
         """The payload of a body.
 
         Raises:
-            ChecksumMismatch: it is not what the ledger's writer wrote as this entry.
+            ChecksumMismatch: the copy differs from the entry that the ledger's writer wrote.
         """
         view = memoryview(body)
         payload = view[self._bytes :]

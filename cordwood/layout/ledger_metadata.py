@@ -71,7 +71,7 @@ def read_ledger(data: Buffer) -> LedgerMetadata:
     """A ledger's metadata from its value.
 
     Raises:
-        ChecksumMismatch: a byte is not the one that was written.
+        ChecksumMismatch: a byte differs from the written one.
         Malformed: of another version, too long, or nothing that a ledger can be.
     """
     view = memoryview(data)

@@ -1,4 +1,4 @@
-"""What a storage node keeps of ledgers: in its WAL behind the byte of kind, and in LogsDB.
+"""A storage node's records of ledgers: in its WAL behind the byte of kind, and in LogsDB.
 
 In the WAL, little-endian::
 
@@ -6,7 +6,7 @@ In the WAL, little-endian::
                     u64 length, u32 bytes of the body; then the bodies
     LEDGER_STATE    u32 count, then each ledger: u64 ledger, 20 key, u8 flags, i64 LAC
 
-A state record only adds: flags are joined, the LAC rises, and a key that is known stays.
+A state record only adds: flags are joined, the LAC rises, and a known key stays.
 
 LogsDB's table of ledgers, with big-endian numbers in keys so that keys sort::
 
@@ -49,14 +49,14 @@ _ENTRY_KEY = struct.Struct(">cQQ")
 
 
 class LedgerFlag(enum.IntFlag):
-    """What is true of a ledger on a node, for good."""
+    """Permanent states of a ledger on a node."""
 
     FENCED = 1
     """Its writer stores nothing here any more."""
     GONE = 2
     """It was deleted: nothing of it is kept, and nothing is taken."""
     LIMBO = 4
-    """Records were lost here, perhaps of this ledger: what is not found is unknown."""
+    """Records were lost here, perhaps of this ledger: missing entries are unknown."""
 
 
 class KeptEntry(NamedTuple):

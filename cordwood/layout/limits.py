@@ -1,8 +1,8 @@
 """How large records, bodies and blocks may be, and why.
 
-Hard limits are part of the format: every decoder refuses what is over them
-before it allocates, so raising one needs a new format version. Soft limits are
-defaults that a client's settings may move, below the hard ones.
+Hard limits are part of the format: every decoder refuses larger values before it allocates, so
+raising a limit needs a new format version. Soft limits are defaults that a client's settings may
+move, below the hard ones.
 
 Source: docs/design.md §2 ("a block is bounded in bytes and records", "a decoder bounds
 what it will inflate").

@@ -1,4 +1,4 @@
-"""Names of logs as they are kept: a log may be written /orders or orders, and is one log."""
+"""Stored names of logs: /orders and orders are the same log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIRECTORY = re.compile(rf"/?(?:({_PATH})/)?")
 
 
 def normalise_name(text: object) -> str:
-    """A log's name as it is kept, with its leading slash.
+    """A log's stored name, with its leading slash.
 
     Raises:
         BadSetting: it is no path of letters, digits, `_`, `.` and `-`, or is too long.
@@ -31,7 +31,7 @@ def normalise_name(text: object) -> str:
 
 
 def normalise_directory(text: object) -> str:
-    """A directory's path as it is kept, with a slash at both ends; the root is `/`.
+    """A directory's stored path, with a slash at both ends; the root is `/`.
 
     Raises:
         BadSetting: it does not end with a slash, or is no path.

@@ -1,4 +1,4 @@
-"""Messages about what one storage node holds of a log; what they add up to is the client's.
+"""Messages about one storage node's records of a log; the client combines the answers.
 
 Each names `until`, the tail that the log's sequencer gave: what lies above it is not looked
 at, so that all nodes speak of the same part of the log.
@@ -22,8 +22,8 @@ class ForReaders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A question for which a log may ask for its read token, as for its records.
 
     Attributes:
-        timeout_ms: how long who asks waits; the node stops to look then. 0 for no word of it.
-        token: shown to nobody, so a question is told without it.
+        timeout_ms: how long the caller waits; then the node stops its search. 0 for unknown. token:
+            never shown, so the text of a question leaves it out.
     """
 
     timeout_ms: Annotated[int, Meta(ge=0, le=2**31)] = 0
@@ -43,13 +43,13 @@ class Trim(Struct, frozen=True, tag="trim"):
 
 
 class TrimReply(Struct, frozen=True, tag="trimmed"):
-    """The node's trim point, durable; never below what was asked."""
+    """The node's trim point, durable; never below the requested one."""
 
     trim: AnyLsn
 
 
 class AskTime(ForReaders, frozen=True, tag="ask_time"):
-    """Where a time lies among what the node holds up to `until`.
+    """The place of a time among the node's records up to `until`.
 
     Attributes:
         is_exact: blocks are looked at; else the partitions' bounds are enough, and the
@@ -69,7 +69,7 @@ class TimeReply(Struct, frozen=True, tag="time"):
         trim: the node's trim point.
         before: the last LSN known to be older, the trim point at least; 0 for none.
         at: the first LSN not known to be older, 0 for none.
-        tier: what the node let go of into main storage ends here, 0 for none.
+        tier: last LSN that the node dropped in favour of main storage, 0 for none.
     """
 
     trim: AnyLsn
@@ -82,7 +82,7 @@ class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
     """Where the records of a log begin and end here, above `above` and up to `until`.
 
     Attributes:
-        above: what is trimmed elsewhere ends here; the node's own trim point may lie higher.
+        above: the trim point of other nodes; the node's own may lie higher.
     """
 
     log: U62
@@ -113,7 +113,7 @@ class AskSize(ForReaders, frozen=True, tag="ask_size"):
 
 
 KEPT_LSNS_MAX = 64
-"""LSNs in one question for what a log keeps above each."""
+"""LSNs in one question for the kept bytes above each."""
 
 
 class AskKept(Struct, frozen=True, tag="ask_kept"):
@@ -140,8 +140,8 @@ class AskIfLost(Struct, frozen=True, tag="ask_if_lost"):
     """What would the node have to give if the data of some nodes were gone?
 
     Attributes:
-        nodes: those nodes, beside all of which that is said already.
-        log, lsn: look at what lies behind: where the last answer came to; 0 to begin.
+        nodes: those nodes, in addition to nodes already reported lost. log, lsn: continue behind
+            this place, the last answer's end; 0 to begin.
     """
 
     nodes: Annotated[tuple[U32, ...], Meta(min_length=1, max_length=1024)]
@@ -153,12 +153,10 @@ class IfLostReply(Struct, frozen=True, tag="if_lost"):
     """Blocks that this node would be the donor of, as far as this call looked.
 
     Attributes:
-        blocks, bytes: that get new copies: how many, and what is sent for it.
-        stuck: blocks for which the nodes that are left are too few, or in too few domains.
-        last: of both, those of which one copy would be left.
-        gone: blocks of which no copy would be left.
-        unknown: blocks of epochs whose nodes this node does not know, and damaged ranges.
-        log, lsn: where to go on; log 0 for nowhere.
+        blocks, bytes: the blocks that get new copies: number, and bytes sent. stuck: blocks with
+            too few nodes left, or nodes in too few domains. last: of both, blocks with one copy
+            left. gone: blocks with no copy left. unknown: blocks of epochs whose nodes this node
+            does not know, and damaged ranges. log, lsn: where to continue; log 0 at the end.
     """
 
     blocks: Count
@@ -176,14 +174,14 @@ COPIES_ASKED_MAX = 512
 
 
 class AskCopies(Struct, frozen=True, tag="ask_copies"):
-    """Of one node by another: under which envelopes does it have these blocks of a log?"""
+    """A node's question to another node: its envelopes of these blocks of a log."""
 
     log: U62
     blocks: Annotated[tuple[tuple[AnyLsn, AnyLsn], ...], Meta(max_length=COPIES_ASKED_MAX)]
 
 
 class CopyWord(Struct, frozen=True, array_like=True):
-    """What a node says of a block; see `protocol.rebuild_compare`.
+    """A node's answer about a block; see `protocol.rebuild_compare`.
 
     Attributes:
         has: a `rebuild_compare.Has`.

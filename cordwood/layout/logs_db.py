@@ -1,17 +1,16 @@
 """Keys and values of LogsDB's tables: one of all metadata, and one for each partition.
 
-Keys are big-endian, so that their order is that of what they name. A partition holds::
+Keys are big-endian, so that keys sort as the values in them. A partition holds::
 
     "i" u64 log, u64 last, u64 first, u8 kind, u8 by recovery, u32 seal epoch, u32 wave
         ► header and envelope, as they travel: all that a reader filters by
     "b" u64 log, u64 last, u64 first
         ► the body as stored; none for holes and bridges
 
-The index stands apart, so that who is not to be sent a block costs no body, and an amend
-rewrites some hundred bytes. Blocks go by their last LSN, because a read may begin inside
-one. Every copy keeps a key of its own, in the order of precedence: whoever reads takes
-the last one, so that nothing is read before it is written. Copies of one block have the
-same body, so they share it.
+The index stands apart, so that skipping a block reads no body, and an amend rewrites some hundred
+bytes. Blocks go by their last LSN, because a read may begin inside one. Every copy keeps a key of
+its own, in the order of precedence: whoever reads takes the last one, so that nothing is read
+before it is written. Copies of one block have the same body, so they share it.
 
 The metadata table holds::
 
@@ -98,7 +97,7 @@ def index_key(block: StoredBlock) -> bytes:
 
 
 def read_index_key(key: bytes) -> IndexKey:
-    """What a key of the index says.
+    """The contents of an index key.
 
     Raises:
         Malformed: it is none.
@@ -166,12 +165,12 @@ def read_head(wire: bytes) -> StoredBlock:
 
 
 def pack_origin(node: int) -> bytes:
-    """The value under ORIGIN_KEY: this version, and whose tables these are."""
+    """The value under ORIGIN_KEY: this version, and the owner of the tables."""
     return _ORIGIN.pack(VERSION, node)
 
 
 def read_origin(value: bytes) -> int:
-    """The node whose tables these are.
+    """The node that owns the tables.
 
     Raises:
         Malformed: of another length or version.
@@ -212,7 +211,7 @@ def read_lost(value: bytes) -> tuple[tuple[int, int], ...]:
 
 
 class PartitionRow(NamedTuple):
-    """What is kept of a partition; the fields are those of the layout above."""
+    """A partition's row; the fields are those of the layout above."""
 
     start_us: int
     made_us: int
@@ -315,7 +314,7 @@ def member_range(partition: int) -> tuple[bytes, bytes]:
 
 
 def read_member_key(key: bytes) -> tuple[int, int]:
-    """Partition and log of such a row.
+    """Partition and log of a row's key.
 
     Raises:
         Malformed: it is none.
@@ -348,7 +347,7 @@ Packed = bytes
 
 
 class LogState(NamedTuple):
-    """What a node knows of a log beside its blocks.
+    """A node's knowledge of a log beside its blocks.
 
     Fixed part, 80 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
     u64 last, u64 blocks, u64 bytes, u64 tier, then u32 counts of the lists that follow: LNGs
@@ -365,12 +364,10 @@ class LogState(NamedTuple):
         last, blocks, bytes: the highest LSN in LogsDB, and how much is there.
         tier: all up to it is in main storage, and may be gone here; 0 for none.
         lngs: LNG by epoch.
-        ends: of epochs that are over: epoch, the recovery's seal, LNG, attempt.
-        closed: epochs above `clean` that are over.
-        held: epochs above `clean` of which there are blocks.
-        produced: of epochs that are over, what was known of producers then; of others, what
-            they wrote.
-        nodesets: which nodes may hold what, and the epoch up to which that is complete.
+        ends: of finished epochs: epoch, the recovery's seal, LNG, attempt. closed: finished epochs
+            above `clean`. held: epochs above `clean` with blocks here. produced: of finished
+            epochs, the known producers at the end; of other epochs, the producers' blocks.
+            nodesets: which nodes may hold which epochs, and the epoch up to which this is complete.
     """
 
     seal: int = 0
@@ -453,7 +450,7 @@ def read_state(value: bytes) -> LogState:
 def _read_packed(
     value: bytes, at: int, count: int
 ) -> tuple[tuple[tuple[int, bytes], ...], tuple[int, bytes]]:
-    """What is told of producers, and the nodesets, which fill the rest of a state."""
+    """The producers, and the nodesets, which fill the rest of a state."""
     found: list[tuple[int, bytes]] = []
     for _ in range(count):
         if len(value) - at < _PRODUCED.size:

@@ -48,10 +48,10 @@ def pack_head(head: Head) -> bytes:
 
 
 def unpack_head(data: Buffer) -> Head:
-    """Read a head; `protocol.manifest.check_head` looks at what it says.
+    """Read a head; `protocol.manifest.check_head` checks its values.
 
     Raises:
-        ChecksumMismatch, Malformed: it is not what was written, or of a later version.
+        ChecksumMismatch, Malformed: it differs from the written head, or has a later version.
     """
     log, version, fence, holder, start, end, raw_levels, trims = _unframed(
         data, b"head", _Head, "a manifest's head"
@@ -71,7 +71,7 @@ def unpack_origin(log: int, data: Buffer) -> int:
     """When a log was made, µs since 1970 UTC.
 
     Raises:
-        Corrupt: it is not what was written.
+        Corrupt: it differs from the written page.
     """
     name = origin_name(log)
     found, created_us = _unframed(data, b"origin", tuple[int, int], name)
@@ -86,7 +86,7 @@ def pack_page(log: int, page: Page) -> bytes:
 
 
 def unpack_page(log: int, data: Buffer, ref: PageRef) -> Page:
-    """Read the page of a reference; `protocol.manifest.check_page` looks at what it says.
+    """Read the page of a reference; `protocol.manifest.check_page` checks its values.
 
     Raises:
         ChecksumMismatch, Malformed: it is not the page that was written.
@@ -106,7 +106,7 @@ def page_name(log: int, ref: PageRef) -> str:
 
 
 def parse_page_name(name: str) -> tuple[int, PageRef]:
-    """Whose page it is, and what its name says; sums are 0.
+    """The log of a page, and the values in its name; sums are 0.
 
     Raises:
         Malformed: it is no page's name.
@@ -124,7 +124,7 @@ def object_name(log: int, entry: Entry) -> str:
 
 
 def _short(log: int, item: Item) -> Item:
-    """An item as it is written: without the name that follows from it."""
+    """An item as written: without its name, which follows from it."""
     if isinstance(item, Entry) and item.name == object_name(log, item._replace(name="")):
         return item._replace(name="")
     return item

@@ -148,8 +148,8 @@ class LogState(Struct, frozen=True):
     """One log on one node, for status pages.
 
     Attributes:
-        readable: the last LSN that the node may send to readers: less than `released` while
-            it has to purge what a recovery without it did not keep.
+        readable: the last LSN that the node may send to readers: below `released` while it has to
+            purge blocks that a recovery did not keep.
     """
 
     log: U62
@@ -168,12 +168,12 @@ class StatusReply(Struct, frozen=True, tag="status"):
 
     Attributes:
         uptime_s: seconds since it started.
-        wal_used_bytes, wal_capacity_bytes: the ring, as of now.
-        cache_bytes, logs_bytes, partitions: what is not in LogsDB yet, and what is.
-        scrub: how far scrubbing has come.
+        wal_used_bytes, wal_capacity_bytes: the ring, as of now. cache_bytes: bytes that are not in
+            LogsDB yet. logs_bytes, partitions: of LogsDB. scrub: the progress of scrubbing.
         appended_records, stored_blocks, sent_blocks, sent_bytes: since it started.
         failed: why the node cannot store, "" if it can.
-        filtered_blocks: what readers were not sent because another node sends it.
+        filtered_blocks: blocks that readers did not receive from here because another node sends
+            them.
     """
 
     node: U32
@@ -218,7 +218,7 @@ class SealReply(Struct, frozen=True, tag="sealed"):
         lngs: of the epochs asked, the LNG of each of which it knows one.
         append_time_us: the latest append time it holds for this log, 0 for none.
         produced: per epoch asked, what producers wrote into it; see `layout.produced`.
-        is_sure: it knows all that it holds. One that lost records may have held later ones.
+        is_sure: it knows all that it holds. A node that lost records may have held later ones.
     """
 
     lngs: dict[int, int]
@@ -241,7 +241,7 @@ class FindLog(Struct, frozen=True, tag="find_log"):
 
 
 class CreateLog(Struct, frozen=True, tag="create_log"):
-    """Make a log; 0 copies takes what it inherits.
+    """Create a log; 0 copies means the inherited number.
 
     Attributes:
         mark: of this call alone, so that a second try knows the log that the first one made; ""
@@ -262,7 +262,7 @@ class AskDirectory(Struct, frozen=True, tag="ask_directory"):
 
 
 class DirectoryReply(Struct, frozen=True, tag="directory"):
-    """A directory: what is set on it, and what logs below it inherit."""
+    """A directory: its own attributes, and those that logs below it inherit."""
 
     path: Name
     own: LogAttributes
@@ -270,7 +270,7 @@ class DirectoryReply(Struct, frozen=True, tag="directory"):
 
 
 class AskEpochs(Struct, frozen=True, tag="ask_epochs"):
-    """What the epoch store knows of a log."""
+    """The epoch store's entry of a log."""
 
     name: Name
 
@@ -310,8 +310,8 @@ class AskTail(Struct, frozen=True, tag="ask_tail"):
 class AskReleased(Struct, frozen=True, tag="ask_released"):
     """What this node, as their sequencer, has released of many logs.
 
-    Cheaper than AskTail and weaker: nobody is asked whether this sequencer still rules, so
-    the answer may lie below the tail, and no sequencer is started.
+    Cheaper than AskTail and weaker: no node confirms that this sequencer is still the owner, so the
+    answer may lie below the tail, and no sequencer is started.
     """
 
     logs: Annotated[list[U62], Meta(max_length=ASK_LOGS_MAX)]
@@ -333,10 +333,9 @@ class Clean(Struct, frozen=True, tag="clean"):
     """Epoch `epoch` is mended and over.
 
     Attributes:
-        seal: the recovery's own epoch; what it wrote carries it.
-        lng: above this only what that attempt wrote counts.
-        produced: the log's producers as of its end; see `layout.produced`.
-        attempt: of the recoveries under one seal, a later one has a higher number.
+        seal: the recovery's own epoch; its blocks carry it. lng: above this only that attempt's
+            blocks count. produced: the log's producers at its end; see `layout.produced`. attempt:
+            among recoveries under one seal, a later one has a higher number.
     """
 
     log: U62
@@ -351,7 +350,7 @@ class Yield(Struct, frozen=True, tag="yield"):
     """Whoever took epoch `epoch` asks the log's sequencer to finish and stop.
 
     Attributes:
-        node: who takes over; clients are sent there.
+        node: the successor; clients are sent there.
     """
 
     log: U62
@@ -430,10 +429,9 @@ class StreamState(Struct, frozen=True):
     """One read stream at one node, for people.
 
     Attributes:
-        reader: who reads: `a client`, or `node 3` whose recovery does.
-        next: the next LSN to send.
-        sent_bytes: since its reader asked last.
-        waits: for what it waits: `connection`, `window`, `credit`; "" for new records.
+        reader: the reader: `a client`, or `node 3` for that node's recovery. next: the next LSN to
+            send. sent_bytes: since its reader's last request. waits: the reason of its wait:
+            `connection`, `window`, `credit`; "" for new records.
     """
 
     log: U62
@@ -542,11 +540,11 @@ def pack(message: Call | Reply | Fault | list[AppendFault]) -> bytes:
 
 
 def check_call(message: Call) -> None:
-    """Refuse a call that nodes could not read: they would close the connection, and with it all
-    that is in flight.
+    """Refuse a call that nodes could not read: they would close the connection, and fail all calls
+    in flight.
 
     Raises:
-        BadSetting: what is asked for is no text, too long, or the like.
+        BadSetting: an argument is not text, too long, or otherwise not valid.
     """
     try:
         _calls.decode(_encoder.encode(message))

@@ -1,4 +1,4 @@
-"""Typed errors on their way over the wire: what a FAULT and an APPEND_FAULTS frame hold."""
+"""Typed errors on the wire: the contents of FAULT and APPEND_FAULTS frames."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ class Fault(Struct, frozen=True, tag="fault"):
 
     Attributes:
         error: name of a class in `errors`.
-        epoch: for Fenced, the epoch that rules.
-        node: for NoSequencer, who should be asked instead.
+        epoch: for Fenced, the current epoch. node: for NoSequencer, the node to ask instead.
         kind, expected: for OutOfSequence, as its attributes.
     """
 

@@ -1,4 +1,4 @@
-"""Types of the fields of control messages, with the bounds that are checked on arrival."""
+"""Types of the fields of control messages, with bounds that are checked on arrival."""
 
 from __future__ import annotations
 

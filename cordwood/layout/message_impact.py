@@ -1,4 +1,4 @@
-"""Control messages about what the absence of nodes would stop; see `cordwood.impact`."""
+"""Control messages about the effects of absent nodes; see `cordwood.impact`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from cordwood.layout.message_fields import U32, U62, Location, Name, Sentence
 
 FINDINGS_MAX = 256
-"""Findings of one answer: those that concern the most logs."""
+"""Findings of one answer: those about the most logs."""
 
 _Nodes = Annotated[tuple[U32, ...], Meta(max_length=4096)]
 _Racks = Annotated[tuple[Location, ...], Meta(max_length=4096)]
@@ -52,7 +52,7 @@ class ImpactReply(Struct, frozen=True, tag="impact"):
     """See `impact.check.ImpactReport`.
 
     Attributes:
-        more: findings that are left out.
+        more: number of findings left out.
     """
 
     absent: _Nodes

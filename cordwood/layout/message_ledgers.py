@@ -1,6 +1,6 @@
 """Control messages of ledgers; `layout.message` has all others, and the reading.
 
-A writer sends what it added in one tick to a node as one call. All numbers are checked on arrival,
+A writer sends the entries of one tick to a node as one call. All numbers are checked on arrival,
 and a reply holds no more than a control frame.
 
 Source: docs/protocol/ledgers.md.
@@ -43,7 +43,7 @@ Value = Annotated[bytes, Meta(max_length=METADATA_BYTES_MAX)]
 
 
 class AddRefusal(enum.StrEnum):
-    """Why a node took none of the entries; "" where it has all of them on its disk."""
+    """Why a node took none of the entries; "" if it has all of them on its disk."""
 
     NONE = ""
     FENCED = "fenced"
@@ -55,7 +55,7 @@ class AddRefusal(enum.StrEnum):
 
 
 class Found(enum.StrEnum):
-    """What a node has of an entry or a ledger."""
+    """A node's state of an entry or a ledger."""
 
     YES = "yes"
     NO_ENTRY = "no_entry"
@@ -66,7 +66,7 @@ class Found(enum.StrEnum):
 
 
 class EntryItem(Struct, frozen=True, array_like=True):
-    """An entry as it is sent: see `layout.ledger_entry` for its body."""
+    """An entry on the wire: see `layout.ledger_entry` for its body."""
 
     entry: Entry
     lac: Lac
@@ -107,7 +107,7 @@ class ReadEntries(Struct, frozen=True, tag="read_entries"):
 
 
 class EntryAnswer(Struct, frozen=True, array_like=True):
-    """What a node has of one entry; all but `found` counts only where that is YES."""
+    """A node's copy of one entry; fields other than `found` count only if `found` is YES."""
 
     entry: Entry
     found: Found
@@ -132,8 +132,8 @@ class AskLac(Struct, frozen=True, tag="ask_lac"):
 
     Attributes:
         fence: as in `ReadEntries`.
-        above, wait_ms: a node that knows of no higher LAC than `above` waits so long for one, or
-            until the ledger is fenced; 0 ms waits for nothing.
+        above, wait_ms: a node without a LAC higher than `above` waits this long for one, or until
+            the ledger is fenced; 0 ms does not wait.
     """
 
     ledger: Ledger
@@ -157,7 +157,7 @@ class LacReply(Struct, frozen=True, tag="lac"):
 
 
 class TellLac(Struct, frozen=True, tag="tell_lac"):
-    """A ledger is confirmed up to here; answered with DoneReply once that is durable."""
+    """A ledger is confirmed up to here; answered with DoneReply once the LAC is durable."""
 
     ledger: Ledger
     key: Key
@@ -190,7 +190,7 @@ class SetLedger(Struct, frozen=True, tag="set_ledger"):
 
 
 class DeleteLedger(Struct, frozen=True, tag="delete_ledger"):
-    """Delete a ledger; one that is not there is deleted. Answered with DoneReply."""
+    """Delete a ledger; a missing ledger counts as deleted. Answered with DoneReply."""
 
     ledger: Ledger
 
@@ -203,10 +203,10 @@ class ListLedgers(Struct, frozen=True, tag="list_ledgers"):
 
 
 class LedgerReply(Struct, frozen=True, tag="ledger"):
-    """A ledger's metadata as it is now; version 0 where it is not there.
+    """A ledger's present metadata; version 0 if the ledger does not exist.
 
     Attributes:
-        is_written: whether it is what the call wrote.
+        is_written: whether the call wrote it.
     """
 
     version: Version
@@ -235,7 +235,7 @@ class SwitchAutorecovery(Struct, frozen=True, tag="switch_autorecovery"):
 
 
 class LackingLedger(Struct, frozen=True, array_like=True):
-    """A ledger that lacks copies, the lost nodes that it named, and since when that is known."""
+    """A ledger that lacks copies, the lost nodes that it names, and the time of the finding."""
 
     ledger: Ledger
     nodes: Annotated[tuple[int, ...], Meta(max_length=FRAGMENTS_MAX)]
@@ -243,11 +243,10 @@ class LackingLedger(Struct, frozen=True, array_like=True):
 
 
 class AutorecoveryReply(Struct, frozen=True, tag="autorecovery"):
-    """Whether ledgers are repaired, who looks for those that lack copies, and these ledgers.
+    """Whether ledgers are repaired, the auditor, and the ledgers that lack copies.
 
     Attributes:
-        auditor: "" while nobody does.
-        ledgers: fewer than asked for only at the end.
+        auditor: "" without an auditor. ledgers: fewer than requested only at the end.
     """
 
     on: bool

@@ -31,7 +31,7 @@ class RemoveMaintenance(Struct, frozen=True, tag="remove_maintenance"):
 
 
 class AskMaintenance(Struct, frozen=True, tag="ask_maintenance"):
-    """All requests; those that became safe are granted."""
+    """All requests; requests that became safe are granted."""
 
 
 class MaintenanceRequest(Struct, frozen=True):
@@ -52,7 +52,7 @@ class MaintenanceReply(Struct, frozen=True, tag="maintenance"):
     """All requests, oldest first.
 
     Attributes:
-        applied: the number of the one that was asked for, 0 for none.
+        applied: the number of the request in question, 0 for none.
     """
 
     requests: list[MaintenanceRequest]

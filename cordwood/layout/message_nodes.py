@@ -26,7 +26,7 @@ class MemberInfo(Struct, frozen=True):
 
 
 class AskMembers(Struct, frozen=True, tag="ask_members"):
-    """Who is in the cluster."""
+    """The members of the cluster."""
 
 
 class MembersReply(Struct, frozen=True, tag="members"):
@@ -53,7 +53,7 @@ class SetStorage(Struct, frozen=True, tag="set_storage"):
 
 
 class SetAuthority(Struct, frozen=True, tag="set_authority"):
-    """Say what became of a node's data, if `expected` is what was said of it before."""
+    """Set the status of a node's data, if `expected` is its present status."""
 
     node: U32
     authority: Authority

@@ -46,15 +46,13 @@ class AskRebuilding(Struct, frozen=True, tag="ask_rebuilding"):
 
 
 class DonorState(Struct, frozen=True):
-    """What a node does as a donor.
+    """A node's work as a donor.
 
     Attributes:
-        version: of the set by which it works; 0 while it does not.
-        blocks_done, bytes_done: of moves that ended, in this version.
-        blocks_left, bytes_left: of moves still to be made, as far as it has looked.
-        bytes_s: the rate of the last seconds.
-        blocked: what it waits for; "" for nothing.
-        is_looking: whether it still looks what there is to do.
+        version: of the set by which it works; 0 while idle. blocks_done, bytes_done: of ended
+            moves, in this version. blocks_left, bytes_left: of moves to make, as far as the scan
+            has come. bytes_s: the rate of the last seconds. blocked: what it waits for; "" for
+            nothing. is_looking: whether it still scans for work.
     """
 
     version: _Count = 0

@@ -1,10 +1,9 @@
 """Control messages that change a log, for which it may ask for a token; `metadata.log_rights`.
 
-Each names its log by path and by number. A node that was stopped for a while may do such a call
-late, when another node has done it and the path is another log's. The number keeps the call from
-that log.
-The number 0 asks to finish a change that stopped half-way, and touches no log that has the path.
-None takes the log that has the path by then.
+Each names its log by path and by number. A node that paused may do such a call late, after another
+node did it and the path belongs to another log. The number keeps the call from that log. The number
+0 asks to finish a change that stopped half-way, and touches no log that has the path. None means
+the log that has the path by then.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from cordwood.layout.message_fields import AnyLog, AnyLsn, Name, Token
 from cordwood.log_attributes import LogAttributes
 
 TOKENS_MAX = 64
-"""Of one call: a directory's change may concern logs of several tokens."""
+"""Tokens in one call: a directory's change may concern logs with several tokens."""
 
 
 class ForOwners(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A change for which a log may ask for a token.
 
     Attributes:
-        tokens: shown to nobody, so a change is told without them.
+        tokens: never shown, so the text of a change leaves them out.
     """
 
     tokens: Annotated[list[Token], Meta(max_length=TOKENS_MAX)] = []
@@ -38,9 +37,8 @@ class SetAttributes(ForOwners, frozen=True, tag="set_attributes"):
     """Set attributes of a log, or of a directory (`path` ends with a slash).
 
     Attributes:
-        unset: names that are inherited again.
-        version: of what the caller saw, see `AskVersion`; a node that does the call late does not
-            undo a later change. None sets them over any version.
+        unset: names of attributes to inherit again. version: the version that the caller saw, see
+            `AskVersion`: a late call does not undo a newer change. None sets them over any version.
     """
 
     path: Name

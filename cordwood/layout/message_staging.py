@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 STAGED_BODY_BYTES_MAX = 7 << 19
-"""3.5 MiB: what a control frame of 4 MiB holds with room for the rest."""
+"""3.5 MiB: it fits a control frame of 4 MiB, with space for the rest."""
 
 STAGES_MAX = 4096
 """Staged blocks in one batch, and in one call: the metadata store's entry names them all."""
@@ -50,7 +50,7 @@ class PinStaged(Struct, frozen=True, tag="pin_staged"):
 
 
 class Unstage(Struct, frozen=True, tag="unstage"):
-    """Let these blocks go, but those that another attempt than this one has pinned."""
+    """Drop these blocks, except those that another attempt pinned."""
 
     query: _Name
     attempt: _Attempt
@@ -85,7 +85,7 @@ class BlockPlace(Struct, frozen=True, array_like=True):
 
 
 class LogBlocks(Struct, frozen=True):
-    """What a batch brings one log; see `protocol.publishing.LogShare`."""
+    """A batch's share of one log; see `protocol.publishing.LogShare`."""
 
     log: _U62
     name: _Name
@@ -132,7 +132,7 @@ class PublicationReply(Struct, frozen=True, tag="publication"):
 
     Attributes:
         batch: -1 for none.
-        group_bytes_max: what the answering node takes as one atomic group.
+        group_bytes_max: the answering node's bound of an atomic group.
     """
 
     producer: _Lsn

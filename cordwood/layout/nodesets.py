@@ -22,15 +22,15 @@ _decoder = msgspec.msgpack.Decoder(list[EpochNodes])
 
 
 def pack_nodesets(history: Sequence[EpochNodes]) -> bytes:
-    """What a node keeps."""
+    """Encode a node's history."""
     return _encoder.encode(list(history))
 
 
 def read_nodesets(packed: bytes) -> list[EpochNodes]:
-    """What a node kept; empty for nothing.
+    """Decode a node's history; empty for no bytes.
 
     Raises:
-        Malformed: it is none of ours, nested too deep, or a name in it is no UTF-8.
+        Malformed: it is not Cordwood's, nested too deep, or a name in it is not UTF-8.
     """
     if not packed:
         return []

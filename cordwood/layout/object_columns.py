@@ -1,4 +1,4 @@
-"""The columns of an object: what a block becomes there, and how its body comes back.
+"""The columns of an object: turn blocks into rows, and rows back into bodies.
 
 ::
 
@@ -13,10 +13,10 @@
     body             all of a body that its columns do not give back, in that row; mostly null
 
 Rows come by (log_id, lsn). `block` marks where blocks begin and says all else about them: codec,
-group, flags, CRCs of the body. A body is built anew from its rows, byte for byte as `encode_body`
-writes it, and its uncompressed CRC shows that it is the one that was appended. Not all bodies that
-`parse_body` takes are written so (a column in which nothing differs, bytes under a null): such a
-body is kept whole in `body`, beside its columns.
+group, flags, CRCs of the body. A body is rebuilt from its rows, byte for byte as `encode_body`
+writes it, and its uncompressed CRC proves that it equals the appended body. Some bodies that
+`parse_body` accepts differ from that form (a column of equal values, bytes under a null): these are
+kept whole in `body`, beside their columns.
 
 pyarrow is imported inside functions.
 
@@ -56,7 +56,7 @@ BODY_COLUMNS = ("key", "value", "timestamp", "headers", "block", "body")
 """All that blocks are built from."""
 
 SMALL_RECORDS = 16
-"""Blocks of so few records go by way of records, and larger ones by way of columns."""
+"""Blocks with at most this many records go through records, larger blocks through columns."""
 
 _FIXED = struct.Struct("<IBBHq")
 """As in `layout.body`: count, version, flags, reserved, first timestamp."""
@@ -207,7 +207,7 @@ def rows_to_blocks(rows: pa.Table, *, verify: bool = True) -> Iterator[tuple[Blo
         verify: whether bodies are compared with their CRC.
     Raises:
         Malformed: the rows are no blocks.
-        ChecksumMismatch: a body is not the one that was appended.
+        ChecksumMismatch: a body differs from the appended one.
     """
     if rows.num_rows == 0:
         return
@@ -258,7 +258,7 @@ def _valid(column: pa.Array) -> Any:
 
 
 class _RowReader:
-    """Columns whose rows become bodies again, as `layout.body` lays them out."""
+    """Columns whose rows become bodies again, in the layout of `layout.body`."""
 
     def __init__(self, columns: dict[str, pa.Array]) -> None:
         import pyarrow as pa

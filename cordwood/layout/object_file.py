@@ -11,12 +11,12 @@ the text `cordwood` of the footer's key-value metadata, JSON::
                            append_first_us, append_last_us, time_min_us, time_max_us, bytes], …],
                "gaps": [[first, last, "hole"], …]}, …]}
 
-A *run* is what the object holds of one log: pieces (blocks that lie in one row group) and gaps tile
-`[first, last]`. Runs come by the log's number; a log has one. `fence` is the number of the turn in
-which it was uploaded.
+A *run* is the object's part of one log: pieces (blocks in one row group) and gaps tile `[first,
+last]`. Runs come by the log's number; a log has one. `fence` is the number of the turn in which it
+was uploaded.
 
-What is damaged is found: each group's bytes have a CRC32C in the index, and the footer one in the
-object's name and in the manifest, which covers all behind the last group. Bodies have their own
+Damage is found: each group's bytes have a CRC32C in the index. The footer's CRC32C is in the
+object's name and in the manifest, and covers all bytes behind the last group. Bodies have their own
 beside. The four bytes `PAR1` at the start are compared.
 
 A reader without Cordwood needs none of this: `SELECT * FROM 'logs/*/objects/*.parquet'`.
@@ -55,7 +55,7 @@ FOOTER_BYTES_MAX = 16 << 20
 
 GAP_KINDS = {kind.value: kind for kind in (GapKind.BRIDGE, GapKind.HOLE, GapKind.TRIM,
                                            GapKind.DATA_LOSS)}  # fmt: skip
-"""What a log may lack for good. DATA_LOSS is there only where an operator accepted it."""
+"""The kinds of permanent gaps in a log. DATA_LOSS is there only where an operator accepted it."""
 
 
 class Group(NamedTuple):
@@ -114,7 +114,7 @@ class ObjectIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: tuple[ObjectRun, ...]
 
     def run(self, log: int) -> ObjectRun | None:
-        """What is there of a log."""
+        """A piece of a log."""
         return next((run for run in self.runs if run.log == log), None)
 
 
@@ -189,7 +189,7 @@ def check_object(content: Buffer, crc: int) -> Footer:
     """Check all of an object: footer, groups, every body.
 
     Raises:
-        ChecksumMismatch, Malformed: bytes are not those that were written.
+        ChecksumMismatch, Malformed: bytes differ from the written ones.
     """
     view = memoryview(content)
     tail = view[max(0, len(view) - footer_bytes(view[-TRAILER_BYTES:])) :]
@@ -255,8 +255,7 @@ def piece_blocks(
     """The blocks of a piece.
 
     Args:
-        rows: those of its row group.
-        log: whose piece it is.
+        rows: its row group's rows. log: the log of the piece.
     Raises:
         ChecksumMismatch, Malformed: as `rows_to_blocks`, or they are other blocks.
     """
@@ -276,7 +275,7 @@ def piece_blocks(
 def entry_of(
     run: ObjectRun, name: str, size: int, footer_bytes: int, footer_crc: int, after_us: int = 0
 ) -> Entry:
-    """What a manifest says of an object, for one log.
+    """A manifest's entry of an object, for one log.
 
     Args:
         size, footer_bytes, footer_crc: the object's.

@@ -1,4 +1,4 @@
-"""The names of what lies in an object store, and what they say.
+"""Names in an object store, and the values in them.
 
 ::
 
@@ -40,8 +40,8 @@ class ObjectName:
     """What an object's name says.
 
     Attributes:
-        log: whose records it holds; 0 for several logs.
-        first, last: LSNs that it covers; 0 for several logs.
+        log: the log of its records; 0 for several logs. first, last: LSNs that it covers; 0 for
+            several logs.
         fence: of the turn that uploaded it; 0 for several logs.
         footer_crc: CRC32C of its footer.
     """
@@ -54,7 +54,7 @@ class ObjectName:
 
 
 def log_prefix(log: int) -> str:
-    """Where all that is one log's lies."""
+    """The prefix of all of one log's objects."""
     return f"{LOGS}{log:016x}/"
 
 
@@ -87,7 +87,7 @@ def shared_name(day: str, number: int, footer_crc: int) -> str:
     """An object of several logs.
 
     Args:
-        day: as `20261124`, so that a listing can leave out what is old.
+        day: as `20261124`, so that a listing can skip old objects.
         number: 128 random bits.
     """
     return f"{SHARED}{day}/{number:032x}-{footer_crc:08x}{SUFFIX}"

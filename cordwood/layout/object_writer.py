@@ -1,11 +1,11 @@
 """Writes an object, block by block, in bounded memory beside its own bytes.
 
 Blocks and gaps are given log by log, by number, and in order. A row group is closed once it holds
-enough bytes; a log that is not small begins in a group of its own, so that a reader of one log
-fetches little of another's. What was written is read back before the object counts: each body is
-built anew from the finished bytes and compared by its CRC, because node disks let go of what this
-file is the only copy of. `finish` does so; `write_out` leaves it to the caller, who may put the
-object meanwhile and commits it behind `read_back`.
+enough bytes; a large log begins in a group of its own, so that a reader of one log fetches little
+of another. The finished object is read back before it counts: each body is rebuilt from the bytes
+and compared by its CRC, because nodes will drop their copies and leave this file as the only one.
+`finish` does so; `write_out` leaves this to the caller, which may put the object meanwhile, and
+commits it after `read_back`.
 
 Source: docs/objects.md, "Objects"; `layout.object_file` has the format.
 """
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_BYTES = 4 << 20
-"""Uncompressed bytes of bodies at which a row group is closed: what a reader fetches and checks at
-once. At 4 MiB the footer has 2 KiB a group, a two thousandth."""
+"""Uncompressed bytes of bodies at which a row group is closed. A reader fetches and checks a group
+at once. At 4 MiB the footer has 2 KiB a group, a two thousandth."""
 
 SHARED_GROUP_BYTES = 256 << 10
-"""A group that holds so much of one log is not shared with the next."""
+"""A group with this many bytes of one log is not shared with the next log."""
 
 COMPRESSION = "zstd"
 
@@ -77,8 +77,7 @@ class FinishedObject:
     Attributes:
         content: its bytes.
         footer_bytes: of the footer and what follows it.
-        footer_crc: CRC32C of these.
-        footer: what a reader finds there.
+        footer_crc: CRC32C of these. footer: the footer as a reader finds it.
     """
 
     content: Buffer
@@ -145,7 +144,7 @@ class ObjectWriter:
         """Add a data block, with its body as stored.
 
         Raises:
-            BadSetting: it does not follow what was added before.
+            BadSetting: the block does not follow the previous one.
             Corrupt: the body is not what its header says.
         """
         log = self._following(int(header.first), int(header.last))
@@ -168,7 +167,7 @@ class ObjectWriter:
         """Add a range without records.
 
         Raises:
-            BadSetting: it does not follow what was added before, or is of a kind that may end.
+            BadSetting: the gap does not follow the previous block, or its kind is not permanent.
         """
         row = gap_row(gap)
         log = self._following(row[0], row[1])
@@ -235,7 +234,7 @@ class ObjectWriter:
             self._small = []
 
     def _close_group(self) -> None:
-        """Write a row group of what is pending."""
+        """Write a row group of the pending rows."""
         import pyarrow as pa
 
         self._gather_small()
@@ -254,7 +253,7 @@ class ObjectWriter:
 
 
 class _OpenRun:
-    """What was given of the log that is being written."""
+    """Items given so far for the current log."""
 
     def __init__(self, number: int, name: str, first: int, fence: int) -> None:
         self.number = number
@@ -264,12 +263,12 @@ class _OpenRun:
         self.next = first
         self.gaps: list[tuple[int, int, str]] = []
         self.open_bytes = 0
-        """Of its bodies, in the row group that is open."""
+        """Bytes of its bodies in the open row group."""
         self._pieces: list[Piece] = []
         self._open: Piece | None = None
 
     def on_block(self, header: BlockHeader, body: Body, row: int) -> None:
-        """A block stands at a row of the row group that is open."""
+        """A block stands at a row of the open row group."""
         least, most = _times(body)
         append_us = header.append_time_us
         if self._open is None:
@@ -288,7 +287,7 @@ class _OpenRun:
         self.open_bytes += header.raw_bytes
 
     def end_piece(self, group: int) -> None:
-        """What comes next is no part of the piece that is open, of this row group."""
+        """End the open piece of this row group."""
         if self._open is not None:
             self._pieces.append(self._open._replace(group=group))
             self._open = None
@@ -310,8 +309,8 @@ class _Sink(io.RawIOBase):
     """Where pyarrow writes a file.
 
     Attributes:
-        parts, size: what was written.
-        crc: CRC32C of what was written since it was set to 0.
+        parts, size: the written parts and their size. crc: CRC32C of the bytes written since it was
+            set to 0.
     """
 
     def __init__(self) -> None:
@@ -345,7 +344,7 @@ def read_back(done: FinishedObject) -> None:
     """Read every block of an object, and the columns by which other programs find records.
 
     Raises:
-        Corrupt: one is not there as it was given.
+        Corrupt: a body is missing or differs from the given one.
     """
     content, index = memoryview(done.content), done.footer.index
     at = -1

@@ -1,4 +1,4 @@
-"""What is remembered of producers, as bytes: in seals' answers, in clean marks, in the WAL.
+"""The memory of producers as bytes: in seals' answers, in clean marks, in the WAL.
 
 Little-endian: `u32 producers`, then per producer `u64 id, u32 epoch, u32 places`, and per
 place `u64 sequence, u32 count, u64 first LSN, i64 append time in us`. No bytes at all stand for

@@ -37,14 +37,14 @@ see ReadStatus. What a node sent before it belongs to an older version.
 BLOCKS: `u32 stream, u32 blocks, u64 next, u64 released, u64 trim`, then the blocks. The
 node has sent all it holds in `[from, next)`; the rest of what that range covers
 is not on this node (LogDevice's NO_RECORDS gap), and what of it lies up to `trim` was
-trimmed. A frame without blocks moves `next` only. Past what was trimmed it moves whatever the
-window and what is released.
+trimmed. A frame without blocks moves `next` only. Past trimmed records it moves regardless of the
+window and the released LSN.
 
 HEADS: as BLOCKS, but no block has its body with it: the reader wants no payloads.
 
 SHARED: as BLOCKS, for several streams of a client that stand at one place; the first field is
-how many, and their numbers (`u32` each) follow behind the blocks. So what is the same for all
-clients comes first, and is summed once.
+how many, and their numbers (`u32` each) follow behind the blocks. So the part common to all clients
+comes first, and its checksum is computed once.
 
 GAPS: `u32 stream, u32 gaps`, then per gap 24 bytes: `u64 first, u64 last, u32 reason, u32
 reserved 0`; see NodeGap. It goes ahead of the BLOCKS frame that moves `next` past them.
@@ -106,9 +106,9 @@ class NodeGap(enum.IntEnum):
     """Why a node sends nothing of a range, though it is not that it holds nothing there."""
 
     CHECKSUM_FAIL = 1
-    """What it holds there fails its checksum, so what it is is not known."""
+    """Its blocks there fail their checksums, so they are unknown."""
     FILTERED = 2
-    """It holds blocks there, all of the range, and none with a key that is wanted."""
+    """It holds blocks for all of the range there, and none with a wanted key."""
     TIERED = 3
     """Main storage holds all of the range, durably; this node let go of it."""
 
@@ -132,11 +132,11 @@ class ReadStatus(enum.IntEnum):
     NOT_SEALED = 1
     """A digest was asked for, and the tail may still move; no stream was started."""
     DAMAGED = 2
-    """The node lost records that were durable, so what it does not send is unknown, not
-    absent. It sends what it has; a digest was not started."""
+    """The node lost durable records, so records that it does not send are unknown, not absent. It
+    sends its remaining records; a digest was not started."""
     ACCESS = 3
-    """The log wants another read token, or one at all; no stream was started, or the one that
-    was has ended."""
+    """The log demands another read token, or a read token at all; no stream was started, or the
+    running stream has ended."""
     FULL = 4
     """This connection has as many streams as a node takes; this one was not started."""
 
@@ -155,12 +155,11 @@ class OneCopy:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What a reader asks of one node; the fields are READ's.
+    """A reader's request to one node; the fields are READ's.
 
     Attributes:
-        one_copy: how single copies are chosen; None asks for all that the node holds.
-        heads_only: bodies are left out.
-        keys: bits of the keys that are wanted; None wants all records.
+        one_copy: how single copies are chosen; None asks for all of the node's blocks. heads_only:
+            bodies are left out. keys: bits of the wanted keys; None wants all records.
         token: for a log that asks for a read token; never shown.
     """
 

@@ -1,4 +1,4 @@
-"""What scrubbing keeps in LogsDB's table of metadata: how far it has come, and what it found.
+"""Scrubbing's rows in LogsDB's metadata table: its progress, and its findings.
 
 Little-endian but for keys, whose order is that of what they name::
 
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
 
 
 class DamagedRange(NamedTuple):
-    """A range `[first, last]` of a log whose copies in one partition are not to be trusted."""
+    """A range `[first, last]` of a log with untrusted copies in one partition."""
 
     partition: int
     log: int
@@ -90,7 +90,7 @@ def read_damage_key(key: bytes) -> DamagedRange:
 
 
 def pack_why(why: str) -> bytes:
-    """A reason, cut to what is kept of one."""
+    """A reason, cut to the stored length."""
     return why.encode()[:WHY_BYTES_MAX]
 
 

@@ -1,4 +1,4 @@
-"""How far a node has come with scrubbing, and what it found, for people."""
+"""A node's progress in scrubbing, and its findings, for people."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ class ScrubState(Struct, frozen=True):
     """See the module.
 
     Attributes:
-        bytes_s: what may be read in a second; 0 where nothing is scrubbed.
-        passes: over all of LogsDB, that ended.
-        began_us: when the present or the last one began (wall clock), 0 before the first.
-        bytes: read since the store was made.
-        partition: the one that it is at; 0 between passes.
-        damaged: how many ranges are known to be damaged, and are not mended.
-        some: the first of them.
-        mended: how many ranges were damaged and are mended.
-        repaired_blocks, repaired_bytes: what was stored again since the start, in bytes of bodies.
-        repair_waits: what the last repair that failed waits for, "" for nothing.
+        bytes_s: the allowed rate of reads; 0 without scrubbing. passes: ended passes over all of
+            LogsDB. began_us: when the present or last pass began (wall clock), 0 before the first.
+            bytes: read since the store was made. partition: the present partition; 0 between
+            passes. damaged: number of ranges known to be damaged and not repaired. some: the first
+            of them. mended: number of repaired ranges. repaired_blocks, repaired_bytes: blocks
+            stored again since the start, with bytes of bodies. repair_waits: what the last failed
+            repair waits for, "" for nothing.
     """
 
     bytes_s: int = 0

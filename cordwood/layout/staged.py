@@ -44,12 +44,12 @@ HEADS = (b"h", b"i")
 
 @dataclass(frozen=True, slots=True)
 class StagedHead:
-    """What is known of a staged block beside its body.
+    """A staged block's head: all of it beside its body.
 
     Attributes:
         stage: its id, 16 bytes.
-        log: the log that it is meant for.
-        expires_us: when it may go, by the node's clock, unless it is pinned by then.
+        log: the log of its later publish. expires_us: when it may be dropped, by the node's clock,
+            unless it is pinned by then.
         records, stored_bytes, raw_bytes, stored_crc, raw_crc, codec: as in a block's header.
     """
 
@@ -72,7 +72,7 @@ class StageRecord(NamedTuple):
 
 
 class PinRecord(NamedTuple):
-    """Staged blocks wait for a publish: they stay until that is over."""
+    """Staged blocks wait for a publish: they stay until the publish is over."""
 
     query: str
     attempt: int
@@ -180,7 +180,7 @@ def _read_head(data: memoryview) -> StagedHead:
 
 
 def check_head(head: StagedHead) -> str:
-    """What is wrong with a head; empty if nothing is."""
+    """The fault of a head in words; empty for none."""
     if len(head.stage) != STAGE_ID_BYTES or not 1 <= head.log < 1 << 62:
         return "its id or its log is out of range"
     if not 1 <= head.records <= BLOCK_RECORDS_MAX or head.codec > 2:

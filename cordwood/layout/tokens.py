@@ -16,7 +16,7 @@ from cordwood.layout.message_fields import Token
 from cordwood.log_attributes import token_digest
 
 TOKENS_MAX = 1000
-"""Of one client; each is hashed as it comes in."""
+"""Tokens of one client; each is hashed on arrival."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Annotated[list[Token], msgspec.Meta(max_length=TOKENS_MAX)])

@@ -54,7 +54,7 @@ def pack_batch(bodies: Sequence[Buffer], lengths: Numbers) -> list[Buffer]:
 
 
 def read_batch(body: Buffer, offset: int) -> RecordRun:
-    """The records of a batch whose header stands at logical `offset`.
+    """The records of a batch with its header at logical `offset`.
 
     Raises:
         Malformed: it is none; no writer of ours makes it.

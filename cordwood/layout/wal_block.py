@@ -7,10 +7,10 @@ A WAL file (or device) is two header slots and a ring::
     8,192    ring   capacity - 8,192 bytes, a multiple of 4,096
 
 Records are found by *logical offset*, which only grows; the place of a logical
-offset on disk is `8192 + offset mod ring`. A *block* is what one write puts down:
-records back to back, its start and its length multiples of 4,096 (the rest is
-zeros), never across the ring's end. A tail too short for the next block is
-covered by one padding record, so that skipping it is said and not guessed.
+offset on disk is `8192 + offset mod ring`. A *block* is the unit of one write: records back to
+back, with start and length at multiples of 4,096 (the rest is zeros), never across the ring's end.
+A tail too short for the next block is covered by one padding record, so that skipping it is said
+and not guessed.
 
 Header slot, 128 bytes, little-endian, zeros up to 4,096 (it fits one 512 B
 sector, the least that a disk writes whole)::
@@ -46,12 +46,11 @@ Record header, 40 bytes, little-endian, the body right after it::
      32  4  incarnation that wrote it
      36  4  CRC32C of bytes [0, 36), begun from the salt
 
-Why so many fields. The offset refuses what an older lap left, the salt what
-another WAL or a payload that imitates a record left, the incarnation what a
-torn block of an earlier run left at an offset given out again. The last-of-block
-flag says where the next record must start, so that a lost record is never taken
-for a block's zero tail. The durable offset tells a hole that a crash left (never
-acknowledged) from damage to what was.
+The fields' reasons: The offset rejects remains of an older lap. The salt rejects records of another
+WAL, and payloads that imitate a record. The incarnation rejects a torn block of an earlier run at
+an offset that was given out again. The last-of-block flag says where the next record must start, so
+that a lost record is never taken for a block's zero tail. The durable offset distinguishes a hole
+that a crash left (never acknowledged) from damage to acknowledged records.
 
 Bodies of kind RESUME: pairs of u64 `start, stop`, the holes `[start, stop)` that
 a recovery found and went past. Those of kind BATCH are in `layout.wal_batch`.
@@ -106,13 +105,13 @@ assert _RECORD_AND_CRC.size == WAL_RECORD_HEADER_BYTES
 
 
 class WalKind(enum.IntEnum):
-    """What a record in the ring stands for."""
+    """The kind of a record in the ring."""
 
     DATA = 0
     PADDING = 1
     """The rest of this lap is skipped; its body was not written."""
     RESUME = 2
-    """A recovery went past these holes: what they cover never happened."""
+    """A recovery passed these holes: the writes in them never happened."""
     BATCH = 3
     """Many data records under one header; see `layout.wal_batch`."""
 
@@ -176,7 +175,7 @@ def align_down(offset: int) -> int:
 
 
 def wal_position(offset: int, ring: int) -> int:
-    """Where logical `offset` stands in a file whose ring has `ring` bytes."""
+    """The position of logical `offset` in a file whose ring has `ring` bytes."""
     return WAL_RING_START + offset % ring
 
 
@@ -221,7 +220,7 @@ def unpack_wal_header(slot: Buffer) -> WalHeader:
 
     Raises:
         Malformed: too short, another magic or version, or fields that contradict.
-        ChecksumMismatch: the bytes are not what was written.
+        ChecksumMismatch: the bytes differ from the written ones.
     """
     if len(slot) < WAL_HEADER_BYTES:
         raise Malformed(f"a WAL header of {len(slot)} bytes; it has {WAL_HEADER_BYTES}")
@@ -253,7 +252,7 @@ def unpack_wal_header(slot: Buffer) -> WalHeader:
 
 
 def _check_header(header: WalHeader) -> None:
-    """Refuse what a good checksum alone would let in: no writer of ours makes it."""
+    """Refuse values that pass the checksum but that no Cordwood writer makes."""
     try:
         check_wal_capacity(header.capacity)
     except BadSetting as error:
@@ -282,7 +281,7 @@ Unplaced = tuple[int, int, int, Sequence[Buffer]]
 def pack_wal_block(
     start: int, records: Sequence[Unplaced], *, durable: int, incarnation: int, salt: int
 ) -> list[Buffer]:
-    """What one write puts down at logical offset `start`: headers and bodies, in order.
+    """The bytes of one write at logical offset `start`: headers and bodies, in order.
 
     One loop, because it runs once for each record: see `pack_wal_record` for the bytes.
     """
@@ -343,7 +342,7 @@ def unpack_holes(body: Buffer) -> list[tuple[int, int]]:
     """The holes of a RESUME record's body.
 
     Raises:
-        Malformed: not pairs, or a range that is empty.
+        Malformed: not pairs, or an empty range.
     """
     if len(body) % _HOLE.size:
         raise Malformed(f"a WAL resume record of {len(body)} bytes")

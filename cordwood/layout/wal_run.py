@@ -1,14 +1,13 @@
 """Runs of WAL records read at once: headers as columns, and no object for any record.
 
-A start looks at each record of a ring. One by one that took 3 µs a record, most of it in
-making objects; here a run costs one step of a loop a record, which follows the lengths,
-and the rest is done by numpy and by the checksum library over the whole run.
+A start looks at each record of a ring. One by one, a record took 3 µs, mostly for making objects.
+Here a run costs one loop step for each record, which follows the lengths; numpy and the checksum
+library do the rest over the whole run.
 
 The CRC of a header is linear in its bits, so that of 36 bytes is the XOR of what each of
 them gives, looked up in tables: one look-up for all headers of a run at a time.
 
-What is read here and what `wal_block.unpack_wal_record` takes are the same; a Hypothesis
-test compares them.
+It accepts the same records as `wal_block.unpack_wal_record`; a Hypothesis test compares them.
 
 Source: `layout.wal_block` (the bytes); docs/sources/hotpath.md §6 (objects are what costs).
 """
@@ -90,7 +89,7 @@ class RecordRun:
         return int((self.stops - self.starts).sum())
 
     def above(self, offset: int) -> RecordRun:
-        """Those whose offset is above `offset`."""
+        """The records above `offset`."""
         first = int(np.searchsorted(self.offsets, offset, side="right"))
         if not first:
             return self
@@ -131,7 +130,7 @@ class RunReader:
         self._of_zeros = np.uint32(crc32c(bytes(_SUMMED_BYTES), salt))
 
     def headers(self, data: memoryview, starts: Numbers) -> tuple[Headers, int]:
-        """The headers at `starts`, and how many of the first ones are intact.
+        """The headers at `starts`, and the length of their intact prefix.
 
         Intact means what `unpack_wal_record` asks of a data record. Whether each belongs where
         it stands is the caller's to compare.
@@ -177,12 +176,12 @@ def _tables() -> list[NDArray[np.uint32]]:
 def intact_bodies(
     data: memoryview, starts: Numbers, stops: Numbers, expected: NDArray[np.uint32]
 ) -> int:
-    """How many of the first bodies have the CRC that is expected of them."""
+    """The length of the prefix of bodies with the expected CRC."""
     places = map(slice, starts.tolist(), stops.tolist())
     sums = np.fromiter(map(crc32c, map(data.__getitem__, places)), np.uint32, len(starts))
     return leading(sums == expected)
 
 
 def leading(flags: NDArray[np.bool_]) -> int:
-    """How many of the first flags are set, up to the first that is not."""
+    """The number of set flags before the first unset one."""
     return len(flags) if flags.all() else int(flags.argmin())
