@@ -283,7 +283,7 @@ def _shape(nodes: int) -> ClusterOptions:
 def _checked(plan: Sequence[Fault]) -> Sequence[Fault]:
     for fault in plan:
         if fault.kind not in (*KINDS, *CLIENT_KINDS):
-            raise BadSetting(f"a scenario cannot be struck by {fault.kind!r}")
+            raise BadSetting(f"a scenario cannot have faults of kind {fault.kind!r}")
     return plan
 
 

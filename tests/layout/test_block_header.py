@@ -205,7 +205,7 @@ def test_every_envelope_truncation_and_bit_flip_is_refused() -> None:
         (16, "<Q", LSN_MAX + 1, "lsn is out of range"),
         (16, "<Q", LSN_MAX - 1, "lsn is out of range"),
         (16, "<Q", make_lsn(7, ESN_MAX - 1), "crosses the end"),
-        (16, "<Q", make_lsn(7, ESN_MAX - 2), "kept for the bridge"),
+        (16, "<Q", make_lsn(7, ESN_MAX - 2), "reserved for the bridge"),
         (24, "<I", 0, "count is 0"),
         (24, "<I", BLOCK_RECORDS_MAX + 1, "over 65536"),
         (24, "<I", ESN_MAX, "crosses the end"),

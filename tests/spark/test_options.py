@@ -170,7 +170,7 @@ class TestWhatIsRefused:
 
     def test_a_cursor_is_somebodys_and_only_a_start(self):
         told = refusal({**LEAST, "startingOffsets": "cursor"})
-        assert told == "startingOffsets is cursor: say whose with groupId"
+        assert told == "startingOffsets is cursor: name the consumer with groupId"
         assert "groupId is empty" in refusal({**LEAST, "groupId": " "})
         wrong = {**LEAST, "groupId": "g", "endingOffsets": "cursor"}
         assert "endingOffsets is cursor" in refusal(wrong)

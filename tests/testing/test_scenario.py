@@ -248,7 +248,7 @@ class TestFaults:
         async def scenario(cluster):
             await cluster.calm()
 
-        with pytest.raises(BadSetting, match="cannot be struck"):
+        with pytest.raises(BadSetting, match="cannot have faults"):
             simulate(scenario, faults=faults)
 
     def test_a_plan_may_kill_the_application(self):
