@@ -257,6 +257,25 @@ class TestDeletion:
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
 
+    @pytest.mark.parametrize("codec", ["none", "zstd"])
+    def test_retention_by_size_counts_what_nodes_stored(self, codec):
+        """Not bodies uncompressed, and not what a body has beside its records."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            bounded = TIERED.over(LogAttributes(backlog_bytes=1000))
+            async with cluster.client(codec=codec) as store:
+                await store.create_log("log", attributes=bounded)
+                zeros = bytes(400) if codec == "zstd" else b""
+                written = [b"%d " % number + zeros for number in range(60)]
+                for value in written:
+                    await store.append("log", value)
+                    await asyncio.sleep(0.2)
+                await asyncio.sleep(20)
+                assert min(gone(cluster)) > 0
+                assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
+
     def test_the_objects_of_a_deleted_log_go(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
