@@ -12,11 +12,13 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point, Tiered
 from cordwood.client.store import Store
 from cordwood.errors import Corrupt
-from cordwood.layout.object_names import origin_name
+from cordwood.layout.object_names import head_name, origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.settings import StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.repair import repair_log
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -294,6 +296,34 @@ class TestDeletion:
 
         storage = replace(STORAGE, deleted_keep_s=5)
         simulate(scenario, nodes=3, storage=storage, tier=TENDED)
+
+
+class TestAfterARepair:
+    def test_nodes_keep_what_a_repaired_manifest_lacks_and_upload_it_again(self):
+        """A node read a manifest that reached further, before an object and the head were lost."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            kept = LogAttributes(local_retention=20).over(TIERED)
+            host = cluster.client_host()
+            bucket = await cluster.open_objects(host, BUCKET)
+            manifest = LogManifest(bucket, 1, host, "operator")
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=kept)
+                written = await write(store, "log", 100)
+                await until(lambda: min(gone(cluster)) > 0)
+                await asyncio.sleep(2)
+                await store.log_tree.set_attributes("log", LogAttributes(tier=False))
+                await asyncio.sleep(3)
+                cluster.bucket.delete(objects(cluster)[-1])
+                cluster.bucket.delete(head_name(1))
+                found = await repair_log(bucket, manifest, 1)
+                assert max(gone(cluster)) < found.entries[-1].last < await store.tail("log")
+                await store.log_tree.set_attributes("log", LogAttributes(tier=True))
+                await until(lambda: min(gone(cluster)) > found.entries[-1].last)
+                async with asyncio.timeout(60):
+                    assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 
 
 def objects(cluster: ClusterAtHand) -> list[str]:
