@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
+from cordwood.admin.fitness_calls import ask_fitness, fitness_reply
 from cordwood.admin.impact_calls import answer_impact
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
 from cordwood.admin.ledger_calls import LedgerCalls
@@ -25,6 +26,7 @@ from cordwood.admin.maintenance_calls import MaintenanceCalls
 from cordwood.admin.node_status import status_reply
 from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
+from cordwood.impact.check import Fitness
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import Hello
 from cordwood.layout.log_questions import (
@@ -55,7 +57,7 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
-from cordwood.layout.message_impact import AskImpact
+from cordwood.layout.message_impact import AskFitness, AskImpact
 from cordwood.layout.message_ledgers import LedgerCall
 from cordwood.layout.message_maintenance import MaintenanceCall
 from cordwood.layout.message_nodes import (
@@ -370,6 +372,10 @@ class Node:
         """See `Flusher.flush`."""
         await self._flusher.flush()
 
+    async def _ask_fitness(self, nodes: Collection[NodeId]) -> Fitness:
+        """See `fitness_calls.ask_fitness`."""
+        return await ask_fitness(self.settings.node, self._engine, self._peers, nodes)
+
     def _on_space(self) -> None:
         """A flush made room."""
         self._storage.tell_space()
@@ -394,7 +400,7 @@ class Node:
         self._maintenance = MaintenanceCalls(
             self.settings.node, MaintenanceStore(self._metadata), self._epochs,
             lambda: self._members, lambda: self._gossip.dead, lambda: self._rebuild.set,
-            self._rebuild.answer, self.host.clock.now_us,
+            self._rebuild.answer, self.host.clock.now_us, self._ask_fitness,
         )  # fmt: skip
         self._rebuild.connect(
             self._peers, self._channel, lambda: self._gossip.dead, lambda: self._gossip.silent,
@@ -618,8 +624,11 @@ class Node:
                 )  # fmt: skip
             case AskImpact():
                 return await answer_impact(
-                    call, self._epochs, self._logs, self._members, self._gossip.dead
-                )
+                    call, self._epochs, self._logs, self._members, self._gossip.dead,
+                    self._ask_fitness,
+                )  # fmt: skip
+            case AskFitness():
+                return fitness_reply(self._engine)
             case AskStreams():
                 return StreamsReply(self._streams.describe())
             case _:

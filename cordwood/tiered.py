@@ -27,6 +27,8 @@ class Entry(NamedTuple):
         rows, bytes: records, and bytes of their bodies, uncompressed.
         append_first_us, append_last_us: append times of its first and last block.
         time_min_us, time_max_us: the least and the largest of the records' own times.
+        payload: bytes of the records as nodes stored them, see `object_file.Piece`; 0 where that
+            is not known.
     """
 
     first: int
@@ -42,6 +44,7 @@ class Entry(NamedTuple):
     append_last_us: int
     time_min_us: int
     time_max_us: int
+    payload: int = 0
 
 
 class PageRef(NamedTuple):
@@ -53,7 +56,7 @@ class PageRef(NamedTuple):
         level: 0 for a page of entries, else of pages one level below.
         crc, size: CRC32C and bytes of the page.
         objects, stored, rows, bytes: entries below it, and their sizes, rows and bytes, summed up.
-        append_first_us, append_last_us, time_min_us, time_max_us: as of an entry.
+        append_first_us, append_last_us, time_min_us, time_max_us, payload: as of an entry.
     """
 
     first: int
@@ -70,6 +73,7 @@ class PageRef(NamedTuple):
     append_last_us: int
     time_min_us: int
     time_max_us: int
+    payload: int = 0
 
 
 Item = Entry | PageRef

@@ -1,4 +1,5 @@
-"""Answer what the absence of nodes would stop, from the epoch store and the member list.
+"""Answer what the absence of nodes would stop, from the epoch store, the member list, and what the
+other nodes say of themselves.
 
 Source: docs/sources/logdevice.md 3 ("Safety checker"); `cordwood.impact`.
 """
@@ -6,9 +7,16 @@ Source: docs/sources/logdevice.md 3 ("Safety checker"); `cordwood.impact`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 
-from cordwood.impact.check import Finding, ImpactCheck, ImpactReport, Placement, find_absent
+from cordwood.impact.check import (
+    Finding,
+    Fitness,
+    ImpactCheck,
+    ImpactReport,
+    Placement,
+    find_absent,
+)
 from cordwood.layout.message_impact import (
     FINDINGS_MAX,
     AskImpact,
@@ -23,6 +31,9 @@ from cordwood.nodes import Member, NodeId
 TURN_LOGS = 256
 """Logs checked before other tasks get a turn: some milliseconds."""
 
+AskFit = Callable[[Collection[NodeId]], Awaitable[Fitness]]
+"""See `fitness_calls.ask_fitness`."""
+
 NAMED_MAX = 200
 """Names looked up for one answer; each is a question to the metadata store."""
 
@@ -32,13 +43,15 @@ async def check_impact(
     members: Mapping[NodeId, Member],
     dead: Set[NodeId],
     absent: Collection[NodeId],
+    ask: AskFit,
 ) -> ImpactReport:
     """Judge every epoch of every log.
 
     Raises:
         CordwoodError: the metadata store does not answer.
     """
-    check = ImpactCheck(members, frozenset(absent), dead)
+    fitness = await ask(members.keys() - dead - frozenset(absent))
+    check = ImpactCheck(members, frozenset(absent), dead, fitness)
     placements: dict[tuple[object, ...], Placement] = {}
     for number, (log, record) in enumerate(sorted((await epochs.records()).items())):
         if not record.deleted:
@@ -78,15 +91,18 @@ async def answer_impact(
     logs: LogTree,
     members: Mapping[NodeId, Member],
     dead: Set[NodeId],
+    ask: AskFit,
 ) -> ImpactReply:
     """Answer a person.
 
+    Args:
+        ask: asks nodes how they are.
     Raises:
         BadSetting: no node is named, or a named node does not exist.
         CordwoodError: the metadata store does not answer.
     """
     absent = find_absent(members, call.nodes, call.racks)
-    report = await check_impact(epochs, members, dead, absent)
+    report = await check_impact(epochs, members, dead, absent, ask)
     shown = report.findings[:FINDINGS_MAX]
     names: dict[int, str] = {}
     for log in sorted({each.log for finding in shown for each in finding.examples})[:NAMED_MAX]:

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 
 from msgspec.structs import replace
 
-from cordwood.admin.impact_calls import epochs_of
+from cordwood.admin.impact_calls import AskFit, epochs_of
 from cordwood.errors import BadSetting, CordwoodError, Fenced, Rejected
-from cordwood.impact.check import ImpactCheck, ImpactReport, Placement, find_absent
+from cordwood.impact.check import FIT, Fitness, ImpactCheck, ImpactReport, Placement, find_absent
 from cordwood.impact.maintenance import (
     MaintenanceSet,
     Request,
@@ -109,9 +109,11 @@ class MaintenanceCalls:
         rebuilding: Callable[[], RebuildingSet],
         obey: Obey,
         now_us: Callable[[], int],
+        ask: AskFit,
     ) -> None:
         """
         Args:
+            ask: asks nodes how they are.
             obey: carries out an order to drain a node, or to take a drain back.
         """
         self._me = me
@@ -122,6 +124,7 @@ class MaintenanceCalls:
         self._rebuilding = rebuilding
         self._obey = obey
         self._now_us = now_us
+        self._ask = ask
 
     async def answer(self, call: MaintenanceCall) -> MaintenanceReply:
         """Answer a person.
@@ -167,11 +170,16 @@ class MaintenanceCalls:
         raise Rejected("the requests for maintenance change all the time: try again")
 
     async def _judged(self, known: MaintenanceSet) -> MaintenanceSet:
-        records = await self._epochs.records() if _waits(known) else {}
+        records: Mapping[int, EpochRecord] = {}
+        fitness = FIT
+        if _waits(known):
+            records = await self._epochs.records()
+            fitness = await self._ask(self._members().keys() - self._dead() - known.absent)
         placements: dict[tuple[object, ...], Placement] = {}
 
         def judge(nodes: frozenset[NodeId], away: Set[NodeId]) -> ImpactReport:
-            return _report(records, placements, self._members(), nodes, self._dead() | away)
+            dead = self._dead() | away
+            return _report(records, placements, self._members(), nodes, dead, fitness)
 
         return advanced(known, self._now_us(), judge)
 
@@ -251,8 +259,9 @@ def _report(
     members: Mapping[NodeId, Member],
     absent: frozenset[NodeId],
     away: Set[NodeId],
+    fitness: Fitness,
 ) -> ImpactReport:
-    check = ImpactCheck(members, absent, away)
+    check = ImpactCheck(members, absent, away, fitness)
     for log, record in sorted(records.items()):
         if not record.deleted:
             check.add(log, epochs_of(record, placements))

@@ -11,8 +11,10 @@ the failure domains that were recorded with the epoch:
 
 A fourth is for the cluster as a whole: *capacity*, by the weights of the nodes.
 
-Nodes that are down already count as absent. Logs of one nodeset and replication get one verdict: a
-hundred thousand logs have some dozens of nodesets.
+Nodes that are down already count as absent. A node that runs and does not know all that it holds
+proves nothing by its silence, so it counts as absent for reads. One that takes no new blocks, as
+its disk is full, counts as absent for writes and rebuilding. Logs of one nodeset and replication
+get one verdict: a hundred thousand logs have some dozens of nodesets.
 
 Source: docs/sources/logdevice.md 3 ("Safety checker"), 2.6.
 """
@@ -58,6 +60,23 @@ class LogEpochs(NamedTuple):
     log: int
     first: int
     last: int
+
+
+class Fitness(NamedTuple):
+    """What nodes cannot do just now, as they say.
+
+    Attributes:
+        silent: they do not answer.
+        unsure: they do not know all that they hold: they lost records, or copies rotted.
+        full: they take no new blocks.
+    """
+
+    silent: frozenset[NodeId] = frozenset()
+    unsure: frozenset[NodeId] = frozenset()
+    full: frozenset[NodeId] = frozenset()
+
+
+FIT = Fitness()
 
 
 @dataclass(slots=True)
@@ -133,17 +152,23 @@ class ImpactCheck:
     """Takes the logs one by one, and then gives the report."""
 
     def __init__(
-        self, members: Mapping[NodeId, Member], absent: frozenset[NodeId], dead: Set[NodeId]
+        self,
+        members: Mapping[NodeId, Member],
+        absent: frozenset[NodeId],
+        dead: Set[NodeId],
+        fitness: Fitness = FIT,
     ) -> None:
         """
         Args:
-            dead: nodes that do not answer now.
+            dead: nodes that are dead, or that may disappear by a word that was given.
+            fitness: of the other nodes.
         """
         data = Authority.FULLY_AUTHORITATIVE, Authority.AUTHORITATIVE_EMPTY
         away = {n for n, m in members.items() if m.authority not in data}
         self._members = members
         self._absent = absent
-        self._down = frozenset((dead | away) - absent)
+        self._down = frozenset((dead | away | fitness.silent) - absent)
+        self._unsure, self._full = fitness.unsure, fitness.full
         self._empty = frozenset(
             n for n, m in members.items() if m.authority is Authority.AUTHORITATIVE_EMPTY
         )
@@ -198,17 +223,29 @@ class ImpactCheck:
         ]  # fmt: skip
 
     def _is_stopped(
-        self, stops: Stops, nodeset: Nodeset, replication: Replication, away: Set[NodeId]
+        self,
+        stops: Stops,
+        nodeset: Nodeset,
+        replication: Replication,
+        away: Set[NodeId],
+        *,
+        if_fit: bool = False,
     ) -> bool:
+        """
+        Args:
+            if_fit: as if the other nodes could do all that a node does.
+        """
+        unsure, full = (frozenset(), frozenset()) if if_fit else (self._unsure, self._full)
         if stops is Stops.READS:
             gone = away | {node for node in nodeset.nodes if node not in self._members}
-            return can_replicate(gone - self._empty, nodeset, replication)
+            return can_replicate((gone | unsure) - self._empty, nodeset, replication)
         left = {
             member.node
             for member in nodeset.members
             if member.node in self._members
             and member.node not in away
             and member.node not in self._empty
+            and member.node not in full
             and not member.read_only
             and (member.weight > 0 or stops is Stops.REBUILDING)
         }
@@ -216,6 +253,9 @@ class ImpactCheck:
 
     def _advice(self, stops: Stops, nodeset: Nodeset, replication: Replication) -> str:
         """What to do first about something that would stop."""
+        every = self._absent | self._down
+        if not self._is_stopped(stops, nodeset, replication, every, if_fit=True):
+            return self._fit_first(stops, nodeset)
         here = sorted(self._absent.intersection(nodeset.nodes))
         down = sorted(self._down.intersection(nodeset.nodes))
         if down and not self._is_stopped(stops, nodeset, replication, self._absent):
@@ -230,6 +270,17 @@ class ImpactCheck:
         if stops is Stops.READS:
             return f"drain nodes {_numbers(here)} first (`cordwood nodes drain`)"
         return "wait until these epochs are trimmed, or bring more of their nodes into service"
+
+    def _fit_first(self, stops: Stops, nodeset: Nodeset) -> str:
+        """What to do first about nodes that run and cannot do all that a node does."""
+        if stops is Stops.READS:
+            unsure = sorted(self._unsure.intersection(nodeset.nodes) - self._absent)
+            return (
+                f"nodes {_numbers(unsure)} do not know all that they hold: wait until it is mended "
+                "(`cordwood nodes scrub`), or accept what they lost (`cordwood nodes accept-loss`)"
+            )
+        full = sorted(self._full.intersection(nodeset.nodes) - self._absent)
+        return f"nodes {_numbers(full)} take no new blocks; `cordwood nodes show` says why"
 
     def _capacity(self) -> list[Finding]:
         weights = {node: max(0.0, member.weight) for node, member in self._members.items()}

@@ -58,6 +58,7 @@ ANSWERS: Mapping[type, type] = {
     ledgers.SetLedger: ledgers.LedgerReply,
     ledgers.SwitchAutorecovery: m.DoneReply,
     ledgers.TellLac: m.DoneReply,
+    impact.AskFitness: impact.FitnessReply,
     impact.AskImpact: impact.ImpactReply,
     maintenance.ApplyMaintenance: maintenance.MaintenanceReply,
     maintenance.AskMaintenance: maintenance.MaintenanceReply,

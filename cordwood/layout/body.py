@@ -63,6 +63,7 @@ __all__ = [
     "inflate",
     "open_body",
     "parse_body",
+    "payload_bytes",
     "seal_body",
 ]
 
@@ -76,6 +77,18 @@ _FIXED = struct.Struct("<IBBHq")
 _ONE = struct.Struct("<IBBHqii")
 """The fixed fields and both offsets of a lone record without key, headers or timestamps."""
 _INT64 = struct.Struct("<q")
+
+BODY_FRAME_BYTES = 28
+RECORD_FRAME_BYTES = 4
+"""What a body has beside its records: not what a log was asked to keep."""
+
+
+def payload_bytes(header: BlockHeader) -> int:
+    """About how many bytes of records a block has, as it is stored: what counts where a log keeps
+    so many bytes. Of a body that compression has made small a quarter counts, so that it counts
+    for something."""
+    frame = BODY_FRAME_BYTES + RECORD_FRAME_BYTES * header.count
+    return max(header.stored_bytes - frame, header.stored_bytes // 4)
 
 
 def encode_body(

@@ -6,8 +6,9 @@
     [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
-was made. An entry is a list of 13, a reference to a page one of 14, in the order of their fields.
-The name of a log's own object follows from the entry, so it is left out (an empty text).
+was made. An entry is a list of 14, a reference to a page one of 15, in the order of their fields;
+the last one was not written at first, and is 0 where it is missing. The name of a log's own object
+follows from the entry, so it is left out (an empty text).
 
 A page's name is `pages/<level>-<first>-<last>-<fence>-<crc>.json`, in hexadecimal digits: 2, 16,
 16, 16 and 8 of them.

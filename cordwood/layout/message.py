@@ -47,7 +47,7 @@ from cordwood.layout.message_fields import (
     Sentence,
     Sequence,
 )
-from cordwood.layout.message_impact import AskImpact, ImpactReply
+from cordwood.layout.message_impact import AskFitness, AskImpact, FitnessReply, ImpactReply
 from cordwood.layout.message_ledgers import (
     AddReply,
     AutorecoveryReply,
@@ -514,7 +514,7 @@ Call = (
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
     | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
-    | AskImpact | MaintenanceCall
+    | AskImpact | AskFitness | MaintenanceCall
 )  # fmt: skip
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
@@ -523,7 +523,7 @@ Reply = (
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
     | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
-    | ImpactReply | MaintenanceReply
+    | ImpactReply | FitnessReply | MaintenanceReply
 )  # fmt: skip
 
 

@@ -22,6 +22,22 @@ class AskImpact(Struct, frozen=True, tag="ask_impact"):
     racks: _Racks = ()
 
 
+class AskFitness(Struct, frozen=True, tag="ask_fitness"):
+    """What a node that runs cannot do; asked by nodes before they say what may be taken away."""
+
+
+class FitnessReply(Struct, frozen=True, tag="fitness"):
+    """What the node cannot do, "" for nothing.
+
+    Attributes:
+        unsure: why it does not know all that it holds, so that its silence proves nothing.
+        full: why it takes no new blocks.
+    """
+
+    unsure: Sentence = ""
+    full: Sentence = ""
+
+
 class ImpactLog(Struct, frozen=True):
     """Epochs `[first, last]` of a log; `last` is 0 where they go on; no name for a log without."""
 

@@ -8,7 +8,8 @@ the text `cordwood` of the footer's key-value metadata, JSON::
      "groups": [[start, stop, crc32c, rows], …],
      "runs": [{"log": 7, "name": "/orders", "fence": 3, "first": lsn, "last": lsn,
                "pieces": [[group, row, rows, first, last,
-                           append_first_us, append_last_us, time_min_us, time_max_us, bytes], …],
+                           append_first_us, append_last_us, time_min_us, time_max_us, bytes,
+                           payload], …],
                "gaps": [[first, last, "hole"], …]}, …]}
 
 A *run* is the object's part of one log: pieces (blocks in one row group) and gaps tile `[first,
@@ -76,6 +77,8 @@ class Piece(NamedTuple):
         append_first_us, append_last_us: append times, which never fall along a log.
         time_min_us, time_max_us: the records' own.
         bytes: of the bodies, uncompressed.
+        payload: bytes of the records as nodes stored them (`layout.body.payload_bytes`); 0 where
+            the object was written before that was noted.
     """
 
     group: int
@@ -88,6 +91,7 @@ class Piece(NamedTuple):
     time_min_us: int
     time_max_us: int
     bytes: int
+    payload: int = 0
 
 
 class ObjectRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -297,6 +301,7 @@ def entry_of(
         max([after_us, *(piece.append_last_us for piece in pieces)]),
         min((piece.time_min_us for piece in pieces), default=after_us),
         max((piece.time_max_us for piece in pieces), default=after_us),
+        sum(piece.payload for piece in pieces),
     )
 
 

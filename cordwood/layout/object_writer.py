@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from cordwood.block import BlockHeader, BlockKind, Buffer, Gap
 from cordwood.errors import BadSetting, Malformed
-from cordwood.layout.body import Body, open_body
+from cordwood.layout.body import Body, open_body, payload_bytes
 from cordwood.layout.object_columns import (
     BODY_COLUMNS,
     SMALL_RECORDS,
@@ -283,6 +283,7 @@ class _OpenRun:
             time_min_us=min(piece.time_min_us, least),
             time_max_us=max(piece.time_max_us, most),
             bytes=piece.bytes + header.raw_bytes,
+            payload=piece.payload + payload_bytes(header),
         )
         self.open_bytes += header.raw_bytes
 

@@ -221,6 +221,7 @@ def ref_of(page: Page, fence: int, crc: int, size: int) -> PageRef:
         items[-1].append_last_us,
         min(item.time_min_us for item in items),
         max(item.time_max_us for item in items),
+        sum(item.payload for item in items),
     )
 
 
@@ -345,7 +346,9 @@ def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
                 best = rest[index]
             index += 1
         if best is not None and best.last >= end:
-            yield best._replace(first=max(best.first, end))
+            # What is left of an object that is cut is not known: it counts for nothing.
+            is_cut = best.first < end
+            yield best._replace(first=end, payload=0) if is_cut else best
             end = best.last + 1
         elif index < len(rest):
             end = rest[index].first

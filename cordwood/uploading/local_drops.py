@@ -57,8 +57,6 @@ class LocalDrops:
         self._host = host
         self._directory = directory
         self._every_s = every_s
-        # By log: the end of its manifest at the last read. It only rises.
-        self._ends: dict[int, int] = {}
         self._said = SaidOnce(logger)
         self._said_of: dict[int, SaidOnce] = {}
 
@@ -126,7 +124,7 @@ class LocalDrops:
         parts = [_part(entry) for _, entry in await engine.logs.directory(log) if entry.last > gone]
         policy = policy_of(info.attributes)
         if parts and self._would_drop(log, parts, policy, 1 << 63):
-            through = self._would_drop(log, parts, policy, await self._end_of(log, info, parts))
+            through = self._would_drop(log, parts, policy, await self._end_of(log, info))
             readable = engine.cache.log(log).readable
             if gone < through <= readable:
                 logger.info("log %d: this node lets go of what is up to %d", log, through)
@@ -135,17 +133,17 @@ class LocalDrops:
     def _would_drop(self, log: int, parts: list[Part], policy: TierPolicy, end: int) -> int:
         return droppable(parts, end, policy, self._host.clock.now_us(), self.pressure)
 
-    async def _end_of(self, log: int, info: LogInfo, parts: list[Part]) -> int:
-        """The end of the log's manifest; read anew if the known end is too low."""
-        known = self._ends.get(log, 0)
-        if parts[0].last < known:
-            return known
+    async def _end_of(self, log: int, info: LogInfo) -> int:
+        """Where the log's manifest ends, 0 if nothing is committed; read anew for each drop.
+
+        Trap: it may be lower than it was. A repair writes it from the objects that are left, and
+        what it lacks of the log's end may still be here.
+        """
         head = await (await self._objects.manifest(log)).load()
-        if head is None or head.end <= max(known, head.start):
-            return known  # a turn has begun, and nothing is committed
+        if head is None or head.end <= head.start:
+            return 0  # a turn has begun, and nothing is committed
         if not await check_origin(await self._objects.store(), log, info.created_us):
             raise BadSetting(f"main storage does not say of which log {log} its history is")
-        self._ends[log] = head.end
         return head.end
 
 

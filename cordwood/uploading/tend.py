@@ -116,15 +116,17 @@ class Tend:
         return (kept.first if kept is not None else head.end) - 1
 
     def _too_much(self, head: Head, backlog_bytes: int) -> int:
-        """The last LSN above which objects keep `backlog_bytes` of bodies; 0 for none.
+        """The last LSN above which objects keep `backlog_bytes` of records as nodes stored them;
+        0 for none.
 
-        Whole objects go, or whole pages of them.
+        Whole objects go, or whole pages of them. Bodies uncompressed would not do: of records that
+        compress well a log would keep a small part of what it asked for.
         """
         left = 0
         for item in reversed(in_order(head)) if backlog_bytes else ():
             if left >= backlog_bytes:
                 return item.last
-            left += item.bytes
+            left += item.payload
         return 0
 
     async def _retire_deleted(self) -> None:

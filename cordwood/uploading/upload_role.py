@@ -167,6 +167,8 @@ class UploadRole:
             await self._tend_the_rest()
             self._said.over("uploads go on")
             await self._rest()
+        # Of logs that come back later a manifest may end elsewhere, as a repair found it.
+        self._seen = {}
 
     async def _tend_the_rest(self) -> None:
         """The first living node tends the objects of deleted logs.

@@ -14,7 +14,9 @@ from cordwood.admin.impact_calls import epochs_of
 from cordwood.errors import BadSetting
 from cordwood.impact.check import (
     EXAMPLES_MAX,
+    FIT,
     Finding,
+    Fitness,
     ImpactCheck,
     ImpactReport,
     Placement,
@@ -29,9 +31,10 @@ SIX = {NodeId(n): Member(NodeId(n), "", f"eu.r{n % 3}") for n in range(1, 7)}
 
 def judged(
     absent: set[int], epochs: list[tuple[int, int, Placement]], *, down: set[int] = frozenset(),
-    members: dict[NodeId, Member] = SIX,
+    members: dict[NodeId, Member] = SIX, fitness: Fitness = FIT,
 ) -> ImpactReport:  # fmt: skip
-    check = ImpactCheck(members, frozenset(map(NodeId, absent)), frozenset(map(NodeId, down)))
+    away = frozenset(map(NodeId, absent))
+    check = ImpactCheck(members, away, frozenset(map(NodeId, down)), fitness)
     check.add(7, epochs)
     return check.report()
 
@@ -103,6 +106,31 @@ def test_a_node_that_was_rebuilt_holds_nothing() -> None:
     report = judged({1, 2}, [(1, 3, at((1, 2, 3, 4, 5), 2)), (4, 0, at((3, 4, 5, 6)))],
                     members=members)  # fmt: skip
     assert Stops.READS not in stops(report)
+
+
+def test_a_node_that_does_not_know_what_it_holds_is_no_witness() -> None:
+    unsure = Fitness(unsure=frozenset({NodeId(2)}))
+    report = judged({1}, [(1, 0, at((1, 2, 3, 4), 2))], fitness=unsure)
+    assert stops(report) == {Stops.READS}
+    assert "accept-loss" in report.findings[0].first
+    assert "nodes 2 " in report.findings[0].first
+    assert not report.findings[0].already
+    assert judged({1}, [(1, 0, at((1, 2, 3, 4), 3))], fitness=unsure).is_safe
+    assert judged({2}, [(1, 0, at((1, 2, 3, 4), 2))], fitness=unsure).is_safe
+
+
+def test_a_node_without_space_is_no_place() -> None:
+    full = Fitness(full=frozenset({NodeId(4)}))
+    report = judged({1}, [(1, 0, at((1, 2, 3, 4)))], fitness=full)
+    assert stops(report) == {Stops.WRITES, Stops.REBUILDING}
+    assert all("nodes 4 take no new blocks" in each.first for each in report.findings)
+    assert judged({1}, [(1, 0, at((1, 2, 3, 4, 5)))], fitness=full).is_safe
+
+
+def test_a_node_that_does_not_answer_is_away() -> None:
+    report = judged({1}, [(1, 0, at((1, 2, 3, 4)))], fitness=Fitness(frozenset({NodeId(2)})))
+    assert report.down == (2,)
+    assert stops(report) == {Stops.WRITES, Stops.REBUILDING}
 
 
 def test_too_much_capacity_is_one_finding() -> None:

@@ -30,7 +30,7 @@ FIRST = 3 << 32 | 1
 def entry(first: int, last: int, fence: int = 1) -> Entry:
     named = Entry(first, last, fence, "", 0x1F2E3D4C, 67_108_864, 25_289, last - first + 1,
                   70_000_000, 1_790_000_000_000_000, 1_790_000_009_000_000, -5,
-                  1_790_000_000_000_001)  # fmt: skip
+                  1_790_000_000_000_001, 61_000_000)  # fmt: skip
     return named._replace(name=object_name(7, named))
 
 
@@ -50,12 +50,15 @@ def grown(count: int) -> tuple[Head, dict[PageRef, bytes]]:
 
 
 GOLDEN = (
-    b'cordwood head 1 89883383\n[7,3,1,"node-1/00ff",12884901891,12884902089,'
+    b'cordwood head 1 4a532fe2\n[7,3,1,"node-1/00ff",12884901891,12884902089,'
     b'[[[12884901889,12884901988,1,"",523124044,67108864,25289,100,70000000,1790000000000000,'
-    b'1790000009000000,-5,1790000000000001],[12884901989,12884902088,1,"shared/20261124/'
+    b'1790000009000000,-5,1790000000000001,61000000],[12884901989,12884902088,1,"shared/20261124/'
     b'00000000000000000000000000000005-1f2e3d4c.parquet",523124044,67108864,25289,100,70000000,'
-    b"1790000000000000,1790000009000000,-5,1790000000000001]]],[[12884901891,55]]]"
+    b"1790000000000000,1790000009000000,-5,1790000000000001,61000000]]],[[12884901891,55]]]"
 )
+
+OLDER = b"cordwood head 1 89883383\n" + GOLDEN.partition(b"\n")[2].replace(b",61000000", b"")
+"""As it was written before entries told their payload."""
 
 
 def golden_head() -> Head:
@@ -69,6 +72,11 @@ class TestHeads:
     def test_golden_text(self):
         assert pack_head(golden_head()) == GOLDEN
         assert unpack_head(GOLDEN) == golden_head()
+
+    def test_a_head_of_before_is_read_and_its_payload_is_not_known(self):
+        head = golden_head()
+        entries = tuple(each._replace(payload=0) for each in head.levels[0])
+        assert unpack_head(OLDER) == head._replace(levels=(entries,))
 
     @pytest.mark.parametrize("count", [0, 1, FANOUT, FANOUT**2 + 3])
     def test_round_trip(self, count):

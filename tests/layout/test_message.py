@@ -91,7 +91,14 @@ from cordwood.layout.message import (
     to_error,
     to_fault,
 )
-from cordwood.layout.message_impact import AskImpact, ImpactFinding, ImpactLog, ImpactReply
+from cordwood.layout.message_impact import (
+    AskFitness,
+    AskImpact,
+    FitnessReply,
+    ImpactFinding,
+    ImpactLog,
+    ImpactReply,
+)
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
@@ -191,7 +198,7 @@ CALLS: list[Call] = [
     AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
     AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
     SayRebuild(3, RebuildOrder.START, forced=True),
-    AskRebuilding(), AskImpact((1, 2), ("eu.rack1",)),
+    AskRebuilding(), AskImpact((1, 2), ("eu.rack1",)), AskFitness(),
     ApplyMaintenance((1,), ("eu.rack1",), "DRAINED", "a new disk", "ann", 60), AskMaintenance(),
     RemoveMaintenance(7),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
@@ -243,6 +250,7 @@ REPLIES: list[Reply] = [
     ImpactReply((1,), (2,), 3, 4, [
         ImpactFinding("writes", "wait", True, (1, 2), {"node": 2}, 3, [ImpactLog(9, "/a", 1, 0)]),
     ], 5),
+    FitnessReply("it lost records", "its disk is full"),
     NodesetsReply(5, [EpochNodes(1, [1, 2, 3], 3, 2)], [MEMBER]),
     EpochsReply(9, 5, 3, lsn(3, 2), 1, 0, [EpochNodes(1, [1, 2, 3], 3, 2)]),
     AddReply(AddRefusal.FENCED),

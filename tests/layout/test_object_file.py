@@ -17,7 +17,7 @@ from made_objects import NOW_US, Made, all_blocks, logs, odd_bodies, read_run, w
 
 from cordwood.block import Codec, Gap, GapKind
 from cordwood.errors import BadSetting, ChecksumMismatch, Corrupt, Malformed
-from cordwood.layout.body import encode_body, open_body
+from cordwood.layout.body import encode_body, open_body, payload_bytes
 from cordwood.layout.object_columns import (
     OBJECT_COLUMNS,
     SMALL_RECORDS,
@@ -143,6 +143,9 @@ class TestRoundTrips:
         raw = sum(item[0].raw_bytes for made in two_logs() for item in made.items
                   if not isinstance(item, Gap))  # fmt: skip
         assert sum(piece.bytes for run in (one, two) for piece in run.pieces) == raw
+        stored = sum(payload_bytes(item[0]) for made in two_logs() for item in made.items
+                     if not isinstance(item, Gap))  # fmt: skip
+        assert sum(piece.payload for run in (one, two) for piece in run.pieces) == stored > 0
 
     def test_small_logs_share_a_row_group_and_a_large_one_has_its_own(self):
         def log(number: int, size: int) -> Made:

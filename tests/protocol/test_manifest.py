@@ -36,7 +36,7 @@ FIRST = 1 << 33
 def entry(first: int, last: int, fence: int = 1, name: str = "") -> Entry:
     at = first - FIRST
     return Entry(first, last, fence, name or f"o{first}-{last}-{fence}", 7, 1000, 100,
-                 last - first + 1, 5000, at, at + 9, at - 3, at + 20)  # fmt: skip
+                 last - first + 1, 5000, at, at + 9, at - 3, at + 20, 4000)  # fmt: skip
 
 
 class Grown:
@@ -275,6 +275,7 @@ class TestTiling:
         found = [entry(FIRST + a, FIRST + a + 9) for a in (0, 10, 20)]
         chosen = list(tile(found, FIRST + 15))
         assert [(each.first - FIRST, each.last - FIRST) for each in chosen] == [(15, 19), (20, 29)]
+        assert [each.payload for each in chosen] == [0, 4000], "of a part it is not known"
 
     @settings(max_examples=200)
     @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12))

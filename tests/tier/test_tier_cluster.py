@@ -13,11 +13,13 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point, Tiered
 from cordwood.client.store import Store
 from cordwood.errors import Corrupt
-from cordwood.layout.object_names import origin_name
+from cordwood.layout.object_names import head_name, origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.settings import StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.repair import repair_log
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -252,6 +254,25 @@ class TestDeletion:
             assert await values(store, "short") == []
             assert 14 <= len(await values(store, "small")) < 35
 
+    @pytest.mark.parametrize("codec", ["none", "zstd"])
+    def test_retention_by_size_counts_what_nodes_stored(self, codec):
+        """Not bodies uncompressed, and not what a body has beside its records."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            bounded = TIERED.over(LogAttributes(backlog_bytes=1000))
+            async with cluster.client(codec=codec) as store:
+                await store.create_log("log", attributes=bounded)
+                zeros = bytes(400) if codec == "zstd" else b""
+                written = [b"%d " % number + zeros for number in range(60)]
+                for value in written:
+                    await store.append("log", value)
+                    await asyncio.sleep(0.2)
+                await asyncio.sleep(20)
+                assert min(gone(cluster)) > 0
+                assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
+
     def test_the_objects_of_a_deleted_log_go(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
@@ -270,6 +291,34 @@ class TestDeletion:
 
         storage = replace(STORAGE, deleted_keep_s=5)
         simulate(scenario, nodes=3, storage=storage, tier=TENDED)
+
+
+class TestAfterARepair:
+    def test_nodes_keep_what_a_repaired_manifest_lacks_and_upload_it_again(self):
+        """A node read a manifest that reached further, before an object and the head were lost."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            kept = LogAttributes(local_retention=20).over(TIERED)
+            host = cluster.client_host()
+            bucket = await cluster.open_objects(host, BUCKET)
+            manifest = LogManifest(bucket, 1, host, "operator")
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=kept)
+                written = await write(store, "log", 100)
+                await until(lambda: min(gone(cluster)) > 0)
+                await asyncio.sleep(2)
+                await store.log_tree.set_attributes("log", LogAttributes(tier=False))
+                await asyncio.sleep(3)
+                cluster.bucket.delete(objects(cluster)[-1])
+                cluster.bucket.delete(head_name(1))
+                found = await repair_log(bucket, manifest, 1)
+                assert max(gone(cluster)) < found.entries[-1].last < await store.tail("log")
+                await store.log_tree.set_attributes("log", LogAttributes(tier=True))
+                await until(lambda: min(gone(cluster)) > found.entries[-1].last)
+                async with asyncio.timeout(60):
+                    assert await values(store, "log") == written
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 
 
 def objects(cluster: ClusterAtHand) -> list[str]:

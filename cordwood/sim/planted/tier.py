@@ -77,17 +77,22 @@ def _young(options: RunOptions) -> RunOptions:
     return _in_main_storage(options, backlog_s=300.0)
 
 
+def _bounded(options: RunOptions) -> RunOptions:
+    """And logs that keep some of what a run writes: it is so many bytes before a run is half over,
+    and what is counted wrong is gone by then."""
+    return _in_main_storage(options, backlog_bytes=40_000)
+
+
 _TIERED = scenario("client_crash", every_s=3.0, shape=_in_main_storage, restart_s=2.0, readers=3)
 _CRASHED = scenario(
     "crash", "power_cut", every_s=1.0, shape=_in_main_storage, restart_s=2.0, readers=3
 )
 _TWO = scenario("client_crash", every_s=3.0, shape=_seldom, restart_s=2.0, readers=3)
 _KEPT = scenario("client_crash", every_s=3.0, shape=_young, restart_s=2.0, readers=3)
+_BOUNDED = scenario("client_crash", every_s=3.0, shape=_bounded, restart_s=2.0, readers=3)
 
 
-async def _takes_uploads_for_granted(
-    self: LocalDrops, log: int, info: LogInfo, parts: list[Part]
-) -> int:
+async def _takes_uploads_for_granted(self: LocalDrops, log: int, info: LogInfo) -> int:
     return self._engine.cache.log(log).readable + 1
 
 
@@ -206,6 +211,12 @@ async def _retains_nothing(self: Tend, manifest: LogManifest, head: Head, backlo
     return head.end - 1 if backlog_s else 0
 
 
+def _counts_four_times(
+    right: Callable[..., int], self: Tend, head: Head, backlog_bytes: int
+) -> int:
+    return right(self, head, backlog_bytes // 4)
+
+
 async def _finds_too_late(
     right: Callable[..., Awaitable[int | None]],
     self: TierPositions,
@@ -255,6 +266,8 @@ BUGS: tuple[PlantedBug, ...] = (
                         at(manifest.append).instead(_takes_a_fence_for_advice)), scenario=_TWO),
     PlantedBug("tier-retains-nothing", "retention takes all of main storage",
                at(Tend._too_old).instead(_retains_nothing), scenario=_KEPT),
+    PlantedBug("tier-keeps-too-little", "retention by size counts main storage's bytes four times",
+               at(Tend._too_much).around(_counts_four_times), scenario=_BOUNDED),
     PlantedBug("tier-finds-too-late", "a time is found behind where it is in main storage",
                at(TierPositions.find_time).around(_finds_too_late), scenario=_TIERED),
 )  # fmt: skip

@@ -19,17 +19,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cordwood.block import BlockKind, EnvelopeFlag
+from cordwood.layout.body import payload_bytes
 from cordwood.layout.logs_db import DirectoryEntry, LogState
 from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.storage.logs_db.partition import Added, Partition, PartitionBlocks
 
 UNSURE_MAX = 4096
 """Blocks of one log that wait for an LNG: more than a sequencer has in flight."""
-
-BODY_FRAME_BYTES = 28
-RECORD_FRAME_BYTES = 4
-"""A body's bytes beside its records (`layout.body`): they do not count towards the log's bound. A
-strongly compressed body counts for a quarter, so that it counts for something."""
 
 
 class Unsure(NamedTuple):
@@ -61,9 +57,7 @@ def answered_bytes(block: StoredBlock) -> int:
     # exists.
     if type(block) is AmendedBlock or envelope.flags & EnvelopeFlag.REBUILT:
         return 0
-    frame = BODY_FRAME_BYTES + RECORD_FRAME_BYTES * header.count
-    payload = max(header.stored_bytes - frame, header.stored_bytes // 4)
-    return payload // max(1, len(envelope.copyset))
+    return payload_bytes(header) // max(1, len(envelope.copyset))
 
 
 class PayloadCount:

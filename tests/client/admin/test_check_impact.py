@@ -3,34 +3,103 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
-from scenarios import as_scenario
+from cluster_at_hand import ClusterAtHand, simulate, values
 
+from cordwood.client.store import Store
 from cordwood.errors import BadSetting
+from cordwood.settings import StorageSettings
+from cordwood.sim.damage import damage_tables, damage_wal
 
 
-@as_scenario(simulate, nodes=4)
-async def test_a_cluster_judges_its_logs_by_nodes_racks_and_those_that_are_down(
-    cluster: ClusterAtHand,
-) -> None:
-    async with cluster.client(timeout_s=10) as store:
-        for log in ("a", "b", "c"):
-            await store.append(log, b"value")
-        found = await store.check_impact([1])
-        assert (found.logs, found.findings, found.down) == (3, [], ())
-        found = await store.check_impact([1], ["rack2"])
-        assert found.absent == (1, 2)
-        stopped = {each.stops: each for each in found.findings}
-        assert list(stopped) == ["writes", "rebuilding", "capacity"]
-        assert sorted(each.name for each in stopped["writes"].examples) == ["/a", "/b", "/c"]
-        assert stopped["writes"].replicate_across == {"node": 3, "rack": 1}
-        cluster.kill(4)
-        await asyncio.sleep(8)
-        found = await store.check_impact([1])
-        assert found.down == (4,)
-        assert "bring back nodes 4" in found.findings[0].first
-        for nodes, racks in (([9], []), ([], ["rack9"]), ([], [])):
-            with pytest.raises(BadSetting):
-                await store.check_impact(nodes, racks)
+def test_a_cluster_judges_its_logs_by_nodes_racks_and_those_that_are_down() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=10) as store:
+            for log in ("a", "b", "c"):
+                await store.append(log, b"value")
+            found = await store.check_impact([1])
+            assert (found.logs, found.findings, found.down) == (3, [], ())
+            found = await store.check_impact([1], ["rack2"])
+            assert found.absent == (1, 2)
+            stopped = {each.stops: each for each in found.findings}
+            assert list(stopped) == ["writes", "rebuilding", "capacity"]
+            assert sorted(each.name for each in stopped["writes"].examples) == ["/a", "/b", "/c"]
+            assert stopped["writes"].replicate_across == {"node": 3, "rack": 1}
+            cluster.kill(4)
+            await asyncio.sleep(8)
+            found = await store.check_impact([1])
+            assert found.down == (4,)
+            assert "bring back nodes 4" in found.findings[0].first
+            for nodes, racks in (([9], []), ([], ["rack9"]), ([], [])):
+                with pytest.raises(BadSetting):
+                    await store.check_impact(nodes, racks)
+
+    simulate(scenario, nodes=4)
+
+
+async def stops(store: Store, node: int) -> set[str]:
+    return {each.stops for each in (await store.check_impact([node])).findings}
+
+
+def test_nodes_that_have_just_started_do_not_take_dead_ones_for_alive() -> None:
+    """Gossip has told them nothing yet, so they ask."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=10) as store:
+            await store.append("a", b"value")
+        for node in cluster.numbers:
+            cluster.kill(node)
+        await cluster.start(1, 2, 3, 4)
+        async with cluster.client(timeout_s=10) as store:
+            assert "reads" in await stops(store, 4)
+            found = await store.apply_maintenance([4], reason="a new disk", user="ann")
+            assert found.state == "BLOCKED_UNTIL_SAFE"
+
+    simulate(scenario, nodes=5, copies=2)
+
+
+def test_nodes_without_space_take_no_writes_of_those_that_go() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=10) as store:
+            await store.append("a", b"value")
+            for node in (1, 2, 3):
+                cluster.machine(node).disk.free_bytes = 0
+            await asyncio.sleep(8)
+            await store.append("a", b"value")
+            assert await stops(store, 4) == {"writes", "rebuilding"}
+            assert await stops(store, 3) == set()
+
+    simulate(scenario, nodes=5, copies=2)
+
+
+@pytest.mark.parametrize("rots", ["wal", "tables"])
+def test_a_node_that_does_not_know_what_it_holds_counts_as_absent_for_reads(rots: str) -> None:
+    """With the other holder of a block gone nobody could say what there was."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=10) as store:
+            for _ in range(60):
+                await store.append("a", b"value")
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(2)
+            for node in cluster.numbers:
+                cluster.kill(node)
+                disk = cluster.machine(node).disk
+                damage = damage_wal if rots == "wal" else damage_tables
+                hit = damage(disk, random.Random(3))
+                await cluster.start(node)
+                if hit:
+                    break
+            assert hit
+            await asyncio.sleep(5)
+            if rots == "tables":
+                assert len(await values(store, "a")) == 60
+            others = [each for each in cluster.numbers if each != node]
+            assert {"reads"} in [await stops(store, each) for each in others]
+
+    flush_age_s = 3000.0 if rots == "wal" else 0.5
+    # Reads find what rotted, and nothing is mended soon.
+    slow = StorageSettings(flush_age_s=flush_age_s, scrub_bytes_s=0, rebuild_bytes_s=1)
+    simulate(scenario, nodes=5, copies=2, storage=slow)

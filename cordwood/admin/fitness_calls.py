@@ -1,0 +1,62 @@
+"""Asks all nodes how they are before it is said that others may be taken away.
+
+Gossip tells which nodes are dead, three seconds after they died, and nothing to a node that has
+just started: to that one all others are alive. A node that runs may also have lost records, or have
+no space. So each node is asked, and one that does not answer is away.
+
+Source: docs/protocol/maintenance.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from cordwood.errors import CordwoodError
+from cordwood.impact.check import Fitness
+from cordwood.layout.message_impact import AskFitness, FitnessReply
+from cordwood.nodes import NodeId
+from cordwood.storage.engine import StorageEngine
+from cordwood.wire.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 2.0
+"""For an answer from memory: as long as a dial may take, so a node that just started is heard."""
+
+
+def fitness_reply(engine: StorageEngine) -> FitnessReply:
+    """How this node is."""
+    rotten = engine.logs.damages.all()
+    unsure = engine.damage or (f"{len(rotten)} ranges have rotted in LogsDB" if rotten else "")
+    full = engine.failed or engine.read_only or engine.low_space
+    return FitnessReply(unsure[:4096], full[:4096])
+
+
+async def ask_fitness(
+    me: NodeId, engine: StorageEngine, peers: Peers, nodes: Collection[NodeId]
+) -> Fitness:
+    """How nodes are, this one among them.
+
+    Args:
+        nodes: those that should answer.
+    """
+
+    async def ask(node: NodeId) -> FitnessReply | None:
+        try:
+            reply = await peers.call(node, AskFitness(), timeout_s=ASK_S)
+        except CordwoodError as error:
+            logger.info("node %d does not say how it is: %s", node, error)
+            return None
+        assert isinstance(reply, FitnessReply), "AskFitness has one kind of answer"
+        return reply
+
+    others = sorted(frozenset(nodes) - {me})
+    answers = dict(zip(others, await asyncio.gather(*map(ask, others)), strict=True))
+    silent = frozenset(node for node, answer in answers.items() if answer is None)
+    told = {node: answer for node, answer in answers.items() if answer is not None}
+    told[me] = fitness_reply(engine)
+    unsure = frozenset(node for node, answer in told.items() if answer.unsure)
+    full = frozenset(node for node, answer in told.items() if answer.full)
+    return Fitness(silent, unsure, full)
