@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, OutcomeUnknown
+from cordwood.errors import BadSetting, OutcomeUnknown, Rejected
 from cordwood.layout.message_maintenance import MaintenanceRequest
+from cordwood.layout.rebuild_events import read_set
 from cordwood.metadata.maintenance import MaintenanceStore
 
 
@@ -113,3 +115,98 @@ def test_a_write_of_unknown_outcome_makes_one_request(monkeypatch) -> None:
             assert await store.maintenance() == []
 
     simulate(scenario, nodes=4)
+
+
+def answers_late(
+    cluster: ClusterAtHand,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    is_meant: Callable[[bytes], bool] = bool,
+) -> list[str]:
+    """The next write of `key` that is meant is done at once and answered after 6 s: the client asks
+    another node meanwhile."""
+    right = cluster.metadata.compare_and_set
+    late: list[str] = []
+
+    async def written_late(given: str, value: bytes | None, expected: int) -> int | None:
+        version = await right(given, value, expected)
+        if given == key and value is not None and is_meant(value) and not late:
+            late.append(given)
+            await asyncio.sleep(6)
+        return version
+
+    monkeypatch.setattr(cluster.metadata, "compare_and_set", written_late)
+    return late
+
+
+def test_a_call_that_a_second_node_gets_makes_one_request_and_ends_it_once(monkeypatch) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("a", b"value")
+            late = answers_late(cluster, monkeypatch, "maintenance")
+            made = await ask(store, 1)
+            assert late
+            assert [each.number for each in await store.maintenance()] == [made.number]
+            late.clear()
+            await store.remove_maintenance(made.number)
+            assert late
+            assert await store.maintenance() == []
+            with pytest.raises(BadSetting, match="no request"):
+                await store.remove_maintenance(made.number)
+
+    simulate(scenario, nodes=4)
+
+
+def test_a_node_that_was_stopped_asks_for_nothing_once_the_request_is_over(monkeypatch) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        right = MaintenanceStore.read
+        held: list[MaintenanceStore] = []
+
+        async def read_late(self: MaintenanceStore) -> object:
+            if not held:
+                held.append(self)
+                await asyncio.sleep(10)
+            return await right(self)
+
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("a", b"value")
+            monkeypatch.setattr(MaintenanceStore, "read", read_late)
+            made = await ask(store, 1)
+            assert held, "a node is stopped before it reads"
+            await store.remove_maintenance(made.number)
+            await asyncio.sleep(20)
+            assert await store.maintenance() == []
+
+    simulate(scenario, nodes=4)
+
+
+def test_a_request_that_ends_before_its_call_is_told_as_over(monkeypatch) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("a", b"value")
+            answers_late(cluster, monkeypatch, "maintenance")
+            with pytest.raises(Rejected, match="is over"):
+                await ask(store, 1, ttl_s=2)
+            assert await store.maintenance() == []
+
+    simulate(scenario, nodes=4)
+
+
+@pytest.mark.parametrize(("given", "back"), [("drain", "undrain"), ("start", "abort")])
+def test_an_order_that_a_second_node_gets_is_carried_out_once(monkeypatch, given, back) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            await store.append("a", b"value")
+            cluster.kill(3)  # a donor, so that nothing ends meanwhile
+            if given == "start":
+                cluster.kill(4)
+                await asyncio.sleep(10)
+            await store.say_rebuild(4, given)
+            late = answers_late(
+                cluster, monkeypatch, "rebuilding/set", lambda value: not read_set(value).lost
+            )
+            await store.say_rebuild(4, back)
+            assert late
+            assert (await store.rebuilding(donors=False)).lost == ()
+
+    simulate(scenario, nodes=5)
