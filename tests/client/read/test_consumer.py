@@ -17,7 +17,7 @@ from cordwood.client.read.cursors import Lag
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
-from cordwood.layout.message import Call, JoinConsumer, LeaveConsumer, Reply
+from cordwood.layout.message import Call, JoinConsumer, LeaveConsumer, Reply, SaveCursors
 from cordwood.lsn import make_lsn
 from cordwood.sim.planted import find_bug, planted
 
@@ -753,3 +753,39 @@ class TestEnds:
             assert consumer.logs == ()
 
         simulate(scenario)
+
+
+def test_a_save_beside_a_read_does_not_undo_a_reset() -> None:
+    """Its positions were looked at before the read began the log anew."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as admin:
+            await fill(store, "a", 5)
+            await fill(store, "b", 5)
+            async with store.consumer("billing", "a", "b", save_every_s=None) as consumer:
+                await drained(consumer)
+                await admin.cursors.save("billing", {"b": make_lsn(1, 1)}, reset=True)
+                right, goes_on, slow = consumer._ask, asyncio.Event(), asyncio.Event()
+
+                async def ask(call: Call) -> Reply:
+                    assert isinstance(call, SaveCursors)
+                    if len(call.positions) == 1 and not slow.is_set():
+                        slow.set()  # `a` alone, after both were refused
+                        await goes_on.wait()
+                    elif not call.positions and slow.is_set() and not goes_on.is_set():
+                        raise Unreachable("the read does not hear where the consumer stands")
+                    return await right(call)
+
+                consumer._ask = ask
+                saving = asyncio.create_task(consumer.save())
+                await slow.wait()
+                portion = await consumer.read()
+                assert [each.value for each in portion.records] == [b"1"]
+                goes_on.set()
+                with pytest.raises(Fenced, match="was reset since"):
+                    await saving
+                (group,) = await admin.cursors.list("billing")
+                assert group.positions == {"/a": make_lsn(1, 6), "/b": make_lsn(1, 1)}
+                assert (await consumer.save())["/b"] == make_lsn(1, 2)
+
+    simulate(scenario)
