@@ -171,17 +171,20 @@ class ProducerCall:
             self._doubts.add(self.doubt())
 
     def doubt(self) -> Doubt:
-        """What is remembered of its records."""
+        """What is remembered of its records, in whichever way the caller gave their columns."""
         if not self._digest:
             digest = blake2b(digest_size=16)
-            for column in (self._values, self._keys or ()):
-                for each in column:
+            has_keys = any(key is not None for key in self._keys or ())
+            for column in (self._values, self._keys if has_keys else None):
+                for each in column or ():
                     digest.update(_packed(each))
             for number, headers in enumerate(self._headers or ()):
                 for name, value in headers:
                     digest.update(b"h%d:" % number + _packed(name.encode()) + _packed(value))
             if self._times is not None:
-                digest.update(b"t%b" % repr(self._times).encode())
+                times = self._times
+                one_each = [times] * len(self._values) if isinstance(times, int) else list(times)
+                digest.update(b"t%b" % repr(one_each).encode())
             self._digest = digest.digest()
         return Doubt(self.first, self._end, self._digest)
 

@@ -324,6 +324,24 @@ def test_headers_and_times_make_another_record(atomic):
     simulate(scenario)
 
 
+def test_a_record_is_the_same_one_in_whichever_columns_it_is_given():
+    """`append` and `append_many` were told of other records, as was one time for all."""
+
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            lsn = await store.append("log", b"1", timestamp=7, producer=producer)
+            for more in (
+                {"timestamps": 7}, {"timestamps": [7], "keys": [None]},
+                {"timestamps": 7, "headers": [[]], "atomic": True},
+            ):  # fmt: skip
+                producer = producer.again(log, 0)
+                assert await store.append_many("log", [b"1"], producer=producer, **more) == [lsn]
+
+    simulate(scenario)
+
+
 def test_a_producer_remembers_so_many_calls_of_unknown_outcome():
     place, doubts = ProducerPlace(), set()
     for first in range(DOUBTS_MAX + 3):
