@@ -14,8 +14,7 @@ Modes say what a failure does to those behind it in the same log:
   as the writer lives. They go out as a producer's, which the log knows to be repeats;
   LogDevice's stream keeps the order of first occurrences and allows repeats.
 
-What may be stored already is never sent again but in a stream, where that is safe. An error
-says which it is: see `CordwoodError.is_outcome_unknown`.
+What may be stored is sent again in a stream only. See `CordwoodError.is_outcome_unknown`.
 
 Source: docs/sources/logdevice.md 1 ("BufferedWriter"); docs/design.md §3 ("Producers").
 """
@@ -435,6 +434,7 @@ class BufferedWriter:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise Closed(str(self._closed))
+        self._appends.check_loop()
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(f"{self.bytes} bytes are gathered or in flight: wait for some")
