@@ -25,6 +25,7 @@ from cordwood.impact.maintenance import (
     advanced,
     drains_of,
     ended_drains,
+    request_of,
     with_request,
     without_request,
 )
@@ -55,7 +56,8 @@ Change = Callable[[MaintenanceSet], MaintenanceSet]
 
 
 class _Adding:
-    """Add a request, once: an earlier write with an unknown outcome may have happened."""
+    """Adds a request, once: a write of which nobody knew whether it was done may have been, and so
+    may an earlier try of this call, at this node or another."""
 
     def __init__(self, call: ApplyMaintenance, nodes: frozenset[NodeId], now_us: int) -> None:
         self.number = 0
@@ -65,7 +67,11 @@ class _Adding:
 
     def __call__(self, known: MaintenanceSet) -> MaintenanceSet:
         call = self._call
-        details = Wanted(call.wanted), call.reason, call.user, call.ttl_s, self._now_us
+        made = request_of(known, call.mark)
+        if made is not None:
+            self.number = made.number
+            return known
+        details = Wanted(call.wanted), call.reason, call.user, call.ttl_s, self._now_us, call.mark
         after = with_request(known, self._nodes, *details)
         mine = after.requests[-1]
         for each in known.requests:
@@ -84,8 +90,9 @@ def _is_same(one: Request, other: Request) -> bool:
 class _Removing:
     """Takes a request out, once; see `_Adding`."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, mark: str) -> None:
         self._number = number
+        self._mark = mark
         self._was_there = False
 
     def __call__(self, known: MaintenanceSet) -> MaintenanceSet:
@@ -93,7 +100,7 @@ class _Removing:
         if self._was_there and not is_there:
             return known
         self._was_there = True
-        return without_request(known, self._number)
+        return without_request(known, self._number, self._mark)
 
 
 class MaintenanceCalls:
@@ -138,7 +145,7 @@ class MaintenanceCalls:
                 adding = self._adds(call)
                 return self._told(await self._advance(adding), adding.number)
             case RemoveMaintenance():
-                return self._told(await self._advance(_Removing(call.number)))
+                return self._told(await self._advance(_Removing(call.number, call.mark)))
             case AskMaintenance():
                 return self._told(await self._advance(_as_it_is))
 

@@ -289,7 +289,13 @@ class Cluster(LogFinding):
         return self._closed
 
     def check_open(self) -> None:
-        """Raise Closed once the client is closed."""
+        """Raise Closed once the client is closed, and as `check_loop`."""
+        self.check_not_closed()
+        self.check_loop()
+
+    def check_not_closed(self) -> None:
+        """Raise Closed once the client is closed; for calls that cost hardly more than a look at
+        the loop."""
         if self._closed:
             raise Closed("this client was closed")
 

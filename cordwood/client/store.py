@@ -121,6 +121,8 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._runner: asyncio.Task[None] | None = None
         self._serve: Callable[[int], Awaitable[str]] | None = None
         self._served = ""
+        # One listens at a time: a second call is told the first one's address.
+        self._serving = asyncio.Lock()
         cluster.add_listener(self)
         cluster.on_statuses = self._on_statuses
 
@@ -452,8 +454,9 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             raise BadSetting(
                 f"only an embedded store is served; this cluster is reached at {SCHEME}{known}"
             )
-        if not self._served:
-            self._served = SCHEME + await self._serve(port)
+        async with self._serving:
+            if not self._served:
+                self._served = SCHEME + await self._serve(port)
         return self._served
 
     def serve_with(self, serve: Callable[[int], Awaitable[str]]) -> None:
@@ -471,9 +474,14 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         return self._cluster.is_closed
 
     async def close(self) -> None:
-        """Close everything; appends still open end as errors. Safe to call twice."""
+        """Close everything; appends still open end as errors. Safe to call twice.
+
+        Raises:
+            Rejected: this is another event loop; nothing was closed.
+        """
         if self._stop.is_set():
             return
+        self._cluster.check_loop()
         error = Closed("this client was closed")
         for writer in self._writers:
             writer.end(error)

@@ -13,6 +13,10 @@ by its TTL.
 The set of all requests is one value, which is changed as a whole. So two requests that are safe
 alone but not together are never both granted.
 
+A client whose call a node does not answer asks the next node, and the first node may do the call
+later. So a call has a *mark*, which a request keeps. The marks of what is over are kept as well: a
+call that is done late neither asks for nodes again nor takes anything back a second time.
+
 Source: docs/protocol/maintenance.md; docs/sources/logdevice.md 3 ("Maintenance").
 """
 
@@ -25,7 +29,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from cordwood.errors import BadSetting
+from cordwood.errors import BadSetting, Rejected
 from cordwood.impact.check import ImpactReport, Stops
 from cordwood.nodes import NodeId
 
@@ -33,10 +37,15 @@ REQUESTS_MAX = 256
 REASON_CHARS_MAX = 512
 USER_CHARS_MAX = 128
 TTL_S_MAX = 365 * 86_400
+MARK_CHARS_MAX = 32
+OVER_MAX = 128
+"""Marks of calls that are over: a request leaves two of them. A call that is done late is late by
+seconds, and nobody ends 64 requests in that time."""
 
 _Node = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 _Nodes = Annotated[tuple[_Node, ...], Meta(max_length=4096)]
 _Number = Annotated[int, Meta(ge=0, le=2**62)]
+_Mark = Annotated[str, Meta(max_length=MARK_CHARS_MAX)]
 
 
 class Wanted(enum.StrEnum):
@@ -50,9 +59,13 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """One request.
 
     Attributes:
-        number: identifies the request; never used again. nodes: ascending. made_us: creation time,
-            by the clock of the node that took it. ttl_s: seconds from creation to its end; 0 for
-            never. is_granted: stays True once set. blocked: what would stop, "" once it is granted.
+        number: by which it is removed; never used again.
+        nodes: ascending.
+        made_us: when, by the clock of the node that took it.
+        ttl_s: it ends so long after it was made; 0 for never.
+        is_granted: once so, it stays so.
+        blocked: what would stop, "" once it is granted.
+        mark: of the call that asked, "" for none.
     """
 
     number: _Number
@@ -64,6 +77,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: Annotated[int, Meta(ge=0, le=TTL_S_MAX)] = 0
     is_granted: bool = False
     blocked: str = ""
+    mark: _Mark = ""
 
     @property
     def ends_us(self) -> int:
@@ -75,13 +89,16 @@ class MaintenanceSet(Struct, frozen=True, forbid_unknown_fields=True):
     """All requests, oldest first.
 
     Attributes:
-        last: the highest number given out. drained: nodes drained by a request, and not only by an
-            operator.
+        last: the highest number that was given out.
+        drained: nodes that are drained by a request's word, and not only by an operator's.
+        over: the marks of calls that were done and left no request, and of requests that are over;
+            the last OVER_MAX, oldest first.
     """
 
     last: _Number = 0
     requests: Annotated[tuple[Request, ...], Meta(max_length=REQUESTS_MAX)] = ()
     drained: _Nodes = ()
+    over: Annotated[tuple[_Mark, ...], Meta(max_length=OVER_MAX)] = ()
 
     def named(self, wanted: Wanted) -> frozenset[NodeId]:
         """The nodes that granted requests of a kind name."""
@@ -110,8 +127,12 @@ def with_request(
     user: str,
     ttl_s: int,
     now_us: int,
+    mark: str = "",
 ) -> MaintenanceSet:
     """The set with one more request, which is not granted yet.
+
+    Args:
+        mark: of the call; see the module.
 
     Raises:
         BadSetting: it makes no sense, or there are too many.
@@ -132,22 +153,43 @@ def with_request(
             f"there are {REQUESTS_MAX} requests already: remove some (`cordwood maintenance show`)"
         )
     request = Request(
-        known.last + 1, named, wanted, reason.strip(), user.strip(), max(0, now_us), ttl_s
-    )
+        known.last + 1, named, wanted, reason.strip(), user.strip(), max(0, now_us), ttl_s,
+        mark=mark,
+    )  # fmt: skip
     return replace(known, last=request.number, requests=(*known.requests, request))
 
 
-def without_request(known: MaintenanceSet, number: int) -> MaintenanceSet:
-    """The set without a request.
+def without_request(known: MaintenanceSet, number: int, mark: str = "") -> MaintenanceSet:
+    """The set without a request; as it is where this call took it back before.
 
+    Args:
+        mark: of the call; see the module.
     Raises:
         BadSetting: no request has this number; the text lists all numbers.
     """
+    if mark and mark in known.over:
+        return known
     rest = tuple(each for each in known.requests if each.number != number)
     if len(rest) == len(known.requests):
         numbers = ", ".join(str(each.number) for each in rest) or "none"
         raise BadSetting(f"there is no request {number}; there are {numbers}")
-    return replace(known, requests=rest)
+    gone = [each.mark for each in known.requests if each.number == number]
+    return replace(known, requests=rest, over=_with_marks(known.over, [*gone, mark]))
+
+
+def request_of(known: MaintenanceSet, mark: str) -> Request | None:
+    """The request that a call with this mark made, None if it made none yet.
+
+    Raises:
+        Rejected: that request is over.
+    """
+    if mark and mark in known.over:
+        raise Rejected("the request is over: somebody took it back, or its TTL ended")
+    return next((each for each in known.requests if mark and each.mark == mark), None)
+
+
+def _with_marks(over: tuple[str, ...], marks: Iterable[str]) -> tuple[str, ...]:
+    return (*over, *filter(None, marks))[-OVER_MAX:]
 
 
 def advanced(known: MaintenanceSet, now_us: int, judge: Judge) -> MaintenanceSet:
@@ -157,7 +199,8 @@ def advanced(known: MaintenanceSet, now_us: int, judge: Judge) -> MaintenanceSet
     older one may not become safe for days.
     """
     left = tuple(each for each in known.requests if not 0 < each.ends_us <= now_us)
-    found = replace(known, requests=left)
+    ended = [each.mark for each in known.requests if each not in left]
+    found = replace(known, requests=left, over=_with_marks(known.over, ended))
     for request in left:
         if not request.is_granted:
             found = _judged(found, request, judge)

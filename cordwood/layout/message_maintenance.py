@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from cordwood.layout.message_fields import U32, AnyLsn, Location, Sentence
+from cordwood.layout.message_fields import U32, AnyLsn, Location, Mark, Sentence
 
 _Nodes = Annotated[tuple[U32, ...], Meta(max_length=4096)]
 _Racks = Annotated[tuple[Location, ...], Meta(max_length=4096)]
@@ -14,7 +14,12 @@ _Word = Annotated[str, Meta(max_length=32)]
 
 
 class ApplyMaintenance(Struct, frozen=True, tag="apply_maintenance"):
-    """Ask for nodes, and the nodes of racks, to be taken out of service."""
+    """Ask for nodes, and the nodes of racks, to be taken out of service.
+
+    Attributes:
+        mark: of this call alone, so that a second try knows the request that the first one made; ""
+            for a call without one.
+    """
 
     nodes: _Nodes
     racks: _Racks
@@ -22,12 +27,14 @@ class ApplyMaintenance(Struct, frozen=True, tag="apply_maintenance"):
     reason: Sentence
     user: Sentence
     ttl_s: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    mark: Mark = ""
 
 
 class RemoveMaintenance(Struct, frozen=True, tag="remove_maintenance"):
-    """Take a request back."""
+    """Take a request back; see `ApplyMaintenance` for the mark."""
 
     number: AnyLsn
+    mark: Mark = ""
 
 
 class AskMaintenance(Struct, frozen=True, tag="ask_maintenance"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cordwood.client.cluster import Cluster
-from cordwood.errors import BadSetting, CordwoodError, Unreachable
+from cordwood.errors import BadSetting, CordwoodError, Rejected, Unreachable
 from cordwood.layout.log_questions import AskIfLost, IfLostReply
 from cordwood.layout.message import AskStatus, AskStreams, Call, StatusReply, StreamsReply
 from cordwood.layout.message_impact import AskImpact, ImpactReply
@@ -221,11 +221,18 @@ class Nodes:
             ttl_s: seconds after which the request ends by itself; 0 for never.
         Raises:
             BadSetting: it makes no sense, and the text says why.
+            Rejected: it was there, and is over already.
             Unreachable: the cluster did not answer; the request may be there.
         """
         named = tuple(sorted(set(nodes))), tuple(sorted(set(racks)))
-        reply = await self._maintenance(ApplyMaintenance(*named, wanted, reason, user, ttl_s))
-        return next(each for each in reply.requests if each.number == reply.applied)
+        mark = self._cluster.new_mark()
+        reply = await self._maintenance(ApplyMaintenance(*named, wanted, reason, user, ttl_s, mark))
+        made = [each for each in reply.requests if each.number == reply.applied]
+        if not made:
+            raise Rejected(
+                f"request {reply.applied} is over: somebody took it back, or its TTL ended"
+            )
+        return made[0]
 
     async def maintenance(self) -> list[MaintenanceRequest]:
         """All requests, oldest first. Requests that became safe are granted first.
@@ -242,7 +249,7 @@ class Nodes:
             BadSetting: no request has this number.
             Unreachable: the cluster did not answer; the request may be gone.
         """
-        await self._maintenance(RemoveMaintenance(number))
+        await self._maintenance(RemoveMaintenance(number, self._cluster.new_mark()))
 
     async def _maintenance(self, call: MaintenanceCall) -> MaintenanceReply:
         timeout_s = max(IMPACT_S, self._settings.timeout_s)

@@ -86,7 +86,8 @@ class AppendCalls:
             async with _in_turn(lane, deadline):
                 is_late = await self._wait_open_space(deadline)
                 if call is not None:
-                    call.takes(lane.next_sequence, [value], [key])
+                    own = [headers] if headers else None
+                    call.takes(lane.next_sequence, [value], [key], own, time_us)
                 future = lane.add(value, key, time_us, headers, size, expected_tail)
             lsn = await (self._by(deadline, future) if is_late else future)
             if call is not None:
@@ -125,7 +126,7 @@ class AppendCalls:
                     try:
                         is_late = await self._wait_open_space(deadline)
                         if call is not None and not runs:
-                            call.takes(appends.next_sequence, values, keys)
+                            call.takes(appends.next_sequence, values, keys, headers, times_us)
                         runs += appends.add_many(
                             values[part],
                             keys[part] if keys is not None else None,
@@ -198,7 +199,10 @@ class AppendCalls:
                 )
                 check_group(parts)
                 if call is not None:
-                    call.takes(lane.next_sequence, columns.values, columns.keys)
+                    call.takes(
+                        lane.next_sequence, columns.values, columns.keys, columns.headers,
+                        columns.times_us,
+                    )  # fmt: skip
                 future = lane.add_group(parts, sum(columns.sizes))
             first = await (self._by(deadline, future) if is_late else future)
             if call is not None:

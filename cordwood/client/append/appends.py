@@ -16,6 +16,7 @@ from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, record_bytes
 from cordwood.client.append.window import Window
 from cordwood.client.cluster import Cluster
+from cordwood.client.own_loop import check_loop
 from cordwood.errors import CordwoodError, Overloaded, RecordTooLarge
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -77,6 +78,10 @@ class Appends:
             self._producers -= 1
         if self._producers >= PRODUCERS_MAX:
             raise Overloaded(f"{PRODUCERS_MAX} producers have appends in flight in this client")
+
+    def check_loop(self) -> None:
+        """See `own_loop.check_loop`."""
+        check_loop(self.loop)
 
     def check_record(
         self,

@@ -434,6 +434,7 @@ class BufferedWriter:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise Closed(str(self._closed))
+        self._appends.check_loop()
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(f"{self.bytes} bytes are gathered or in flight: wait for some")

@@ -38,7 +38,7 @@ class Appending:
             Closed: the client was closed.
         """
         size = self._appends.check_record(value, key, time_us, headers)
-        self._cluster.check_open()
+        self._cluster.check_not_closed()
         self._appends.window.check_space()
         return self._log.add(value, key, time_us, headers, size)
 

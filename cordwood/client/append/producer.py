@@ -32,6 +32,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from cordwood.block import Buffer
+from cordwood.client.append.record_check import Headers
 from cordwood.errors import BadSetting, CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.protocol.producers import QUERY_PRODUCERS
 
@@ -110,7 +111,8 @@ class ProducerCall:
         first: the sequence of its first record; 0 until it has one.
     """
 
-    __slots__ = ("_digest", "_doubts", "_end", "_keys", "_values", "first", "place")
+    __slots__ = ("_digest", "_doubts", "_end", "_headers", "_keys", "_times", "_values",
+                 "first", "place")  # fmt: skip
 
     def __init__(self, place: ProducerPlace, doubts: set[Doubt]) -> None:
         self.place = place
@@ -118,19 +120,29 @@ class ProducerCall:
         self.first = self._end = 0
         self._values: Sequence[Buffer] = ()
         self._keys: Sequence[bytes | None] | None = None
+        self._headers: Sequence[Headers] | None = None
+        self._times: Sequence[int] | int | None = None
         self._digest = b""
 
     def takes(
-        self, first: int, values: Sequence[Buffer], keys: Sequence[bytes | None] | None
+        self,
+        first: int,
+        values: Sequence[Buffer],
+        keys: Sequence[bytes | None] | None,
+        headers: Sequence[Headers] | None = None,
+        times_us: Sequence[int] | int | None = None,
     ) -> None:
         """Its records get the sequences from `first` on.
 
+        Args:
+            times_us: those that the caller gave. The client's own differ from try to try.
         Raises:
             OutOfSequence: other records may be stored there. The log would take these for a
                 repeat.
         """
         self.first, self._end = first, first + len(values)
         self._values, self._keys = values, keys
+        self._headers, self._times = headers, times_us
         near = [each for each in self._doubts if each.first < self._end and first < each.end]
         if near and set(near) != {self.doubt()}:
             self._values = ()
@@ -144,9 +156,9 @@ class ProducerCall:
         """Its records are stored."""
         place = self.place
         if self._end > place.answered:
-            if sum(map(len, self._values)) > KEPT_BYTES:
+            if self._headers is not None or sum(map(len, self._values)) > KEPT_BYTES:
                 self.doubt()
-                self._values, self._keys = (), None
+                self._values, self._keys, self._headers, self._times = (), None, None, None
             place.answered, place.last = self._end, self
         if len(self._doubts) < DOUBTS_MAX:  # beyond, some were not noted
             self._doubts -= {each for each in self._doubts if each.first < place.answered}
@@ -159,14 +171,26 @@ class ProducerCall:
             self._doubts.add(self.doubt())
 
     def doubt(self) -> Doubt:
-        """The record of its last call, for comparison."""
+        """What is remembered of its records, in whichever way the caller gave their columns."""
         if not self._digest:
             digest = blake2b(digest_size=16)
-            for column in (self._values, self._keys or ()):
-                for each in column:
-                    digest.update(b"-" if each is None else b"%d:%b" % (len(each), bytes(each)))
+            has_keys = any(key is not None for key in self._keys or ())
+            for column in (self._values, self._keys if has_keys else None):
+                for each in column or ():
+                    digest.update(_packed(each))
+            for number, headers in enumerate(self._headers or ()):
+                for name, value in headers:
+                    digest.update(b"h%d:" % number + _packed(name.encode()) + _packed(value))
+            if self._times is not None:
+                times = self._times
+                one_each = [times] * len(self._values) if isinstance(times, int) else list(times)
+                digest.update(b"t%b" % repr(one_each).encode())
             self._digest = digest.digest()
         return Doubt(self.first, self._end, self._digest)
+
+
+def _packed(each: Buffer | None) -> bytes:
+    return b"-" if each is None else b"%d:%b" % (len(each), bytes(each))
 
 
 class Producer:

@@ -18,7 +18,14 @@ from dataclasses import replace
 from cordwood.client.append.line import Line
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_info import AnyLog, LogInfo, OnLearnt, log_info
-from cordwood.errors import AccessDenied, Closed, CordwoodError, Retryable, UnknownLog
+from cordwood.client.own_loop import check_loop
+from cordwood.errors import (
+    AccessDenied,
+    Closed,
+    CordwoodError,
+    Retryable,
+    UnknownLog,
+)
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.layout.message import AskNodesets, Call, FindLog, LogReply, NodesetsReply, Reply
 from cordwood.layout.message_nodes import MemberInfo
@@ -47,7 +54,7 @@ class LogFinding:
     _tasks: asyncio.TaskGroup
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._closed = False
         self._known = KnownLogs(loop.time)
         # What needs no look: by the name as callers give it, until anything is learnt anew.
@@ -66,6 +73,10 @@ class LogFinding:
         """See `cluster.Cluster`."""
         raise NotImplementedError
 
+    def check_loop(self) -> None:
+        """See `own_loop.check_loop`."""
+        check_loop(self._loop)
+
     def _want(self, members: Sequence[MemberInfo]) -> None:
         """See `cluster.Cluster`."""
         raise NotImplementedError
@@ -76,10 +87,12 @@ class LogFinding:
         """Look a log up, from memory where `fresh` does not forbid it.
 
         Raises:
+            Rejected: this is another event loop.
             BadSetting: the name is none.
             UnknownLog: it is not there, or may not be made by looking it up.
             Unreachable: no node answered.
         """
+        self.check_loop()
         if not fresh and not self._lines and (sure := self._sure.get(log)) is not None:
             return sure
         key = log if isinstance(log, int) else normalise_name(log)

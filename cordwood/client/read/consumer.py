@@ -21,6 +21,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Start
@@ -58,6 +59,14 @@ replaced. Each try holds up the other logs, for the client's timeout at most."""
 
 HANDOVER_BEAT_S = 1.0
 """Between two beats while a log goes from one member to another: the other one waits for it."""
+
+
+class _Reading(NamedTuple):
+    """What positions are of: the member's generation, and by log when it was begun; see
+    `Consumer._begun`."""
+
+    generation: int
+    begun: Mapping[str, int]
 
 
 class Consumer:
@@ -291,17 +300,22 @@ class Consumer:
         self._saved_at = self._loop.time()
         if not new:
             return positions
+        # Race: a call that reads may begin a log anew meanwhile. These places are of the reading of
+        # now: saved as those of the new one, they would undo the reset that it begins at.
+        reading = self._reading(new)
         try:
-            await self._save(new)
+            await self._save(new, reading)
         except Fenced:
             if len(new) == 1:
                 raise
+            refused: Fenced | None = None
             for log, lsn in sorted(new.items()):
                 try:
-                    await self._save({log: lsn})
+                    await self._save({log: lsn}, reading)
                 except Fenced as error:
                     refused = error
-            raise refused from None
+            if refused is not None:
+                raise refused from None
         return positions
 
     # Inside.
@@ -309,18 +323,25 @@ class Consumer:
     def _positions(self, logs: Iterable[str]) -> dict[str, Lsn]:
         return {log: self._reader.position(log) for log in logs}
 
-    async def _save(self, new: Mapping[str, int], let_go: Sequence[str] = ()) -> None:
+    def _reading(self, logs: Iterable[str]) -> _Reading:
+        return _Reading(self.generation, {log: self._begun.get(log, 0) for log in logs})
+
+    async def _save(
+        self, new: Mapping[str, int], reading: _Reading, let_go: Sequence[str] = ()
+    ) -> None:
         """
+        Args:
+            reading: as it was when the positions were looked at.
         Raises:
             Fenced: as `save`.
             Retryable: the cluster did not answer.
         """
-        # Compare with the assignment in use, not the newest one: a log that went to another member
-        # and back is a new reading.
-        generation = self.generation
+        # By what this member goes by, not by what it was told: a log that went to another member
+        # and back meanwhile is a new reading of it.
+        generation = reading.generation
         if let_go and self._group is not None:
             generation = self._group.generation
-        resets = {} if self.member else {log: self._begun.get(log, 0) for log in new}
+        resets = {} if self.member else {log: reading.begun[log] for log in new}
         call = SaveCursors(
             self.name, self.member, generation, dict(new), {}, False, list(let_go), resets
         )
@@ -335,7 +356,9 @@ class Consumer:
             raise Fenced(f"another consumer {self.name} is further: {error}") from error
         assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         self._learn(reply)
-        self._saved.update(new)
+        for log, lsn in new.items():
+            if self._begun.get(log, 0) == reading.begun[log]:
+                self._saved[log] = lsn
 
     def _learn(self, reply: ConsumerReply) -> None:
         """The consumer's state; an overtaken answer says nothing new."""
@@ -477,7 +500,7 @@ class Consumer:
             Retryable: the cluster did not answer.
         """
         try:
-            await self._save(fresh)
+            await self._save(fresh, self._reading(fresh))
         except Fenced as error:
             logger.info("%s: %s", self.name, error)
 
@@ -502,7 +525,7 @@ class Consumer:
                 if self._saved.get(log) != lsn
             }
             try:
-                await self._save(new, leaving)
+                await self._save(new, self._reading(new), leaving)
             except Fenced as error:
                 logger.info("%s: %s", self.name, error)
         for log in leaving:

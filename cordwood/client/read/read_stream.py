@@ -23,6 +23,7 @@ from typing import Protocol
 from cordwood.block import Gap, GapKind
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.own_loop import check_loop
 from cordwood.client.read.read_access import ReadAccess, call_weakly
 from cordwood.client.read.read_grace import Grace
 from cordwood.client.read.read_health import HEALTH_S, ReadHealth
@@ -567,6 +568,7 @@ class ReadStream(StreamItems):
             taken = self.take()
             if taken is not None or self._buffer.is_done:
                 return taken
+            check_loop(self._loop)
             if self._queue is not None:
                 if self._queue.trouble != self.trouble:
                     self._on_health(self._queue.trouble)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
 from cordwood.client.find.log_info import AnyLog
+from cordwood.client.own_loop import check_loop
 from cordwood.client.read.feed import Feed, end, is_of, wait_for_more
 from cordwood.client.read.hand import Batches, Hand, ReadResult, Taken, is_told, read_result_of
 from cordwood.client.read.read_stream import ReadStream
@@ -233,6 +234,7 @@ class Reader:
 
         An error that a log's stream ended with is there for `portion` or `item` to tell.
         """
+        check_loop(self._loop)
         self.ask()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while self._up is None and self._error is None:

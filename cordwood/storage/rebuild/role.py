@@ -305,7 +305,7 @@ class RebuildRole:
         if call.order is RebuildOrder.ABORT and entry is not None and not entry.is_empty:
             await self._membership.owe_seals(NodeId(node))
         verdict = await self._say(self._event_of(call, tuple(sorted(members))))
-        if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED):
+        if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED, *_carried_out(call.order)):
             raise Rejected(_words_of_refusal(node, verdict))
 
     def _event_of(self, call: SayRebuild, nodes: tuple[int, ...]) -> RebuildEvent:
@@ -329,6 +329,16 @@ def stale_words(settings: NodeSettings) -> str:
         f"node {settings.node} was away, and its data was made anew on other nodes meanwhile: "
         f"remove {settings.directory} (or move it away), and start the node again. It joins empty"
     )
+
+
+def _carried_out(order: RebuildOrder) -> tuple[Verdict, ...]:
+    """Verdicts by which an order is carried out already.
+
+    A client gives it a second time where the first node does not answer in time. Who was told
+    `Rejected` then took the order for one without effect.
+    """
+    takes_back = order in (RebuildOrder.UNDRAIN, RebuildOrder.ABORT)
+    return (Verdict.UNKNOWN_NODE,) if takes_back else ()
 
 
 def _words_of_refusal(node: int, verdict: Verdict) -> str:

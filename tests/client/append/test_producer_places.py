@@ -258,6 +258,58 @@ async def test_the_last_call_is_sent_again_with_its_own_records_only(cluster, *,
         assert again == lsns
 
 
+@pytest.mark.parametrize("atomic", [False, True])
+def test_headers_and_times_make_another_record(atomic):
+    """Only the values and keys were compared: a record that differs in these was told the LSN of
+    the other one, and lost."""
+
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            given = {"headers": [[("id", b"1")], []], "timestamps": [7, 8], "atomic": atomic}
+            lsns = await store.append_many("log", [b"", b""], producer=producer, **given)
+            producer = producer.again(log, 0)
+            for other in (
+                {"headers": [[("id", b"2")], []]}, {"headers": [[], [("id", b"1")]]},
+                {"headers": [[("i", b"d1")], []]}, {"headers": None}, {"timestamps": [7, 9]},
+                {"timestamps": None},
+            ):  # fmt: skip
+                with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                    await store.append_many(
+                        "log", [b"", b""], producer=producer, **{**given, **other}
+                    )
+            again = await store.append_many("log", [b"", b""], producer=producer, **given)
+            assert again == lsns
+            one = {"headers": [("id", b"3")], "timestamp": 9}
+            producer = Producer(13)
+            lsn = await store.append("log", b"", producer=producer, **one)
+            producer = producer.again(log, 0)
+            with pytest.raises(OutOfSequence, match="other records than these may be stored"):
+                await store.append("log", b"", producer=producer, headers=[("id", b"4")])
+            assert lsn == await store.append("log", b"", producer=producer, **one)
+
+    simulate(scenario)
+
+
+def test_a_record_is_the_same_one_in_whichever_columns_it_is_given():
+    """`append` and `append_many` were told of other records, as was one time for all."""
+
+    async def scenario(cluster):
+        async with cluster.client() as store:
+            producer = Producer(12)
+            log = (await store.create_log("log")).log_id
+            lsn = await store.append("log", b"1", timestamp=7, producer=producer)
+            for more in (
+                {"timestamps": 7}, {"timestamps": [7], "keys": [None]},
+                {"timestamps": 7, "headers": [[]], "atomic": True},
+            ):  # fmt: skip
+                producer = producer.again(log, 0)
+                assert await store.append_many("log", [b"1"], producer=producer, **more) == [lsn]
+
+    simulate(scenario)
+
+
 def test_a_producer_remembers_so_many_calls_of_unknown_outcome():
     place, doubts = ProducerPlace(), set()
     for first in range(DOUBTS_MAX + 3):

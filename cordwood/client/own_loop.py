@@ -1,0 +1,28 @@
+"""Refuses calls of another event loop than the one that connected the client.
+
+What such a call waits for is told on the client's loop, which does not wake a task of another one:
+an append was stored, and its call waited without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cordwood.errors import Rejected
+
+
+def check_loop(own: asyncio.AbstractEventLoop) -> None:
+    """Pass in the client's own loop, before anything is begun.
+
+    Raises:
+        Rejected: this is another event loop, or none.
+    """
+    try:
+        here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+    except RuntimeError:
+        here = None
+    if here is not own:
+        raise Rejected(
+            "this client is of another event loop: use it in the loop that connected it, or take "
+            "the blocking one (`cordwood.connect`) for several threads"
+        )
