@@ -37,7 +37,8 @@ NAMESPACE = "cordwood"
 OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
 LANDED = "cordwood.landed"
-"""In the summary of a snapshot: the query and the batch that it adds."""
+"""In the summary of a snapshot: the query and the batch that it adds. As a property of the table: the
+same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
 
 _BATCH = re.compile(r"-1|[0-9]{1,18}")
 
@@ -141,6 +142,8 @@ class IcebergTable:
                 # manifests first.
                 note = {LANDED: f"{batch.query} {batch.batch}"}
                 change.add_files(places, note, check_duplicate_files=False)
+                number = change.table_metadata.last_sequence_number
+                change.set_properties({LANDED: f"{number} {note[LANDED]}"})
             change.set_properties(
                 {BATCH + batch.query: str(batch.batch), OFFSET: json.dumps(dict(batch.offset))}
             )
@@ -191,27 +194,38 @@ class IcebergTable:
         Raises:
             BadSetting: the table was rolled back behind it.
         """
-        ours = [
-            each
-            for each in table.metadata.snapshots
-            if each.summary is not None and LANDED in each.summary.additional_properties
-        ]
-        if not ours:
+        newest = self._newest_landed(table)
+        if newest is None:
             return
-        newest = max(ours, key=_sequence_of)
+        number, landed = newest
         at = table.current_snapshot()
-        while at is not None and _sequence_of(at) > _sequence_of(newest):
+        while at is not None and _sequence_of(at) > number:
             before = at.parent_snapshot_id
-            # An ancestor may have expired: then nothing says that the table was rolled back.
             at = None if before is None else table.snapshot_by_id(before)
-        if at is not None and at.snapshot_id != newest.snapshot_id:
-            assert newest.summary is not None, "it is one of those with a summary"
-            query, _, batch = newest.summary.additional_properties[LANDED].rpartition(" ")
-            raise BadSetting(
-                f"{self._path} was rolled back: its batch {batch} of query {query} is not in it "
-                "now, and what says where the landing goes on is not rolled back with it. Make "
-                f"snapshot {newest.snapshot_id} current again, or land in another directory"
-            )
+            if at is None and before is not None:
+                return  # an ancestor expired: nothing says that the table was rolled back
+        if at is None or _sequence_of(at) != number:
+            raise self._rolled_back(table, landed)
+
+    def _newest_landed(self, table: Table) -> tuple[int, str] | None:
+        """The sequence number of the newest snapshot that a landing made, and what it added."""
+        ours = [(_sequence_of(each), _landed_by(each)) for each in table.metadata.snapshots]
+        number, _, landed = table.properties.get(LANDED, "").partition(" ")
+        if number:
+            if not _BATCH.fullmatch(number):
+                raise damaged(self._path / "metadata", f"{LANDED} begins with {number!r}")
+            ours.append((int(number), landed))
+        return max((each for each in ours if each[1]), default=None)
+
+    def _rolled_back(self, table: Table, landed: str) -> BadSetting:
+        query, _, batch = landed.rpartition(" ")
+        there = [each for each in table.metadata.snapshots if _landed_by(each) == landed]
+        way_out = f"Make snapshot {there[0].snapshot_id} current again, or land" if there else "Land"
+        return BadSetting(
+            f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, and "
+            f"what says where the landing goes on is not rolled back with it. {way_out} in another "
+            "directory"
+        )
 
     def _tables(self) -> list[str]:
         if not self._catalog.namespace_exists(NAMESPACE):
@@ -233,3 +247,9 @@ class IcebergTable:
 
 def _sequence_of(snapshot: Snapshot) -> int:
     return snapshot.sequence_number or 0
+
+
+def _landed_by(snapshot: Snapshot) -> str:
+    """The query and the batch that it adds; "" if no landing made it."""
+    summary = snapshot.summary
+    return "" if summary is None else summary.additional_properties.get(LANDED, "")

@@ -196,6 +196,31 @@ def test_an_iceberg_table_that_was_rolled_back_is_refused_until_it_is_rolled_for
     assert lake.last_offset() == end(2)
 
 
+def test_an_iceberg_table_that_was_rolled_back_and_whose_snapshots_expired_is_refused(tmp_path):
+    """Without the snapshot that was rolled back nothing told of it, and the landing went on."""
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = IcebergTable(root, ())
+    landed(root, lake, 0)
+    table = lake._open()
+    assert table is not None
+    table.append(pa.table({"lsn": [7]}))
+    first, between = (each.snapshot_id for each in table.refresh().metadata.snapshots)
+    for batch in (1, 2):
+        landed(root, lake, batch)
+    for at in (between, first):
+        table.refresh().manage_snapshots().set_current_snapshot(at).commit()
+        expired = [
+            each.snapshot_id
+            for each in table.refresh().metadata.snapshots
+            if each.snapshot_id not in (first, at)
+        ]
+        table.maintenance.expire_snapshots().by_ids(expired).commit()
+        for told in (lambda: lake.published("q"), lake.last_offset):
+            with pytest.raises(BadSetting, match=r"batch 2 of query q.*\. Land in another directory"):
+                told()
+
+
 def test_records_that_a_dead_batch_set_apart_go(tmp_path):
     """They were there twice, once the checkpoint was lost and another query landed them."""
     root, query = tmp_path / "table", "01234567-89ab"
