@@ -21,15 +21,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from cordwood.durable import make_directories, sync_files
-from cordwood.errors import BadSetting, Rejected
+from cordwood.errors import BadSetting, ObjectChanged, Rejected
 from cordwood.spark.jobs.notes import damaged, offset_in
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
 
@@ -39,6 +39,9 @@ BATCH = "cordwood.batch."
 LANDED = "cordwood.landed"
 """In the summary of a snapshot: the query and the batch that it adds. As a property of the table: the
 same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
+
+COMMIT_TRIES = 5
+"""Another job that commits all the time is none that a table has; one may, once or twice."""
 
 _BATCH = re.compile(r"-1|[0-9]{1,18}")
 
@@ -51,6 +54,24 @@ class _SyncingCatalog(SqlCatalog):
     """
 
     synced: set[str]
+
+    def commit_table(
+        self, table: Table, requirements: tuple[Any, ...], updates: tuple[Any, ...]
+    ) -> CommitTableResponse:
+        """See `Catalog`.
+
+        Race: somebody rolls the table back, and `pyiceberg` would make a commit that found the table
+        changed again, on top of the older snapshot. So its word for that is not let through.
+
+        Raises:
+            ObjectChanged: the table is not the one that was opened.
+        """
+        try:
+            return super().commit_table(table, requirements, updates)
+        except CommitFailedException as error:
+            raise ObjectChanged(
+                f"{'.'.join(table.name())} was changed while a batch was published: start again"
+            ) from error
 
     def _write_metadata(  # type: ignore[override]
         self, metadata: Any, io: Any, metadata_path: str
@@ -112,9 +133,25 @@ class IcebergTable:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):
             return
-        table = self._open() or self._create(batch.schema)
-        self._partition(table)
+        self._partition(self._open() or self._create(batch.schema))
         places = [str(place) for place in move_in(self._path, batch.files, "data")]
+        for left in reversed(range(COMMIT_TRIES)):
+            try:
+                self._add(batch, places)
+                return
+            except ObjectChanged:
+                if not left:
+                    raise
+
+    def _add(self, batch: StagedBatch, places: list[str]) -> None:
+        """Commit a batch, on top of a table that has what was landed before it.
+
+        Raises:
+            BadSetting: see `_open`.
+            ObjectChanged: another job committed meanwhile.
+        """
+        table = self._open()
+        assert table is not None, "it was made before files were moved in"
         try:
             self._commit(table, batch, places)
         except OverflowError:

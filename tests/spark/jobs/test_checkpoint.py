@@ -10,16 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from swaps import swap
 
 from cordwood import durable
 from cordwood.errors import BadSetting
 from cordwood.spark.checkpoint import Checkpoint, begins_at
+from cordwood.spark.jobs import iceberg_table
 from cordwood.spark.jobs.delta_table import DeltaLake
 from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.land import Landed, Lander
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.jobs.parquet_table import ParquetTable
-from cordwood.spark.jobs.table import LakeTable, StagedBatch, staged_files
+from cordwood.spark.jobs.table import LakeTable, StagedBatch, move_in, staged_files
 from cordwood.spark.options import SERVERS
 
 
@@ -219,6 +221,45 @@ def test_an_iceberg_table_that_was_rolled_back_and_whose_snapshots_expired_is_re
         for told in (lambda: lake.published("q"), lake.last_offset):
             with pytest.raises(BadSetting, match=r"batch 2 of query q.*\. Land in another directory"):
                 told()
+
+
+def test_an_iceberg_table_that_is_rolled_back_while_a_batch_is_published_is_refused(
+    tmp_path, monkeypatch
+):
+    """The commit was made again on top of the older snapshot, and hid what that lacked."""
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = IcebergTable(root, ())
+    for batch in range(3):
+        landed(root, lake, batch)
+    table = lake._open()
+    assert table is not None
+    first, third = table.metadata.snapshots[0].snapshot_id, table.metadata.snapshots[2].snapshot_id
+
+    def rolls_back(*args) -> list[Path]:
+        table.manage_snapshots().rollback_to_snapshot(first).commit()
+        return move_in(*args)
+
+    with monkeypatch.context() as patched:
+        swap(patched, move_in, rolls_back, within=iceberg_table)
+        with pytest.raises(BadSetting, match=f"batch 2 of query q.* Make snapshot {third} current"):
+            landed(root, lake, 3)
+    table.refresh().manage_snapshots().set_current_snapshot(third).commit()
+    assert (lake.published("q"), lake.last_offset()) == (2, end(2))
+
+    # What another job appends meanwhile ends nothing.
+    commit = lake._commit
+
+    def races(*args) -> None:
+        if not lost:
+            lost.append(table.refresh().append(pa.table({"lsn": [7]})))
+        commit(*args)
+
+    lost: list[None] = []
+    monkeypatch.setattr(lake, "_commit", races)
+    landed(root, lake, 4)
+    assert (lake.published("q"), lake.last_offset()) == (4, end(4))
+    assert sorted(table.refresh().scan().to_arrow()["lsn"].to_pylist()) == [0, 1, 2, 4, 7]
 
 
 def test_records_that_a_dead_batch_set_apart_go(tmp_path):
