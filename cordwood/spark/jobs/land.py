@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,16 +213,26 @@ class Lander:
             )
         if last is not None:
             given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
-            given["startingOffsets"] = json.dumps(self._still_there(given, last["logs"]))
+            given["startingOffsets"] = json.dumps(self._still_there(given, last))
             self._say("the checkpoint is gone: going on where the table ends")
         return given
 
-    def _still_there(self, source: dict[str, str], ends: dict[str, str]) -> dict[str, str]:
+    def _still_there(self, source: dict[str, str], last: Mapping[str, Any]) -> dict[str, str]:
         """Of the places where the table ends, those of logs that are there; keys are numbers.
 
         Also of logs that are not selected now: one that was renamed away may come back.
+
+        Raises:
+            BadSetting: the table was landed from another cluster.
         """
-        there = Catalog(parse_options(source)).all_logs()
+        catalog = Catalog(parse_options(source))
+        if last["cluster"] != catalog.cluster:
+            raise BadSetting(
+                f"{self._path} was landed from cluster {last['cluster']}, and this one is "
+                f"{catalog.cluster}, in which its numbers and LSNs mean other records: give the "
+                "address of that cluster, or land in another directory"
+            )
+        there, ends = catalog.all_logs(), last["logs"]
         gone = sorted(log for log in ends if int(log) not in there)
         if gone:
             self._say(f"logs of the table that are not there any more: number {', '.join(gone)}")
@@ -265,7 +275,11 @@ class Lander:
         query = self._checkpoint.query()
         published = self._table.published(query)
         self._checkpoint.check(published, self._end_noted(query, published))
-        self._checkpoint.check_newest(published, self._table.last_offset())
+        last = self._table.last_offset()
+        self._checkpoint.check_newest(published, last)
+        if published < 0 and last is not None and not self._checkpoint.is_new:
+            there = Catalog(parse_options(dict(self._landing.source))).all_logs()
+            self._checkpoint.check_knows(last, there)
 
     def _note_end(self, query: str, batch: int, end: dict[str, Any]) -> None:
         """Note which records a batch has, before it is published."""

@@ -89,6 +89,13 @@ def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint):
     assert not begins_at({**first, "from": {**first["from"], "2": "e1n8"}}, last)
 
 
+def test_a_first_batch_that_does_not_know_a_log_of_the_table_is_told(checkpoint):
+    last = {**end(0), "logs": {"1": "e1n7", "2": "e1n9"}}
+    checkpoint.check_knows(last, [1, 3])
+    with pytest.raises(BadSetting, match=r"does not know log 2, .* Remove that directory"):
+        checkpoint.check_knows(last, [1, 2])
+
+
 def test_one_that_runs_ahead_of_its_table_is_told(checkpoint):
     with pytest.raises(BadSetting, match="batches up to 2, and the last one in the table is 0"):
         checkpoint.check_newest(0, end(0))
