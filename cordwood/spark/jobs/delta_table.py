@@ -78,6 +78,21 @@ class DeltaLake:
         found = table.transaction_version(query)
         return -1 if found is None else found
 
+    def was_published(self, query: str) -> int:
+        """See `table.LakeTable`."""
+        table = self._open()
+        found = None if table is None else table.transaction_version(query)
+        return -1 if found is None else max(found, self.published(query))
+
+    def is_newest(self, query: str) -> bool:
+        """See `table.LakeTable`."""
+        table = self._open()
+        version = -1 if table is None else self._newest(table).version
+        if version < 0:
+            return False
+        lines = (self._log / f"{version:020}.json").read_bytes().splitlines()
+        return any(json.loads(line).get("txn", {}).get("appId") == query for line in lines)
+
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
         table = self._open()

@@ -118,6 +118,16 @@ class IcebergTable:
             raise damaged(self._path / "metadata", f"{BATCH + query} is {found!r}")
         return int(found)
 
+    def was_published(self, query: str) -> int:
+        """See `table.LakeTable`; while one is away, the table is refused."""
+        return self.published(query)
+
+    def is_newest(self, query: str) -> bool:
+        """See `table.LakeTable`; as far as batches with files say."""
+        table = self._open()
+        newest = None if table is None else self._newest_landed(table)
+        return newest is not None and newest[1].startswith(f"{query} ")
+
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
         table = self._open()

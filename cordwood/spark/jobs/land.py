@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from cordwood.durable import remove, sync_directory, sync_tree, write_whole
+from cordwood.durable import remove, write_whole
 from cordwood.errors import BadSetting
 from cordwood.layout.batch_columns import COLUMNS, COLUMNS_ON_REQUEST
 from cordwood.spark.catalog import Catalog
@@ -45,6 +43,7 @@ from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle
 from cordwood.spark.jobs.notes import damaged, offset_of, read_columns, read_note
 from cordwood.spark.jobs.parquet_table import remove_staging
 from cordwood.spark.jobs.partitions import may_be_unwritable, quoted, unwritable
+from cordwood.spark.jobs.set_apart import keep_apart, remove_apart, tidy
 from cordwood.spark.jobs.table import (
     OURS,
     Compacted,
@@ -116,7 +115,7 @@ def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> La
         table = open_table(path, landing)
         remove_staging(path)
         lander = Lander(path, table, landing, landed, say)
-        lander.remove_unpublished()
+        lander.tidy_set_apart()
         lander.run(_session(spark))
         if landing.compact:
             landed.compacted = table.compact(TARGET_FILE_BYTES)
@@ -163,6 +162,7 @@ class Lander:
         self._checkpoint = Checkpoint(path / OURS / "checkpoint")
         self._note = path / OURS / "json_columns.json"
         self._ends = path / OURS / "ends"
+        self._quarantine = Path(f"{path}.quarantine")
         decode = landing.decode
         self._may_set_apart = True
         self._function = named_function(decode) if decode not in ("", "json") else None
@@ -258,7 +258,7 @@ class Lander:
         good, apart = self._write(shaped, staging / "good")
         bad = apart.rows
         end = self._checkpoint.end_of(batch)
-        # Before records are set apart: `remove_unpublished` goes by these notes.
+        # Before records are set apart: `tidy` goes by these notes.
         self._note_end(query, batch, end)
         self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         staged = StagedBatch(query, batch, end, good, _arrow_schema(shaped))
@@ -362,11 +362,9 @@ class Lander:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        place = Path(f"{self._path}.quarantine") / name
+        place = self._quarantine / name
         if not bad.rows:
-            if place.exists():
-                shutil.rmtree(place)
-                sync_directory(place.parent)
+            remove_apart(place)
             return
         raw = [name for name in shaped.columns if name in (*COLUMNS, *COLUMNS_ON_REQUEST, ERROR)]
         seen = Observation()
@@ -379,27 +377,11 @@ class Lander:
                 "when it ran again: nothing is landed, since some would be lost and some be there "
                 "twice. A decode function says the same of the same record each time"
             )
-        sync_tree(staging)
-        place.parent.mkdir(exist_ok=True)
-        sync_directory(place.parent.parent)
-        shutil.rmtree(place, ignore_errors=True)
-        os.replace(staging, place)
-        sync_directory(place.parent)
+        keep_apart(staging, place)
 
-    def remove_unpublished(self) -> None:
-        """Remove what batches set apart that died before they were published.
-
-        The batch sets its records apart again. After a lost checkpoint that is another query's
-        batch, which has another directory, and they would be there twice.
-        """
-        queries = [path.name for path in self._ends.glob("*")]
-        for place in sorted(Path(f"{self._path}.quarantine").glob("*-*")):
-            short, _, number = place.name.rpartition("-")
-            theirs = [query for query in queries if query[:8] == short]
-            newest = max(map(self._table.published, theirs), default=None)
-            if newest is not None and number.isdigit() and int(number) > newest:
-                shutil.rmtree(place)
-                sync_directory(place.parent)
+    def tidy_set_apart(self) -> None:
+        """See `set_apart.tidy`."""
+        tidy(self._quarantine, [path.name for path in self._ends.glob("*")], self._table)
 
     def _learn_columns(self, frame: DataFrame) -> None:
         """Look for fields that are new in this batch; note them before they are used."""

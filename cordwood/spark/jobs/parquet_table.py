@@ -75,14 +75,25 @@ class ParquetTable:
         newest = self._newest.get(query)
         return -1 if newest is None else int(newest["batch"])
 
+    def was_published(self, query: str) -> int:
+        """See `table.LakeTable`; nothing takes a batch away."""
+        return self.published(query)
+
+    def is_newest(self, query: str) -> bool:
+        """See `table.LakeTable`."""
+        return (newest := self._last()) is not None and newest["query"] == query
+
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
-        newest = max(
+        newest = self._last()
+        return None if newest is None else newest["offset"]
+
+    def _last(self) -> dict[str, Any] | None:
+        return max(
             self._newest.values(),
             key=lambda manifest: (manifest["turn"], manifest["batch"]),
             default=None,
         )
-        return None if newest is None else newest["offset"]
 
     @property
     def is_empty(self) -> bool:

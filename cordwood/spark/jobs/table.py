@@ -86,6 +86,12 @@ class LakeTable(Protocol):
     def published(self, query: str) -> int:
         """The last batch of a query that is in the table; -1 for none."""
 
+    def was_published(self, query: str) -> int:
+        """The last batch of a query that ever was in the table, though a restore took it away."""
+
+    def is_newest(self, query: str) -> bool:
+        """Whether the newest batch of the table is this query's."""
+
     def last_offset(self) -> Mapping[str, Any] | None:
         """Where in the logs the newest batch ends, whichever query's; None if nothing tells."""
 

@@ -21,6 +21,7 @@ from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.land import Landed, Lander
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.jobs.parquet_table import ParquetTable
+from cordwood.spark.jobs.set_apart import remove_apart
 from cordwood.spark.jobs.table import LakeTable, StagedBatch, move_in, staged_files
 from cordwood.spark.options import SERVERS
 
@@ -282,6 +283,39 @@ def test_records_that_a_dead_batch_set_apart_go(tmp_path):
     names = [f"01234567-{0:012}", f"01234567-{1:012}", f"76543210-{1:012}", "a-b"]
     for name in names:
         (tmp_path / "table.quarantine" / name).mkdir(parents=True)
-    lander.remove_unpublished()
+    lander.tidy_set_apart()
     left = sorted(path.name for path in (tmp_path / "table.quarantine").iterdir())
     assert left == sorted(set(names) - {f"01234567-{1:012}"})
+
+
+def test_records_of_a_batch_that_a_restore_took_away_come_back_with_it(tmp_path):
+    """A landing that was refused removed them, and the restore was undone."""
+    root, query = tmp_path / "table", "01234567-89ab"
+    root.mkdir()
+    lake = DeltaLake(root, ())
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(root), "delta")
+    lander = Lander(root, lake, landing, Landed(), print)
+    quarantine = tmp_path / "table.quarantine"
+    for batch in range(3):
+        if batch < 2:
+            landed(root, lake, batch, query)
+        lander._note_end(query, batch, end(batch))
+        apart = quarantine / f"01234567-{batch:012}"
+        apart.mkdir(parents=True)
+        (apart / "part.parquet").write_text(f"batch {batch}")
+
+    def shown() -> list[str]:
+        lander.tidy_set_apart()
+        found = sorted(quarantine.glob("[!_]*/part.parquet"))
+        return [path.read_text() for path in found]
+
+    assert shown() == ["batch 0", "batch 1"]
+    newest = DeltaTable(str(root)).version()
+    DeltaTable(str(root)).restore(newest - 1)
+    assert shown() == shown() == ["batch 0"]
+    DeltaTable(str(root)).restore(newest)
+    assert shown() == shown() == ["batch 0", "batch 1"]
+    DeltaTable(str(root)).restore(newest - 1)
+    assert shown() == ["batch 0"]
+    remove_apart(quarantine / f"01234567-{1:012}")
+    assert [path.name for path in quarantine.iterdir()] == [f"01234567-{0:012}"]
