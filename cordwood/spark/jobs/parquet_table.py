@@ -45,6 +45,7 @@ from cordwood.spark.jobs.table import (
     StagedBatch,
     StagedFile,
     check_staged,
+    check_types,
     make_durable,
     move_in,
 )
@@ -105,10 +106,14 @@ class ParquetTable:
         if batch.batch <= self.published(batch.query):
             self._roll_forward()
             return
+        known = columns_of(self._last() or {})
+        given = {field.name: str(field.type).replace(" not null", "") for field in batch.schema}
+        check_types(self._path, known, given)
         manifest = {
             "query": batch.query,
             "batch": batch.batch,
             "turn": self._turn(batch.query),
+            "columns": {**known, **given},
             "offset": dict(batch.offset),
             "files": [
                 {
@@ -279,12 +284,23 @@ def _read_manifest(note: Path) -> dict[str, Any]:
         raise damaged(note, "it is of another batch than its name says")
     count_of(note, found, "turn")
     offset_of(note, found.get("offset"))
+    columns = columns_of(found)
+    if not isinstance(columns, dict):
+        raise damaged(note, "columns is no object")
+    for name in columns:
+        text_of(note, columns, name)
     for file in objects_of(note, found, "files"):
         place_of(note, file.get("from"))
         place_of(note, file.get("directory"))
         count_of(note, file, "rows")
         count_of(note, file, "bytes")
     return found
+
+
+def columns_of(manifest: Mapping[str, Any]) -> Mapping[str, str]:
+    """Types of the table's columns by name; an earlier version noted none."""
+    columns: Mapping[str, str] = manifest.get("columns", {})
+    return columns
 
 
 def _found(note: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,10 +20,17 @@ from cordwood.spark.jobs import iceberg_table
 from cordwood.spark.jobs.delta_table import DeltaLake
 from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.land import Landed, Lander
-from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.jobs.landing import Landing, open_table
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.set_apart import remove_apart
-from cordwood.spark.jobs.table import LakeTable, StagedBatch, move_in, staged_files
+from cordwood.spark.jobs.table import (
+    FORMATS,
+    OURS,
+    LakeTable,
+    StagedBatch,
+    move_in,
+    staged_files,
+)
 from cordwood.spark.options import SERVERS
 
 
@@ -319,3 +327,32 @@ def test_records_of_a_batch_that_a_restore_took_away_come_back_with_it(tmp_path)
     assert shown() == ["batch 0"]
     remove_apart(quarantine / f"01234567-{1:012}")
     assert [path.name for path in quarantine.iterdir()] == [f"01234567-{0:012}"]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_batch_whose_column_has_another_type_is_refused(tmp_path, format_):
+    """A new decode function gave text for numbers: the batch was landed, and no reader took it."""
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(tmp_path), format_, ())
+    table = open_table(tmp_path, landing)
+
+    def lands(batch: int, **columns) -> None:
+        staging = tmp_path / OURS / "staging" / str(batch)
+        staging.mkdir(parents=True)
+        content = pa.table({"lsn": [batch], **columns})
+        pq.write_table(content, staging / f"part-{batch}.parquet")
+        table.publish(StagedBatch("q", batch, end(batch), staged_files(staging), content.schema))
+
+    lands(0, id=[1])
+    told = {"iceberg": (Exception, "Cannot change column type: id: long")}
+    refused, why = told.get(format_, (BadSetting, r"has id as (long|int64).* types of a table stay"))
+    for wrong in (["text"], [2.5]):
+        shutil.rmtree(tmp_path / OURS / "staging" / "1", ignore_errors=True)
+        with pytest.raises(refused, match=why):
+            lands(1, id=wrong)
+    table = open_table(tmp_path, landing)
+    assert (table.published("q"), table.last_offset()) == (0, end(0))
+    shutil.rmtree(tmp_path / OURS / "staging" / "1")
+    lands(1, more=["text"])
+    with pytest.raises(refused, match=r"has more as string|column type: more: string"):
+        lands(2, id=[1], more=[1])
+    lands(3, id=[1])
