@@ -69,7 +69,8 @@ class TestTheWholeWay:
                 await store.create_log("here")
                 await write(store, "log", 40)
                 await store.append("here", b"x")
-                assert (await store.tiered("here")) == Tiered(BUCKET, Lsn(0))
+                made_us = (await store.log("here")).created_us
+                assert (await store.tiered("here")) == Tiered(BUCKET, Lsn(0), made_us)
                 upto = (await store.tiered("log")).upto
                 assert upto == max(gone(cluster)) < await store.tail("log")
                 await asyncio.sleep(20)
