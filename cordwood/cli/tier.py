@@ -185,7 +185,7 @@ def iceberg(
         return
     typer.echo(f"{table}: {done.added} objects added, {done.removed} removed, {done.kept} kept")
     if left_out:
-        typer.echo(f"{len(left_out)} are left out: not all logs in them are committed", err=True)
+        typer.echo(f"{len(left_out)} are left out: parts of them are in other objects", err=True)
 
 
 @app.command()

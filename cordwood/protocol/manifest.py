@@ -327,8 +327,10 @@ def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
     """Choose from all objects that there are of a log those that tell the most without a hole.
 
     Objects of one log that overlap hold the same records: ranges are uploaded once they are
-    released and sealed. So any choice is right; this one takes few and large ones. An object that
-    begins inside of what is told already is told from there on.
+    released and sealed. So any choice is right. This one takes those that follow one another the
+    furthest without an overlap, as those that were committed do, because whoever reads objects
+    without the manifest reads an overlap twice. Of equal ones it takes few and large ones. An object
+    that begins inside of what is told already is told from there on.
 
     Args:
         found: in any order.
@@ -338,14 +340,24 @@ def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
         ended, there is a hole.
     """
     rest = sorted(found, key=lambda entry: (entry.first, entry.last, entry.name))
+    reaches: dict[int, int] = {}
+    for entry in reversed(rest):
+        reach = reaches.get(entry.last + 1, entry.last)
+        reaches[entry.first] = max(reaches.get(entry.first, 0), reach)
     end, index = start, 0
+    begun: list[Entry] = []
     while True:
-        best: Entry | None = None
         while index < len(rest) and rest[index].first <= end:
-            if best is None or rest[index].last > best.last:
-                best = rest[index]
+            begun.append(rest[index])
             index += 1
-        if best is not None and best.last >= end:
+        begun = [entry for entry in begun if entry.last >= end]
+        if begun:
+            best = max(
+                begun,
+                key=lambda entry: (
+                    reaches.get(entry.last + 1, entry.last), entry.first == end, entry.last,
+                ),
+            )  # fmt: skip
             # What is left of an object that is cut is not known: it counts for nothing.
             is_cut = best.first < end
             yield best._replace(first=end, payload=0) if is_cut else best

@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
 from cordwood.block import Gap
+from cordwood.client.admin.positions import Tiered
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
@@ -324,12 +325,12 @@ class Catalog:
             if log not in names and self._options.fail_on_data_loss:
                 raise data_loss(log, f"log {log}", first, None, "LOG_GONE")
 
-    def tiered(self, slices: Sequence[Slice]) -> dict[int, tuple[str, int]]:
-        """By log, the address of main storage and the last LSN that it holds, if it holds any.
+    def tiered(self, slices: Sequence[Slice]) -> dict[int, Tiered]:
+        """What main storage holds, by log, where it holds any.
 
         Slices of new records need no question: main storage has none of them.
         """
-        found: dict[int, tuple[str, int]] = {}
+        found: dict[int, Tiered] = {}
         for log in {each.log_id: None for each in self.not_new(slices)}:
             try:
                 told = self.store.tiered(log)
@@ -340,7 +341,7 @@ class Catalog:
             if not told.address:
                 break
             if told.upto:
-                found[log] = (told.address, int(told.upto))
+                found[log] = told
         return found
 
     def spans(self, slices: Sequence[Slice]) -> list[Span]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,25 @@ class Checkpoint:
                 if published >= 0
                 else "its first batch begins elsewhere than where the table ends: another query "
                 "landed records since"
+            )
+
+    def check_knows(self, last: Mapping[str, Any], there: Collection[int]) -> None:
+        """Check that a query that landed nothing yet knows all logs of the table.
+
+        A log that it does not know it takes for a new one, and reads from the beginning.
+
+        Args:
+            last: as `check_newest`.
+            there: the logs that there are; the table may have some that were deleted.
+        Raises:
+            BadSetting: another query found a log, and landed it.
+        """
+        known = parse_offset(self.end_of(self.newest("offsets"))).logs
+        others = sorted(parse_offset(last).logs.keys() - known.keys())
+        if any(log in there for log in others):
+            raise self._refused(
+                f"it does not know log {', '.join(map(str, others))}, which is in the table: another "
+                "query landed records since"
             )
 
     def check_next(self, batch: int, published: int) -> None:

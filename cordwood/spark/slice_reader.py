@@ -101,7 +101,8 @@ def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Generator[Seq
     start = read.start
     if read.objects:
         try:
-            for run in shared_history(read.objects).runs(read.log_id, start, read.stop):
+            history = shared_history(read.objects)
+            for run in history.runs(read.log_id, start, read.stop, made_us=read.made_us):
                 start = run[-1].last + 1
                 yield run
             why = "main storage ends there"

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cordwood.spark.runs import LsnRun, advance, records_in
+
+if TYPE_CHECKING:
+    from cordwood.client.admin.positions import Tiered  # Most of Spark's processes never connect
 
 OPEN_COST_BYTES = 256 << 10
 """What opening a log costs a task, in bytes it could have read instead: 2 ms or so.
@@ -28,6 +32,8 @@ class Slice:
 
     Attributes:
         objects: the address of main storage, which holds all of them; "" to ask nodes.
+        made_us: when the log was made. The address may lead a task to another cluster's store,
+            in which another log has the number.
     """
 
     log_id: int
@@ -35,6 +41,7 @@ class Slice:
     start: int
     stop: int
     objects: str = ""
+    made_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ def plan(
 
 
 def mark_objects(
-    partitions: Iterable[Sequence[Slice]], tiered: Mapping[int, tuple[str, int]]
+    partitions: Iterable[Sequence[Slice]], tiered: Mapping[int, Tiered]
 ) -> list[tuple[Slice, ...]]:
     """The same partitions, with slices that name the parts to read from main storage.
 
@@ -83,20 +90,20 @@ def mark_objects(
     repeated batch has the same records in each partition.
 
     Args:
-        tiered: by log, the address of main storage and the last LSN that it holds.
+        tiered: what main storage holds, by log.
     """
     return [
-        tuple(part for each in slices for part in _marked(each, *tiered.get(each.log_id, ("", 0))))
+        tuple(part for each in slices for part in _marked(each, tiered.get(each.log_id)))
         for slices in partitions
     ]
 
 
-def _marked(whole: Slice, address: str, upto: int) -> Iterator[Slice]:
-    middle = min(whole.stop, upto + 1)
-    if not address or middle <= whole.start:
+def _marked(whole: Slice, tiered: Tiered | None) -> Iterator[Slice]:
+    middle = whole.start if tiered is None else min(whole.stop, int(tiered.upto) + 1)
+    if tiered is None or middle <= whole.start:
         yield whole
         return
-    yield replace(whole, stop=middle, objects=address)
+    yield replace(whole, stop=middle, objects=tiered.address, made_us=tiered.created_us)
     if middle < whole.stop:
         yield replace(whole, start=middle)
 

@@ -21,7 +21,7 @@ from typing import Any
 from cordwood.errors import BadSetting, ObjectChanged
 from cordwood.host.seams import Host
 from cordwood.layout.object_columns import object_schema
-from cordwood.layout.object_names import LOGS
+from cordwood.layout.object_names import LOGS, parse_object_name
 from cordwood.tier.history import GET_S
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
@@ -60,15 +60,26 @@ async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[s
     whole: set[str] = set()
     for name, entries in committed.items():
         if name.startswith(LOGS):  # of one log alone, and its one run is committed
-            whole.add(name)
+            ((log, entry),) = entries.items()
+            if not _is_cut(parse_object_name(name).first, entry, starts[log]):
+                whole.add(name)
             continue
         footer = await entry_footer(store, next(iter(entries.values())), timeout_s=GET_S)
         # An object's trimmed records of one log stay while the other logs keep theirs.
         if all(
-            run.log in entries or run.last < starts.get(run.log, 0) for run in footer.index.runs
+            not _is_cut(run.first, entries[run.log], starts[run.log])
+            if run.log in entries
+            else run.last < starts.get(run.log, 0)
+            for run in footer.index.runs
         ):
             whole.add(name)
     return whole, committed.keys() - whole
+
+
+def _is_cut(first: int, entry: Entry, start: int) -> bool:
+    """Whether a repair took the beginning of an object, at `first`, from another one, which has its
+    records too; what lies below the log's start is in no other one."""
+    return entry.first > max(first, start)
 
 
 def sync_table(catalog: Any, name: str, address: str, whole: Collection[str]) -> Synced:

@@ -265,6 +265,8 @@ class TestTiling:
             ([(0, 9), (2, 5), (3, 30), (10, 12)], [(0, 9), (10, 30)]),
             ([(0, 9), (20, 29)], [(0, 9), (20, 29)]),
             ([(0, 4), (2, 9), (20, 29), (22, 40)], [(0, 4), (5, 9), (20, 29), (30, 40)]),
+            # Those that were committed, and not the larger one of an uploader that was overtaken.
+            ([(0, 4), (0, 7), (5, 9), (10, 30)], [(0, 4), (5, 9), (10, 30)]),
         ],
     )
     def test_few_and_large_ones_that_do_not_overlap(self, found, expected):

@@ -11,9 +11,10 @@ from made_objects import NOW_US, Made
 
 import cordwood
 from cordwood.block import Gap, GapKind
+from cordwood.client.admin.positions import Tiered
 from cordwood.host.real import real_host
 from cordwood.layout.body import encode_body
-from cordwood.lsn import OLDEST
+from cordwood.lsn import OLDEST, Lsn
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.slice_reader import read_slices
 from cordwood.spark.splitting import Slice, mark_objects
@@ -36,7 +37,7 @@ def history(first: int = OLDEST) -> Made:
     return made
 
 
-def upload(made: Made, directory: Path) -> str:
+def upload(made: Made, directory: Path, made_us: int = 0) -> str:
     """Put a log's history into a directory; its address."""
 
     async def items() -> AsyncIterator[Item]:
@@ -47,7 +48,9 @@ def upload(made: Made, directory: Path) -> str:
         async with real_host() as host:
             store = await open_object_store(host, str(directory))
             manifest = LogManifest(store, LOG, host, "test")
-            uploader = LogUploader(store, manifest, host, LOG, "/orders", object_bytes=100)
+            uploader = LogUploader(
+                store, manifest, host, LOG, "/orders", created_us=made_us, object_bytes=100
+            )
             await uploader.run(items(), made.first)
             await store.close()
 
@@ -132,17 +135,38 @@ def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path) -> None:
     assert values(nobody, asked, fails=False) == [b"%d" % n for n in range(28, 60)]
 
 
+def test_a_store_of_another_cluster_gives_nothing(tmp_path) -> None:
+    """The same path on the task's machine is another cluster's, which has a log of this number."""
+    with cordwood.connect(tmp_path / "cluster") as store:
+        while store.create_log(f"/orders-{len(store.logs())}").log_id < LOG:
+            pass
+        (info,) = (each for each in store.logs() if each.log_id == LOG)
+        first = store.append_many(info.name, [b"%d" % n for n in range(COUNT)])[0]
+        other = Made(LOG, "/orders", int(first))
+        other.block(encode_body([b"other"] * COUNT, timestamps_us=NOW_US))
+        address = upload(other, tmp_path / "history", info.created_us + 1)
+        asked = Slice(LOG, info.name, first, first + COUNT, address, info.created_us)
+        assert values(lambda: store, asked) == [b"%d" % n for n in range(COUNT)]
+    ours = upload(other, tmp_path / "ours", info.created_us)
+    asked = Slice(LOG, info.name, first, first + COUNT, ours, info.created_us)
+    assert values(nobody, asked) == [b"other"] * COUNT
+
+
+def held(upto: int) -> Tiered:
+    return Tiered("s3://x", Lsn(upto), 5)
+
+
 def test_marks_move_no_cut() -> None:
     cuts = [(Slice(1, "/a", 1, 10), Slice(2, "/b", 1, 5)), (Slice(1, "/a", 10, 30),)]
     assert mark_objects(cuts, {}) == cuts
-    marked = mark_objects(cuts, {1: ("s3://x", 14)})
+    marked = mark_objects(cuts, {1: held(14)})
     assert marked == [
-        (Slice(1, "/a", 1, 10, "s3://x"), Slice(2, "/b", 1, 5)),
-        (Slice(1, "/a", 10, 15, "s3://x"), Slice(1, "/a", 15, 30)),
+        (Slice(1, "/a", 1, 10, "s3://x", 5), Slice(2, "/b", 1, 5)),
+        (Slice(1, "/a", 10, 15, "s3://x", 5), Slice(1, "/a", 15, 30)),
     ]
-    assert mark_objects(cuts, {2: ("s3://x", 0)}) == cuts
-    assert mark_objects(cuts, {1: ("s3://x", 9)})[1] == cuts[1]
-    assert mark_objects(cuts, {1: ("s3://x", 99)})[1] == (Slice(1, "/a", 10, 30, "s3://x"),)
+    assert mark_objects(cuts, {2: held(0)}) == cuts
+    assert mark_objects(cuts, {1: held(9)})[1] == cuts[1]
+    assert mark_objects(cuts, {1: held(99)})[1] == (Slice(1, "/a", 10, 30, "s3://x", 5),)
 
 
 def test_gaps_are_told_from_objects(tmp_path) -> None:

@@ -16,11 +16,13 @@ from cordwood.errors import BadSetting, Fenced
 from cordwood.host.real import real_host
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
+from cordwood.layout.object_names import head_name
 from cordwood.tier.addresses import open_object_store
 from cordwood.tier.collect import collect_log
 from cordwood.tier.iceberg import Synced, sync_table, whole_objects
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
+from cordwood.tier.repair import repair_log
 from cordwood.tier.shared_upload import LogItems, upload_shared
 from cordwood.tier.uploader import LogUploader
 
@@ -180,6 +182,60 @@ def test_a_shared_object_stays_while_one_of_its_logs_is_wanted(tmp_path) -> None
         lake.do(trim)
         gone = 1 if each is one else 0
         assert lake.sync() == (Synced(0, gone, 1 - gone), set())
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_manifest_that_was_repaired_from_overlapping_objects_doubles_nothing(tmp_path, is_gone):
+    """The larger one of an uploader that was overtaken was taken, and the next one cut."""
+    lake, made = Lake(tmp_path), blocks(Made(7), 3)
+
+    async def overtaken_upload(store: PatientStore, host: Host) -> None:
+        manifest = LogManifest(store, 7, host, "test")
+        manifest.commit = overtaken  # type: ignore[method-assign]
+
+        async def items():
+            for item in made.items:
+                yield item
+
+        with pytest.raises(Fenced):
+            await LogUploader(store, manifest, host, 7, made.name).run(items(), made.first)
+
+    lake.do(overtaken_upload)
+    later, made.items = made.items[2:], made.items[:2]
+    lake.upload(made, 1 << 20)
+    made.items += later
+    lake.upload(blocks(made, 2), 1 << 20)
+    lake.upload(blocks(made, 1), 1 << 20)
+    assert lake.sync() == (Synced(3, 0, 0), set())
+    assert lake.rows() == rows_of(made)
+
+    async def repair(store: PatientStore, host: Host) -> None:
+        await store.delete([head_name(7)], timeout_s=60)
+        found = await repair_log(store, LogManifest(store, 7, host, "test"), 7)
+        assert not found.holes
+
+    if is_gone:  # of the objects that were committed, so the other one has to be taken
+        (first,) = (tmp_path / "history").rglob(f"{made.first:016x}-{made.first + 39:016x}-*")
+        first.unlink()
+    lake.do(repair)
+    synced, left_out = lake.sync()
+    # Half of the object behind the one that was taken is in that one.
+    assert (synced.removed, len(left_out)) == ((2, 1) if is_gone else (0, 0))
+    wanted = rows_of(made)
+    assert lake.rows() == (wanted[:60] + wanted[100:] if is_gone else wanted)
+
+
+def test_an_object_that_a_repair_cut_at_the_start_of_the_log_stays(tmp_path):
+    lake, made = Lake(tmp_path), blocks(Made(7), 2)
+    lake.upload(made)
+
+    async def repair(store: PatientStore, host: Host) -> None:
+        await store.delete([head_name(7)], timeout_s=60)
+        await repair_log(store, LogManifest(store, 7, host, "test"), 7, start=made.first + 5)
+
+    lake.do(repair)
+    assert lake.sync() == (Synced(2, 0, 0), set())
+    assert lake.rows() == rows_of(made)
 
 
 def test_another_table_is_not_touched(tmp_path) -> None:

@@ -172,10 +172,12 @@ class Tiered:
     Attributes:
         address: main storage, as nodes tell it; "" for none.
         upto: main storage holds the log up to here, in the nodes' place; e0n0 for nothing.
+        created_us: when the log was made, which tells it from other clusters' logs.
     """
 
     address: str
     upto: Lsn
+    created_us: int
 
 
 class Positions:
@@ -292,11 +294,12 @@ class Positions:
         """See `Store.tiered`."""
         address = self._cluster.tier_store
         if not address:
-            return Tiered("", Lsn(0))
+            return Tiered("", Lsn(0), 0)
         info, tail = await self._opened(log)
         call = AskExtent(info.log_id, int(tail), 0, token=self._token(info))
         told, _ = await self._ask_nodes(info, call, ExtentReply)
-        return Tiered(address, Lsn(max((each.tier for each in told.values()), default=0)))
+        upto = Lsn(max((each.tier for each in told.values()), default=0))
+        return Tiered(address, upto, info.created_us)
 
     async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:
         """See `Store.data_size`."""

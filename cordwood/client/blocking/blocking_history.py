@@ -19,6 +19,7 @@ from cordwood.protocol.gap_detection import Delivery
 from cordwood.tier.addresses import open_object_store
 from cordwood.tier.history import HistoryReader
 from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.origin import check_origin
 from cordwood.tier.patient_store import PatientStore
 
 RUN_BYTES = 4 << 20
@@ -40,21 +41,27 @@ class BlockingHistory:
         self._address = address
         self._thread = LoopThread("cordwood-history")
         self._stack = AsyncExitStack()
+        self._checked: set[tuple[int, int]] = set()
         try:
             self._host, self._objects = self._thread.call(self._open())
         except BaseException:
             self._thread.close()
             raise
 
-    def runs(self, log: int, start: int, stop: int) -> Iterator[list[Taken]]:
+    def runs(
+        self, log: int, start: int, stop: int, *, made_us: int = 0
+    ) -> Iterator[list[Taken]]:
         """Blocks and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
         ends before.
 
+        Args:
+            made_us: when the log was made; 0 if nobody knows.
         Raises:
+            BadSetting: the store holds another cluster's log of this number.
             Corrupt: an object or the manifest differs from what was written.
             Retryable: the store does not answer.
         """
-        reader = self._thread.call(self._begin(log, start, stop - 1))
+        reader = self._thread.call(self._begin(log, start, stop - 1, made_us))
         try:
             while run := self._thread.call(_next_run(reader)):
                 yield run
@@ -72,7 +79,11 @@ class BlockingHistory:
         self._stack.push_async_callback(objects.close)
         return host, objects
 
-    async def _begin(self, log: int, start: int, until: int) -> HistoryReader:
+    async def _begin(self, log: int, start: int, until: int, made_us: int) -> HistoryReader:
+        if made_us and (log, made_us) not in self._checked:
+            # A log that was uploaded before there were origins has none, and is believed.
+            if await check_origin(self._objects, log, made_us):
+                self._checked.add((log, made_us))
         manifest = LogManifest(self._objects, log, self._host, "reader")
         await manifest.load()
         return HistoryReader(self._objects, manifest, self._host, log, start, until)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,13 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
 from cordwood.durable import make_directories, publish, sync_files
 from cordwood.errors import BadSetting
 from cordwood.spark.jobs.notes import offset_in
-from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
+from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, check_types, move_in
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ OFFSET = "cordwood.offset"
 
 HISTORY_MAX = 100
 """Commits looked through first for the newest offset: compactions have none, and are fewer."""
+
+
+_NO_NULLS = re.compile(r'("(?:nullable|containsNull|valueContainsNull)"):false')
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,21 @@ class DeltaLake:
             table = DeltaTable(str(self._path), version=newest.version)
         found = table.transaction_version(query)
         return -1 if found is None else found
+
+    def was_published(self, query: str) -> int:
+        """See `table.LakeTable`."""
+        table = self._open()
+        found = None if table is None else table.transaction_version(query)
+        return -1 if found is None else max(found, self.published(query))
+
+    def is_newest(self, query: str) -> bool:
+        """See `table.LakeTable`."""
+        table = self._open()
+        version = -1 if table is None else self._newest(table).version
+        if version < 0:
+            return False
+        lines = (self._log / f"{version:020}.json").read_bytes().splitlines()
+        return any(json.loads(line).get("txn", {}).get("appId") == query for line in lines)
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
@@ -199,12 +219,23 @@ class DeltaLake:
         )
 
     def _add_columns(self, table: DeltaTable, schema: pa.Schema) -> None:
-        known = {field.name for field in table.schema().fields}
+        known, given = _types(table.schema()), _types(Schema.from_arrow(schema))
+        check_types(self._path, known, given)
         new = [field for field in schema if field.name not in known]
         if new:
             fields: list[Field] = list(Schema.from_arrow(pa.schema(new)).fields)
             table.alter.add_columns(fields)
             table.update_incremental()
+
+
+def _types(schema: Schema) -> dict[str, str]:
+    """Types by column, whether or not there may be nulls in them; a plain one by its name."""
+    return {
+        field.name: field.type.type
+        if isinstance(field.type, PrimitiveType)
+        else _NO_NULLS.sub(r"\1:true", field.type.to_json())
+        for field in schema.fields
+    }
 
 
 def _paths_of(table: DeltaTable) -> list[str]:

@@ -21,15 +21,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from cordwood.durable import make_directories, sync_files
-from cordwood.errors import BadSetting, Rejected
+from cordwood.errors import BadSetting, ObjectChanged, Rejected
 from cordwood.spark.jobs.notes import damaged, offset_in
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, move_in
 
@@ -37,7 +37,11 @@ NAMESPACE = "cordwood"
 OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
 LANDED = "cordwood.landed"
-"""In the summary of a snapshot: the query and the batch that it adds."""
+"""In the summary of a snapshot: the query and the batch that it adds. As a property of the table: the
+same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
+
+COMMIT_TRIES = 5
+"""Another job that commits all the time is none that a table has; one may, once or twice."""
 
 _BATCH = re.compile(r"-1|[0-9]{1,18}")
 
@@ -50,6 +54,24 @@ class _SyncingCatalog(SqlCatalog):
     """
 
     synced: set[str]
+
+    def commit_table(
+        self, table: Table, requirements: tuple[Any, ...], updates: tuple[Any, ...]
+    ) -> CommitTableResponse:
+        """See `Catalog`.
+
+        Race: somebody rolls the table back, and `pyiceberg` would make a commit that found the table
+        changed again, on top of the older snapshot. So its word for that is not let through.
+
+        Raises:
+            ObjectChanged: the table is not the one that was opened.
+        """
+        try:
+            return super().commit_table(table, requirements, updates)
+        except CommitFailedException as error:
+            raise ObjectChanged(
+                f"{'.'.join(table.name())} was changed while a batch was published: start again"
+            ) from error
 
     def _write_metadata(  # type: ignore[override]
         self, metadata: Any, io: Any, metadata_path: str
@@ -96,6 +118,16 @@ class IcebergTable:
             raise damaged(self._path / "metadata", f"{BATCH + query} is {found!r}")
         return int(found)
 
+    def was_published(self, query: str) -> int:
+        """See `table.LakeTable`; while one is away, the table is refused."""
+        return self.published(query)
+
+    def is_newest(self, query: str) -> bool:
+        """See `table.LakeTable`; as far as batches with files say."""
+        table = self._open()
+        newest = None if table is None else self._newest_landed(table)
+        return newest is not None and newest[1].startswith(f"{query} ")
+
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
         table = self._open()
@@ -111,9 +143,25 @@ class IcebergTable:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):
             return
-        table = self._open() or self._create(batch.schema)
-        self._partition(table)
+        self._partition(self._open() or self._create(batch.schema))
         places = [str(place) for place in move_in(self._path, batch.files, "data")]
+        for left in reversed(range(COMMIT_TRIES)):
+            try:
+                self._add(batch, places)
+                return
+            except ObjectChanged:
+                if not left:
+                    raise
+
+    def _add(self, batch: StagedBatch, places: list[str]) -> None:
+        """Commit a batch, on top of a table that has what was landed before it.
+
+        Raises:
+            BadSetting: see `_open`.
+            ObjectChanged: another job committed meanwhile.
+        """
+        table = self._open()
+        assert table is not None, "it was made before files were moved in"
         try:
             self._commit(table, batch, places)
         except OverflowError:
@@ -141,6 +189,8 @@ class IcebergTable:
                 # manifests first.
                 note = {LANDED: f"{batch.query} {batch.batch}"}
                 change.add_files(places, note, check_duplicate_files=False)
+                number = change.table_metadata.last_sequence_number
+                change.set_properties({LANDED: f"{number} {note[LANDED]}"})
             change.set_properties(
                 {BATCH + batch.query: str(batch.batch), OFFSET: json.dumps(dict(batch.offset))}
             )
@@ -191,27 +241,38 @@ class IcebergTable:
         Raises:
             BadSetting: the table was rolled back behind it.
         """
-        ours = [
-            each
-            for each in table.metadata.snapshots
-            if each.summary is not None and LANDED in each.summary.additional_properties
-        ]
-        if not ours:
+        newest = self._newest_landed(table)
+        if newest is None:
             return
-        newest = max(ours, key=_sequence_of)
+        number, landed = newest
         at = table.current_snapshot()
-        while at is not None and _sequence_of(at) > _sequence_of(newest):
+        while at is not None and _sequence_of(at) > number:
             before = at.parent_snapshot_id
-            # An ancestor may have expired: then nothing says that the table was rolled back.
             at = None if before is None else table.snapshot_by_id(before)
-        if at is not None and at.snapshot_id != newest.snapshot_id:
-            assert newest.summary is not None, "it is one of those with a summary"
-            query, _, batch = newest.summary.additional_properties[LANDED].rpartition(" ")
-            raise BadSetting(
-                f"{self._path} was rolled back: its batch {batch} of query {query} is not in it "
-                "now, and what says where the landing goes on is not rolled back with it. Make "
-                f"snapshot {newest.snapshot_id} current again, or land in another directory"
-            )
+            if at is None and before is not None:
+                return  # an ancestor expired: nothing says that the table was rolled back
+        if at is None or _sequence_of(at) != number:
+            raise self._rolled_back(table, landed)
+
+    def _newest_landed(self, table: Table) -> tuple[int, str] | None:
+        """The sequence number of the newest snapshot that a landing made, and what it added."""
+        ours = [(_sequence_of(each), _landed_by(each)) for each in table.metadata.snapshots]
+        number, _, landed = table.properties.get(LANDED, "").partition(" ")
+        if number:
+            if not _BATCH.fullmatch(number):
+                raise damaged(self._path / "metadata", f"{LANDED} begins with {number!r}")
+            ours.append((int(number), landed))
+        return max((each for each in ours if each[1]), default=None)
+
+    def _rolled_back(self, table: Table, landed: str) -> BadSetting:
+        query, _, batch = landed.rpartition(" ")
+        there = [each for each in table.metadata.snapshots if _landed_by(each) == landed]
+        way_out = f"Make snapshot {there[0].snapshot_id} current again, or land" if there else "Land"
+        return BadSetting(
+            f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, and "
+            f"what says where the landing goes on is not rolled back with it. {way_out} in another "
+            "directory"
+        )
 
     def _tables(self) -> list[str]:
         if not self._catalog.namespace_exists(NAMESPACE):
@@ -233,3 +294,9 @@ class IcebergTable:
 
 def _sequence_of(snapshot: Snapshot) -> int:
     return snapshot.sequence_number or 0
+
+
+def _landed_by(snapshot: Snapshot) -> str:
+    """The query and the batch that it adds; "" if no landing made it."""
+    summary = snapshot.summary
+    return "" if summary is None else summary.additional_properties.get(LANDED, "")

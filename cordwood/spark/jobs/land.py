@@ -18,17 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from cordwood.durable import remove, sync_directory, sync_tree, write_whole
+from cordwood.durable import remove, write_whole
 from cordwood.errors import BadSetting
 from cordwood.layout.batch_columns import COLUMNS, COLUMNS_ON_REQUEST
 from cordwood.spark.catalog import Catalog
@@ -45,6 +43,7 @@ from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle
 from cordwood.spark.jobs.notes import damaged, offset_of, read_columns, read_note
 from cordwood.spark.jobs.parquet_table import remove_staging
 from cordwood.spark.jobs.partitions import may_be_unwritable, quoted, unwritable
+from cordwood.spark.jobs.set_apart import keep_apart, remove_apart, tidy
 from cordwood.spark.jobs.table import (
     OURS,
     Compacted,
@@ -116,7 +115,7 @@ def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> La
         table = open_table(path, landing)
         remove_staging(path)
         lander = Lander(path, table, landing, landed, say)
-        lander.remove_unpublished()
+        lander.tidy_set_apart()
         lander.run(_session(spark))
         if landing.compact:
             landed.compacted = table.compact(TARGET_FILE_BYTES)
@@ -163,6 +162,7 @@ class Lander:
         self._checkpoint = Checkpoint(path / OURS / "checkpoint")
         self._note = path / OURS / "json_columns.json"
         self._ends = path / OURS / "ends"
+        self._quarantine = Path(f"{path}.quarantine")
         decode = landing.decode
         self._may_set_apart = True
         self._function = named_function(decode) if decode not in ("", "json") else None
@@ -213,16 +213,26 @@ class Lander:
             )
         if last is not None:
             given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
-            given["startingOffsets"] = json.dumps(self._still_there(given, last["logs"]))
+            given["startingOffsets"] = json.dumps(self._still_there(given, last))
             self._say("the checkpoint is gone: going on where the table ends")
         return given
 
-    def _still_there(self, source: dict[str, str], ends: dict[str, str]) -> dict[str, str]:
+    def _still_there(self, source: dict[str, str], last: Mapping[str, Any]) -> dict[str, str]:
         """The table's end positions of existing logs; keys are log numbers.
 
         Also of logs that are not selected now: a renamed log may come back.
+
+        Raises:
+            BadSetting: the table was landed from another cluster.
         """
-        there = Catalog(parse_options(source)).all_logs()
+        catalog = Catalog(parse_options(source))
+        if last["cluster"] != catalog.cluster:
+            raise BadSetting(
+                f"{self._path} was landed from cluster {last['cluster']}, and this one is "
+                f"{catalog.cluster}, in which its numbers and LSNs mean other records: give the "
+                "address of that cluster, or land in another directory"
+            )
+        there, ends = catalog.all_logs(), last["logs"]
         gone = sorted(log for log in ends if int(log) not in there)
         if gone:
             self._say(f"logs of the table that are not there any more: number {', '.join(gone)}")
@@ -248,7 +258,7 @@ class Lander:
         good, apart = self._write(shaped, staging / "good")
         bad = apart.rows
         end = self._checkpoint.end_of(batch)
-        # Before records are set apart: `remove_unpublished` goes by these notes.
+        # Before records are set apart: `tidy` goes by these notes.
         self._note_end(query, batch, end)
         self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         staged = StagedBatch(query, batch, end, good, _arrow_schema(shaped))
@@ -265,7 +275,11 @@ class Lander:
         query = self._checkpoint.query()
         published = self._table.published(query)
         self._checkpoint.check(published, self._end_noted(query, published))
-        self._checkpoint.check_newest(published, self._table.last_offset())
+        last = self._table.last_offset()
+        self._checkpoint.check_newest(published, last)
+        if published < 0 and last is not None and not self._checkpoint.is_new:
+            there = Catalog(parse_options(dict(self._landing.source))).all_logs()
+            self._checkpoint.check_knows(last, there)
 
     def _note_end(self, query: str, batch: int, end: dict[str, Any]) -> None:
         """Note which records a batch has, before it is published."""
@@ -348,11 +362,9 @@ class Lander:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        place = Path(f"{self._path}.quarantine") / name
+        place = self._quarantine / name
         if not bad.rows:
-            if place.exists():
-                shutil.rmtree(place)
-                sync_directory(place.parent)
+            remove_apart(place)
             return
         raw = [name for name in shaped.columns if name in (*COLUMNS, *COLUMNS_ON_REQUEST, ERROR)]
         seen = Observation()
@@ -365,27 +377,11 @@ class Lander:
                 "when it ran again: nothing is landed, since some would be lost and some be there "
                 "twice. A decode function says the same of the same record each time"
             )
-        sync_tree(staging)
-        place.parent.mkdir(exist_ok=True)
-        sync_directory(place.parent.parent)
-        shutil.rmtree(place, ignore_errors=True)
-        os.replace(staging, place)
-        sync_directory(place.parent)
+        keep_apart(staging, place)
 
-    def remove_unpublished(self) -> None:
-        """Remove what batches set apart that died before they were published.
-
-        The batch sets its records apart again. After a lost checkpoint the repeat belongs to
-        another query with another directory, and records would be there twice.
-        """
-        queries = [path.name for path in self._ends.glob("*")]
-        for place in sorted(Path(f"{self._path}.quarantine").glob("*-*")):
-            short, _, number = place.name.rpartition("-")
-            theirs = [query for query in queries if query[:8] == short]
-            newest = max(map(self._table.published, theirs), default=None)
-            if newest is not None and number.isdigit() and int(number) > newest:
-                shutil.rmtree(place)
-                sync_directory(place.parent)
+    def tidy_set_apart(self) -> None:
+        """See `set_apart.tidy`."""
+        tidy(self._quarantine, [path.name for path in self._ends.glob("*")], self._table)
 
     def _learn_columns(self, frame: DataFrame) -> None:
         """Find new fields in this batch; record them before their use."""

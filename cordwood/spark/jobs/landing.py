@@ -21,7 +21,7 @@ from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.partitions import check_partition_columns
 from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path
-from cordwood.spark.offsets import parse_offset
+from cordwood.spark.offsets import check_cluster, parse_offset
 from cordwood.spark.options import parse_options
 from cordwood.spark.runs import records_in
 
@@ -192,7 +192,9 @@ def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[
     if last is None:
         places: Mapping[int, int] = initial_places(catalog.placed(logs, tails), logs, tails)
     else:
-        places = {**dict.fromkeys(logs, int(OLDEST)), **parse_offset(last).logs}
+        before = parse_offset(last)
+        check_cluster(before, catalog.cluster)
+        places = {**dict.fromkeys(logs, int(OLDEST)), **before.logs}
     stops = stream_stops(options, logs, tails)
     return [
         Planned(name, log, first, stop, records_in(catalog.runs(log, first, stop)))

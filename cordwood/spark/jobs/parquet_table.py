@@ -45,6 +45,7 @@ from cordwood.spark.jobs.table import (
     StagedBatch,
     StagedFile,
     check_staged,
+    check_types,
     make_durable,
     move_in,
 )
@@ -75,14 +76,25 @@ class ParquetTable:
         newest = self._newest.get(query)
         return -1 if newest is None else int(newest["batch"])
 
+    def was_published(self, query: str) -> int:
+        """See `table.LakeTable`; nothing takes a batch away."""
+        return self.published(query)
+
+    def is_newest(self, query: str) -> bool:
+        """See `table.LakeTable`."""
+        return (newest := self._last()) is not None and newest["query"] == query
+
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
-        newest = max(
+        newest = self._last()
+        return None if newest is None else newest["offset"]
+
+    def _last(self) -> dict[str, Any] | None:
+        return max(
             self._newest.values(),
             key=lambda manifest: (manifest["turn"], manifest["batch"]),
             default=None,
         )
-        return None if newest is None else newest["offset"]
 
     @property
     def is_empty(self) -> bool:
@@ -94,10 +106,14 @@ class ParquetTable:
         if batch.batch <= self.published(batch.query):
             self._roll_forward()
             return
+        known = columns_of(self._last() or {})
+        given = {field.name: str(field.type).replace(" not null", "") for field in batch.schema}
+        check_types(self._path, known, given)
         manifest = {
             "query": batch.query,
             "batch": batch.batch,
             "turn": self._turn(batch.query),
+            "columns": {**known, **given},
             "offset": dict(batch.offset),
             "files": [
                 {
@@ -268,12 +284,23 @@ def _read_manifest(note: Path) -> dict[str, Any]:
         raise damaged(note, "it is of another batch than its name says")
     count_of(note, found, "turn")
     offset_of(note, found.get("offset"))
+    columns = columns_of(found)
+    if not isinstance(columns, dict):
+        raise damaged(note, "columns is no object")
+    for name in columns:
+        text_of(note, columns, name)
     for file in objects_of(note, found, "files"):
         place_of(note, file.get("from"))
         place_of(note, file.get("directory"))
         count_of(note, file, "rows")
         count_of(note, file, "bytes")
     return found
+
+
+def columns_of(manifest: Mapping[str, Any]) -> Mapping[str, str]:
+    """Types of the table's columns by name; an earlier version noted none."""
+    columns: Mapping[str, str] = manifest.get("columns", {})
+    return columns
 
 
 def _found(note: Path) -> dict[str, Any]:

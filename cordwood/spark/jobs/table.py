@@ -86,6 +86,12 @@ class LakeTable(Protocol):
     def published(self, query: str) -> int:
         """The last batch of a query in the table; -1 for none."""
 
+    def was_published(self, query: str) -> int:
+        """The last batch of a query that ever was in the table, though a restore took it away."""
+
+    def is_newest(self, query: str) -> bool:
+        """Whether the newest batch of the table is this query's."""
+
     def last_offset(self) -> Mapping[str, Any] | None:
         """Where in the logs the newest batch ends, whichever query's; None if nothing tells."""
 
@@ -186,6 +192,25 @@ def check_staged(path: Path, file: StagedFile, told_by: str) -> None:
         raise Corrupt(f"{path} is no whole Parquet file ({error}), as {told_by} says") from error
     if rows != file.rows:
         raise Corrupt(f"{path} has {rows} rows, and {told_by} says {file.rows}")
+
+
+def check_types(path: Path, known: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Check that a batch's columns have the types of the table's, before it is published.
+
+    Files of two types under one name make the whole table unreadable, and not the batch alone.
+
+    Args:
+        known, given: types by name, as the table's format writes them.
+    Raises:
+        BadSetting: a column has another type.
+    """
+    for name, type_ in given.items():
+        if (before := known.get(name, type_)) != type_:
+            raise BadSetting(
+                f"{path} has {name} as {before}, and this batch has it as {type_}: types of a table "
+                "stay, so nothing of it is landed. Have the decode function give the type that was, "
+                "or another name"
+            )
 
 
 def move_in(table: Path, files: Sequence[StagedFile], below: str = "") -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,16 +11,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from swaps import swap
 
 from cordwood import durable
 from cordwood.errors import BadSetting
 from cordwood.spark.checkpoint import Checkpoint, begins_at
+from cordwood.spark.jobs import iceberg_table
 from cordwood.spark.jobs.delta_table import DeltaLake
 from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.land import Landed, Lander
-from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.jobs.landing import Landing, open_table
 from cordwood.spark.jobs.parquet_table import ParquetTable
-from cordwood.spark.jobs.table import LakeTable, StagedBatch, staged_files
+from cordwood.spark.jobs.set_apart import remove_apart
+from cordwood.spark.jobs.table import (
+    FORMATS,
+    OURS,
+    LakeTable,
+    StagedBatch,
+    move_in,
+    staged_files,
+)
 from cordwood.spark.options import SERVERS
 
 
@@ -85,6 +96,13 @@ def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint):
     assert begins_at(first, last)
     assert begins_at({"cluster": "c", "init": True, "logs": first["from"], "v": 1}, last)
     assert not begins_at({**first, "from": {**first["from"], "2": "e1n8"}}, last)
+
+
+def test_a_first_batch_that_does_not_know_a_log_of_the_table_is_told(checkpoint):
+    last = {**end(0), "logs": {"1": "e1n7", "2": "e1n9"}}
+    checkpoint.check_knows(last, [1, 3])
+    with pytest.raises(BadSetting, match=r"does not know log 2, .* Remove that directory"):
+        checkpoint.check_knows(last, [1, 2])
 
 
 def test_one_that_runs_ahead_of_its_table_is_told(checkpoint):
@@ -196,6 +214,70 @@ def test_an_iceberg_table_that_was_rolled_back_is_refused_until_it_is_rolled_for
     assert lake.last_offset() == end(2)
 
 
+def test_an_iceberg_table_that_was_rolled_back_and_whose_snapshots_expired_is_refused(tmp_path):
+    """Without the snapshot that was rolled back nothing told of it, and the landing went on."""
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = IcebergTable(root, ())
+    landed(root, lake, 0)
+    table = lake._open()
+    assert table is not None
+    table.append(pa.table({"lsn": [7]}))
+    first, between = (each.snapshot_id for each in table.refresh().metadata.snapshots)
+    for batch in (1, 2):
+        landed(root, lake, batch)
+    for at in (between, first):
+        table.refresh().manage_snapshots().set_current_snapshot(at).commit()
+        expired = [
+            each.snapshot_id
+            for each in table.refresh().metadata.snapshots
+            if each.snapshot_id not in (first, at)
+        ]
+        table.maintenance.expire_snapshots().by_ids(expired).commit()
+        for told in (lambda: lake.published("q"), lake.last_offset):
+            with pytest.raises(BadSetting, match=r"batch 2 of query q.*\. Land in another directory"):
+                told()
+
+
+def test_an_iceberg_table_that_is_rolled_back_while_a_batch_is_published_is_refused(
+    tmp_path, monkeypatch
+):
+    """The commit was made again on top of the older snapshot, and hid what that lacked."""
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = IcebergTable(root, ())
+    for batch in range(3):
+        landed(root, lake, batch)
+    table = lake._open()
+    assert table is not None
+    first, third = table.metadata.snapshots[0].snapshot_id, table.metadata.snapshots[2].snapshot_id
+
+    def rolls_back(*args) -> list[Path]:
+        table.manage_snapshots().rollback_to_snapshot(first).commit()
+        return move_in(*args)
+
+    with monkeypatch.context() as patched:
+        swap(patched, move_in, rolls_back, within=iceberg_table)
+        with pytest.raises(BadSetting, match=f"batch 2 of query q.* Make snapshot {third} current"):
+            landed(root, lake, 3)
+    table.refresh().manage_snapshots().set_current_snapshot(third).commit()
+    assert (lake.published("q"), lake.last_offset()) == (2, end(2))
+
+    # What another job appends meanwhile ends nothing.
+    commit = lake._commit
+
+    def races(*args) -> None:
+        if not lost:
+            lost.append(table.refresh().append(pa.table({"lsn": [7]})))
+        commit(*args)
+
+    lost: list[None] = []
+    monkeypatch.setattr(lake, "_commit", races)
+    landed(root, lake, 4)
+    assert (lake.published("q"), lake.last_offset()) == (4, end(4))
+    assert sorted(table.refresh().scan().to_arrow()["lsn"].to_pylist()) == [0, 1, 2, 4, 7]
+
+
 def test_records_that_a_dead_batch_set_apart_go(tmp_path):
     """They were there twice, once the checkpoint was lost and another query landed them."""
     root, query = tmp_path / "table", "01234567-89ab"
@@ -209,6 +291,68 @@ def test_records_that_a_dead_batch_set_apart_go(tmp_path):
     names = [f"01234567-{0:012}", f"01234567-{1:012}", f"76543210-{1:012}", "a-b"]
     for name in names:
         (tmp_path / "table.quarantine" / name).mkdir(parents=True)
-    lander.remove_unpublished()
+    lander.tidy_set_apart()
     left = sorted(path.name for path in (tmp_path / "table.quarantine").iterdir())
     assert left == sorted(set(names) - {f"01234567-{1:012}"})
+
+
+def test_records_of_a_batch_that_a_restore_took_away_come_back_with_it(tmp_path):
+    """A landing that was refused removed them, and the restore was undone."""
+    root, query = tmp_path / "table", "01234567-89ab"
+    root.mkdir()
+    lake = DeltaLake(root, ())
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(root), "delta")
+    lander = Lander(root, lake, landing, Landed(), print)
+    quarantine = tmp_path / "table.quarantine"
+    for batch in range(3):
+        if batch < 2:
+            landed(root, lake, batch, query)
+        lander._note_end(query, batch, end(batch))
+        apart = quarantine / f"01234567-{batch:012}"
+        apart.mkdir(parents=True)
+        (apart / "part.parquet").write_text(f"batch {batch}")
+
+    def shown() -> list[str]:
+        lander.tidy_set_apart()
+        found = sorted(quarantine.glob("[!_]*/part.parquet"))
+        return [path.read_text() for path in found]
+
+    assert shown() == ["batch 0", "batch 1"]
+    newest = DeltaTable(str(root)).version()
+    DeltaTable(str(root)).restore(newest - 1)
+    assert shown() == shown() == ["batch 0"]
+    DeltaTable(str(root)).restore(newest)
+    assert shown() == shown() == ["batch 0", "batch 1"]
+    DeltaTable(str(root)).restore(newest - 1)
+    assert shown() == ["batch 0"]
+    remove_apart(quarantine / f"01234567-{1:012}")
+    assert [path.name for path in quarantine.iterdir()] == [f"01234567-{0:012}"]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_batch_whose_column_has_another_type_is_refused(tmp_path, format_):
+    """A new decode function gave text for numbers: the batch was landed, and no reader took it."""
+    landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(tmp_path), format_, ())
+    table = open_table(tmp_path, landing)
+
+    def lands(batch: int, **columns) -> None:
+        staging = tmp_path / OURS / "staging" / str(batch)
+        staging.mkdir(parents=True)
+        content = pa.table({"lsn": [batch], **columns})
+        pq.write_table(content, staging / f"part-{batch}.parquet")
+        table.publish(StagedBatch("q", batch, end(batch), staged_files(staging), content.schema))
+
+    lands(0, id=[1])
+    told = {"iceberg": (Exception, "Cannot change column type: id: long")}
+    refused, why = told.get(format_, (BadSetting, r"has id as (long|int64).* types of a table stay"))
+    for wrong in (["text"], [2.5]):
+        shutil.rmtree(tmp_path / OURS / "staging" / "1", ignore_errors=True)
+        with pytest.raises(refused, match=why):
+            lands(1, id=wrong)
+    table = open_table(tmp_path, landing)
+    assert (table.published("q"), table.last_offset()) == (0, end(0))
+    shutil.rmtree(tmp_path / OURS / "staging" / "1")
+    lands(1, more=["text"])
+    with pytest.raises(refused, match=r"has more as string|column type: more: string"):
+        lands(2, id=[1], more=[1])
+    lands(3, id=[1])

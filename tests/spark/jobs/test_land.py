@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -14,6 +15,7 @@ from job_logs import appended
 from pyspark.errors import StreamingQueryException
 from swaps import swap
 
+import cordwood
 from cordwood.cli.app import run
 from cordwood.errors import BadSetting, StoreInUse
 from cordwood.spark.jobs.iceberg_table import IcebergTable
@@ -255,6 +257,70 @@ class TestRestart:
         assert lands() == 1
         shutil.rmtree(tmp_path / "t" / OURS / "checkpoint")
         assert lands() == 0
+
+    def test_a_lost_checkpoint_and_another_cluster_is_refused(
+        self, spark, cluster, store, log, tmp_path
+    ):
+        """Places of one cluster were taken for those of the other, and its records left out."""
+        store.append_many(log, [b"%d" % n for n in range(30)])
+        landing = Landing({SERVERS: cluster.url, "subscribe": log}, str(tmp_path / "t"))
+        assert land(spark, landing).records == 30
+        shutil.rmtree(tmp_path / "t" / OURS / "checkpoint")
+        number = store.log(log).log_id
+        with cordwood.connect(tmp_path / "other") as other:
+            for each in range(1, number):
+                other.create_log(f"{log}-{each}")
+            assert other.create_log(log).log_id == number
+            other.append_many(log, [b"other %d" % n for n in range(50)])
+            elsewhere = replace(landing, source={SERVERS: other.serve(), "subscribe": log})
+            with pytest.raises(BadSetting, match="was landed from cluster .*, and this one is"):
+                land(spark, elsewhere)
+            with pytest.raises(BadSetting, match="belongs to cluster"):
+                dry_run(elsewhere)
+        assert land(spark, landing).records == 0
+
+    def test_a_first_checkpoint_that_is_put_back_after_another_query_found_a_log(
+        self, spark, cluster, store, log, tmp_path, monkeypatch
+    ):
+        """It took that log for a new one too, and landed it once more from its beginning."""
+        table, aside = tmp_path / "t", tmp_path / "aside"
+        checkpoint = table / OURS / "checkpoint"
+        on_batch = Lander.on_batch
+
+        def lands(limit: str, dies: Callable[[Lander, object, int], None] | None = None) -> None:
+            source = {SERVERS: cluster.url, "subscribePattern": f"{log}/.*"}
+            source["maxRecordsPerTrigger"] = limit
+            with monkeypatch.context() as dying:
+                if dies is not None:
+                    swap(dying, Lander.on_batch, dies)
+                land(spark, Landing(source, str(table), partition_by=()))
+
+        def before(lander: Lander, frame, batch: int) -> None:
+            raise RuntimeError("planted crash")
+
+        def after(lander: Lander, frame, batch: int) -> None:
+            on_batch(lander, frame, batch)
+            raise RuntimeError("planted crash")
+
+        store.append_many(f"{log}/a", [b"a %d" % n for n in range(10)])
+        lands("100")
+        shutil.rmtree(checkpoint)
+        store.append(f"{log}/a", b"a 10")
+        with pytest.raises(StreamingQueryException, match="planted crash"):
+            lands("100", before)
+        shutil.move(checkpoint, aside)
+        store.append(f"{log}/b", b"b 0")
+        with pytest.raises(StreamingQueryException, match="planted crash"):
+            lands("1", after)
+        assert sorted(row["value"] for row in rows(table, "parquet"))[-1] == b"b 0"
+        shutil.rmtree(checkpoint)
+        shutil.move(aside, checkpoint)
+        with pytest.raises(BadSetting, match="it does not know log .* another query landed"):
+            lands("100")
+        shutil.rmtree(checkpoint)
+        lands("100")
+        wanted = [*(b"a %d" % n for n in range(11)), b"b 0"]
+        assert sorted(row["value"] for row in rows(table, "parquet")) == sorted(wanted)
 
     def test_decoding_that_sets_other_records_apart_each_time_lands_nothing(
         self, lands, store, log, tmp_path

@@ -1,0 +1,78 @@
+"""The quarantine beside a table: records that batches set apart, a directory for each batch.
+
+It holds what the batches in the table set apart, once. A batch that died before it was published
+sets its records apart again. After a lost checkpoint that is another query's batch, which has
+another directory, and they would be there twice; so they go.
+
+Those of a batch that a restore took away are hidden: whoever restores the table to a later version
+brings the batch back, and nothing else would have them then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from cordwood.durable import sync_directory, sync_tree
+from cordwood.spark.jobs.table import LakeTable
+
+HIDDEN = "_"
+"""Begins the name of a directory in which no reader looks."""
+
+
+def tidy(quarantine: Path, queries: Sequence[str], table: LakeTable) -> None:
+    """Show what the batches in the table set apart, hide or remove the rest.
+
+    Args:
+        queries: those that landed in the table; directories of others are left alone.
+    """
+    published, was_published = cache(table.published), cache(table.was_published)
+    for name in sorted({each.name.removeprefix(HIDDEN) for each in quarantine.glob("*-*")}):
+        short, _, number = name.rpartition("-")
+        theirs = [query for query in queries if query[:8] == short]
+        if not theirs or not number.isdigit():
+            continue
+        place, hidden = quarantine / name, quarantine / (HIDDEN + name)
+        if int(number) <= max(map(published, theirs)):
+            # Trap: Delta knows a query's newest batch also where that was restored away, and another
+            # query landed its records since.
+            if any(map(table.is_newest, theirs)):
+                _move_over(hidden, place)
+        elif int(number) <= max(map(was_published, theirs)):
+            _move_over(place, hidden)
+        else:
+            remove_apart(place)
+
+
+def keep_apart(staging: Path, place: Path) -> None:
+    """Move what a batch sets apart to its directory, in the place of what is there of it."""
+    sync_tree(staging)
+    place.parent.mkdir(exist_ok=True)
+    sync_directory(place.parent.parent)
+    remove_apart(place)
+    os.replace(staging, place)
+    sync_directory(place.parent)
+
+
+def remove_apart(place: Path) -> None:
+    """Remove what a batch set apart, hidden or not."""
+    for each in (place, place.with_name(HIDDEN + place.name)):
+        if each.exists():
+            shutil.rmtree(each)
+            sync_directory(each.parent)
+
+
+def _move_over(source: Path, target: Path) -> None:
+    """Rename a directory, in the place of what has the name; one that is not there stays so.
+
+    A batch that was landed once more after a restore has both, of the same records.
+    """
+    if not source.exists():
+        return
+    if target.exists():
+        shutil.rmtree(target)
+    os.replace(source, target)
+    sync_directory(target.parent)
