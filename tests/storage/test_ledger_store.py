@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 
 import pytest
 from made_blocks import Made, run, turns
+from msgspec.structs import replace
 
-from cordwood.errors import AccessDenied
+from cordwood.errors import AccessDenied, Retryable
 from cordwood.layout.ledger_records import LedgerChange, LedgerFlag
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
     AskLac,
     EntryItem,
+    ForceEntries,
     Found,
     ReadEntries,
     TellLac,
@@ -179,5 +182,79 @@ def test_a_reply_holds_what_fits_a_frame() -> None:
             assert (await store.add(add(entry, body=bytes(1 << 20)))).refusal is AddRefusal.NONE
         reply = await store.read(ReadEntries(LEDGER, KEY, [*range(5)]))
         assert [each.entry for each in reply.entries] == [0, 1, 2]
+
+    run(scenario)
+
+
+def deferred(*entries: int) -> AddEntries:
+    return replace(add(*entries), deferred=True)
+
+
+FORCE = ForceEntries(LEDGER, KEY)
+
+
+def test_a_deferred_entry_is_answered_at_once_and_a_force_waits_for_the_disk() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        store = LedgerStore(made.engine, lambda: 3)
+        made.disk.by_hand = made.disk.file.by_hand = True
+        reply = await store.add(deferred(0))
+        assert (reply.refusal, reply.run) == (AddRefusal.NONE, 3)
+        force = asyncio.ensure_future(store.force(FORCE))
+        await turns()
+        assert not force.done()
+        assert made.engine.unflushed_bytes, "it counts against what there is room for"
+        made.disk.by_hand = made.disk.file.by_hand = False
+        made.disk.file.end_all()
+        assert (await force).run == reply.run
+        assert await found_of(store, 0) == [Found.YES]
+
+    run(scenario)
+
+
+def test_a_fence_comes_after_the_deferred_entries_before_it() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        store = LedgerStore(made.engine)
+        made.disk.by_hand = made.disk.file.by_hand = True
+        await store.add(deferred(0))
+        reading = asyncio.ensure_future(found_of(store, 0, 1, fence=True))
+        await turns()
+        assert (await store.add(deferred(1))).refusal is AddRefusal.FENCED
+        made.disk.by_hand = made.disk.file.by_hand = False
+        made.disk.file.end_all()
+        assert await reading == [Found.YES, Found.NO_ENTRY]
+        assert (await store.force(FORCE)).refusal is AddRefusal.FENCED
+
+    run(scenario)
+
+
+def test_a_force_of_what_a_node_never_saw_succeeds_and_of_what_is_gone_does_not() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        store = LedgerStore(made.engine)
+        await store.add(deferred(0))
+        await store.force(FORCE)
+        assert (await store.force(ForceEntries(99, KEY))).refusal is AddRefusal.NONE
+        await store.forget([LEDGER])
+        assert (await store.force(FORCE)).refusal is AddRefusal.GONE
+
+    run(scenario)
+
+
+def test_a_force_fails_where_the_wal_failed_after_the_answer() -> None:
+    async def scenario() -> None:
+        made = await Made.new()
+        store = LedgerStore(made.engine)
+        made.disk.by_hand = made.disk.file.by_hand = True
+        await store.add(deferred(0))
+        force = asyncio.ensure_future(store.force(FORCE))
+        await turns()
+        for write in list(made.disk.file.pending):
+            made.disk.file.end(write, OSError(errno.EIO, "the disk is broken"))
+        with pytest.raises(Retryable):
+            await force
+        with pytest.raises(Retryable):
+            await store.force(FORCE)
 
     run(scenario)

@@ -31,6 +31,7 @@ from cordwood.metadata.memory import LateWrite
 from cordwood.protocol.ledger_writer import WriterLimits
 
 E3 = {"ensemble": 3, "write": 3, "ack": 2}
+DEFERRED = WriterLimits(defers_sync=True)
 
 
 def payloads(count: int, start: int = 0) -> list[bytes]:
@@ -553,6 +554,80 @@ class TestDeletion:
                 made: WritableLedger = await store.ledgers.create(**E3)
                 await made.append(b"one")
                 await store.ledgers.delete(made.ledger_id)
+                with pytest.raises(LedgerFenced):
+                    await made.close()
+
+        simulate(scenario)
+
+
+class TestDeferredSync:
+    def test_it_is_confirmed_by_a_force_and_by_the_close(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, limits=DEFERRED)
+                assert await made.append_many(payloads(20)) == list(range(20))
+                assert made.last_add_confirmed == NO_ENTRY
+                opened = await store.ledgers.open(made.ledger_id)
+                assert await opened.read_last_add_confirmed() == NO_ENTRY
+                assert await made.force() == 19
+                assert made.last_add_confirmed == 19
+                await made.append(b"behind the force")
+                assert made.last_add_confirmed == 19
+                await asyncio.sleep(0.5)
+                assert await opened.read_last_add_confirmed() == 19
+                await made.close()
+                assert made.metadata.last == 20
+                assert len([each async for each in opened]) == 21
+
+        simulate(scenario)
+
+    def test_nodes_that_lost_what_they_acknowledged_do_not_confirm_it(self) -> None:
+        """All nodes lose power before their disks have it, and answer the force all the same:
+        they do not know of it (the force is of another run)."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, limits=DEFERRED)
+                await made.append(b"forced")
+                assert await made.force() == 0
+                for number in cluster.numbers:
+                    cluster.machine(number).disk.latency_factor = 100_000.0
+                assert await made.append(b"lost") == 1
+                for number in cluster.numbers:
+                    cluster.kill(number)
+                    cluster.machine(number).disk.latency_factor = 1.0
+                await cluster.start()
+                with pytest.raises(Unreachable):
+                    await made.force()
+                assert made.metadata.last == 0
+                opened = await store.ledgers.open(made.ledger_id, recovery=True)
+                assert [each.payload async for each in opened] == [b"forced"]
+
+        simulate(scenario)
+
+    def test_a_node_that_fails_ends_the_writer_at_its_lac(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, limits=DEFERRED)
+                await made.append_many(payloads(5))
+                await made.force()
+                await made.append(b"not forced")
+                cluster.kill(made.metadata.newest.nodes[0])
+                with pytest.raises(Unreachable):
+                    await made.close()
+                assert (made.metadata.state, made.metadata.last) == (LedgerState.CLOSED, 4)
+
+        simulate(scenario, nodes=4)
+
+    def test_a_recovery_keeps_what_it_finds_and_ends_the_writer(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store, cluster.client() as other:
+                made = await store.ledgers.create(**E3, limits=DEFERRED)
+                await made.append_many(payloads(5))
+                found = await other.ledgers.recover(made.ledger_id)
+                assert found.last == 4
+                with pytest.raises((OutcomeUnknown, LedgerFenced)):
+                    await made.force()
                 with pytest.raises(LedgerFenced):
                     await made.close()
 
