@@ -67,6 +67,28 @@ class TestWritingAndReading:
 
         simulate(scenario)
 
+    def test_arrow_batches_have_every_entry_once_and_end_where_they_are_told(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                await made.append_many(payloads(9000))
+                opened = await store.ledgers.open(made.ledger_id)
+                sizes, values = [], []
+                async for batch in opened.arrow(["lsn", "value"], until=8999):
+                    sizes.append(batch.num_rows)
+                    values += batch["value"].to_pylist()
+                assert values == payloads(9000)
+                assert 8192 <= sizes[0] < 8192 + 256
+                assert len(sizes) == 2
+                some = [b async for b in opened.arrow(["lsn"], start=100, until=103)]
+                assert [b["lsn"].to_pylist() for b in some] == [[100, 101, 102, 103]]
+                assert [b async for b in opened.arrow(start=5, until=4)] == []
+                await made.close()
+                whole = await store.ledgers.open(made.ledger_id)
+                assert sum([b.num_rows async for b in whole.arrow()]) == 9000
+
+        simulate(scenario)
+
     def test_entries_lie_on_their_write_set_only(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
