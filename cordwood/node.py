@@ -261,7 +261,8 @@ class Node:
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._engine, host.clock.now_us)
         self._ledgers = LedgerCalls(
-            LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node,
+            LedgerStore(self._engine, lambda: self._incarnation),
+            LedgerMetadataStore(self._metadata), settings.node,
             LedgerAutorecovery(
                 settings.node, host, self._metadata, self._read_members,
                 lambda: self.server.address,

@@ -53,6 +53,7 @@ ANSWERS: Mapping[type, type] = {
     ledgers.AskLedger: ledgers.LedgerReply,
     ledgers.CreateLedger: ledgers.LedgerReply,
     ledgers.DeleteLedger: m.DoneReply,
+    ledgers.ForceEntries: ledgers.AddReply,
     ledgers.ListLedgers: ledgers.LedgersReply,
     ledgers.ReadEntries: ledgers.EntriesReply,
     ledgers.SetLedger: ledgers.LedgerReply,

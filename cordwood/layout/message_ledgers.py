@@ -38,6 +38,7 @@ Lac = Annotated[int, Meta(ge=NO_ENTRY, le=ENTRY_MAX)]
 Length = Annotated[int, Meta(ge=0, le=ENTRY_MAX)]
 Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Body = Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)]
+Run = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Value = Annotated[bytes, Meta(max_length=METADATA_BYTES_MAX)]
 
@@ -79,18 +80,36 @@ class AddEntries(Struct, frozen=True, tag="add_entries"):
 
     Attributes:
         recovery: a recovery writes them once more: a fenced node takes them.
+        deferred: answer before they are durable; `ForceEntries` asks for that.
     """
 
     ledger: Ledger
     key: Key
     entries: Annotated[list[EntryItem], Meta(min_length=1, max_length=ADD_ENTRIES_MAX)]
     recovery: bool = False
+    deferred: bool = False
 
 
 class AddReply(Struct, frozen=True, tag="added"):
-    """They are durable, or why not."""
+    """They are durable, or why not. Deferred entries are on their way to the disk.
+
+    Attributes:
+        run: of the node, which another start of it does not have: see `ForceEntries`.
+    """
 
     refusal: AddRefusal = AddRefusal.NONE
+    run: Run = 0
+
+
+class ForceEntries(Struct, frozen=True, tag="force_entries"):
+    """Have all entries of a ledger that were taken on the disk. Answered with AddReply.
+
+    A node that has started anew since it took entries may have lost them, and does not know of
+    them. The run in its answer is another one then.
+    """
+
+    ledger: Ledger
+    key: Key
 
 
 class ReadEntries(Struct, frozen=True, tag="read_entries"):
@@ -255,6 +274,6 @@ class AutorecoveryReply(Struct, frozen=True, tag="autorecovery"):
 
 
 AutorecoveryCall = AskAutorecovery | SwitchAutorecovery
-LedgerEntryCall = AddEntries | ReadEntries | AskLac | TellLac
+LedgerEntryCall = AddEntries | ForceEntries | ReadEntries | AskLac | TellLac
 LedgerMetadataCall = AskLedger | CreateLedger | SetLedger | DeleteLedger | ListLedgers
 LedgerCall = LedgerEntryCall | LedgerMetadataCall | AutorecoveryCall

@@ -13,7 +13,9 @@ the writer's own close won, the entry is not in the ledger and never will be. In
 the outcome is unknown: a recovery may have kept the entry.
 
 With *deferred sync* nodes acknowledge before the entry is on their disks. The LAC then moves only
-with a force, which all E nodes answer, and an ensemble cannot change.
+with a force, which all E nodes answer, and an ensemble cannot change. A node that starts anew may
+have lost what it acknowledged, and answers the next force all the same: it does not know of more.
+So each answer tells the *run* of the node, and a node with two runs ends the writer.
 
 A rule: events in, effects out. Each event returns what is to be done, in this order.
 
@@ -84,7 +86,7 @@ class End(enum.Enum):
     TOO_FEW_NODES = "too few nodes"
     TOO_MANY_CHANGES = "too many changes of the ensemble"
     TIMED_OUT = "no quorum in time"
-    WRITE_FAILED = "a node failed under deferred sync"
+    WRITE_FAILED = "a node failed, or started anew, under deferred sync"
 
 
 class SendEntry(NamedTuple):
@@ -220,6 +222,8 @@ class LedgerWriter:
         self._asked_to_end: End | None = None
         self._forces: dict[int, _Force] = {}
         self._force_count = 0
+        # By place, the run of the node there, as its first answer told it.
+        self._runs: dict[int, int] = {}
         self._told_lac = self._lac_at_tick = NO_ENTRY
 
     @property
@@ -263,11 +267,14 @@ class LedgerWriter:
         self._late.clear()
         return effects + self._go_on()
 
-    def on_stored(self, node: int, *entries: int) -> list[Effect]:
-        """A node confirmed entries. A node that is no member any more counts for nothing."""
+    def on_stored(self, node: int, *entries: int, run: int = 0) -> list[Effect]:
+        """A node confirmed entries, in this run of it. A node that is no member any more counts
+        for nothing."""
         place = self._place(node)
         if place is None or self.phase is Phase.ENDED:
             return []
+        if not self._is_same_run(place, run):
+            return self._close(End.WRITE_FAILED)
         for entry in entries:
             add = self._adds.get(entry)
             if add is None:
@@ -344,6 +351,10 @@ class LedgerWriter:
         if not add.waits:
             del self._slow[entry]
             self._bytes -= add.size
+
+    def _is_same_run(self, place: int, run: int) -> bool:
+        """Whether the node at a place has not started anew since its first answer."""
+        return not self._limits.defers_sync or self._runs.setdefault(place, run) == run
 
     # Acks.
 
@@ -550,11 +561,13 @@ class LedgerWriter:
         self._forces[force] = _Force(self.head, self._head_length, everybody)
         return [SendForce(force, node) for node in self.ensemble]
 
-    def on_forced(self, force: int, node: int) -> list[Effect]:
-        """A node answered a force."""
+    def on_forced(self, force: int, node: int, run: int = 0) -> list[Effect]:
+        """A node answered a force, in this run of it."""
         found, place = self._forces.get(force), self._place(node)
         if found is None or place is None or not self.is_open:
             return []
+        if not self._is_same_run(place, run):
+            return self._close(End.WRITE_FAILED)
         found.waits.discard(place)
         if found.waits:
             return []

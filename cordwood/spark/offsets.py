@@ -150,15 +150,15 @@ class KnownOffsets:
         return value
 
 
-def check_cluster(offset: StreamOffset, cluster: str) -> None:
-    """Refuse offsets of another cluster: the LSNs of one mean nothing in another.
+def check_cluster(written: str, cluster: str) -> None:
+    """Refuse an offset that another cluster wrote: the LSNs of one mean nothing in another.
 
     Raises:
         BadSetting: it is another.
     """
-    if offset.cluster != cluster:
+    if written != cluster:
         raise BadSetting(
-            f"the checkpoint belongs to cluster {offset.cluster}, and this one is {cluster}: "
+            f"the checkpoint belongs to cluster {written}, and this one is {cluster}: "
             "give the address of that cluster, or a new checkpointLocation"
         )
 
@@ -193,7 +193,7 @@ def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]
     """
     if end.is_initial:
         return {}
-    check_cluster(start, end.cluster)
+    check_cluster(start.cluster, end.cluster)
     found = {}
     carried = {} if start.is_initial else start.logs
     for log, stop in end.logs.items():

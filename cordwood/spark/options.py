@@ -47,6 +47,8 @@ OPTIONS = {
     "subscribe": "names of logs, with commas",
     "subscribePattern": "a regular expression for whole names, as /orders/.*",
     "assign": 'logs by number or name, as JSON: [17, "/orders"]',
+    "ledgers": "ids of ledgers, with commas; logs are not read then",
+    "cordwood.ledgers.password": "of these ledgers, if they have one",
     "startingOffsets": "earliest (batch), latest (streams), cursor (of groupId) or JSON by log",
     "startingTimestamp": "ms since 1970 UTC: records appended then or later",
     "startingOffsetsByTimestamp": 'the same by log, as JSON: {"/orders": 1700000000000}',
@@ -212,7 +214,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         columns=_columns(options),
         min_partitions=options.count("minPartitions", 0),
         target_partition_bytes=options.size("targetPartitionBytes", TARGET_PARTITION_BYTES),
-        max_records=_max_records(options),
+        max_records=max_records(options),
         max_bytes=options.size("maxBytesPerTrigger", 0) or None,
         min_records=options.count("minOffsetsPerTrigger", 0) or None,
         max_delay_s=options.duration_s("maxTriggerDelay", MAX_TRIGGER_DELAY_S),
@@ -278,7 +280,7 @@ def _selection(options: RawOptions) -> Selection:
     given = [name for name in SELECTIONS if options.text(name) is not None]
     if len(given) != 1:
         told = f"{' and '.join(given)} exclude one another" if given else "no log is selected"
-        raise BadSetting(f"{told}: give one of {', '.join(SELECTIONS)}")
+        raise BadSetting(f"{told}: give one of {', '.join(SELECTIONS)}, or ledgers")
     option = given[0]
     value = options.text(option) or ""
     if not value:
@@ -383,7 +385,12 @@ def _columns(options: RawOptions) -> tuple[str, ...]:
     return (*columns, *GAP_COLUMNS) if options.flag("includeGaps", False) else columns
 
 
-def _max_records(options: RawOptions) -> int | None:
+def max_records(options: RawOptions) -> int | None:
+    """Records of a micro-batch at most, None for no limit.
+
+    Raises:
+        BadSetting: it is no number, or both of its names are given.
+    """
     names = ("maxRecordsPerTrigger", "maxOffsetsPerTrigger")
     given = [name for name in names if options.text(name) is not None]
     if len(given) == 2:

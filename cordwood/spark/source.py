@@ -56,6 +56,8 @@ from pyspark.sql.types import (
 from cordwood.errors import BadSetting, Rejected, UnknownLog
 from cordwood.lsn import OLDEST
 from cordwood.spark.bounds import batch_ranges, check_any, initial_places, stream_stops
+from cordwood.spark.ledger_options import LedgerOptions, are_of_ledgers, parse_ledger_options
+from cordwood.spark.ledger_source import LedgerReader, LedgerStreamReader
 from cordwood.spark.offsets import (
     KnownOffsets,
     Limits,
@@ -127,16 +129,24 @@ class CordwoodSource(DataSource):
         Raises:
             BadSetting: an option is wrong.
         """
+        if are_of_ledgers(self.options):
+            return spark_schema(parse_ledger_options(self.options).columns)
         return spark_schema(parse_options(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch."""
+        if are_of_ledgers(self.options):
+            of_ledgers = self._ledger_options(schema)
+            of_ledgers.check_batch()
+            return LedgerReader(of_ledgers)
         options = _checked_options(self.options, schema)
         options.check_batch()
         return CordwoodFilteringReader(options) if options.pushdown else CordwoodReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream."""
+        if are_of_ledgers(self.options):
+            return LedgerStreamReader(self._ledger_options(schema))
         options = _checked_options(self.options, schema)
         options.check_stream()
         return CordwoodStreamReader(options)
@@ -173,6 +183,11 @@ class CordwoodSource(DataSource):
         options.check_stream()
         return CordwoodStreamWriter(options)
 
+    def _ledger_options(self, schema: StructType) -> LedgerOptions:
+        options = parse_ledger_options(self.options)
+        _check_schema(schema, options.columns)
+        return options
+
     def _sink_options(self, schema: StructType) -> SinkOptions:
         options = parse_sink_options(self.options)
         check_columns(schema, options.log)
@@ -186,13 +201,17 @@ def spark_schema(columns: Sequence[str]) -> StructType:
 
 def _checked_options(given: Mapping[str, str], schema: StructType) -> SourceOptions:
     options = parse_options(given)
-    ours = spark_schema(options.columns)
+    _check_schema(schema, options.columns)
+    return options
+
+
+def _check_schema(schema: StructType, columns: Sequence[str]) -> None:
+    ours = spark_schema(columns)
     if schema != ours:
         raise BadSetting(
             f"the columns of Cordwood are fixed ({', '.join(ours.fieldNames())}): leave "
             ".schema(...) out, and select what is wanted"
         )
-    return options
 
 
 def _collect_rarely(logs: int) -> None:
@@ -418,7 +437,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
 
     def _check(self, offset: StreamOffset) -> None:
         """Check once that the checkpoint fits this cluster."""
-        check_cluster(offset, self._catalog.cluster)
+        check_cluster(offset.cluster, self._catalog.cluster)
         self._catalog.check_there(self._catalog.all_logs(), offset.logs)
         _collect_rarely(len(offset.logs))
         self._is_checked = True

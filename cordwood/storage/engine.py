@@ -561,16 +561,31 @@ class StorageEngine:
             Overloaded, RecordTooLarge: the WAL has no free space for it, now or ever.
             Retryable: the write failed.
         """
+        await self.settle(self.begin_beside(parts, record, reserve_ok=reserve_ok))
+
+    def begin_beside(
+        self, parts: Sequence[Buffer], record: BesideRecord, *, reserve_ok: bool
+    ) -> asyncio.Future[None]:
+        """As `write_beside`, without waiting: `settle` waits for what it returns.
+
+        Raises:
+            Overloaded, RecordTooLarge, Retryable: see `write_beside`.
+        """
         size = sum(map(len, parts))
-        self._bytes_on_way += size
 
         def apply() -> None:
             self._apply_beside(record)
 
-        try:
-            await self._write(parts, [], apply, reserve_ok=reserve_ok)
-        finally:
+        def on_settled(done: asyncio.Future[None]) -> None:
             self._bytes_on_way -= size
+            if not done.cancelled():
+                # Nobody may wait for it; the engine has failed then, and says so to all.
+                done.exception()
+
+        durable = self._begin(parts, [], apply, reserve_ok=reserve_ok)
+        self._bytes_on_way += size
+        durable.add_done_callback(on_settled)
+        return durable
 
     def _apply_beside(self, record: BesideRecord) -> None:
         if isinstance(record, LedgerEntries | LedgerChanges):
@@ -588,6 +603,17 @@ class StorageEngine:
         *,
         reserve_ok: bool,
     ) -> None:
+        await self.settle(self._begin(parts, logs, apply, reserve_ok=reserve_ok))
+
+    def _begin(
+        self,
+        parts: Sequence[Buffer],
+        logs: list[int],
+        apply: Callable[[], None],
+        *,
+        reserve_ok: bool,
+    ) -> asyncio.Future[None]:
+        """Hand a record to the WAL; the future is done when it is durable and in effect."""
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_durable(error: CordwoodError | None) -> None:
@@ -613,6 +639,15 @@ class StorageEngine:
         except CordwoodError as error:
             self.fail(error)
             raise Retryable(f"this node's WAL failed: {error}") from error
+        return durable
+
+    async def settle(self, durable: asyncio.Future[None]) -> None:
+        """Wait for a record that was handed to the WAL. Giving up takes nothing back.
+
+        Raises:
+            Overloaded: it is not durable in time.
+            Retryable: the write failed.
+        """
         try:
             async with asyncio.timeout(SEAL_TIMEOUT_S):
                 await durable

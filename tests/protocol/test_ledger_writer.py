@@ -362,6 +362,39 @@ class TestDeferredSync:
             assert made.phase is Phase.CLOSING
             assert made.on_metadata_written(2)[-1] == Ended(End.WRITE_FAILED, -1, 0)
 
+    @pytest.mark.parametrize(
+        ("stored", "forced", "lac"),
+        [
+            ((5, 6, 7), (5, 6, 7), 0),
+            ((5, 6, 7), (5, 6, 8), None),  # node 3 starts anew before the force
+            ((5, 6, None), (5, 6, 8), 0),  # node 3 never had the entry
+            ((5, 0, 7), (5, 0, 7), 0),  # node 2 tells no run: it always syncs
+        ],
+    )
+    def test_a_force_counts_only_in_the_run_that_acknowledged(self, stored, forced, lac):
+        made = writer(added=1, defers_sync=True)
+        for node, run in enumerate(stored, 1):
+            if run is not None:
+                made.on_stored(node, 0, run=run)
+        made.on_force()
+        effects = [each for n, run in enumerate(forced, 1) for each in made.on_forced(1, n, run)]
+        if lac is None:
+            assert effects == [WriteMetadata(1, NEW.closed(-1, 0))]
+            assert made.on_metadata_written(2) == [Ended(End.WRITE_FAILED, -1, 0)]
+        else:
+            assert effects == [Forced(1, lac)]
+
+    def test_an_entry_that_a_node_takes_in_another_run_ends_the_writer(self):
+        made = writer(added=2, defers_sync=True)
+        made.on_stored(1, 0, run=5)
+        assert made.on_stored(1, 1, run=6) == [WriteMetadata(1, NEW.closed(-1, 0))]
+
+    def test_runs_do_not_count_where_sync_is_not_deferred(self):
+        made = writer(added=1)
+        assert acks(made.on_stored(1, 0, run=5) + made.on_stored(2, 0, run=6)) == [0]
+        made.on_add(1, 0.0)
+        assert acks(made.on_stored(1, 1, run=9) + made.on_stored(2, 1, run=9)) == [1]
+
     def test_a_fence_that_a_force_meets_ends_the_writer(self):
         made = writer(added=1, defers_sync=True)
         store(made, 0, 1, 2)

@@ -97,9 +97,9 @@ class TestJson:
             parse_offset({"v": 2, "anything": "else"})
 
     def test_of_another_cluster_is_refused(self):
-        check_cluster(offset(), "c1")
+        check_cluster(offset().cluster, "c1")
         with pytest.raises(BadSetting, match="belongs to cluster c1, and this one is c2"):
-            check_cluster(offset(), "c2")
+            check_cluster(offset().cluster, "c2")
 
 
 class TestMoveOn:

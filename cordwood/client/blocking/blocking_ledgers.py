@@ -5,9 +5,10 @@ Source: docs/ledgers.md; docs/design.md §7.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
 
 from cordwood.block import Buffer
 from cordwood.client.blocking.facade import Facade, blocking
@@ -16,6 +17,11 @@ from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.ledger import DigestKind, LedgerMetadata
 from cordwood.protocol.ledger_writer import WriterLimits
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Batch = TypeVar("Batch")
 
 
 class BlockingWritableLedger(Facade[WritableLedger]):
@@ -125,11 +131,18 @@ class BlockingReadableLedger(Facade[ReadableLedger]):
         """See `ReadableLedger.length`."""
         return self._inner.length
 
-    def batches(self, start: int = 0) -> Iterator[list[LedgerEntry]]:
+    def batches(self, start: int = 0, until: int | None = None) -> Iterator[list[LedgerEntry]]:
         """See `ReadableLedger.batches`."""
-        batches = self._inner.batches(start)
+        return self._each(self._inner.batches(start, until))
 
-        async def following() -> list[LedgerEntry] | None:
+    def arrow(
+        self, columns: Sequence[str] | None = None, *, start: int = 0, until: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `ReadableLedger.arrow`."""
+        return self._each(self._inner.arrow(columns, start=start, until=until))
+
+    def _each(self, batches: AsyncIterator[Batch]) -> Iterator[Batch]:
+        async def following() -> Batch | None:
             return await anext(batches, None)
 
         while (batch := self._thread.call(following())) is not None:

@@ -108,7 +108,8 @@ class Ledgers:
 
         Args:
             ensemble, write, ack: E nodes keep the ledger, each entry goes to Qw of them, and is
-                acknowledged once Qa have it on their disks.
+                acknowledged once Qa have it on their disks; with `limits.defers_sync`, once Qa
+                have it, and it is confirmed with the next `force`.
             digest: what entries are checked by: `crc32c`, `crc32`, `hmac_sha1` (with the
                 password) or `dummy`.
             password: whoever opens the ledger must know it.
@@ -123,8 +124,6 @@ class Ledgers:
             Unreachable, Overloaded: it was not made within the client's timeout.
         """
         chosen = limits or WriterLimits()
-        if chosen.defers_sync:
-            raise BadSetting("entries are acknowledged once they are on disks: no deferred sync")
         if ledger is not None and not 0 <= ledger <= LEDGER_MAX:
             raise BadSetting(f"ledger {ledger}: ids go from 0 to {LEDGER_MAX}")
         kind = _digest(digest)

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
@@ -27,6 +27,8 @@ from cordwood.errors import (
     Retryable,
     Unreachable,
 )
+from cordwood.layout.batch_columns import COLUMNS
+from cordwood.layout.entry_arrow import entries_to_batch
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
     AskLac,
@@ -36,8 +38,11 @@ from cordwood.layout.message_ledgers import (
     LacReply,
     ReadEntries,
 )
-from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState, Versioned
+from cordwood.ledger import ENTRY_MAX, NO_ENTRY, LedgerMetadata, LedgerState, Versioned
 from cordwood.quorum.ensemble import covers, write_set
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +54,9 @@ ENTRIES_AT_ONCE = 256
 
 BATCH_BYTES = 4 << 20
 """Payloads of one batch of a follower, about: each node answers with so many at once."""
+
+ARROW_ROWS = 8192
+"""Entries of an Arrow batch, about; Spark's own number (docs/sources/spark.md §3)."""
 
 FEW = 16
 """Entries of a follower's first batch; the next ones have twice as many, if they are small."""
@@ -225,19 +233,26 @@ class ReadableLedger:
             for each in batch:
                 yield each
 
-    async def batches(self, start: int = 0) -> AsyncIterator[list[LedgerEntry]]:
+    async def batches(
+        self, start: int = 0, until: int | None = None
+    ) -> AsyncIterator[list[LedgerEntry]]:
         """As `follow`, of some hundred entries at a time.
 
+        Args:
+            until: the last entry wanted, which the caller knows to be confirmed.
         Raises:
             BadSetting: `start` is below 0.
             CordwoodError: see `follow`.
         """
         if start < 0:
             raise BadSetting(f"a ledger has no entry {start}")
+        wanted = ENTRY_MAX if until is None else until
+        if until is not None:
+            self._raise_to(until)
         entry, step = start, FEW
-        while True:
+        while entry <= wanted:
             if entry <= self.last_add_confirmed:
-                last = min(self.last_add_confirmed, entry + step - 1)
+                last = min(self.last_add_confirmed, wanted, entry + step - 1)
                 some = await self._read_some(entry, last, BATCH_BYTES)
                 step = _next_step(step, len(some), last - entry + 1)
                 entry += len(some)
@@ -246,6 +261,28 @@ class ReadableLedger:
                 return
             else:
                 await self.wait_confirmed(self.last_add_confirmed, timeout_s=POLL_S)
+
+    async def arrow(
+        self, columns: Sequence[str] | None = None, *, start: int = 0, until: int | None = None
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """As `batches`, in Arrow batches of thousands of small entries; none waits for the next.
+
+        Args:
+            columns: those of records that are wanted, None for all; see `layout.entry_arrow`.
+        Raises:
+            BadSetting: a column is not known.
+            CordwoodError: see `batches`.
+        """
+        held: list[LedgerEntry] = []
+        size = 0
+        async for some in self.batches(start, until):
+            held += some
+            size += sum(len(each.payload) for each in some)
+            is_full = len(held) >= ARROW_ROWS or size >= BATCH_BYTES
+            if is_full or held[-1].entry in (self.last_add_confirmed, until):
+                payloads = [each.payload for each in held]
+                yield entries_to_batch(self.ledger_id, held[0].entry, payloads, columns or COLUMNS)
+                held, size = [], 0
 
     def __aiter__(self) -> AsyncIterator[LedgerEntry]:
         return self.follow()

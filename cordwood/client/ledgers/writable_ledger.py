@@ -15,10 +15,10 @@ from types import TracebackType
 
 from cordwood.block import Buffer
 from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.entry_calls import ask_to_keep
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.errors import (
-    AccessDenied,
     BadSetting,
     Closed,
     CordwoodError,
@@ -26,7 +26,6 @@ from cordwood.errors import (
     OutcomeUnknown,
     Overloaded,
     RecordTooLarge,
-    Rejected,
     TooFewNodes,
     UnknownLedger,
     Unreachable,
@@ -35,14 +34,13 @@ from cordwood.layout.ledger_entry import ENTRY_BYTES_MAX, EntrySeal, ledger_key_
 from cordwood.layout.message_ledgers import (
     ADD_ENTRIES_MAX,
     AddEntries,
-    AddRefusal,
-    AddReply,
     EntryItem,
+    ForceEntries,
     TellLac,
 )
 from cordwood.ledger import LedgerMetadata, Versioned
 from cordwood.protocol import ledger_writer as rule
-from cordwood.protocol.ledger_writer import End, LedgerWriter, Outcome, Refusal, WriterLimits
+from cordwood.protocol.ledger_writer import End, LedgerWriter, Outcome, WriterLimits
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +67,6 @@ AHEAD_MAX = 10_000
 
 AHEAD_BYTES = 64 << 20
 """Their payloads. The next entry is taken whatever waits: the others wait for it."""
-
-_REFUSALS = {
-    AddRefusal.FENCED: Refusal.FENCED,
-    AddRefusal.GONE: Refusal.FENCED,
-    AddRefusal.OTHER: Refusal.ILLEGAL,
-    AddRefusal.READ_ONLY: Refusal.READ_ONLY,
-    AddRefusal.FULL: Refusal.FAILED,
-}
 
 _SHUT_OUT = (End.FENCED, End.CLOSED_BY_OTHER)
 
@@ -109,6 +99,8 @@ class WritableLedger:
         self._payloads: dict[int, tuple[int, Buffer]] = {}
         self._items: dict[int, EntryItem] = {}
         self._acks: dict[int, asyncio.Future[int]] = {}
+        self._defers_sync = limits.defers_sync
+        self._forces: dict[int, asyncio.Future[int]] = {}
         self._ahead: dict[int, tuple[bytes, asyncio.Future[int]]] = {}
         self._ahead_bytes = 0
         self._is_taking_ahead = False
@@ -169,7 +161,8 @@ class WritableLedger:
     async def append(self, payload: Buffer) -> int:
         """Add an entry; its id, once Qa nodes have it and all entries before it are acknowledged.
 
-        Calls that wait at once are added in the order in which they were made.
+        Calls that wait at once are added in the order in which they were made. With deferred sync
+        it is on the disks, and readers see it, after the next `force`.
 
         Raises:
             RecordTooLarge: it is over 3 MiB.
@@ -244,13 +237,20 @@ class WritableLedger:
         return await self._until_acked(future)
 
     async def force(self) -> int:
-        """Have all that is acknowledged on the disks; every acknowledged entry is there already.
+        """Have what is acknowledged now on the disks; without deferred sync it is. The last entry.
 
-        Returns:
-            The LAC.
+        Raises:
+            Unreachable: a node failed, or started anew. The ledger was closed at its LAC; what was
+                acknowledged above is not in it.
+            LedgerFenced, Closed, OutcomeUnknown: see `append`.
         """
         self._check(b"")
-        return self.last_add_confirmed
+        effects = self._writer.on_force()
+        (number,) = {e.force for e in effects if isinstance(e, rule.Forced | rule.SendForce)}
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forces[number] = future
+        self._act(effects)
+        return await self._until_acked(future)
 
     async def wait_room(self) -> None:
         """Wait until another entry may be added.
@@ -263,9 +263,10 @@ class WritableLedger:
     async def close(self) -> None:
         """Close the ledger behind its last acknowledged entry, once what was added is answered.
 
-        Closing twice is harmless.
+        With deferred sync it is forced first. Closing twice is harmless.
 
         Raises:
+            Unreachable: it is closed, and what no force had confirmed is not in it.
             LedgerFenced: a recovery has ended it, or is about to.
             OutcomeUnknown: the metadata store does not say whether it is closed.
         """
@@ -273,6 +274,7 @@ class WritableLedger:
             async with asyncio.timeout(self._timeout_s):
                 while self._acks and self._writer.is_open:
                     await self._news()
+                await self._force_all()
                 self._act(self._writer.on_close())
                 self._give_up_ahead()
                 await self._ended.wait()
@@ -282,6 +284,15 @@ class WritableLedger:
             ) from None
         if self._end in _SHUT_OUT:
             raise self._refusal()
+
+    async def _force_all(self) -> None:
+        """Confirm what is acknowledged, or let the end of the ledger tell why it is not."""
+        while self._writer.is_open and self._writer.head > self._writer.lac:
+            try:
+                await self.force()
+            except OutcomeUnknown:
+                if self._end not in _SHUT_OUT:
+                    raise
 
     def abandon(self) -> None:
         """Stop without a word, as a writer that dies; the ledger is left to a recovery.
@@ -398,8 +409,10 @@ class WritableLedger:
                     self._tasks.create_task(self._tell_lac(node, lac))
                 case rule.Ended(end):
                     self._finish(end, end.value)
-                case rule.SendForce() | rule.Forced():
-                    raise AssertionError("no ledger is written with deferred sync")
+                case rule.SendForce(force, node):
+                    self._tasks.create_task(self._force_node(force, node))
+                case rule.Forced(force, through):
+                    _settle(self._forces.pop(force), through)
         if self._ahead:
             self._take_ahead()
         self._progress.set()
@@ -433,9 +446,18 @@ class WritableLedger:
         for future in self._acks.values():
             _settle(future, OutcomeUnknown(f"ledger {self.ledger_id}: {why}"))
         self._acks.clear()
+        self._give_up_forces(end)
         self._give_up_ahead()
         self._progress.set()
         self._ended.set()
+
+    def _give_up_forces(self, end: End) -> None:
+        """What no force confirmed is not in a ledger that this writer closed at its LAC."""
+        is_known = end not in (*_SHUT_OUT, End.DENIED)
+        outcome = Outcome.NOT_STORED if is_known else Outcome.UNKNOWN
+        forces, self._forces = self._forces, {}
+        for future in forces.values():
+            _settle(future, self._error(end, outcome))
 
     def _give_up_ahead(self) -> None:
         ahead, self._ahead, self._ahead_bytes = self._ahead, {}, 0
@@ -475,7 +497,8 @@ class WritableLedger:
 
     async def _send(self, node: int, items: list[EntryItem]) -> None:
         try:
-            refusal = await self._ask_to_add(node, items)
+            call = AddEntries(self.ledger_id, self._key, items, deferred=self._defers_sync)
+            refusal, run = await ask_to_keep(self._cluster, node, call, timeout_s=ADD_S)
         finally:
             self._on_way[node] -= 1
         if self._end is not None:
@@ -485,35 +508,22 @@ class WritableLedger:
             items = items + self._outbox.pop(node, [])
         effects: list[rule.Effect] = []
         if refusal is None:
-            effects += self._writer.on_stored(node, *(item.entry for item in items))
+            effects += self._writer.on_stored(node, *(item.entry for item in items), run=run)
         else:
             for item in items:
                 effects += self._writer.on_failed(item.entry, node, refusal)
         self._act(effects)
         self._flush()
 
-    async def _ask_to_add(self, node: int, items: list[EntryItem]) -> Refusal | None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + ADD_S
-        call = AddEntries(self.ledger_id, self._key, items)
-        while True:
-            left_s = max(0.001, deadline - loop.time())
-            try:
-                reply = await ask_node(self._cluster, node, call, timeout_s=left_s)
-            except AccessDenied:
-                return Refusal.DENIED
-            except Rejected as error:
-                logger.warning("node %d refuses entries of ledger %d: %s", node, call.ledger, error)
-                return Refusal.ILLEGAL if not isinstance(error, Closed) else Refusal.FAILED
-            except CordwoodError as error:
-                logger.debug("node %d did not take entries: %s", node, error)
-                return Refusal.FAILED
-            assert isinstance(reply, AddReply), "AddEntries is answered so"
-            if reply.refusal is AddRefusal.NONE:
-                return None
-            if reply.refusal is not AddRefusal.FULL or loop.time() + AGAIN_S > deadline:
-                return _REFUSALS[reply.refusal]
-            await asyncio.sleep(AGAIN_S)
+    async def _force_node(self, force: int, node: int) -> None:
+        call = ForceEntries(self.ledger_id, self._key)
+        refusal, run = await ask_to_keep(self._cluster, node, call, timeout_s=ADD_S)
+        if self._end is not None:
+            return
+        if refusal is None:
+            self._act(self._writer.on_forced(force, node, run))
+        else:
+            self._act(self._writer.on_force_failed(force, refusal))
 
     async def _tell_lac(self, node: int, lac: int) -> None:
         try:

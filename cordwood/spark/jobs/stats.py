@@ -137,7 +137,7 @@ def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
     places: Mapping[int, int] = {}
     if last is not None:
         offset = parse_offset(last)
-        check_cluster(offset, catalog.cluster)
+        check_cluster(offset.cluster, catalog.cluster)
         places = offset.logs
     lags = []
     for log, tail in catalog.tails(logs).items():

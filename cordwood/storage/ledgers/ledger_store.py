@@ -15,7 +15,7 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from cordwood.errors import (
     AccessDenied,
@@ -44,6 +44,7 @@ from cordwood.layout.message_ledgers import (
     AskLac,
     EntriesReply,
     EntryAnswer,
+    ForceEntries,
     Found,
     LacReply,
     LedgerEntryCall,
@@ -64,10 +65,17 @@ READ_AT_ONCE = 64
 class LedgerStore:
     """See the module."""
 
-    def __init__(self, engine: StorageEngine) -> None:
+    def __init__(self, engine: StorageEngine, run: Callable[[], int] = lambda: 0) -> None:
+        """
+        Args:
+            run: the node's incarnation, which each start of it has anew.
+        """
         self._engine = engine
+        self._run = run
         # Asked for, and perhaps not durable yet.
         self._fencing: set[int] = set()
+        # By ledger, its newest record that was answered and is not durable yet.
+        self._deferred: dict[int, asyncio.Future[None]] = {}
         self._polls: dict[int, asyncio.Event] = {}
         self._polling = 0
 
@@ -86,6 +94,8 @@ class LedgerStore:
         match call:
             case AddEntries():
                 return await self.add(call)
+            case ForceEntries():
+                return await self.force(call)
             case ReadEntries():
                 return await self.read(call)
             case AskLac():
@@ -99,6 +109,9 @@ class LedgerStore:
     async def add(self, call: AddEntries) -> AddReply:
         """Keep entries; returns once they are durable, or with why none is kept.
 
+        Deferred entries are answered once they have their place in the WAL. They count against
+        what the node has room for until they are durable, and readers see them then.
+
         Raises:
             Retryable: the write failed; some of them may be kept.
         """
@@ -111,13 +124,46 @@ class LedgerStore:
         record = LedgerEntries(call.ledger, call.key, kept)
         parts = pack_entries(RecordKind.LEDGER_ENTRIES, record)
         try:
-            await self._engine.write_beside(parts, record, reserve_ok=call.recovery)
+            durable = self._engine.begin_beside(parts, record, reserve_ok=call.recovery)
+            if call.deferred:
+                self._defer(call.ledger, durable)
+                return AddReply(run=self._run())
+            await self._engine.settle(durable)
         except RecordTooLarge:
             raise
         except Overloaded:
             return AddReply(AddRefusal.FULL)
         self._wake(call.ledger)
         return AddReply()
+
+    def _defer(self, ledger: int, durable: asyncio.Future[None]) -> None:
+        self._deferred[ledger] = durable
+
+        def on_settled(done: asyncio.Future[None]) -> None:
+            if self._deferred.get(ledger) is done:
+                del self._deferred[ledger]
+            self._wake(ledger)
+
+        durable.add_done_callback(on_settled)
+
+    async def force(self, call: ForceEntries) -> AddReply:
+        """Returns once all that was taken of a ledger since the start is durable, or with why not.
+
+        Raises:
+            Retryable, Overloaded: it may not be.
+        """
+        # The WAL is durable in its order: the newest one stands for all.
+        newest = self._deferred.get(call.ledger)
+        if newest is not None:
+            await self._engine.settle(asyncio.shield(newest))
+        held = self._known(call.ledger, call.key)
+        if held is not None and held.flags & LedgerFlag.GONE:
+            return AddReply(AddRefusal.GONE)
+        if self._is_fenced(call.ledger, held):
+            return AddReply(AddRefusal.FENCED)
+        if self._engine.failed:
+            raise Retryable(f"this node stores nothing: {self._engine.failed}")
+        return AddReply(run=self._run())
 
     def _refusal(self, call: AddEntries) -> AddRefusal:
         """Why entries are not taken; nothing may be waited for between this and the write."""

@@ -1,0 +1,54 @@
+"""Asks a node to keep entries of a ledger, or to have them on its disk, until it says yes or no.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.errors import AccessDenied, Closed, CordwoodError, Rejected
+from cordwood.layout.message_ledgers import AddEntries, AddRefusal, AddReply, ForceEntries
+from cordwood.protocol.ledger_writer import Refusal
+
+logger = logging.getLogger(__name__)
+
+FULL_AGAIN_S = 0.2
+"""Pause before a node is asked again that has no room: its next flush makes some."""
+
+_REFUSALS = {
+    AddRefusal.FENCED: Refusal.FENCED,
+    AddRefusal.GONE: Refusal.FENCED,
+    AddRefusal.OTHER: Refusal.ILLEGAL,
+    AddRefusal.READ_ONLY: Refusal.READ_ONLY,
+    AddRefusal.FULL: Refusal.FAILED,
+}
+
+
+async def ask_to_keep(
+    cluster: Cluster, node: int, call: AddEntries | ForceEntries, *, timeout_s: float
+) -> tuple[Refusal | None, int]:
+    """Why a node did not do it, None where it did; and the run in which it did, as it says."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        left_s = max(0.001, deadline - loop.time())
+        try:
+            reply = await ask_node(cluster, node, call, timeout_s=left_s)
+        except AccessDenied:
+            return Refusal.DENIED, 0
+        except Rejected as error:
+            logger.warning("node %d refuses entries of ledger %d: %s", node, call.ledger, error)
+            return Refusal.FAILED if isinstance(error, Closed) else Refusal.ILLEGAL, 0
+        except CordwoodError as error:
+            logger.debug("node %d did not take entries: %s", node, error)
+            return Refusal.FAILED, 0
+        assert isinstance(reply, AddReply), "both calls are answered so"
+        if reply.refusal is AddRefusal.NONE:
+            return None, reply.run
+        if reply.refusal is not AddRefusal.FULL or loop.time() + FULL_AGAIN_S > deadline:
+            return _REFUSALS[reply.refusal], 0
+        await asyncio.sleep(FULL_AGAIN_S)

@@ -1,0 +1,183 @@
+"""`format("cordwood")` over ledgers: closed ones whole, open ones as far as they are confirmed.
+
+What is confirmed stays, equal for everybody, so a range that was planned holds the same entries for
+ever, and a batch or a task may be run again. An executor is told what is confirmed: it does not ask
+how far the ledger is.
+
+Source: docs/spark.md ("Ledgers"); docs/sources/spark.md §2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from cordwood.spark.ledger_offsets import (
+    LedgerOffset,
+    ledger_ranges,
+    move_ledgers_on,
+    parse_ledger_offset,
+)
+from cordwood.spark.ledger_options import LedgerOptions
+from cordwood.spark.shared_store import shared_store
+from cordwood.spark.splitting import plan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cordwood.client.blocking.blocking_store import BlockingStore
+    from cordwood.spark.ledger_ends import LedgerEnds
+
+POLL_S = 0.3
+"""An idle stream waits so long for each ledger that is still open before it asks how far they are,
+as a stream of logs does for each call."""
+
+POLL_MAX_S = 5.0
+"""And no longer than this: then it is late by seconds, and asks of a hundred ledgers at a time."""
+
+
+def _store(options: LedgerOptions) -> BlockingStore:
+    return shared_store(options.servers, options.request_timeout_s, options.client_settings())
+
+
+class _EntryReader:
+    """What both readers do on executors, and how both plan."""
+
+    _options: LedgerOptions
+
+    def __init__(self, options: LedgerOptions) -> None:
+        self._options = options
+        self._known: LedgerEnds | None = None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition.
+
+        Raises:
+            UnknownLedger: a ledger was deleted after it was planned.
+            Unreachable: an entry's nodes did not answer in time.
+        """
+        options = self._options
+        # Spark makes a partition of its own, without a value, when none was planned.
+        for each in partition.value or ():
+            opened = _store(options).ledgers.open(each.log_id, options.password)
+            yield from opened.arrow(options.columns, start=each.start, until=each.stop - 1)
+
+    @property
+    def _ends(self) -> LedgerEnds:
+        """Made on first use: what is pickled for the tasks must not hold one."""
+        if self._known is None:
+            from cordwood.spark.ledger_ends import LedgerEnds
+
+            self._known = LedgerEnds(_store(self._options), self._options)
+        return self._known
+
+    def _partitions(self, ranges: Mapping[int, tuple[int, int]]) -> list[InputPartition]:
+        planned = plan(
+            self._ends.spans(ranges),
+            target_bytes=self._options.target_partition_bytes,
+            min_partitions=self._options.min_partitions,
+        )
+        return [InputPartition(each) for each in planned]
+
+
+class LedgerReader(_EntryReader, DataSourceReader):
+    """A batch: what is confirmed when it is planned."""
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan the tasks.
+
+        Raises:
+            UnknownLedger: there is none of an id.
+            AccessDenied: one has another password.
+            Unreachable: too few nodes said how far an open ledger is confirmed.
+        """
+        options = self._options
+        ends = self._ends.confirmed()
+        starts = {ledger: options.starts.get(ledger, 0) for ledger in ends}
+        return self._partitions(
+            {each: (starts[each], end) for each, end in ends.items() if starts[each] < end}
+        )
+
+
+class LedgerStreamReader(_EntryReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. It goes on when all its ledgers are closed, and finds nothing new then."""
+
+    def __init__(self, options: LedgerOptions) -> None:
+        super().__init__(options)
+        self._frozen: Mapping[int, int] | None = None
+        self._latest: Mapping[int, int] | None = None
+        self._asked_at = 0.0
+        self._is_idle = False
+        self._turn = 0
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new stream starts: as its options say, whenever Spark asks."""
+        options = self._options
+        starts = {ledger: options.starts.get(ledger, 0) for ledger in options.ledgers}
+        return LedgerOffset(self._ends.cluster, starts).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """`maxRecordsPerTrigger`, if it was given."""
+        limit = self._options.max_records
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Up to where the next batch reads; `start` itself if there is nothing new.
+
+        Raises:
+            BadSetting: the checkpoint is another cluster's.
+            UnknownLedger: a ledger was deleted.
+            Retryable: the cluster did not answer in time.
+        """
+        offset = parse_ledger_offset(start, self._ends.cluster)
+        ends = self._ask() if self._frozen is None else self._frozen
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        moved = move_ledgers_on(offset, self._options.starts, ends, rows, self._turn)
+        self._is_idle = moved is offset
+        if self._is_idle:
+            return start
+        self._turn += 1
+        return moved.to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read up to what is confirmed now, and no further."""
+        self._frozen = self._ends.confirmed()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """How far the ledgers were when last asked, so that a query's progress shows its lag."""
+        if self._latest is None:
+            return None
+        return LedgerOffset(self._ends.cluster, self._latest).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Plan the tasks of one batch, the same ones whenever it is run.
+
+        Raises:
+            BadSetting: the checkpoint is another cluster's, or its offsets are no pair.
+        """
+        ends = self._ends
+        first, last = (parse_ledger_offset(each, ends.cluster) for each in (start, end))
+        return self._partitions(ledger_ranges(first, last, self._options.starts))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the checkpoint is the truth."""
+
+    def _ask(self) -> Mapping[int, int]:
+        """Ask how far the ledgers are; an idle stream waits for its turn first."""
+        if self._is_idle:
+            pause_s = min(POLL_MAX_S, POLL_S * max(1, self._ends.open_ledgers))
+            due_s = self._asked_at + pause_s - time.monotonic()
+            if due_s > 0:
+                time.sleep(due_s)
+        self._latest = self._ends.heard()
+        self._asked_at = time.monotonic()
+        return self._latest

@@ -1,0 +1,143 @@
+"""The options of a source of ledgers, and the offsets of its streams: rules only."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cordwood.errors import BadSetting
+from cordwood.spark.ledger_offsets import (
+    LedgerOffset,
+    ledger_ranges,
+    move_ledgers_on,
+    parse_ledger_offset,
+)
+from cordwood.spark.ledger_options import (
+    LEDGER_OPTIONS,
+    PASSWORD,
+    are_of_ledgers,
+    parse_ledger_options,
+)
+from cordwood.spark.options import COLUMNS, OPTIONS, SERVERS
+
+LEAST = {SERVERS: "127.0.0.1:4440", "ledgers": "9, 7,7"}
+
+
+def refusal(**more: str) -> str:
+    with pytest.raises(BadSetting) as raised:
+        parse_ledger_options({**LEAST, **more})
+    return str(raised.value)
+
+
+class TestOptions:
+    def test_the_least_that_is_needed(self):
+        found = parse_ledger_options(LEAST)
+        assert (found.ledgers, found.columns, found.password) == ((7, 9), COLUMNS, b"")
+        assert (found.starts, found.ends, found.max_records) == ({}, {}, None)
+
+    def test_every_option(self):
+        found = parse_ledger_options({
+            **LEAST, PASSWORD: "söster", "startingOffsets": '{"7": 5}',
+            "endingOffsets": '{"7": "9", "9": 9223372036854775807}', "includePayload": "false",
+            "minPartitions": "3", "targetPartitionBytes": "1m", "maxOffsetsPerTrigger": "10",
+            "cordwood.request.timeout.ms": "500",
+        })  # fmt: skip
+        assert found.password == "söster".encode()
+        assert "söster" not in repr(found)
+        assert (found.starts, found.ends) == ({7: 5}, {7: 9, 9: 2**63 - 1})
+        assert "value" not in found.columns
+        assert (found.min_partitions, found.target_partition_bytes) == (3, 1 << 20)
+        assert (found.max_records, found.request_timeout_s) == (10, 0.5)
+
+    def test_they_are_options_of_the_source(self):
+        assert LEDGER_OPTIONS.keys() <= OPTIONS.keys()
+        assert are_of_ledgers({"Ledgers": "1"})
+        assert not are_of_ledgers({"subscribe": "ledgers"})
+
+    @pytest.mark.parametrize("wrong", ["", "a", "1,", "-1", "1.5", "9223372036854775808", "٧"])
+    def test_what_is_no_list_of_ledgers(self, wrong):
+        assert refusal(ledgers=wrong).startswith("ledgers is")
+
+    @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+    @pytest.mark.parametrize(
+        "wrong",
+        ["soon", "[]", "{}", "7", '{"a": 1}', '{"7": -1}', '{"7": true}', '{"7": 1.5}',
+         '{"7": 9223372036854775808}', "[" * 5000],
+    )  # fmt: skip
+    def test_what_is_no_place(self, name, wrong):
+        assert refusal(**{name: wrong}).startswith(f"{name} is")
+
+    def test_places_of_other_ledgers(self):
+        assert "names ledger 8, which" in refusal(startingOffsets='{"8": 1}')
+
+    @pytest.mark.parametrize("name", ["subscribe", "subscribePattern", "assign"])
+    def test_logs_and_ledgers_do_not_mix(self, name):
+        assert f"{name} and ledgers exclude one another" in refusal(**{name: "x"})
+
+    @pytest.mark.parametrize("name", ["includeGaps", "groupId", "filterPushdown", "includeHeaders"])
+    def test_what_ledgers_do_not_have(self, name):
+        assert f"there is no {name}" in refusal(**{name: "true"})
+
+    def test_a_batch_has_no_triggers(self):
+        with pytest.raises(BadSetting, match="readStream"):
+            parse_ledger_options({**LEAST, "maxRecordsPerTrigger": "5"}).check_batch()
+
+
+def offset(**places: int) -> LedgerOffset:
+    return LedgerOffset("c1", {int(ledger[1:]): entry for ledger, entry in places.items()})
+
+
+class TestOffsets:
+    def test_there_is_one_text_for_one_offset(self):
+        written = offset(l23=0, l7=2**62).to_json()
+        assert json.dumps(written) == (
+            '{"cluster": "c1", "ledgers": {"7": "4611686018427387904", "23": "0"}, "v": 1}'
+        )
+        assert parse_ledger_offset(json.loads(json.dumps(written)), "c1").to_json() == written
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{}, {"cluster": "c1", "logs": {}, "v": 1}, {"cluster": "c1", "ledgers": {"a": "1"}},
+         {"cluster": "c1", "ledgers": ["7"]}, {"cluster": "c1", "ledgers": {"7": None}}],
+    )  # fmt: skip
+    def test_what_is_no_offset(self, wrong):
+        with pytest.raises(BadSetting, match="checkpoint holds an offset"):
+            parse_ledger_offset(wrong, "c1")
+
+    def test_another_cluster_and_a_later_version(self):
+        with pytest.raises(BadSetting, match="cluster c1"):
+            parse_ledger_offset(offset(l7=1).to_json(), "c2")
+        with pytest.raises(BadSetting, match="version 2"):
+            parse_ledger_offset({**offset(l7=1).to_json(), "v": 2}, "c1")
+
+    @pytest.mark.parametrize(
+        ("before", "starts", "ends", "most", "after"),
+        [
+            ({"l7": 3}, {}, {7: 3}, None, {"l7": 3}),  # nothing is new
+            ({"l7": 3}, {}, {7: 2}, None, {"l7": 3}),  # a node that lags is heard
+            ({"l7": 3}, {}, {7: 9}, None, {"l7": 9}),
+            ({"l7": 3}, {}, {7: 9}, 2, {"l7": 5}),
+            ({"l7": 0, "l8": 0}, {}, {7: 10, 8: 10}, 10, {"l7": 5, "l8": 5}),
+            ({"l7": 3}, {8: 2}, {7: 3, 8: 4}, None, {"l7": 3, "l8": 4}),  # a ledger is added
+            ({"l7": 3, "l8": 1}, {}, {8: 4}, None, {"l7": 3, "l8": 4}),  # and one is left out
+        ],
+    )
+    def test_they_move_by_what_is_confirmed(self, before, starts, ends, most, after):
+        start = offset(**before)
+        moved = move_ledgers_on(start, starts, ends, most, 0)
+        assert moved.to_json() == offset(**after).to_json()
+        assert (moved is start) == (before == after)
+
+    def test_each_ledger_has_its_turn(self):
+        start, reached = offset(l1=0, l2=0, l3=0), set()
+        for turn in range(3):
+            moved = move_ledgers_on(start, {}, {1: 5, 2: 5, 3: 5}, 1, turn)
+            reached |= {each for each, entry in moved.ledgers.items() if entry}
+        assert reached == {1, 2, 3}
+
+    def test_a_batch_reads_between_two_of_them(self):
+        start, end = offset(l7=3, l8=1), offset(l7=9, l8=1, l9=4)
+        assert ledger_ranges(start, end, {9: 2}) == {7: (3, 9), 9: (2, 4)}
+        with pytest.raises(BadSetting, match="goes back in ledger 7"):
+            ledger_ranges(end, offset(l7=5), {})
