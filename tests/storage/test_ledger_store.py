@@ -9,6 +9,7 @@ import random
 import pytest
 from made_blocks import Made, run, turns
 from msgspec.structs import replace
+from scenarios import as_scenario
 
 from cordwood.errors import AccessDenied, Retryable
 from cordwood.layout.ledger_records import LedgerChange, LedgerFlag
@@ -38,152 +39,134 @@ async def found_of(store: LedgerStore, *entries: int, fence: bool = False) -> li
     return [each.found for each in reply.entries]
 
 
-def test_entries_are_kept_read_and_told_of() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        assert (await store.lac(AskLac(LEDGER, KEY))).found is Found.NO_LEDGER
-        assert await found_of(store, 0) == [Found.NO_LEDGER]
-        assert (await store.add(add(0, 1, 3))).refusal is AddRefusal.NONE
-        assert await found_of(store, 0, 1, 2, 3) == [
-            Found.YES, Found.YES, Found.NO_ENTRY, Found.YES
-        ]  # fmt: skip
-        told = await store.lac(AskLac(LEDGER, KEY))
-        assert (told.found, told.lac, told.last, told.is_fenced) == (Found.YES, 2, 3, False)
-        await store.tell_lac(TellLac(LEDGER, KEY, 3))
-        assert (await store.lac(AskLac(LEDGER, KEY))).lac == 3
-        with pytest.raises(AccessDenied):
-            await store.add(add(4, key=bytes(20)))
-        with pytest.raises(AccessDenied):
-            await store.read(ReadEntries(LEDGER, bytes(20), [0]))
-
-    run(scenario)
+@as_scenario(run)
+async def test_entries_are_kept_read_and_told_of() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    assert (await store.lac(AskLac(LEDGER, KEY))).found is Found.NO_LEDGER
+    assert await found_of(store, 0) == [Found.NO_LEDGER]
+    assert (await store.add(add(0, 1, 3))).refusal is AddRefusal.NONE
+    assert await found_of(store, 0, 1, 2, 3) == [
+        Found.YES, Found.YES, Found.NO_ENTRY, Found.YES
+    ]  # fmt: skip
+    told = await store.lac(AskLac(LEDGER, KEY))
+    assert (told.found, told.lac, told.last, told.is_fenced) == (Found.YES, 2, 3, False)
+    await store.tell_lac(TellLac(LEDGER, KEY, 3))
+    assert (await store.lac(AskLac(LEDGER, KEY))).lac == 3
+    with pytest.raises(AccessDenied):
+        await store.add(add(4, key=bytes(20)))
+    with pytest.raises(AccessDenied):
+        await store.read(ReadEntries(LEDGER, bytes(20), [0]))
 
 
-def test_a_repeat_is_taken_and_another_entry_is_not() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        await store.add(add(0))
-        assert (await store.add(add(0))).refusal is AddRefusal.NONE
-        assert (await store.add(add(0, body=b"othr"))).refusal is AddRefusal.OTHER
-        assert (await store.add(add(0, body=b"othr", recovery=True))).refusal is AddRefusal.OTHER
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_repeat_is_taken_and_another_entry_is_not() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0))
+    assert (await store.add(add(0))).refusal is AddRefusal.NONE
+    assert (await store.add(add(0, body=b"othr"))).refusal is AddRefusal.OTHER
+    assert (await store.add(add(0, body=b"othr", recovery=True))).refusal is AddRefusal.OTHER
 
 
 @pytest.mark.parametrize("how", ["lac", "read"])
-def test_a_fence_holds_after_a_crash_also_of_a_ledger_never_seen(how: str) -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        if how == "lac":
-            assert (await store.lac(AskLac(LEDGER, KEY, fence=True))).is_fenced
-        else:
-            assert await found_of(store, 5, fence=True) == [Found.NO_ENTRY]
-        await made.crash(random.Random(1))
-        store = LedgerStore(made.engine)
-        assert (await store.add(add(0))).refusal is AddRefusal.FENCED
-        assert (await store.add(add(0, recovery=True))).refusal is AddRefusal.NONE
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_fence_holds_after_a_crash_also_of_a_ledger_never_seen(*, how: str) -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    if how == "lac":
+        assert (await store.lac(AskLac(LEDGER, KEY, fence=True))).is_fenced
+    else:
+        assert await found_of(store, 5, fence=True) == [Found.NO_ENTRY]
+    await made.crash(random.Random(1))
+    store = LedgerStore(made.engine)
+    assert (await store.add(add(0))).refusal is AddRefusal.FENCED
+    assert (await store.add(add(0, recovery=True))).refusal is AddRefusal.NONE
 
 
-def test_a_fence_is_answered_once_durable_and_refuses_at_once() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        made.disk.by_hand = made.disk.file.by_hand = True
-        before = asyncio.ensure_future(store.add(add(0)))
-        await turns()
-        fencing = asyncio.ensure_future(store.lac(AskLac(LEDGER, KEY, fence=True)))
-        await turns()
-        after = asyncio.ensure_future(store.add(add(1)))
-        await turns()
-        assert not before.done()
-        assert not fencing.done()
-        assert (await after).refusal is AddRefusal.FENCED
-        made.disk.by_hand = made.disk.file.by_hand = False
-        made.disk.file.end_all()
-        told = await fencing
-        assert (told.is_fenced, told.last) == (True, 0), "what came before it is visible"
-        assert (await before).refusal is AddRefusal.NONE
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_fence_is_answered_once_durable_and_refuses_at_once() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    made.disk.by_hand = made.disk.file.by_hand = True
+    before = asyncio.ensure_future(store.add(add(0)))
+    await turns()
+    fencing = asyncio.ensure_future(store.lac(AskLac(LEDGER, KEY, fence=True)))
+    await turns()
+    after = asyncio.ensure_future(store.add(add(1)))
+    await turns()
+    assert not before.done()
+    assert not fencing.done()
+    assert (await after).refusal is AddRefusal.FENCED
+    made.disk.by_hand = made.disk.file.by_hand = False
+    made.disk.file.end_all()
+    told = await fencing
+    assert (told.is_fenced, told.last) == (True, 0), "what came before it is visible"
+    assert (await before).refusal is AddRefusal.NONE
 
 
-def test_entries_outlive_a_crash() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        await LedgerStore(made.engine).add(add(*range(50)))
-        await made.crash(random.Random(1))
-        store = LedgerStore(made.engine)
-        assert await found_of(store, *range(51)) == [Found.YES] * 50 + [Found.NO_ENTRY]
-        assert (await store.lac(AskLac(LEDGER, KEY))).last == 49
-
-    run(scenario)
+@as_scenario(run)
+async def test_entries_outlive_a_crash() -> None:
+    made = await Made.new()
+    await LedgerStore(made.engine).add(add(*range(50)))
+    await made.crash(random.Random(1))
+    store = LedgerStore(made.engine)
+    assert await found_of(store, *range(51)) == [Found.YES] * 50 + [Found.NO_ENTRY]
+    assert (await store.lac(AskLac(LEDGER, KEY))).last == 49
 
 
-def test_a_node_that_lost_records_does_not_deny() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        await store.add(add(0))
-        flags = LedgerFlag.FENCED | LedgerFlag.LIMBO
-        await store.note_loss([LedgerChange(LEDGER, KEY, flags)])
-        assert await found_of(store, 0, 1) == [Found.YES, Found.UNKNOWN]
-        assert (await store.lac(AskLac(LEDGER, KEY, fence=True))).found is Found.UNKNOWN
-        assert (await store.add(add(1))).refusal is AddRefusal.FENCED
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_node_that_lost_records_does_not_deny() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0))
+    flags = LedgerFlag.FENCED | LedgerFlag.LIMBO
+    await store.note_loss([LedgerChange(LEDGER, KEY, flags)])
+    assert await found_of(store, 0, 1) == [Found.YES, Found.UNKNOWN]
+    assert (await store.lac(AskLac(LEDGER, KEY, fence=True))).found is Found.UNKNOWN
+    assert (await store.add(add(1))).refusal is AddRefusal.FENCED
 
 
-def test_a_deleted_ledger_leaves_a_tombstone() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        await store.add(add(0, 1))
-        await store.forget([LEDGER, 99])
-        await made.crash(random.Random(1))
-        store = LedgerStore(made.engine)
-        assert await found_of(store, 0) == [Found.NO_ENTRY]
-        assert (await store.add(add(0))).refusal is AddRefusal.GONE
-        assert (await store.add(add(0, recovery=True))).refusal is AddRefusal.GONE
-        assert 99 not in store.index.held
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_deleted_ledger_leaves_a_tombstone() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0, 1))
+    await store.forget([LEDGER, 99])
+    await made.crash(random.Random(1))
+    store = LedgerStore(made.engine)
+    assert await found_of(store, 0) == [Found.NO_ENTRY]
+    assert (await store.add(add(0))).refusal is AddRefusal.GONE
+    assert (await store.add(add(0, recovery=True))).refusal is AddRefusal.GONE
+    assert 99 not in store.index.held
 
 
-def test_who_waits_for_a_lac_is_woken_by_an_entry_and_by_a_fence() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        await store.add(add(0))
-        waits = asyncio.ensure_future(store.lac(AskLac(LEDGER, KEY, above=-1, wait_ms=5000)))
-        await turns()
-        assert not waits.done()
-        await store.add(add(1))
-        assert (await waits).lac == 0
-        waits = asyncio.ensure_future(store.lac(AskLac(LEDGER, KEY, above=0, wait_ms=5000)))
-        await turns()
-        await store.lac(AskLac(LEDGER, KEY, fence=True))
-        assert (await waits).is_fenced
-        told = await store.lac(AskLac(LEDGER, KEY, above=9, wait_ms=1))
-        assert told.lac == 0
-
-    run(scenario)
+@as_scenario(run)
+async def test_who_waits_for_a_lac_is_woken_by_an_entry_and_by_a_fence() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0))
+    waits = asyncio.ensure_future(store.lac(AskLac(LEDGER, KEY, above=-1, wait_ms=5000)))
+    await turns()
+    assert not waits.done()
+    await store.add(add(1))
+    assert (await waits).lac == 0
+    waits = asyncio.ensure_future(store.lac(AskLac(LEDGER, KEY, above=0, wait_ms=5000)))
+    await turns()
+    await store.lac(AskLac(LEDGER, KEY, fence=True))
+    assert (await waits).is_fenced
+    told = await store.lac(AskLac(LEDGER, KEY, above=9, wait_ms=1))
+    assert told.lac == 0
 
 
-def test_a_reply_holds_what_fits_a_frame() -> None:
-    async def scenario() -> None:
-        made = await Made.new(ring=16 << 20)
-        store = LedgerStore(made.engine)
-        for entry in range(5):
-            assert (await store.add(add(entry, body=bytes(1 << 20)))).refusal is AddRefusal.NONE
-        reply = await store.read(ReadEntries(LEDGER, KEY, [*range(5)]))
-        assert [each.entry for each in reply.entries] == [0, 1, 2]
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_reply_holds_what_fits_a_frame() -> None:
+    made = await Made.new(ring=16 << 20)
+    store = LedgerStore(made.engine)
+    for entry in range(5):
+        assert (await store.add(add(entry, body=bytes(1 << 20)))).refusal is AddRefusal.NONE
+    reply = await store.read(ReadEntries(LEDGER, KEY, [*range(5)]))
+    assert [each.entry for each in reply.entries] == [0, 1, 2]
 
 
 def deferred(*entries: int) -> AddEntries:
@@ -193,68 +176,60 @@ def deferred(*entries: int) -> AddEntries:
 FORCE = ForceEntries(LEDGER, KEY)
 
 
-def test_a_deferred_entry_is_answered_at_once_and_a_force_waits_for_the_disk() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine, lambda: 3)
-        made.disk.by_hand = made.disk.file.by_hand = True
-        reply = await store.add(deferred(0))
-        assert (reply.refusal, reply.run) == (AddRefusal.NONE, 3)
-        force = asyncio.ensure_future(store.force(FORCE))
-        await turns()
-        assert not force.done()
-        assert made.engine.unflushed_bytes, "it counts against what there is room for"
-        made.disk.by_hand = made.disk.file.by_hand = False
-        made.disk.file.end_all()
-        assert (await force).run == reply.run
-        assert await found_of(store, 0) == [Found.YES]
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_deferred_entry_is_answered_at_once_and_a_force_waits_for_the_disk() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine, lambda: 3)
+    made.disk.by_hand = made.disk.file.by_hand = True
+    reply = await store.add(deferred(0))
+    assert (reply.refusal, reply.run) == (AddRefusal.NONE, 3)
+    force = asyncio.ensure_future(store.force(FORCE))
+    await turns()
+    assert not force.done()
+    assert made.engine.unflushed_bytes, "it counts against what there is room for"
+    made.disk.by_hand = made.disk.file.by_hand = False
+    made.disk.file.end_all()
+    assert (await force).run == reply.run
+    assert await found_of(store, 0) == [Found.YES]
 
 
-def test_a_fence_comes_after_the_deferred_entries_before_it() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        made.disk.by_hand = made.disk.file.by_hand = True
-        await store.add(deferred(0))
-        reading = asyncio.ensure_future(found_of(store, 0, 1, fence=True))
-        await turns()
-        assert (await store.add(deferred(1))).refusal is AddRefusal.FENCED
-        made.disk.by_hand = made.disk.file.by_hand = False
-        made.disk.file.end_all()
-        assert await reading == [Found.YES, Found.NO_ENTRY]
-        assert (await store.force(FORCE)).refusal is AddRefusal.FENCED
-
-    run(scenario)
+@as_scenario(run)
+async def test_a_fence_comes_after_the_deferred_entries_before_it() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    made.disk.by_hand = made.disk.file.by_hand = True
+    await store.add(deferred(0))
+    reading = asyncio.ensure_future(found_of(store, 0, 1, fence=True))
+    await turns()
+    assert (await store.add(deferred(1))).refusal is AddRefusal.FENCED
+    made.disk.by_hand = made.disk.file.by_hand = False
+    made.disk.file.end_all()
+    assert await reading == [Found.YES, Found.NO_ENTRY]
+    assert (await store.force(FORCE)).refusal is AddRefusal.FENCED
 
 
-def test_a_force_of_what_a_node_never_saw_succeeds_and_of_what_is_gone_does_not() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        await store.add(deferred(0))
+@as_scenario(run)
+async def test_a_force_of_what_a_node_never_saw_succeeds_and_of_what_is_gone_does_not() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(deferred(0))
+    await store.force(FORCE)
+    assert (await store.force(ForceEntries(99, KEY))).refusal is AddRefusal.NONE
+    await store.forget([LEDGER])
+    assert (await store.force(FORCE)).refusal is AddRefusal.GONE
+
+
+@as_scenario(run)
+async def test_a_force_fails_where_the_wal_failed_after_the_answer() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    made.disk.by_hand = made.disk.file.by_hand = True
+    await store.add(deferred(0))
+    force = asyncio.ensure_future(store.force(FORCE))
+    await turns()
+    for write in list(made.disk.file.pending):
+        made.disk.file.end(write, OSError(errno.EIO, "the disk is broken"))
+    with pytest.raises(Retryable):
+        await force
+    with pytest.raises(Retryable):
         await store.force(FORCE)
-        assert (await store.force(ForceEntries(99, KEY))).refusal is AddRefusal.NONE
-        await store.forget([LEDGER])
-        assert (await store.force(FORCE)).refusal is AddRefusal.GONE
-
-    run(scenario)
-
-
-def test_a_force_fails_where_the_wal_failed_after_the_answer() -> None:
-    async def scenario() -> None:
-        made = await Made.new()
-        store = LedgerStore(made.engine)
-        made.disk.by_hand = made.disk.file.by_hand = True
-        await store.add(deferred(0))
-        force = asyncio.ensure_future(store.force(FORCE))
-        await turns()
-        for write in list(made.disk.file.pending):
-            made.disk.file.end(write, OSError(errno.EIO, "the disk is broken"))
-        with pytest.raises(Retryable):
-            await force
-        with pytest.raises(Retryable):
-            await store.force(FORCE)
-
-    run(scenario)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
+from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point, Tiered
@@ -46,68 +47,65 @@ async def node_without_the_last(cluster: ClusterAtHand, log: int = 1) -> int:
 
 
 class TestTheWholeWay:
-    def test_nodes_let_go_of_what_is_uploaded_and_all_is_read(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=TIERED)
-                written = await write(store, "log", 100)
-                await asyncio.sleep(20)
-                for node in cluster.running.values():
-                    assert node.engine.trim_of(1) == 0
-                    assert node.engine.logs.stored_bytes == 0
-                assert min(gone(cluster)) == await store.tail("log")
-                assert await values(store, "log") == written
-                more = await write(store, "log", 10)
-                assert await values(store, "log") == written + more
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_nodes_let_go_of_what_is_uploaded_and_all_is_read(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            written = await write(store, "log", 100)
+            await asyncio.sleep(20)
+            for node in cluster.running.values():
+                assert node.engine.trim_of(1) == 0
+                assert node.engine.logs.stored_bytes == 0
+            assert min(gone(cluster)) == await store.tail("log")
+            assert await values(store, "log") == written
+            more = await write(store, "log", 10)
+            assert await values(store, "log") == written + more
 
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_it_is_told_up_to_where_main_storage_holds_a_log(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await store.create_log("here")
+            await write(store, "log", 40)
+            await store.append("here", b"x")
+            made_us = (await store.log("here")).created_us
+            assert (await store.tiered("here")) == Tiered(BUCKET, Lsn(0), made_us)
+            upto = (await store.tiered("log")).upto
+            assert upto == max(gone(cluster)) < await store.tail("log")
+            await asyncio.sleep(20)
+            assert (await store.tiered("log")).upto == await store.tail("log")
 
-    def test_it_is_told_up_to_where_main_storage_holds_a_log(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=TIERED)
-                await store.create_log("here")
-                await write(store, "log", 40)
-                await store.append("here", b"x")
-                made_us = (await store.log("here")).created_us
-                assert (await store.tiered("here")) == Tiered(BUCKET, Lsn(0), made_us)
-                upto = (await store.tiered("log")).upto
-                assert upto == max(gone(cluster)) < await store.tail("log")
-                await asyncio.sleep(20)
-                assert (await store.tiered("log")).upto == await store.tail("log")
-
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
-
-    def test_a_log_that_is_made_later_is_met(self):
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_a_log_that_is_made_later_is_met(self, cluster: ClusterAtHand) -> None:
         """A log that is made counts as no change of the tree, which nodes look for."""
+        async with cluster.client() as store:
+            await asyncio.sleep(10)
+            await store.create_log("log", attributes=TIERED)
+            written = await write(store, "log", 20)
+            await asyncio.sleep(20)
+            assert min(gone(cluster)) == await store.tail("log")
+            assert await values(store, "log") == written
 
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await asyncio.sleep(10)
-                await store.create_log("log", attributes=TIERED)
-                written = await write(store, "log", 20)
-                await asyncio.sleep(20)
-                assert min(gone(cluster)) == await store.tail("log")
-                assert await values(store, "log") == written
-
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
-
-    def test_a_log_whose_store_says_nothing_of_it_is_kept_and_others_go(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                for log in ("a", "b"):
-                    await store.create_log(log, attributes=TIERED)
-                    await store.append(log, b"first")
-                await until(lambda: len(cluster.bucket.names()) >= 4, timeout_s=20)
-                for node in cluster.running.values():
-                    assert node.engine.gone_of(1) == node.engine.gone_of(2) == 0
-                cluster.bucket.delete(origin_name(1))
-                await asyncio.sleep(30)
-                for node in cluster.running.values():
-                    assert node.engine.gone_of(1) == 0, "whose history it is, nobody knows"
-                    assert node.engine.gone_of(2) == await store.tail("b")
-
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_a_log_whose_store_says_nothing_of_it_is_kept_and_others_go(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            for log in ("a", "b"):
+                await store.create_log(log, attributes=TIERED)
+                await store.append(log, b"first")
+            await until(lambda: len(cluster.bucket.names()) >= 4, timeout_s=20)
+            for node in cluster.running.values():
+                assert node.engine.gone_of(1) == node.engine.gone_of(2) == 0
+            cluster.bucket.delete(origin_name(1))
+            await asyncio.sleep(30)
+            for node in cluster.running.values():
+                assert node.engine.gone_of(1) == 0, "whose history it is, nobody knows"
+                assert node.engine.gone_of(2) == await store.tail("b")
 
 
 KEEPS = replace(STORAGE, retention_every_s=86_400)
@@ -126,137 +124,134 @@ def break_objects(cluster: ClusterAtHand, part: slice = slice(None)) -> list[str
 
 class TestDamage:
     @pytest.mark.parametrize("single", [True, False])
-    def test_a_damaged_object_is_passed_over_where_a_node_holds_a_copy(self, single: bool):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client(scd_enabled=single) as store:
-                await store.create_log("log", attributes=TIERED)
-                written = await write(store, "log", 60)
-                await asyncio.sleep(20)
-                tail = await store.tail("log")
-                assert sorted(gone(cluster)) == [0, tail, tail]
-                assert break_objects(cluster, slice(1, None, 2))
-                assert await values(store, "log") == written
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER, storages={3: KEEPS})
+    async def test_a_damaged_object_is_passed_over_where_a_node_holds_a_copy(
+        self, cluster: ClusterAtHand, *, single: bool
+    ) -> None:
+        async with cluster.client(scd_enabled=single) as store:
+            await store.create_log("log", attributes=TIERED)
+            written = await write(store, "log", 60)
+            await asyncio.sleep(20)
+            tail = await store.tail("log")
+            assert sorted(gone(cluster)) == [0, tail, tail]
+            assert break_objects(cluster, slice(1, None, 2))
+            assert await values(store, "log") == written
 
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER, storages={3: KEEPS})
-
-    def test_where_none_holds_a_copy_the_error_names_the_object(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=TIERED)
-                await write(store, "log", 60)
-                await asyncio.sleep(20)
-                before = {name: cluster.bucket.content(name) for name in cluster.bucket.names()}
-                assert break_objects(cluster)
-                with pytest.raises(Corrupt):
-                    await values(store, "log")
-                for name, content in before.items():
-                    cluster.bucket.damage(name, content)
-                assert len(await values(store, "log")) == 60
-
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_where_none_holds_a_copy_the_error_names_the_object(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, "log", 60)
+            await asyncio.sleep(20)
+            before = {name: cluster.bucket.content(name) for name in cluster.bucket.names()}
+            assert break_objects(cluster)
+            with pytest.raises(Corrupt):
+                await values(store, "log")
+            for name, content in before.items():
+                cluster.bucket.damage(name, content)
+            assert len(await values(store, "log")) == 60
 
 
 class TestPositions:
-    def test_the_extent_is_right_while_one_node_has_not_let_go(self):
+    @as_scenario(simulate, nodes=4, storage=STORAGE, tier=TIER)
+    async def test_the_extent_is_right_while_one_node_has_not_let_go(
+        self, cluster: ClusterAtHand
+    ) -> None:
         """It holds older records, and not the last one, for which main storage was not asked. The
         first record behind a trim had the time of an earlier block."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            kept_long = LogAttributes(local_retention=6 * 3600, sticky_copysets=False).over(TIERED)
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=kept_long)
-                await write(store, "log", 20)
-                await asyncio.sleep(8)
-                records = [r for r in await read_all(store, "log") if isinstance(r, Record)]
-                late = await node_without_the_last(cluster)
-                for number in set(cluster.numbers) - {late}:
-                    cluster.machine(number).disk.free_bytes = 1
-                await asyncio.sleep(5)
-                assert cluster.running[late].engine.gone_of(1) == 0
-                assert max(gone(cluster)) == records[-1].lsn
-                await store.trim("log", records[4].lsn)
-                for _ in range(2):
-                    extent = await store.extent("log")
-                    assert extent.last == Point(records[-1].lsn, records[-1].append_time_us)
-                    assert extent.first == Point(records[5].lsn, records[5].append_time_us)
-                    cluster.machine(late).disk.free_bytes = 1  # then nobody holds any of it
-                    await asyncio.sleep(3)
-
-        simulate(scenario, nodes=4, storage=STORAGE, tier=TIER)
-
-    def test_times_extents_and_sizes_are_the_same_over_both_tiers(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=TIERED)
-                await store.create_log("here")
-                for n in range(60):
-                    await asyncio.gather(*(store.append(log, b"%d" % n) for log in ("log", "here")))
-                    await asyncio.sleep(0.5)
-                lsns = [r.lsn for r in await read_all(store, "log") if isinstance(r, Record)]
-                times = [
-                    r.append_time_us for r in await read_all(store, "log") if isinstance(r, Record)
-                ]
-                assert 0 < min(gone(cluster)) < lsns[-1], "it lies on both"
-                for lsn, time_us in zip(lsns, times, strict=True):
-                    assert (await store.find_time("log", time_us)).lsn == lsn
-                    early = (await store.find_time("log", time_us, approximate=True)).lsn
-                    assert early <= lsn
-                assert (await store.find_time("log", times[-1] + 1)).lsn == lsns[-1] + 1
+        kept_long = LogAttributes(local_retention=6 * 3600, sticky_copysets=False).over(TIERED)
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=kept_long)
+            await write(store, "log", 20)
+            await asyncio.sleep(8)
+            records = [r for r in await read_all(store, "log") if isinstance(r, Record)]
+            late = await node_without_the_last(cluster)
+            for number in set(cluster.numbers) - {late}:
+                cluster.machine(number).disk.free_bytes = 1
+            await asyncio.sleep(5)
+            assert cluster.running[late].engine.gone_of(1) == 0
+            assert max(gone(cluster)) == records[-1].lsn
+            await store.trim("log", records[4].lsn)
+            for _ in range(2):
                 extent = await store.extent("log")
-                first = await store.head_attributes("log")
-                assert (extent.trim, extent.first) == (0, Point(lsns[0], times[0]))
-                assert extent.last == Point(lsns[-1], times[-1])
-                assert first[1] == Point(lsns[0], times[0])
-                await asyncio.sleep(20)
-                extent = await store.extent("log")
-                assert min(gone(cluster)) == lsns[-1], "all of it lies in main storage"
-                assert extent.first == Point(lsns[0], times[0])
-                assert extent.last == Point(lsns[-1], times[-1])
-                assert not await store.is_empty("log")
-                size, other = await store.data_size("log"), await store.data_size("here")
-                assert 0 < size.bytes <= other.bytes  # bodies alone, without headers
-                assert await values(store, "log", start=lsns[30]) == [
-                    b"%d" % n for n in range(30, 60)
-                ]
+                assert extent.last == Point(records[-1].lsn, records[-1].append_time_us)
+                assert extent.first == Point(records[5].lsn, records[5].append_time_us)
+                cluster.machine(late).disk.free_bytes = 1  # then nobody holds any of it
+                await asyncio.sleep(3)
 
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_times_extents_and_sizes_are_the_same_over_both_tiers(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await store.create_log("here")
+            for n in range(60):
+                await asyncio.gather(*(store.append(log, b"%d" % n) for log in ("log", "here")))
+                await asyncio.sleep(0.5)
+            lsns = [r.lsn for r in await read_all(store, "log") if isinstance(r, Record)]
+            times = [
+                r.append_time_us for r in await read_all(store, "log") if isinstance(r, Record)
+            ]
+            assert 0 < min(gone(cluster)) < lsns[-1], "it lies on both"
+            for lsn, time_us in zip(lsns, times, strict=True):
+                assert (await store.find_time("log", time_us)).lsn == lsn
+                early = (await store.find_time("log", time_us, approximate=True)).lsn
+                assert early <= lsn
+            assert (await store.find_time("log", times[-1] + 1)).lsn == lsns[-1] + 1
+            extent = await store.extent("log")
+            first = await store.head_attributes("log")
+            assert (extent.trim, extent.first) == (0, Point(lsns[0], times[0]))
+            assert extent.last == Point(lsns[-1], times[-1])
+            assert first[1] == Point(lsns[0], times[0])
+            await asyncio.sleep(20)
+            extent = await store.extent("log")
+            assert min(gone(cluster)) == lsns[-1], "all of it lies in main storage"
+            assert extent.first == Point(lsns[0], times[0])
+            assert extent.last == Point(lsns[-1], times[-1])
+            assert not await store.is_empty("log")
+            size, other = await store.data_size("log"), await store.data_size("here")
+            assert 0 < size.bytes <= other.bytes  # bodies alone, without headers
+            assert await values(store, "log", start=lsns[30]) == [b"%d" % n for n in range(30, 60)]
 
 
 class TestDeletion:
-    def test_a_trim_reaches_into_main_storage_and_objects_go_after_their_grace(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                await store.create_log("log", attributes=TIERED)
-                await write(store, "log", 60)
-                await asyncio.sleep(20)
-                lsns = [r.lsn for r in await read_all(store, "log") if isinstance(r, Record)]
-                before = len(objects(cluster))
-                await store.trim("log", lsns[49])
-                await asyncio.sleep(30)
-                assert 0 < len(objects(cluster)) < before
-                items = await read_all(store, "log")
-                assert isinstance(items[0], Gap)
-                assert items[0].kind is GapKind.TRIM
-                assert [r.lsn for r in items if isinstance(r, Record)] == lsns[50:]
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
+    async def test_a_trim_reaches_into_main_storage_and_objects_go_after_their_grace(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, "log", 60)
+            await asyncio.sleep(20)
+            lsns = [r.lsn for r in await read_all(store, "log") if isinstance(r, Record)]
+            before = len(objects(cluster))
+            await store.trim("log", lsns[49])
+            await asyncio.sleep(30)
+            assert 0 < len(objects(cluster)) < before
+            items = await read_all(store, "log")
+            assert isinstance(items[0], Gap)
+            assert items[0].kind is GapKind.TRIM
+            assert [r.lsn for r in items if isinstance(r, Record)] == lsns[50:]
 
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
-
-    def test_retention_by_time_and_by_size_reaches_into_main_storage(self):
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                short = TIERED.over(LogAttributes(backlog_s=15))
-                small = TIERED.over(LogAttributes(backlog_bytes=6000))
-                await store.create_log("short", attributes=short)
-                await store.create_log("small", attributes=small)
-                for log in ("short", "small"):
-                    await write(store, log, 50)
-                await asyncio.sleep(12)
-                assert 14 <= len(await values(store, "small")) < 35
-                await asyncio.sleep(40)
-                assert await values(store, "short") == []
-                assert 14 <= len(await values(store, "small")) < 35
-
-        simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
+    async def test_retention_by_time_and_by_size_reaches_into_main_storage(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            short = TIERED.over(LogAttributes(backlog_s=15))
+            small = TIERED.over(LogAttributes(backlog_bytes=6000))
+            await store.create_log("short", attributes=short)
+            await store.create_log("small", attributes=small)
+            for log in ("short", "small"):
+                await write(store, log, 50)
+            await asyncio.sleep(12)
+            assert 14 <= len(await values(store, "small")) < 35
+            await asyncio.sleep(40)
+            assert await values(store, "short") == []
+            assert 14 <= len(await values(store, "small")) < 35
 
     def test_the_objects_of_a_deleted_log_go(self):
         async def scenario(cluster: ClusterAtHand) -> None:

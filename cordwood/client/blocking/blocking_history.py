@@ -48,9 +48,7 @@ class BlockingHistory:
             self._thread.close()
             raise
 
-    def runs(
-        self, log: int, start: int, stop: int, *, made_us: int = 0
-    ) -> Iterator[list[Taken]]:
+    def runs(self, log: int, start: int, stop: int, *, made_us: int = 0) -> Iterator[list[Taken]]:
         """Blocks and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
         ends before.
 

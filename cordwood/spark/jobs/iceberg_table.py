@@ -267,7 +267,9 @@ class IcebergTable:
     def _rolled_back(self, table: Table, landed: str) -> BadSetting:
         query, _, batch = landed.rpartition(" ")
         there = [each for each in table.metadata.snapshots if _landed_by(each) == landed]
-        way_out = f"Make snapshot {there[0].snapshot_id} current again, or land" if there else "Land"
+        way_out = (
+            f"Make snapshot {there[0].snapshot_id} current again, or land" if there else "Land"
+        )
         return BadSetting(
             f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, and "
             f"what says where the landing goes on is not rolled back with it. {way_out} in another "

@@ -7,6 +7,7 @@ import random
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
+from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting
@@ -14,64 +15,61 @@ from cordwood.settings import StorageSettings
 from cordwood.sim.damage import damage_tables, damage_wal
 
 
-def test_a_cluster_judges_its_logs_by_nodes_racks_and_those_that_are_down() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            for log in ("a", "b", "c"):
-                await store.append(log, b"value")
-            found = await store.check_impact([1])
-            assert (found.logs, found.findings, found.down) == (3, [], ())
-            found = await store.check_impact([1], ["rack2"])
-            assert found.absent == (1, 2)
-            stopped = {each.stops: each for each in found.findings}
-            assert list(stopped) == ["writes", "rebuilding", "capacity"]
-            assert sorted(each.name for each in stopped["writes"].examples) == ["/a", "/b", "/c"]
-            assert stopped["writes"].replicate_across == {"node": 3, "rack": 1}
-            cluster.kill(4)
-            await asyncio.sleep(8)
-            found = await store.check_impact([1])
-            assert found.down == (4,)
-            assert "bring back nodes 4" in found.findings[0].first
-            for nodes, racks in (([9], []), ([], ["rack9"]), ([], [])):
-                with pytest.raises(BadSetting):
-                    await store.check_impact(nodes, racks)
-
-    simulate(scenario, nodes=4)
+@as_scenario(simulate, nodes=4)
+async def test_a_cluster_judges_its_logs_by_nodes_racks_and_those_that_are_down(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=10) as store:
+        for log in ("a", "b", "c"):
+            await store.append(log, b"value")
+        found = await store.check_impact([1])
+        assert (found.logs, found.findings, found.down) == (3, [], ())
+        found = await store.check_impact([1], ["rack2"])
+        assert found.absent == (1, 2)
+        stopped = {each.stops: each for each in found.findings}
+        assert list(stopped) == ["writes", "rebuilding", "capacity"]
+        assert sorted(each.name for each in stopped["writes"].examples) == ["/a", "/b", "/c"]
+        assert stopped["writes"].replicate_across == {"node": 3, "rack": 1}
+        cluster.kill(4)
+        await asyncio.sleep(8)
+        found = await store.check_impact([1])
+        assert found.down == (4,)
+        assert "bring back nodes 4" in found.findings[0].first
+        for nodes, racks in (([9], []), ([], ["rack9"]), ([], [])):
+            with pytest.raises(BadSetting):
+                await store.check_impact(nodes, racks)
 
 
 async def stops(store: Store, node: int) -> set[str]:
     return {each.stops for each in (await store.check_impact([node])).findings}
 
 
-def test_nodes_that_have_just_started_do_not_take_dead_ones_for_alive() -> None:
+@as_scenario(simulate, nodes=5, copies=2)
+async def test_nodes_that_have_just_started_do_not_take_dead_ones_for_alive(
+    cluster: ClusterAtHand,
+) -> None:
     """Gossip has told them nothing yet, so they ask."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            await store.append("a", b"value")
-        for node in cluster.numbers:
-            cluster.kill(node)
-        await cluster.start(1, 2, 3, 4)
-        async with cluster.client(timeout_s=10) as store:
-            assert "reads" in await stops(store, 4)
-            found = await store.apply_maintenance([4], reason="a new disk", user="ann")
-            assert found.state == "BLOCKED_UNTIL_SAFE"
-
-    simulate(scenario, nodes=5, copies=2)
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"value")
+    for node in cluster.numbers:
+        cluster.kill(node)
+    await cluster.start(1, 2, 3, 4)
+    async with cluster.client(timeout_s=10) as store:
+        assert "reads" in await stops(store, 4)
+        found = await store.apply_maintenance([4], reason="a new disk", user="ann")
+        assert found.state == "BLOCKED_UNTIL_SAFE"
 
 
-def test_nodes_without_space_take_no_writes_of_those_that_go() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            await store.append("a", b"value")
-            for node in (1, 2, 3):
-                cluster.machine(node).disk.free_bytes = 0
-            await asyncio.sleep(8)
-            await store.append("a", b"value")
-            assert await stops(store, 4) == {"writes", "rebuilding"}
-            assert await stops(store, 3) == set()
-
-    simulate(scenario, nodes=5, copies=2)
+@as_scenario(simulate, nodes=5, copies=2)
+async def test_nodes_without_space_take_no_writes_of_those_that_go(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"value")
+        for node in (1, 2, 3):
+            cluster.machine(node).disk.free_bytes = 0
+        await asyncio.sleep(8)
+        await store.append("a", b"value")
+        assert await stops(store, 4) == {"writes", "rebuilding"}
+        assert await stops(store, 3) == set()
 
 
 @pytest.mark.parametrize("rots", ["wal", "tables"])
