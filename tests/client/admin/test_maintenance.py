@@ -13,6 +13,7 @@ from cordwood.errors import BadSetting, OutcomeUnknown, Rejected
 from cordwood.layout.message_maintenance import MaintenanceRequest
 from cordwood.layout.rebuild_events import read_set
 from cordwood.metadata.maintenance import MaintenanceStore
+from cordwood.sim.planted import find_bug, planted
 
 
 async def ask(store: Store, *nodes: int, **more: object) -> MaintenanceRequest:
@@ -155,6 +156,8 @@ def test_a_call_that_a_second_node_gets_makes_one_request_and_ends_it_once(monke
                 await store.remove_maintenance(made.number)
 
     simulate(scenario, nodes=4)
+    with planted(find_bug("calls-unmarked")), pytest.raises(AssertionError):
+        simulate(scenario, nodes=4)
 
 
 def test_a_node_that_was_stopped_asks_for_nothing_once_the_request_is_over(monkeypatch) -> None:

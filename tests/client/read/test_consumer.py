@@ -789,3 +789,5 @@ def test_a_save_beside_a_read_does_not_undo_a_reset() -> None:
                 assert (await consumer.save())["/b"] == make_lsn(1, 2)
 
     simulate(scenario)
+    with planted(find_bug("saves-other-reading")), pytest.raises(pytest.fail.Exception):
+        simulate(scenario)
