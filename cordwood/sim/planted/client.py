@@ -6,7 +6,7 @@ Source: docs/sources/reliability.md §2 (etcd, Redpanda), §6.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -53,12 +53,20 @@ def _places_copied(right: Any, self: Producer, log: int, sequence: int) -> Any:
 
 
 async def _reading_of_now(
-    right: Any, self: Consumer, new: Mapping[str, int], _: Any, let_go: Any = ()
+    right: Any, self: Consumer, new: Mapping[str, int], reading: Any, let_go: Sequence[str] = ()
 ) -> None:
     await right(self, new, self._reading(new), let_go)
 
 
-def _values_only(right: Any, self: ProducerCall, first: int, values: Any, *_: Any) -> None:
+def _values_only(
+    right: Any,
+    self: ProducerCall,
+    first: int,
+    values: Any,
+    keys: Any,
+    headers: Any = None,
+    times_us: Any = None,
+) -> None:
     right(self, first, values, None)
 
 
