@@ -8,7 +8,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
 from cordwood.client.admin.rolling_restart import rolling_restart
-from cordwood.errors import BadSetting, Retryable, Unreachable
+from cordwood.errors import BadSetting, OutcomeUnknown, Rejected, Retryable, Unreachable
 from cordwood.nodes import NodeId
 
 
@@ -61,3 +61,45 @@ def test_a_node_that_does_not_come_back_keeps_its_request() -> None:
             assert [each.nodes for each in await store.maintenance()] == [(2,)]
 
     simulate(scenario, nodes=4)
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (Rejected("no process"), []),
+        (FileNotFoundError(), []),
+        (OutcomeUnknown("it failed"), [(2,)]),
+    ],
+    ids=["refused", "not found", "failed"],
+)
+def test_a_node_to_which_nothing_was_done_keeps_no_request(error, stays) -> None:
+    """It stayed granted for an hour, and no other node was granted meanwhile."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async def restart(node: NodeId) -> None:
+            raise error
+
+        async with cluster.client(timeout_s=30) as store:
+            await store.append("a", b"value")
+            with pytest.raises(type(error)):
+                await rolling_restart(store, [2, 3], restart, user="ann", timeout_s=20, say=print)
+            assert [each.nodes for each in await store.maintenance()] == stays
+
+    simulate(scenario, nodes=4)
+
+
+def test_a_restart_that_is_given_up_before_its_grant_leaves_no_request() -> None:
+    """It was granted later, for nobody."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async def restart(node: NodeId) -> None:
+            raise AssertionError("it may not be restarted")
+
+        async with cluster.client(timeout_s=30) as store:
+            await store.append("a", b"value")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(3):
+                    await rolling_restart(store, [1], restart, user="ann", timeout_s=60, say=print)
+            assert await store.maintenance() == []
+
+    simulate(scenario, nodes=3)
