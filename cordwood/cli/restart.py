@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cordwood.cli.target import ClusterOption, find_target
-from cordwood.errors import BadSetting, Rejected
+from cordwood.errors import BadSetting, OutcomeUnknown, Rejected
 
 if TYPE_CHECKING:
     from cordwood.nodes import NodeId
@@ -69,7 +69,10 @@ def restart(
 async def _run(command: str) -> None:
     process = await asyncio.create_subprocess_exec(*shlex.split(command))
     if code := await process.wait():
-        raise Rejected(f"{command!r} ended with {code}: no node behind it was restarted")
+        raise OutcomeUnknown(
+            f"{command!r} ended with {code}: no node behind it was restarted. Its own request for "
+            "maintenance stays, as the node may be away (`cordwood maintenance show`)"
+        )
 
 
 def _pid_of(path: str) -> int:

@@ -298,7 +298,8 @@ class LoopThread:
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the loop's thread, as the callbacks of futures do: a wait for
         the loop there never ends."""
-        return _thread.get_ident() == self._thread.ident
+        # Trap: a thread that begins after this one has ended may get its number.
+        return not self._has_ended and _thread.get_ident() == self._thread.ident
 
     @property
     def is_of_other_process(self) -> bool:

@@ -11,12 +11,15 @@ Source: docs/protocol/maintenance.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from cordwood.client.store import Store
-from cordwood.errors import BadSetting, CordwoodError, Retryable, Unreachable
+from cordwood.errors import BadSetting, CordwoodError, Rejected, Retryable, Unreachable
 from cordwood.layout.message_maintenance import MaintenanceRequest
 from cordwood.nodes import NodeId
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 TTL_S = 3600
@@ -35,14 +38,16 @@ async def rolling_restart(
     """Restart nodes in the order given; none, if one of them is unknown.
 
     Args:
-        restart: has a node's process end, and another one start.
+        restart: has a node's process end, and another one start. Rejected and OSError say that
+            nothing was done.
         timeout_s: the longest wait for a grant, and for a node to be back.
         say: is told how far it is.
     Raises:
         BadSetting: a node does not exist, or no node is named.
         Retryable: a node is not safe to take in time; it and those behind it were left alone.
         Unreachable: a node did not come back in time. Its request stays, so that no other node is
-            taken for it.
+            taken for it. So it does where `restart` raises anything but Rejected and OSError, or is
+            cancelled. Of a node that was left alone no request stays.
     """
     wanted = [NodeId(node) for node in dict.fromkeys(nodes)]
     unknown = [node for node in wanted if node not in store.members]
@@ -52,10 +57,18 @@ async def rolling_restart(
         raise BadSetting(f"{what}; there are {known}")
     for node in wanted:
         made = await store.apply_maintenance([node], reason=REASON, user=user, ttl_s=TTL_S)
-        await _wait_granted(store, made, timeout_s)
+        try:
+            await _wait_granted(store, made, timeout_s)
+        except BaseException:
+            await _take_back(store, made)
+            raise
         say(f"node {node}: restarting")
         began_s = asyncio.get_running_loop().time()
-        await restart(node)
+        try:
+            await restart(node)
+        except (Rejected, OSError):
+            await _take_back(store, made)
+            raise
         await _wait_back(store, node, began_s, timeout_s)
         await store.remove_maintenance(made.number)
         took_s = asyncio.get_running_loop().time() - began_s
@@ -68,13 +81,21 @@ async def _wait_granted(store: Store, made: MaintenanceRequest, timeout_s: float
     found = made
     while found.state == BLOCKED:
         if loop.time() >= ends_s:
-            await store.remove_maintenance(made.number)
             raise Retryable(f"nodes {list(made.nodes)} are not restarted: {found.blocked}")
         await asyncio.sleep(LOOK_S)
         requests = {each.number: each for each in await store.maintenance()}
         if made.number not in requests:
             raise Retryable(f"request {made.number} is gone: somebody removed it")
         found = requests[made.number]
+
+
+async def _take_back(store: Store, made: MaintenanceRequest) -> None:
+    """No node is taken: the request would hold up others for an hour. Where nobody answers now, its
+    TTL ends it."""
+    try:
+        await store.remove_maintenance(made.number)
+    except CordwoodError as error:
+        logger.info("request %d for maintenance is not taken back: %s", made.number, error)
 
 
 async def _wait_back(store: Store, node: NodeId, began_s: float, timeout_s: float) -> None:

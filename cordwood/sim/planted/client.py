@@ -6,7 +6,7 @@ Source: docs/sources/reliability.md §2 (etcd, Redpanda), §6.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -17,7 +17,8 @@ from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.log_appends import LogAppends
 from cordwood.client.append.producer import Producer, ProducerCall
-from cordwood.client.cluster import LogInfo
+from cordwood.client.cluster import Cluster, LogInfo
+from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
 from cordwood.errors import CordwoodError, OutcomeUnknown, Retryable
@@ -49,6 +50,24 @@ def _places_copied(right: Any, self: Producer, log: int, sequence: int) -> Any:
     places = {**self._lineage.places, **self._own}
     known = {each: place.sequence for each, place in places.items()}
     return type(self)(self.producer, self.epoch, {**known, log: sequence})
+
+
+async def _reading_of_now(
+    right: Any, self: Consumer, new: Mapping[str, int], reading: Any, let_go: Sequence[str] = ()
+) -> None:
+    await right(self, new, self._reading(new), let_go)
+
+
+def _values_only(
+    right: Any,
+    self: ProducerCall,
+    first: int,
+    values: Any,
+    keys: Any,
+    headers: Any = None,
+    times_us: Any = None,
+) -> None:
+    right(self, first, values, None)
 
 
 def _epoch_above(right: Any, self: Producer, log: int, sequence: int) -> Any:
@@ -205,6 +224,16 @@ BUGS = (
                at(consumer_group.newly_reset).around(_moved_only), scenario=reading_scenarios.RESETS),
     PlantedBug("saves-ahead", "a consumer saves a position past a record that it was not given",
                at(Reader.position).around(_one_more)),
+    PlantedBug("saves-other-reading", "a consumer saves the places of a reading as those of the "
+               "next one, and undoes the reset that it begins at",
+               at(Consumer._save).around(_reading_of_now),
+               scene="tests/client/read/test_consumer.py"),
+    PlantedBug("values-are-records", "of two records at one place only the values are compared",
+               at(ProducerCall.takes).around(_values_only),
+               scene="tests/client/append/test_producer_places.py"),
+    PlantedBug("calls-unmarked", "a node does not know the second try of a call",
+               at(Cluster.new_mark).instead(lambda self: ""),
+               scene="tests/client/admin/test_maintenance.py"),
     PlantedBug("epoch-without-compare", "the epoch store writes without comparing",
                at(MemoryData.compare_and_set).around(_no_compare),
                scenario=scenarios.BAD_METADATA),

@@ -239,6 +239,15 @@ class TestLoopThread:
         with pytest.raises(Closed):
             thread.call(asyncio.sleep(0))
 
+    def test_a_thread_that_gets_the_number_of_the_ended_one_is_another(self):
+        """It was told that it waits for itself, by `close` as well."""
+        thread = LoopThread("test")
+        thread.close()
+        thread._thread = threading.current_thread()
+        thread.close()
+        with pytest.raises(Closed):
+            thread.call(asyncio.sleep(0))
+
 
 def test_no_call_hangs_when_the_store_is_closed(tmp_path):
     for _ in range(3):

@@ -11,6 +11,7 @@ from scenarios import as_scenario
 from cordwood.block import Gap
 from cordwood.client.append.producer import DOUBTS_MAX, Producer, ProducerCall, ProducerPlace
 from cordwood.errors import BadSetting, OutcomeUnknown, OutOfSequence, Retryable
+from cordwood.sim.planted import find_bug, planted
 
 
 async def values(store, log) -> list[bytes]:
@@ -290,6 +291,8 @@ def test_headers_and_times_make_another_record(atomic):
             assert lsn == await store.append("log", b"", producer=producer, **one)
 
     simulate(scenario)
+    with planted(find_bug("values-are-records")), pytest.raises(pytest.fail.Exception):
+        simulate(scenario)
 
 
 def test_a_record_is_the_same_one_in_whichever_columns_it_is_given():
