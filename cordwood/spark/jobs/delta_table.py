@@ -23,9 +23,9 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from cordwood.durable import make_directories, publish, sync_files
+from cordwood.durable import make_directories, publish, sync_files, write_whole
 from cordwood.errors import BadSetting
-from cordwood.spark.jobs.notes import offset_in
+from cordwood.spark.jobs.notes import offset_in, read_note
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, check_types, move_in
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class DeltaLake:
         self._path = path
         self._partition_by = partition_by
         self._log = path / "_delta_log"
+        self._newest_note = path / OURS / "newest.json"
         self._synced: set[str] = set()
         self._put_torn_aside()
 
@@ -81,7 +82,30 @@ class DeltaLake:
                 return -1
             table = DeltaTable(str(self._path), version=newest.version)
         found = table.transaction_version(query)
+        if found is not None and newest.version < 0:
+            self._check_cleaned(table, query, found)
         return -1 if found is None else found
+
+    def _check_cleaned(self, table: DeltaTable, query: str, batch: int) -> None:
+        """Check that a batch is in the table whose commit, and what came after it, was cleaned up.
+
+        A restore among those left the transaction that says so, and took the files.
+
+        Raises:
+            BadSetting: none of its files is there; it was restored away, or they were joined.
+        """
+        note = read_note(self._newest_note) or {}
+        files = note.get("files")
+        if (note.get("query"), note.get("batch")) != (query, batch) or not isinstance(files, list):
+            return
+        if files and not set(files).intersection(_paths_of(table)):
+            raise BadSetting(
+                f"Delta's log of {self._path} is cleaned of what came since the last landing, and "
+                f"none of the files of batch {batch} of query {query} is in the table now. Either "
+                "the table was restored to an older version: then land in another directory. Or "
+                f"another job joined or rewrote these files: then remove {self._newest_note}, and "
+                "the landing goes on"
+            )
 
     def was_published(self, query: str) -> int:
         """See `table.LakeTable`."""
@@ -147,16 +171,19 @@ class DeltaLake:
         # A commit counts only behind those before it: the one that made the table, or a column.
         self._sync_log()
         places = move_in(self._path, batch.files)
+        names = [str(place.relative_to(self._path)) for place in places]
+        note = {"query": batch.query, "batch": batch.batch, "files": names}
+        write_whole(self._newest_note, json.dumps(note).encode())
         actions: list[AddAction | RemoveAction] = [
             AddAction(
-                str(place.relative_to(self._path)),
+                name,
                 file.bytes,
                 dict(file.partition),
                 int(os.stat(place).st_mtime * 1000),
                 True,
                 json.dumps({"numRecords": file.rows}),
             )
-            for place, file in zip(places, batch.files, strict=True)
+            for name, place, file in zip(names, places, batch.files, strict=True)
         ]
         table.create_write_transaction(
             actions,
@@ -177,9 +204,14 @@ class DeltaLake:
             return Compacted()
         # It writes the joined files and commits in one call, so their bytes are synced after it.
         # The small files stay in place, for a vacuum of days later.
+        before = set(_paths_of(table))
         done = table.optimize.compact(target_size=target_bytes)
-        sync_files([self._path / file for file in _paths_of(table)], self._path)
+        after = _paths_of(table)
+        sync_files([self._path / file for file in after], self._path)
         self._sync_log()
+        if note := read_note(self._newest_note):
+            note["files"] = [*note["files"], *(file for file in after if file not in before)]
+            write_whole(self._newest_note, json.dumps(note).encode())
         return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
 
     def _sync_log(self) -> None:
