@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,17 +110,34 @@ class DeltaLake:
     def was_published(self, query: str) -> int:
         """See `table.LakeTable`."""
         table = self._open()
-        found = None if table is None else table.transaction_version(query)
-        return -1 if found is None else max(found, self.published(query))
+        return -1 if table is None else max(_last_of(table, query), self.published(query))
 
-    def is_newest(self, query: str) -> bool:
+    def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
         """See `table.LakeTable`."""
         table = self._open()
-        version = -1 if table is None else self._newest(table).version
-        if version < 0:
-            return False
-        lines = (self._log / f"{version:020}.json").read_bytes().splitlines()
-        return any(json.loads(line).get("txn", {}).get("appId") == query for line in lines)
+        if table is None or self.is_empty:
+            return dict.fromkeys(queries, (-1, -1))
+        found: dict[str, int] = {}
+        oldest = table.version()
+        for commit, _ in self._effective(table, None):
+            oldest = commit["version"]
+            if OFFSET in commit:
+                for query, batch in self._transactions(oldest):
+                    found.setdefault(query, batch)
+            if found.keys() >= set(queries):
+                break
+        bounds = {query: (batch, batch) for query, batch in found.items()}
+        if oldest > 0 and (left := set(queries) - found.keys()):
+            # Of what was cleaned, Delta's log says at most which batch was a query's last, away or not.
+            before = DeltaTable(str(self._path), version=oldest)
+            bounds.update({query: (-1, _last_of(before, query)) for query in left})
+        return {query: bounds.get(query, (-1, -1)) for query in queries}
+
+    def _transactions(self, version: int) -> Iterator[tuple[str, int]]:
+        """The query and the batch that a commit notes."""
+        for line in (self._log / f"{version:020}.json").read_bytes().splitlines():
+            if note := json.loads(line).get("txn"):
+                yield note["appId"], note["version"]
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
@@ -135,16 +152,29 @@ class DeltaLake:
         """
         # Other jobs may have committed any number since: then all that the log has is looked at.
         for most in (HISTORY_MAX, None):
-            upto, is_restored = table.version(), False
-            for commit in table.history(most):
-                if commit["version"] > upto:
-                    continue
+            is_restored = False
+            for commit, is_restored in self._effective(table, most):
                 if OFFSET in commit:
                     offset = offset_in(self._log, commit[OFFSET])
                     return _Newest(commit["version"], offset, is_restored)
-                if commit.get("operation") == "RESTORE":
-                    upto, is_restored = self._restored_to(commit), True
         return _Newest(-1, None, is_restored)
+
+    def _effective(
+        self, table: DeltaTable, most: int | None
+    ) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Commits whose files are in the table, from the newest on, and whether the table was restored
+        since each; those that a restore took away are left out.
+
+        Raises:
+            BadSetting: see `_newest`.
+        """
+        upto, is_restored = table.version(), False
+        for commit in table.history(most):
+            if commit["version"] > upto:
+                continue
+            if commit.get("operation") == "RESTORE":
+                upto, is_restored = self._restored_to(commit), True
+            yield commit, is_restored
 
     def _restored_to(self, commit: Mapping[str, Any]) -> int:
         version = str(commit.get("operationParameters", {}).get("version"))
@@ -268,6 +298,11 @@ def _types(schema: Schema) -> dict[str, str]:
         else _NO_NULLS.sub(r"\1:true", field.type.to_json())
         for field in schema.fields
     }
+
+
+def _last_of(table: DeltaTable, query: str) -> int:
+    found = table.transaction_version(query)
+    return -1 if found is None else found
 
 
 def _paths_of(table: DeltaTable) -> list[str]:
