@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cordwood.client.admin.positions import Tiered
 from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.publish.publishing import Published
 from cordwood.client.publish.staging import StagedRef
@@ -18,4 +19,5 @@ __all__ = [
     "Producer",
     "Published",
     "StagedRef",
+    "Tiered",
 ]

@@ -48,9 +48,7 @@ class BlockingHistory:
             self._thread.close()
             raise
 
-    def runs(
-        self, log: int, start: int, stop: int, *, made_us: int = 0
-    ) -> Iterator[list[Taken]]:
+    def runs(self, log: int, start: int, stop: int, *, made_us: int = 0) -> Iterator[list[Taken]]:
         """Blocks and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
         ends before.
 
@@ -80,10 +78,10 @@ class BlockingHistory:
         return host, objects
 
     async def _begin(self, log: int, start: int, until: int, made_us: int) -> HistoryReader:
-        if made_us and (log, made_us) not in self._checked:
-            # A log that was uploaded before there were origins has none, and is believed.
-            if await check_origin(self._objects, log, made_us):
-                self._checked.add((log, made_us))
+        is_known = not made_us or (log, made_us) in self._checked
+        # A log that was uploaded before there were origins has none, and is believed.
+        if not is_known and await check_origin(self._objects, log, made_us):
+            self._checked.add((log, made_us))
         manifest = LogManifest(self._objects, log, self._host, "reader")
         await manifest.load()
         return HistoryReader(self._objects, manifest, self._host, log, start, until)

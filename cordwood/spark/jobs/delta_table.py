@@ -128,7 +128,7 @@ class DeltaLake:
                 break
         bounds = {query: (batch, batch) for query, batch in found.items()}
         if oldest > 0 and (left := set(queries) - found.keys()):
-            # Of what was cleaned, Delta's log says at most which batch was a query's last, away or not.
+            # Of what was cleaned, the log says at most which batch was a query's last, away or not.
             before = DeltaTable(str(self._path), version=oldest)
             bounds.update({query: (-1, _last_of(before, query)) for query in left})
         return {query: bounds.get(query, (-1, -1)) for query in queries}
@@ -162,8 +162,8 @@ class DeltaLake:
     def _effective(
         self, table: DeltaTable, most: int | None
     ) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Commits whose files are in the table, from the newest on, and whether the table was restored
-        since each; those that a restore took away are left out.
+        """Commits whose files are in the table, from the newest on, and whether the table was
+        restored since each; those that a restore took away are left out.
 
         Raises:
             BadSetting: see `_newest`.

@@ -37,8 +37,8 @@ NAMESPACE = "cordwood"
 OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
 LANDED = "cordwood.landed"
-"""In the summary of a snapshot: the query and the batch that it adds. As a property of the table: the
-same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
+"""In the summary of a snapshot: the query and the batch that it adds. As a property of the table:
+the same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
 
 COMMIT_TRIES = 5
 """Another job that commits all the time is none that a table has; one may, once or twice."""
@@ -60,8 +60,8 @@ class _SyncingCatalog(SqlCatalog):
     ) -> CommitTableResponse:
         """See `Catalog`.
 
-        Race: somebody rolls the table back, and `pyiceberg` would make a commit that found the table
-        changed again, on top of the older snapshot. So its word for that is not let through.
+        Race: somebody rolls the table back, and `pyiceberg` would make a commit that found the
+        table changed again, on top of the older snapshot. Its word for that is not let through.
 
         Raises:
             ObjectChanged: the table is not the one that was opened.
@@ -187,8 +187,9 @@ class IcebergTable:
                 # manifests first.
                 note = {LANDED: f"{batch.query} {batch.batch}"}
                 change.add_files(places, note, check_duplicate_files=False)
-                number = change.table_metadata.last_sequence_number
-                change.set_properties({LANDED: f"{number} {note[LANDED]}"})
+                added = change.table_metadata.current_snapshot()
+                assert added is not None, "files were added"
+                change.set_properties({LANDED: f"{_sequence_of(added)} {note[LANDED]}"})
             change.set_properties(
                 {BATCH + batch.query: str(batch.batch), OFFSET: json.dumps(dict(batch.offset))}
             )
@@ -265,10 +266,12 @@ class IcebergTable:
     def _rolled_back(self, table: Table, landed: str) -> BadSetting:
         query, _, batch = landed.rpartition(" ")
         there = [each for each in table.metadata.snapshots if _landed_by(each) == landed]
-        way_out = f"Make snapshot {there[0].snapshot_id} current again, or land" if there else "Land"
+        way_out = (
+            f"Make snapshot {there[0].snapshot_id} current again, or land" if there else "Land"
+        )
         return BadSetting(
-            f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, and "
-            f"what says where the landing goes on is not rolled back with it. {way_out} in another "
+            f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, "
+            f"and what says where the landing goes on is not rolled back with it. {way_out} in another "
             "directory"
         )
 

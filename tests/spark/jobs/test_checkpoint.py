@@ -264,7 +264,9 @@ def test_an_iceberg_table_that_was_rolled_back_and_whose_snapshots_expired_is_re
         ]
         table.maintenance.expire_snapshots().by_ids(expired).commit()
         for told in (lambda: lake.published("q"), lake.last_offset):
-            with pytest.raises(BadSetting, match=r"batch 2 of query q.*\. Land in another directory"):
+            with pytest.raises(
+                BadSetting, match=r"batch 2 of query q.*\. Land in another directory"
+            ):
                 told()
 
 
@@ -373,7 +375,9 @@ def test_a_batch_whose_column_has_another_type_is_refused(tmp_path, format_):
 
     lands(0, id=[1])
     told = {"iceberg": (Exception, "Cannot change column type: id: long")}
-    refused, why = told.get(format_, (BadSetting, r"has id as (long|int64).* types of a table stay"))
+    refused, why = told.get(
+        format_, (BadSetting, r"has id as (long|int64).* types of a table stay")
+    )
     for wrong in (["text"], [2.5]):
         shutil.rmtree(tmp_path / OURS / "staging" / "1", ignore_errors=True)
         with pytest.raises(refused, match=why):
