@@ -271,8 +271,8 @@ class IcebergTable:
         )
         return BadSetting(
             f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, "
-            f"and what says where the landing goes on is not rolled back with it. {way_out} in another "
-            "directory"
+            "and what says where the landing goes on is not rolled back with it. "
+            f"{way_out} in another directory"
         )
 
     def _tables(self) -> list[str]:
