@@ -3,6 +3,7 @@ signatures."""
 
 from __future__ import annotations
 
+from cordwood.client.admin.positions import Tiered
 from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.publish.publishing import Published
 from cordwood.client.publish.staging import StagedRef
@@ -19,4 +20,5 @@ __all__ = [
     "Producer",
     "Published",
     "StagedRef",
+    "Tiered",
 ]

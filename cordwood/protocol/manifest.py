@@ -329,8 +329,8 @@ def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
     Objects of one log that overlap hold the same records: ranges are uploaded once they are
     released and sealed. So any choice is right. This one takes those that follow one another the
     furthest without an overlap, as those that were committed do, because whoever reads objects
-    without the manifest reads an overlap twice. Of equal ones it takes few and large ones. An object
-    that begins inside of what is told already is told from there on.
+    without the manifest reads an overlap twice. Of equal ones it takes few and large ones. An
+    object that begins inside of what is told already is told from there on.
 
     Args:
         found: in any order.

@@ -18,8 +18,8 @@ from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
 from cordwood.block import Gap
-from cordwood.client.admin.positions import Tiered
 from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.values import Tiered
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
 from cordwood.lsn import OLDEST, Lsn

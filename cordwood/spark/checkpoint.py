@@ -177,8 +177,8 @@ class Checkpoint:
         others = sorted(parse_offset(last).logs.keys() - known.keys())
         if any(log in there for log in others):
             raise self._refused(
-                f"it does not know log {', '.join(map(str, others))}, which is in the table: another "
-                "query landed records since"
+                f"it does not know log {', '.join(map(str, others))}, which is in the table: "
+                "another query landed records since"
             )
 
     def check_next(self, batch: int, published: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cordwood.spark.runs import LsnRun, advance, records_in
 
 if TYPE_CHECKING:
-    from cordwood.client.admin.positions import Tiered  # Most of Spark's processes never connect
+    from cordwood.client.values import Tiered  # Most of Spark's processes never connect
 
 OPEN_COST_BYTES = 256 << 10
 """What opening a log costs a task, in bytes it could have read instead: 2 ms or so.

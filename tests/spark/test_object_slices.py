@@ -11,7 +11,7 @@ from made_objects import NOW_US, Made
 
 import cordwood
 from cordwood.block import Gap, GapKind
-from cordwood.client.admin.positions import Tiered
+from cordwood.client.values import Tiered
 from cordwood.host.real import real_host
 from cordwood.layout.body import encode_body
 from cordwood.lsn import OLDEST, Lsn

@@ -78,10 +78,10 @@ class BlockingHistory:
         return host, objects
 
     async def _begin(self, log: int, start: int, until: int, made_us: int) -> HistoryReader:
-        if made_us and (log, made_us) not in self._checked:
-            # A log that was uploaded before there were origins has none, and is believed.
-            if await check_origin(self._objects, log, made_us):
-                self._checked.add((log, made_us))
+        is_known = not made_us or (log, made_us) in self._checked
+        # A log that was uploaded before there were origins has none, and is believed.
+        if not is_known and await check_origin(self._objects, log, made_us):
+            self._checked.add((log, made_us))
         manifest = LogManifest(self._objects, log, self._host, "reader")
         await manifest.load()
         return HistoryReader(self._objects, manifest, self._host, log, start, until)

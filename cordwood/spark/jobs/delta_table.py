@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from cordwood.durable import make_directories, publish, sync_files
+from cordwood.durable import make_directories, publish, sync_files, write_whole
 from cordwood.errors import BadSetting
-from cordwood.spark.jobs.notes import offset_in
+from cordwood.spark.jobs.notes import offset_in, read_note
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, check_types, move_in
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class DeltaLake:
         self._path = path
         self._partition_by = partition_by
         self._log = path / "_delta_log"
+        self._newest_note = path / OURS / "newest.json"
         self._synced: set[str] = set()
         self._put_torn_aside()
 
@@ -81,22 +82,62 @@ class DeltaLake:
                 return -1
             table = DeltaTable(str(self._path), version=newest.version)
         found = table.transaction_version(query)
+        if found is not None and newest.version < 0:
+            self._check_cleaned(table, query, found)
         return -1 if found is None else found
+
+    def _check_cleaned(self, table: DeltaTable, query: str, batch: int) -> None:
+        """Check that a batch is in the table whose commit, and what came after it, was cleaned up.
+
+        A restore among those left the transaction that says so, and took the files.
+
+        Raises:
+            BadSetting: none of its files is there; it was restored away, or they were joined.
+        """
+        note = read_note(self._newest_note) or {}
+        files = note.get("files")
+        if (note.get("query"), note.get("batch")) != (query, batch) or not isinstance(files, list):
+            return
+        if files and not set(files).intersection(_paths_of(table)):
+            raise BadSetting(
+                f"Delta's log of {self._path} is cleaned of what came since the last landing, and "
+                f"none of the files of batch {batch} of query {query} is in the table now. Either "
+                "the table was restored to an older version: then land in another directory. Or "
+                f"another job joined or rewrote these files: then remove {self._newest_note}, and "
+                "the landing goes on"
+            )
 
     def was_published(self, query: str) -> int:
         """See `table.LakeTable`."""
         table = self._open()
-        found = None if table is None else table.transaction_version(query)
-        return -1 if found is None else max(found, self.published(query))
+        return -1 if table is None else max(_last_of(table, query), self.published(query))
 
-    def is_newest(self, query: str) -> bool:
+    def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
         """See `table.LakeTable`."""
         table = self._open()
-        version = -1 if table is None else self._newest(table).version
-        if version < 0:
-            return False
-        lines = (self._log / f"{version:020}.json").read_bytes().splitlines()
-        return any(json.loads(line).get("txn", {}).get("appId") == query for line in lines)
+        if table is None or self.is_empty:
+            return dict.fromkeys(queries, (-1, -1))
+        found: dict[str, int] = {}
+        oldest = table.version()
+        for commit, _ in self._effective(table, None):
+            oldest = commit["version"]
+            if OFFSET in commit:
+                for query, batch in self._transactions(oldest):
+                    found.setdefault(query, batch)
+            if found.keys() >= set(queries):
+                break
+        bounds = {query: (batch, batch) for query, batch in found.items()}
+        if oldest > 0 and (left := set(queries) - found.keys()):
+            # Of what was cleaned, the log says at most which batch was a query's last, away or not.
+            before = DeltaTable(str(self._path), version=oldest)
+            bounds.update({query: (-1, _last_of(before, query)) for query in left})
+        return {query: bounds.get(query, (-1, -1)) for query in queries}
+
+    def _transactions(self, version: int) -> Iterator[tuple[str, int]]:
+        """The query and the batch that a commit notes."""
+        for line in (self._log / f"{version:020}.json").read_bytes().splitlines():
+            if note := json.loads(line).get("txn"):
+                yield note["appId"], note["version"]
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
@@ -111,16 +152,29 @@ class DeltaLake:
         """
         # Other jobs may have committed any number since: then all that the log has is looked at.
         for most in (HISTORY_MAX, None):
-            upto, is_restored = table.version(), False
-            for commit in table.history(most):
-                if commit["version"] > upto:
-                    continue
+            is_restored = False
+            for commit, is_restored in self._effective(table, most):
                 if OFFSET in commit:
                     offset = offset_in(self._log, commit[OFFSET])
                     return _Newest(commit["version"], offset, is_restored)
-                if commit.get("operation") == "RESTORE":
-                    upto, is_restored = self._restored_to(commit), True
         return _Newest(-1, None, is_restored)
+
+    def _effective(
+        self, table: DeltaTable, most: int | None
+    ) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Commits whose files are in the table, from the newest on, and whether the table was
+        restored since each; those that a restore took away are left out.
+
+        Raises:
+            BadSetting: see `_newest`.
+        """
+        upto, is_restored = table.version(), False
+        for commit in table.history(most):
+            if commit["version"] > upto:
+                continue
+            if commit.get("operation") == "RESTORE":
+                upto, is_restored = self._restored_to(commit), True
+            yield commit, is_restored
 
     def _restored_to(self, commit: Mapping[str, Any]) -> int:
         version = str(commit.get("operationParameters", {}).get("version"))
@@ -147,16 +201,19 @@ class DeltaLake:
         # A commit counts only after the commits before it, which created the table or a column.
         self._sync_log()
         places = move_in(self._path, batch.files)
+        names = [str(place.relative_to(self._path)) for place in places]
+        note = {"query": batch.query, "batch": batch.batch, "files": names}
+        write_whole(self._newest_note, json.dumps(note).encode())
         actions: list[AddAction | RemoveAction] = [
             AddAction(
-                str(place.relative_to(self._path)),
+                name,
                 file.bytes,
                 dict(file.partition),
                 int(os.stat(place).st_mtime * 1000),
                 True,
                 json.dumps({"numRecords": file.rows}),
             )
-            for place, file in zip(places, batch.files, strict=True)
+            for name, place, file in zip(names, places, batch.files, strict=True)
         ]
         table.create_write_transaction(
             actions,
@@ -177,9 +234,14 @@ class DeltaLake:
             return Compacted()
         # It writes the joined files and commits in one call, so their bytes are synced after it.
         # The small files stay in place, for a vacuum of days later.
+        before = set(_paths_of(table))
         done = table.optimize.compact(target_size=target_bytes)
-        sync_files([self._path / file for file in _paths_of(table)], self._path)
+        after = _paths_of(table)
+        sync_files([self._path / file for file in after], self._path)
         self._sync_log()
+        if note := read_note(self._newest_note):
+            note["files"] = [*note["files"], *(file for file in after if file not in before)]
+            write_whole(self._newest_note, json.dumps(note).encode())
         return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
 
     def _sync_log(self) -> None:
@@ -236,6 +298,11 @@ def _types(schema: Schema) -> dict[str, str]:
         else _NO_NULLS.sub(r"\1:true", field.type.to_json())
         for field in schema.fields
     }
+
+
+def _last_of(table: DeltaTable, query: str) -> int:
+    found = table.transaction_version(query)
+    return -1 if found is None else found
 
 
 def _paths_of(table: DeltaTable) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ NAMESPACE = "cordwood"
 OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
 LANDED = "cordwood.landed"
-"""In the summary of a snapshot: the query and the batch that it adds. As a property of the table: the
-same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
+"""In the summary of a snapshot: the query and the batch that it adds. As a property of the table:
+the same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
 
 COMMIT_TRIES = 5
 """Another job that commits all the time is none that a table has; one may, once or twice."""
@@ -60,8 +60,8 @@ class _SyncingCatalog(SqlCatalog):
     ) -> CommitTableResponse:
         """See `Catalog`.
 
-        Race: somebody rolls the table back, and `pyiceberg` would make a commit that found the table
-        changed again, on top of the older snapshot. So its word for that is not let through.
+        Race: somebody rolls the table back, and `pyiceberg` would make a commit that found the
+        table changed again, on top of the older snapshot. Its word for that is not let through.
 
         Raises:
             ObjectChanged: the table is not the one that was opened.
@@ -122,11 +122,9 @@ class IcebergTable:
         """See `table.LakeTable`; while one is away, the table is refused."""
         return self.published(query)
 
-    def is_newest(self, query: str) -> bool:
-        """See `table.LakeTable`; as far as batches with files say."""
-        table = self._open()
-        newest = None if table is None else self._newest_landed(table)
-        return newest is not None and newest[1].startswith(f"{query} ")
+    def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """See `table.LakeTable`."""
+        return {query: (self.published(query),) * 2 for query in queries}
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""
@@ -189,8 +187,9 @@ class IcebergTable:
                 # manifests first.
                 note = {LANDED: f"{batch.query} {batch.batch}"}
                 change.add_files(places, note, check_duplicate_files=False)
-                number = change.table_metadata.last_sequence_number
-                change.set_properties({LANDED: f"{number} {note[LANDED]}"})
+                added = change.table_metadata.current_snapshot()
+                assert added is not None, "files were added"
+                change.set_properties({LANDED: f"{_sequence_of(added)} {note[LANDED]}"})
             change.set_properties(
                 {BATCH + batch.query: str(batch.batch), OFFSET: json.dumps(dict(batch.offset))}
             )
@@ -271,9 +270,9 @@ class IcebergTable:
             f"Make snapshot {there[0].snapshot_id} current again, or land" if there else "Land"
         )
         return BadSetting(
-            f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, and "
-            f"what says where the landing goes on is not rolled back with it. {way_out} in another "
-            "directory"
+            f"{self._path} was rolled back: its batch {batch} of query {query} is not in it now, "
+            "and what says where the landing goes on is not rolled back with it. "
+            f"{way_out} in another directory"
         )
 
     def _tables(self) -> list[str]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -80,9 +80,9 @@ class ParquetTable:
         """See `table.LakeTable`; nothing takes a batch away."""
         return self.published(query)
 
-    def is_newest(self, query: str) -> bool:
+    def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
         """See `table.LakeTable`."""
-        return (newest := self._last()) is not None and newest["query"] == query
+        return {query: (self.published(query),) * 2 for query in queries}
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """See `table.LakeTable`."""

@@ -29,22 +29,21 @@ def tidy(quarantine: Path, queries: Sequence[str], table: LakeTable) -> None:
     Args:
         queries: those that landed in the table; directories of others are left alone.
     """
-    published, was_published = cache(table.published), cache(table.was_published)
-    for name in sorted({each.name.removeprefix(HIDDEN) for each in quarantine.glob("*-*")}):
+    was_published = cache(table.was_published)
+    names = sorted({each.name.removeprefix(HIDDEN) for each in quarantine.glob("*-*")})
+    landed = table.landed(queries) if names else {}
+    for name in names:
         short, _, number = name.rpartition("-")
         theirs = [query for query in queries if query[:8] == short]
         if not theirs or not number.isdigit():
             continue
         place, hidden = quarantine / name, quarantine / (HIDDEN + name)
-        if int(number) <= max(map(published, theirs)):
-            # Trap: Delta knows a query's newest batch also where that was restored away, and another
-            # query landed its records since.
-            if any(map(table.is_newest, theirs)):
-                _move_over(hidden, place)
-        elif int(number) <= max(map(was_published, theirs)):
-            _move_over(place, hidden)
-        else:
+        if int(number) > max(map(was_published, theirs)):
             remove_apart(place)
+        elif int(number) <= max(landed[query][0] for query in theirs):
+            _move_over(hidden, place)
+        elif int(number) > max(landed[query][1] for query in theirs):
+            _move_over(place, hidden)
 
 
 def keep_apart(staging: Path, place: Path) -> None:

@@ -89,8 +89,9 @@ class LakeTable(Protocol):
     def was_published(self, query: str) -> int:
         """The last batch of a query that ever was in the table, though a restore took it away."""
 
-    def is_newest(self, query: str) -> bool:
-        """Whether the newest batch of the table is this query's."""
+    def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """As `published`, by query, also where another one landed since: the batch up to which
+        all are surely in the table, and the one behind which surely none is."""
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """Where in the logs the newest batch ends, whichever query's; None if nothing tells."""
@@ -207,9 +208,9 @@ def check_types(path: Path, known: Mapping[str, str], given: Mapping[str, str]) 
     for name, type_ in given.items():
         if (before := known.get(name, type_)) != type_:
             raise BadSetting(
-                f"{path} has {name} as {before}, and this batch has it as {type_}: types of a table "
-                "stay, so nothing of it is landed. Have the decode function give the type that was, "
-                "or another name"
+                f"{path} has {name} as {before}, and this batch has it as {type_}: types of a "
+                "table stay, so nothing of it is landed. Have the decode function give the type "
+                "that was, or another name"
             )
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyarrow.dataset import dataset
 from pyspark.errors import StreamingQueryException
 from test_crash_matrix import landed
 from test_sink_crashes import values
 
-from cordwood.errors import CordwoodError
+from cordwood.errors import BadSetting, CordwoodError
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.spark.jobs.land import Lander, land
 from cordwood.spark.jobs.landing import Landing
@@ -349,3 +350,40 @@ def test_a_delta_table_that_was_restored_is_landed_on_from_there(
     shutil.rmtree(table.checkpoint)
     assert not table.refused()
     table.check()
+
+
+@pytest.mark.slow
+def test_a_restore_that_is_undone_brings_back_what_was_set_apart(
+    spark, cluster, store, tmp_path
+) -> None:
+    """The landing that was refused in between removed it: it was in the table or nowhere."""
+    from deltalake import DeltaTable
+
+    source, path = {SERVERS: cluster.url, "subscribe": f"/m-{uuid.uuid4().hex[:8]}"}, tmp_path / "t"
+    wanted: list[bytes] = []
+    versions: list[int] = []
+
+    def lands() -> None:
+        land(spark, Landing(source, str(path), "delta", (), decode="json"))
+        versions.append(DeltaTable(str(path)).version())
+
+    def apart() -> list[bytes]:
+        found = dataset(f"{path}.quarantine", format="parquet").to_table()
+        return sorted(found["value"].to_pylist())
+
+    for turn in range(3):
+        wanted.append(b"broken %d" % turn)
+        store.append_many(source["subscribe"], [b'{"n": %d}' % turn, wanted[-1]])
+        lands()
+    assert apart() == wanted
+    DeltaTable(str(path)).restore(versions[0])
+    with pytest.raises(BadSetting, match="restored to an older version"):
+        lands()
+    DeltaTable(str(path)).restore(versions[2])
+    lands()
+    assert apart() == wanted
+    DeltaTable(str(path)).restore(versions[0])
+    shutil.rmtree(path / OURS / "checkpoint")
+    lands()
+    assert apart() == wanted
+    assert len(landed(path, "delta")) == 3

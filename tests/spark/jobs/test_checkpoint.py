@@ -159,6 +159,35 @@ def landed(root: Path, lake: LakeTable, batch: int, query: str = "q") -> None:
     lake.publish(StagedBatch(query, batch, end(batch), staged_files(staging), schema))
 
 
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_delta_table_that_was_restored_and_whose_log_was_cleaned_is_refused(
+    tmp_path, is_restored
+):
+    """Nothing told of the restore any more, and the landing went on behind what it took away."""
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = DeltaLake(root, ())
+    for batch in range(3):
+        landed(root, lake, batch)
+    if is_restored:
+        DeltaTable(str(root)).restore(2)
+    table = DeltaTable(str(root))
+    table.alter.set_table_properties({"delta.appendOnly": "false"})
+    table.create_checkpoint()
+    for version in range(table.version()):
+        (root / "_delta_log" / f"{version:020}.json").unlink()
+    lake = DeltaLake(root, ())
+    if not is_restored:
+        assert (lake.published("q"), lake.last_offset()) == (2, None)
+        lake.compact(1 << 20)
+        assert (lake.published("q"), lake.last_offset()) == (2, None)
+        DeltaTable(str(root)).delete()
+    with pytest.raises(BadSetting, match=r"none of the files of batch 2 .* remove .*newest\.json"):
+        lake.published("q")
+    (root / "_cordwood" / "newest.json").unlink()
+    assert lake.published("q") == 2
+
+
 def test_a_delta_table_that_was_restored_says_where_it_ends_now(tmp_path, checkpoint):
     """The landing went on behind the batches that the restore took away, which were missing."""
     root = tmp_path / "table"

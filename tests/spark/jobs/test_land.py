@@ -273,7 +273,7 @@ class TestRestart:
             assert other.create_log(log).log_id == number
             other.append_many(log, [b"other %d" % n for n in range(50)])
             elsewhere = replace(landing, source={SERVERS: other.serve(), "subscribe": log})
-            with pytest.raises(BadSetting, match="was landed from cluster .*, and this one is"):
+            with pytest.raises(BadSetting, match=r"was landed from cluster .*, and this one is"):
                 land(spark, elsewhere)
             with pytest.raises(BadSetting, match="belongs to cluster"):
                 dry_run(elsewhere)
@@ -315,7 +315,7 @@ class TestRestart:
         assert sorted(row["value"] for row in rows(table, "parquet"))[-1] == b"b 0"
         shutil.rmtree(checkpoint)
         shutil.move(aside, checkpoint)
-        with pytest.raises(BadSetting, match="it does not know log .* another query landed"):
+        with pytest.raises(BadSetting, match=r"it does not know log .* another query landed"):
             lands("100")
         shutil.rmtree(checkpoint)
         lands("100")
