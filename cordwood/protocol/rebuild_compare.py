@@ -84,7 +84,7 @@ def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> 
         block: as the donor has it, with the rank of its envelope for a wave.
         words: of those that answered.
     """
-    lost = losses.missing(block) - losses.leaving
+    lost = losses.lacks(block)
     others = [node for node in block.copyset if node != me and node not in lost]
     silent = tuple(node for node in others if node not in words)
     if silent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,11 @@ def test_ranks_stand_in_the_order_of_precedence(one, other) -> None:
 )
 def test_findings(words: dict[int, Word], finding: Finding) -> None:
     assert compare(BLOCK, 1, LOSSES, words).finding is finding
+
+
+def test_the_word_of_a_node_that_lost_records_says_nothing_against_a_copy() -> None:
+    lacking = replace(LOSSES, unsure=frozenset({2}), lacking=frozenset({2}))
+    assert compare(BLOCK, 1, lacking, {2: Word(Has.NO)}).finding is Finding.MOVE
 
 
 def test_what_is_taken_and_who_is_silent() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crc32c import crc32c
 
@@ -143,32 +143,35 @@ class Moves:
     ) -> None:
         """Move blocks of one log that are this node's to move, or were noted by it."""
         log = blocks[0].header.log
-        plans: list[tuple[StoredBlock, Held, Move | None]] = []
-        for block in blocks:
+        plans: list[tuple[StoredBlock, Held, Move | None, Losses]] = []
+        told_losses = await self._told_losses(log, blocks, losses, report)
+        for block, here in zip(blocks, told_losses, strict=True):
             held = held_of(block)
+            if here is None:
+                continue
             if crc32c(block.body) != block.header.stored_crc:
                 report.trouble = f"log {log}: the copy at {format_lsn(held.first)} has rotted here"
                 continue
-            found = self._plan(block, held, losses, epochs)
+            found = self._plan(block, held, here, epochs)
             if isinstance(found, Stuck):
                 report.stuck += 1
             elif found is _UNKNOWN:
                 report.trouble = f"log {log}: the nodeset of epoch {held.epoch} is not known"
             elif isinstance(found, Move) or _is_noted(block):
-                plans.append((block, held, found if isinstance(found, Move) else None))
+                plans.append((block, held, found if isinstance(found, Move) else None, here))
         if not plans:
             return
-        asked = {n for _, held, move in plans for n in (*held.copyset, *(move or _NONE).stores)}
-        words = await self._ask(log, [held for _, held, _ in plans], asked, losses)
+        asked = {n for _, held, move, _ in plans for n in (*held.copyset, *(move or _NONE).stores)}
+        words = await self._ask(log, [held for _, held, _, _ in plans], asked, losses)
         works: list[_Work] = []
         taken: list[tuple[StoredBlock, Known, int]] = []
         left_over: list[tuple[StoredBlock, Held]] = []
-        for index, (block, held, move) in enumerate(plans):
+        for index, (block, held, move, here) in enumerate(plans):
             told = {node: each[index] for node, each in words.items()}
             if _is_noted(block) and not is_overtaken(held, told):
                 works.append(self._noted(block, held, move, told))
                 continue
-            result = compare(held, self._me, losses, told)
+            result = compare(held, self._me, here, told)
             match result.finding:
                 case Finding.ASK_AGAIN:
                     report.waits.update(result.silent)
@@ -185,6 +188,29 @@ class Moves:
         taken += await self._settle(log, left_over, report)
         await self._put_own(taken, report)
         await self._go_through(works, released, flow, report)
+
+    async def _told_losses(
+        self, log: int, blocks: Sequence[StoredBlock], losses: Losses, report: Report
+    ) -> list[Losses | None]:
+        """What was lost of each block, with the nodes that lost records and lack it by their own
+        word; None where one of them does not say."""
+        doubts = {
+            at: d for at, b in enumerate(blocks) if (d := losses.doubts(held_of(b), self._me))
+        }
+        found: list[Losses | None] = [losses] * len(blocks)
+        if not doubts:
+            return found
+        asked = frozenset[int]().union(*doubts.values())
+        words = await self._ask(log, [held_of(blocks[at]) for at in doubts], asked, losses)
+        for index, (at, nodes) in enumerate(doubts.items()):
+            if silent := nodes - words.keys():
+                report.waits.update(silent)
+                found[at] = None
+                continue
+            told = {node: words[node][index].has for node in nodes}
+            lacking = frozenset(n for n, has in told.items() if has in (Has.NO, Has.UNSURE))
+            found[at] = replace(losses, lacking=lacking)
+        return found
 
     def _plan(
         self, block: StoredBlock, held: Held, losses: Losses, epochs: EpochNodesets
