@@ -31,7 +31,7 @@ def fitness_reply(engine: StorageEngine) -> FitnessReply:
     rotten = engine.logs.damages.all()
     unsure = engine.damage or (f"{len(rotten)} ranges have rotted in LogsDB" if rotten else "")
     full = engine.failed or engine.read_only or engine.low_space
-    return FitnessReply(unsure[:4096], full[:4096])
+    return FitnessReply(unsure[:4096], full[:4096], engine.logs.has_lost)
 
 
 async def ask_fitness(

@@ -18,7 +18,7 @@ from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, find_target
 from cordwood.cli.wording import bytes_words
 from cordwood.errors import BadSetting
-from cordwood.lsn import format_lsn, parse_lsn
+from cordwood.lsn import OLDEST, format_lsn, parse_lsn
 
 if TYPE_CHECKING:
     from cordwood.host.seams import Host
@@ -246,7 +246,8 @@ def repair(
     option: OptionsOption = None,
 ) -> None:
     """Write a log's manifest anew from its objects, where it is gone or cannot be read."""
-    first = parse_lsn(start) if start else 0
+    # Whether what is missing before the first object was trimmed nobody can tell from objects.
+    first = int(parse_lsn(start) if start else OLDEST)
 
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood.tier.log_manifest import LogManifest

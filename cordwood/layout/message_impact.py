@@ -32,10 +32,13 @@ class FitnessReply(Struct, frozen=True, tag="fitness"):
     Attributes:
         unsure: why it does not know all that it holds, so that its silence proves nothing.
         full: why it takes no new blocks.
+        has_lost: it lost records once, so it may lack what envelopes say it has, also where the
+            loss was accepted.
     """
 
     unsure: Sentence = ""
     full: Sentence = ""
+    has_lost: bool = False
 
 
 class ImpactLog(Struct, frozen=True):

@@ -15,7 +15,6 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from cordwood.nodes import NodeId
 from cordwood.protocol.rebuild_plan import Held, Known, Losses
 
 _WAVE_BITS = 32
@@ -84,7 +83,7 @@ def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> 
         block: as the donor has it, with the rank of its envelope for a wave.
         words: of those that answered.
     """
-    lost = losses.missing(block) - losses.leaving
+    lost = losses.lacks(block)
     others = [node for node in block.copyset if node != me and node not in lost]
     silent = tuple(node for node in others if node not in words)
     if silent:
@@ -101,6 +100,24 @@ def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> 
     return Compared(Finding.MOVE if is_full else Finding.LEFT_OVER)
 
 
+def held_in_common(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> Held | None:
+    """A block of which no copyset is whole, as if all that hold it were its copyset; None where it
+    is not known who holds it.
+
+    A donor may be lost amid a second move of a block, before it ended the first. Then each copy
+    that there is looks left over to the others. A move from here has a wave above all that its
+    nodes know, so it is the same to them which of them begins it, and if two do.
+
+    Args:
+        words: of all nodes that may hold the block and have data.
+    """
+    if any(word.has is Has.UNSURE or word.has is Has.TRIMMED for word in words.values()):
+        return None
+    lost = [node for node in block.copyset if node in losses.lacks(block)]
+    holders = [node for node, word in sorted(words.items()) if word.has is Has.YES]
+    return block._replace(copyset=(*lost, me, *(node for node in holders if node != me)))
+
+
 def is_overtaken(block: Held, words: Mapping[int, Word]) -> bool:
     """Whether a node of a copyset that was noted knows a later envelope."""
     mine = Known(block.wave, tuple(block.copyset))
@@ -108,11 +125,11 @@ def is_overtaken(block: Held, words: Mapping[int, Word]) -> bool:
     return any(each > mine for each in found)
 
 
-def whole_without(me: int, words: Mapping[NodeId, Word]) -> Known | None:
+def whole_without(me: int, words: Mapping[int, Word]) -> Known | None:
     """The latest envelope without `me` of which all nodes that it names have the block."""
     found = []
     for each in _known(words.values()):
-        members = [words.get(NodeId(node)) for node in each.copyset]
+        members = [words.get(node) for node in each.copyset]
         is_whole = all(word is not None and word.has is Has.YES for word in members)
         if me not in each.copyset and is_whole:
             found.append(each)

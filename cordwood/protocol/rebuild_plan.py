@@ -63,6 +63,8 @@ class Losses:
         leaving: nodes that have their data and are to give it away.
         ranges: of nodes that lost only some ranges of time.
         barred: nodes that take no new copies: `gone`, `leaving`, and empty nodes.
+        unsure: nodes that lost records and go on: they may lack what envelopes say they have.
+        lacking: of these, the nodes that lack the block at hand, as they say themselves.
     """
 
     version: int
@@ -70,6 +72,8 @@ class Losses:
     leaving: frozenset[int]
     ranges: tuple[tuple[int, tuple[TimeRange, ...]], ...]
     barred: frozenset[int]
+    unsure: frozenset[int] = frozenset()
+    lacking: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, rebuilding: RebuildingSet) -> Losses:
@@ -87,13 +91,28 @@ class Losses:
             for node, ranges in self.ranges
             if any(each.first_us <= block.append_time_us <= each.last_us for each in ranges)
         }
-        return (self.barred | partly) & frozenset(block.copyset)
+        return (self.barred | partly | self.lacking) & frozenset(block.copyset)
+
+    def lacks(self, block: Held) -> frozenset[int]:
+        """Members that do not have it. A node that is leaving still has its copies."""
+        return self.missing(block) - (self.leaving - self.lacking)
 
     def donor(self, block: Held) -> int | None:
         """The member that gives the block; None if no member has it."""
-        # A node that is leaving still has its copies, so it may be the donor.
-        lacks = self.missing(block) - self.leaving
+        lacks = self.lacks(block)
         return next((node for node in block.copyset if node not in lacks), None)
+
+    def may_give(self, block: Held, node: int) -> bool:
+        """Whether a node is the donor, or is if all before it that are unsure lack the block."""
+        lacks = self.lacks(block)
+        for each in block.copyset:
+            if each == node or (each not in lacks and each not in self.unsure):
+                return each == node and node not in lacks
+        return False
+
+    def doubts(self, block: Held, me: int) -> frozenset[int]:
+        """Members that are to be asked whether they have the block."""
+        return (self.unsure & frozenset(block.copyset)) - self.lacks(block) - {me}
 
 
 class Move(NamedTuple):
@@ -156,7 +175,10 @@ def plan_move(
     restored = [
         NodeId(node)
         for node in block.copyset
-        if node in missing and node not in losses.barred and node in available
+        if node in missing
+        and node not in losses.barred
+        and node not in losses.lacking
+        and node in available
     ]
     if restored:
         return Move(block, tuple(map(NodeId, block.copyset)), tuple(restored), (), changes=False)

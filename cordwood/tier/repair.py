@@ -158,9 +158,11 @@ async def repair_log(
     if found.holes and not accept:
         named = ", ".join(f"{Lsn(first)} to {Lsn(last)}" for first, last in found.holes[:5])
         more = ", …" if len(found.holes) > 5 else ""
+        is_first = found.holes[0][0] < found.entries[0].first
+        trimmed = ", or say where the log begins if its beginning was trimmed" if is_first else ""
         raise Unrepairable(
             f"log {log}: {len(found.holes)} ranges are in no object that is left ({named}{more}); "
-            "accept the loss to repair the rest"
+            f"accept the loss to repair the rest{trimmed}"
         )
     await manifest.write_anew(_with_holes(found), found.fence + TURNS_SKIPPED)
     return found

@@ -186,6 +186,22 @@ class TestDisaster:
         assert "lost: " in run("verify", "--store", objects, ends_with=1)
         assert statuses(objects)[log]["records"] == RECORDS + 1
 
+    def test_a_lost_beginning_is_not_taken_for_trimmed(self, objects, data):
+        with cordwood.connect(str(data)) as store:
+            lsn = store.append("/orders", b"more")
+        run("upload", "/orders", "--store", objects, "-c", data)
+        (log,) = statuses(objects)
+        next(iter(objects.rglob("head"))).unlink()
+        sorted(objects.rglob("*.parquet"))[0].unlink()
+        said = " ".join(run("repair", log, "--store", objects, ends_with=1).split())
+        assert "1 ranges are in no object" in said
+        assert "say where the log begins" in said
+        assert "lost: e1n1 to" in run("repair", log, "--store", objects, "--accept-loss")
+        assert "lost: e1n1 to" in run("verify", "--store", objects, ends_with=1)
+        next(iter(objects.rglob("head"))).unlink()
+        said = run("repair", log, "--store", objects, "--start", str(lsn))
+        assert "lost" not in said
+
 
 class TestOthers:
     def test_an_export_is_a_directory_of_parquet(self, objects, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from cordwood.protocol.rebuild_compare import (
     Has,
     Word,
     compare,
+    held_in_common,
     is_overtaken,
     precedence_of,
     rank_of,
@@ -51,6 +54,22 @@ def test_ranks_stand_in_the_order_of_precedence(one, other) -> None:
 )
 def test_findings(words: dict[int, Word], finding: Finding) -> None:
     assert compare(BLOCK, 1, LOSSES, words).finding is finding
+
+
+def test_the_word_of_a_node_that_lost_records_says_nothing_against_a_copy() -> None:
+    lacking = replace(LOSSES, unsure=frozenset({2}), lacking=frozenset({2}))
+    assert compare(BLOCK, 1, lacking, {2: Word(Has.NO)}).finding is Finding.MOVE
+
+
+def test_a_block_without_a_whole_copyset_is_all_its_holders() -> None:
+    """A donor on node 3 moved it to node 5, and then to node 4, and was lost before it told all."""
+    words = {2: Word(Has.YES, 3, (3, 1, 5)), 5: Word(Has.YES, 5, (3, 4, 5)), 4: Word(Has.NO)}
+    common = held_in_common(BLOCK, 1, LOSSES, words)
+    assert common is not None
+    assert common.copyset == (3, 1, 2, 5)
+    assert LOSSES.donor(common) == 1
+    assert held_in_common(BLOCK, 1, LOSSES, {**words, 4: Word(Has.UNSURE)}) is None
+    assert held_in_common(BLOCK, 1, LOSSES, {**words, 4: Word(Has.TRIMMED)}) is None
 
 
 def test_what_is_taken_and_who_is_silent() -> None:

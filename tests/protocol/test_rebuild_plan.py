@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,41 @@ class TestDonor:
         self, copyset: str, lost: str, donor: int | None
     ) -> None:
         assert losses(lost).donor(held(copyset)) == donor
+
+
+class TestNodesThatLostRecords:
+    """Node 1 is unsure: it lost records, and envelopes still name it."""
+
+    UNSURE = replace(losses("3"), unsure=frozenset({1}))
+    LACKS = replace(UNSURE, lacking=frozenset({1}))
+
+    def test_who_may_be_the_donor_looks_at_the_block(self):
+        assert self.UNSURE.donor(held("1 2 3")) == 1
+        givers = [node for node in (1, 2, 3) if self.UNSURE.may_give(held("1 2 3"), node)]
+        assert givers == [1, 2]
+        assert not self.UNSURE.may_give(held("2 1 3"), 1)
+        assert self.UNSURE.doubts(held("1 2 3"), 2) == {1}
+        assert self.UNSURE.doubts(held("1 2 3"), 1) == set()
+        assert self.UNSURE.doubts(held("2 3 4"), 2) == set()
+
+    def test_one_that_lacks_it_is_replaced_like_a_lost_one_and_may_take_it_again(self):
+        block = held("1 2 3")
+        assert self.LACKS.donor(block) == 2
+        some = random.Random(1)
+        args = nodeset(SIX), Replication.across({"node": 3})
+        assert plan_move(block, 2, self.UNSURE, *args, nodes(SIX), some) is None
+        moved = plan_move(block, 2, self.LACKS, *args, nodes(SIX), some)
+        assert isinstance(moved, Move)
+        assert moved.changes
+        assert len(moved.stores) == 2
+        assert 3 not in moved.copyset
+        few = plan_move(block, 2, self.LACKS, *args, nodes("1 2 3 4"), some)
+        assert isinstance(few, Move)
+        assert set(few.stores) == {1, 4}
+
+    def test_a_drained_one_that_lacks_it_gives_nothing(self):
+        leaves = replace(losses("1d"), unsure=frozenset({1}), lacking=frozenset({1}))
+        assert leaves.donor(held("1 2 3")) == 2
 
 
 class TestMoves:

@@ -7,20 +7,24 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until, values
-from rebuild_scene import call_lost, copies, healed, lose_disk, put_records
+from rebuild_scene import call_lost, copies, healed, lose_disk, missing, put_records
 from swaps import swap
 
+from cordwood.block import BlockKind
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.event_log import StoredEventLog
-from cordwood.nodes import Authority
+from cordwood.nodes import Authority, NodeId
 from cordwood.protocol.event_log import Outcome, authority_of
 from cordwood.rebuilding import Aborted, Acked, RebuildEvent
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
+from cordwood.sim.holdings import held_blocks
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.rebuild.copies import told_rank
+from cordwood.storage.rebuild.moves import envelope_of
 
 
 def is_called_empty(cluster: ClusterAtHand, node: int) -> bool:
@@ -196,3 +200,36 @@ def test_a_node_that_dies_between_its_word_and_its_second_seals_seals_at_its_nex
 
     with nullcontext() if owes else planted(find_bug("seals-not-owed")):
         simulate(scenario, nodes=5, storage=slow)
+
+
+def test_a_donor_that_is_lost_amid_two_moves_of_a_block_leaves_nobody_stuck() -> None:
+    """It moved the block for a node that was drained, was overtaken by the next order before it had
+    told all, and began a second move. Each copy looks left over to the others then."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1, records=20)
+        await asyncio.sleep(2)
+        donor = next(iter((await copies(cluster)).values())).popitem()[1][0]
+        moves = cluster.running[donor]._rebuild._donor._moves
+        torn = 0
+        for block in await held_blocks(cluster.running[donor].engine, 1):
+            copyset, rank = block.envelope.copyset, told_rank(block.envelope)
+            if copyset[0] != donor or block.header.kind is not BlockKind.DATA:
+                continue
+            one, other = copyset[1:]
+            fresh = next(node for node in cluster.numbers if node not in copyset)
+            first = envelope_of(block, (donor, one, fresh), rank + 2)
+            second = envelope_of(block, (donor, other, fresh), rank + 4)
+            assert not await moves._send(fresh, [(block, first)], amends=False)
+            assert not await moves._send(NodeId(other), [(block, second)], amends=True)
+            torn += 1
+        assert torn
+        lose_disk(cluster, donor)
+        await call_lost(cluster, donor)
+        cluster.keep_starting(donor)
+        await healed(cluster, timeout_s=60)
+        assert not await missing(cluster)
+        async with cluster.client() as store:
+            assert len(await values(store, "log-1")) == 20
+
+    simulate(scenario, nodes=5)

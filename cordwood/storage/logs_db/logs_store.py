@@ -210,6 +210,11 @@ class LogsStore:
             await self._tables.flush(META)
             self.lost, self._accepted = (), upto
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether records were ever lost here before a flush took them, accepted or not."""
+        return bool(self.lost) or self._accepted >= 0
+
     async def _check_origin(self, node: NodeId) -> None:
         (found,) = await self._tables.get(META, [logs_db.ORIGIN_KEY])
         if found is None:

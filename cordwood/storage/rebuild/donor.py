@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from cordwood.block import EnvelopeFlag
 from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog
 from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import AskTail
+from cordwood.layout.message_impact import AskFitness, FitnessReply
 from cordwood.layout.message_rebuilding import DonorState
 from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
 from cordwood.lsn import LSN_MAX
@@ -61,6 +62,10 @@ LANES = 4
 SETTLE_TIMEOUT_S = 10.0
 TAIL_TIMEOUT_S = 10.0
 TRIM_TIMEOUT_S = 5.0
+LOST_TIMEOUT_S = 2.0
+LOST_PAUSE_S = 1.0
+"""Between two questions whether a node that is away lost records."""
+
 STIRRED_MAX = 64
 """Logs whose tail is asked for after one pass."""
 
@@ -161,7 +166,10 @@ class Donor:
     async def work(self, rebuilding: RebuildingSet, is_old: Callable[[], bool]) -> Pass:
         """One pass by a set; it ends early once `is_old`."""
         loop = asyncio.get_running_loop()
-        now = Pass(rebuilding, Losses.of(rebuilding), began_s=loop.time())
+        donors = {NodeId(node) for each in rebuilding.lost for node in each.donors} - {self._me}
+        unsure, silent = await self._ask_who_lost(donors)
+        losses = replace(Losses.of(rebuilding), unsure=unsure)
+        now = Pass(rebuilding, losses, began_s=loop.time())
         self._pass = now
         try:
             await self._settle_stores()
@@ -175,6 +183,8 @@ class Donor:
             await self._move_all(now, is_old)
         except (TablesFailed, Corrupt, TimeoutError) as error:
             now.report.trouble = str(error) or "the WAL takes too long"
+        if now.is_done:
+            await self._hear_who_lost(silent, now, is_old)
         if is_old():
             now.report.again += 1
         if now.is_done:
@@ -182,6 +192,40 @@ class Donor:
         for log in now.unsettled[:STIRRED_MAX]:
             await self._stir(log)
         return now
+
+    async def _ask_who_lost(self, nodes: Set[NodeId]) -> tuple[frozenset[int], frozenset[NodeId]]:
+        """The nodes that lost records and go on without them, and those that do not say.
+
+        Such a node may stand first in the copyset of a block that it lacks, and then the next one
+        is the donor.
+        """
+
+        async def ask(node: NodeId) -> bool | None:
+            try:
+                reply = await self._peers.call(node, AskFitness(), timeout_s=LOST_TIMEOUT_S)
+            except CordwoodError as error:
+                logger.debug("node %d does not say whether it lost records: %s", node, error)
+                return None
+            return isinstance(reply, FitnessReply) and reply.has_lost
+
+        some = sorted(nodes)
+        told = dict(zip(some, await asyncio.gather(*map(ask, some)), strict=True))
+        lost = frozenset(int(node) for node, has_lost in told.items() if has_lost)
+        return lost, frozenset(node for node, has_lost in told.items() if has_lost is None)
+
+    async def _hear_who_lost(
+        self, silent: frozenset[NodeId], now: Pass, is_old: Callable[[], bool]
+    ) -> None:
+        """Wait for donors that did not say whether they lost records: they have to be done too. If
+        one did, another pass follows."""
+        while silent and not is_old():
+            now.report.waits = set(map(int, silent))
+            await asyncio.sleep(LOST_PAUSE_S)
+            lost, silent = await self._ask_who_lost(silent)
+            if lost:
+                now.report.again += 1
+                break
+        now.report.waits = set()
 
     async def _tell_trims(self) -> None:
         """Tell the others up to where logs are trimmed, before this node may be lost itself.
@@ -266,7 +310,7 @@ class Donor:
         if flags & EnvelopeFlag.MOVING:
             return True
         held = held_of(block)
-        return bool(losses.missing(held)) and losses.donor(held) == self._me
+        return bool(losses.missing(held)) and losses.may_give(held, self._me)
 
     def _is_certain(self, log: int, rebuilding: RebuildingSet) -> bool:
         told = told_nodesets(self._engine, log, self._members())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crc32c import crc32c
 
@@ -34,6 +34,7 @@ from cordwood.protocol.rebuild_compare import (
     Has,
     Word,
     compare,
+    held_in_common,
     is_overtaken,
     precedence_of,
     rank_of,
@@ -50,6 +51,13 @@ from cordwood.wire.store_channel import StoreChannel
 ASK_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 10.0
 FULL_PAUSE_S = 0.2
+LEFT_TRIES = 5
+"""Passes, a second apart, in which a copy is left over and no copyset is whole before it is given
+all the same: a move of another donor that is under way looks like that for a moment."""
+
+LEFT_MAX = 100_000
+"""Blocks of which these are counted; of more it is found later."""
+
 FULL_TRIES = 25
 """A node without free space has it again after a flush; new copies wait behind appends."""
 
@@ -131,6 +139,8 @@ class Moves:
         self._random = random
         self._available = available
         self._frame_bytes = frame_bytes
+        # By log and first LSN: in how many passes a copy was left over, and no copyset whole.
+        self._left: dict[tuple[int, int], int] = {}
 
     async def carry_out(
         self,
@@ -143,32 +153,35 @@ class Moves:
     ) -> None:
         """Move blocks of one log that are this node's to move, or were noted by it."""
         log = blocks[0].header.log
-        plans: list[tuple[StoredBlock, Held, Move | None]] = []
-        for block in blocks:
+        plans: list[tuple[StoredBlock, Held, Move | None, Losses]] = []
+        told_losses = await self._told_losses(log, blocks, losses, report)
+        for block, here in zip(blocks, told_losses, strict=True):
             held = held_of(block)
+            if here is None:
+                continue
             if crc32c(block.body) != block.header.stored_crc:
                 report.trouble = f"log {log}: the copy at {format_lsn(held.first)} has rotted here"
                 continue
-            found = self._plan(block, held, losses, epochs)
+            found = self._plan(block, held, here, epochs)
             if isinstance(found, Stuck):
                 report.stuck += 1
             elif found is _UNKNOWN:
                 report.trouble = f"log {log}: the nodeset of epoch {held.epoch} is not known"
             elif isinstance(found, Move) or _is_noted(block):
-                plans.append((block, held, found if isinstance(found, Move) else None))
+                plans.append((block, held, found if isinstance(found, Move) else None, here))
         if not plans:
             return
-        asked = {n for _, held, move in plans for n in (*held.copyset, *(move or _NONE).stores)}
-        words = await self._ask(log, [held for _, held, _ in plans], asked, losses)
+        asked = {n for _, held, move, _ in plans for n in (*held.copyset, *(move or _NONE).stores)}
+        words = await self._ask(log, [held for _, held, _, _ in plans], asked, losses)
         works: list[_Work] = []
         taken: list[tuple[StoredBlock, Known, int]] = []
-        left_over: list[tuple[StoredBlock, Held]] = []
-        for index, (block, held, move) in enumerate(plans):
+        left_over: list[tuple[StoredBlock, Held, Losses]] = []
+        for index, (block, held, move, here) in enumerate(plans):
             told = {node: each[index] for node, each in words.items()}
             if _is_noted(block) and not is_overtaken(held, told):
                 works.append(self._noted(block, held, move, told))
                 continue
-            result = compare(held, self._me, losses, told)
+            result = compare(held, self._me, here, told)
             match result.finding:
                 case Finding.ASK_AGAIN:
                     report.waits.update(result.silent)
@@ -177,14 +190,39 @@ class Moves:
                     taken.append((block, result.known, 0))
                     report.again += 1
                 case Finding.LEFT_OVER:
-                    left_over.append((block, held))
+                    left_over.append((block, held, here))
                 case Finding.MOVE if move is not None:
                     works.append(_work(block, move, told))
                 case _:
                     pass  # trimmed, or the note was of a move that is over
-        taken += await self._settle(log, left_over, report)
+        set_aside, given = await self._settle(log, left_over, epochs, report)
+        taken += set_aside
+        works += given
         await self._put_own(taken, report)
         await self._go_through(works, released, flow, report)
+
+    async def _told_losses(
+        self, log: int, blocks: Sequence[StoredBlock], losses: Losses, report: Report
+    ) -> list[Losses | None]:
+        """What was lost of each block, with the nodes that lost records and lack it by their own
+        word; None where one of them does not say."""
+        doubts = {
+            at: d for at, b in enumerate(blocks) if (d := losses.doubts(held_of(b), self._me))
+        }
+        found: list[Losses | None] = [losses] * len(blocks)
+        if not doubts:
+            return found
+        asked = frozenset[int]().union(*doubts.values())
+        words = await self._ask(log, [held_of(blocks[at]) for at in doubts], asked, losses)
+        for index, (at, nodes) in enumerate(doubts.items()):
+            if silent := nodes - words.keys():
+                report.waits.update(silent)
+                found[at] = None
+                continue
+            told = {node: words[node][index].has for node in nodes}
+            lacking = frozenset(n for n, has in told.items() if has in (Has.NO, Has.UNSURE))
+            found[at] = replace(losses, lacking=lacking)
+        return found
 
     def _plan(
         self, block: StoredBlock, held: Held, losses: Losses, epochs: EpochNodesets
@@ -231,28 +269,64 @@ class Moves:
         ]
 
     async def _settle(
-        self, log: int, blocks: Sequence[tuple[StoredBlock, Held]], report: Report
-    ) -> list[tuple[StoredBlock, Known, int]]:
+        self,
+        log: int,
+        blocks: Sequence[tuple[StoredBlock, Held, Losses]],
+        epochs: EpochNodesets,
+        report: Report,
+    ) -> tuple[list[tuple[StoredBlock, Known, int]], list[_Work]]:
         """Of copies that are left over: the envelopes under which they are set aside, where a
-        copyset without this node is whole."""
+        copyset without this node is whole; and moves of those of which no copyset will be."""
         if not blocks:
-            return []
+            return [], []
         everybody = self._available() - {self._me}
-        question = AskCopies(log, tuple((held.first, held.last) for _, held in blocks))
+        question = AskCopies(log, tuple((held.first, held.last) for _, held, _ in blocks))
         nodes = sorted(everybody)
         answers = await asyncio.gather(*(self._ask_one(node, question) for node in nodes))
-        found = []
-        for index, (block, held) in enumerate(blocks):
-            told = {n: a[index] for n, a in zip(nodes, answers, strict=True) if a is not None}
+        found: list[tuple[StoredBlock, Known, int]] = []
+        works: list[_Work] = []
+        for index, (block, held, losses) in enumerate(blocks):
+            told: dict[int, Word] = {
+                n: a[index] for n, a in zip(nodes, answers, strict=True) if a is not None
+            }
             if any(word.has is Has.TRIMMED for word in told.values()):
                 continue  # it goes here too
             whole = whole_without(self._me, told)
-            if whole is None:
-                report.again += 1
-            else:
+            if whole is not None:
+                self._left.pop((log, held.first), None)
                 # Above its own envelope, whatever that is, so that it takes that one's place.
                 rank = max(whole.wave, held.wave + 1)
                 found.append((block, Known(rank, whole.copyset), int(EnvelopeFlag.DRAINED)))
+                continue
+            report.again += 1
+            move = self._move_of_none(block, held, losses, epochs, told)
+            if move is not None:
+                works.append(_work(block, move, told))
+        return found, works
+
+    def _move_of_none(
+        self,
+        block: StoredBlock,
+        held: Held,
+        losses: Losses,
+        epochs: EpochNodesets,
+        told: Mapping[int, Word],
+    ) -> Move | None:
+        """The move of a block of which no copyset is whole, once it has been so for long enough."""
+        place = held.log, held.first
+        if place not in self._left and len(self._left) >= LEFT_MAX:
+            return None
+        self._left[place] = self._left.get(place, 0) + 1
+        known = epochs.of(held.epoch)
+        if self._left[place] < LEFT_TRIES or known is None:
+            return None
+        if set(known[0].nodes) - losses.gone - {self._me} - told.keys():
+            return None  # one that does not say may hold it in a copyset that is whole
+        common = held_in_common(held, self._me, losses, told)
+        found = None if common is None else self._plan(block, common, losses, epochs)
+        if not isinstance(found, Move):
+            return None
+        del self._left[place]
         return found
 
     async def _put_own(
