@@ -29,6 +29,7 @@ from cordwood.errors import (
 from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
 from cordwood.metadata.memory import LateWrite
 from cordwood.protocol.ledger_writer import WriterLimits
+from cordwood.quorum.ensemble_choice import Placement
 
 E3 = {"ensemble": 3, "write": 3, "ack": 2}
 DEFERRED = WriterLimits(defers_sync=True)
@@ -582,6 +583,68 @@ class TestDeletion:
         simulate(scenario)
 
 
+class TestPlacement:
+    def test_an_enforced_rule_holds_over_changes_of_the_ensemble(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3, placement=Placement(is_enforced=True))
+                await made.append(b"one")
+                nodes = made.metadata.newest.nodes
+                (alone,) = [node for node in nodes if node in (4, 5)][:1] or [4]
+                assert {*nodes} & {4, 5}, "one rack alone has three nodes"
+                cluster.kill(alone)
+                await made.append_many(payloads(20))
+                after = made.metadata.newest.nodes
+                assert {*after} & {4, 5} - {alone}
+                assert alone not in after
+
+        locations = {1: "a", 2: "a", 3: "a", 4: "b", 5: "b"}
+        simulate(scenario, nodes=5, locations=locations)
+
+    def test_one_rack_is_refused_where_two_are_enforced(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                with pytest.raises(TooFewNodes, match="two domains of the scope rack"):
+                    await store.ledgers.create(**E3, placement=Placement(is_enforced=True))
+                await (await store.ledgers.create(**E3)).close()
+
+        simulate(scenario, locations={1: "a", 2: "a", 3: "a"})
+
+    def test_a_writer_goes_where_it_is_told_first(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await asyncio.sleep(1.0)  # nodes hear of each other
+                await store.ledgers._cluster.refresh_members(timeout_s=5.0)
+                for _ in range(5):
+                    near = Placement(local="b")
+                    made = await store.ledgers.create(**E3, placement=near)
+                    assert made.metadata.newest.nodes[0] == 2
+                    await made.close()
+
+        simulate(scenario, nodes=4, locations={1: "a", 2: "b", 3: "c", 4: "d"})
+
+    def test_a_slow_node_is_passed_over_and_asked_last_from_then_on(self) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                made = await store.ledgers.create(**E3)
+                await made.append_many(payloads(10))
+                await made.close()
+                opened = await store.ledgers.open(made.ledger_id)
+                slow = opened._order(0)[0]
+                cluster.machine(slow).pause()
+                loop = asyncio.get_running_loop()
+                began = loop.time()
+                assert len(await opened.read(0, 9)) == 10
+                assert 0.25 < loop.time() - began < 1.0, "it did not wait for the slow one's time"
+                assert opened._order(0)[-1] == slow
+                began = loop.time()
+                await opened.read(0, 9)
+                assert loop.time() - began < 0.25
+                cluster.machine(slow).resume()
+
+        simulate(scenario)
+
+
 class TestDeferredSync:
     def test_it_is_confirmed_by_a_force_and_by_the_close(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -600,30 +663,6 @@ class TestDeferredSync:
                 await made.close()
                 assert made.metadata.last == 20
                 assert len([each async for each in opened]) == 21
-
-        simulate(scenario)
-
-    def test_nodes_that_lost_what_they_acknowledged_do_not_confirm_it(self) -> None:
-        """All nodes lose power before their disks have it, and answer the force all the same:
-        they do not know of it (the force is of another run)."""
-
-        async def scenario(cluster: ClusterAtHand) -> None:
-            async with cluster.client() as store:
-                made = await store.ledgers.create(**E3, limits=DEFERRED)
-                await made.append(b"forced")
-                assert await made.force() == 0
-                for number in cluster.numbers:
-                    cluster.machine(number).disk.latency_factor = 100_000.0
-                assert await made.append(b"lost") == 1
-                for number in cluster.numbers:
-                    cluster.kill(number)
-                    cluster.machine(number).disk.latency_factor = 1.0
-                await cluster.start()
-                with pytest.raises(Unreachable):
-                    await made.force()
-                assert made.metadata.last == 0
-                opened = await store.ledgers.open(made.ledger_id, recovery=True)
-                assert [each.payload async for each in opened] == [b"forced"]
 
         simulate(scenario)
 
