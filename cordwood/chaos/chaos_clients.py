@@ -19,6 +19,7 @@ from cordwood.settings import ClientSettings
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.crew import OpenCalls
 from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.ledger_clients import archive, salvage, scribe, tail
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
 from cordwood.sim.run_clients import ASKER, LOOKER
@@ -38,7 +39,7 @@ LOGS = ("/chaos/a", "/chaos/b")
 LOAD = WorkloadOptions(
     producers=3, logs=LOGS, pause_s=0.4, burst=6, lanes=4, payload_bytes_max=2000,
     restart_s=30.0, append_timeout_s=20.0, ask_s=2.0, idempotent=0.5, conditional=0.1,
-    grouped=0.3, buffered=0.2, keyed=0.3, manners=0.3, publish_s=2.0,
+    grouped=0.3, buffered=0.2, keyed=0.3, manners=0.3, publish_s=2.0, scribes=2,
 )  # fmt: skip
 """Some 70 records a second in 30 calls: an outage is known to within a tenth of a second, and at
 the end all readers together, which are one process, read all of it within what L2 allows."""
@@ -154,7 +155,17 @@ class ChaosClients:
                 self._idle[name] = self._begin(tasks, hold, name, self._main)
             self._read(tasks, "held-1", HELD, steady)
         self._writing.append(self._begin(tasks, browse, "browser-1", self._main))
+        self._start_ledgers(tasks, load.scribes)
         self._idle[LOOKER] = self._begin(tasks, ask_tails, LOOKER, self._main)
+
+    def _start_ledgers(self, tasks: asyncio.TaskGroup, scribes: int) -> None:
+        """Ledgers are written, recovered and followed, and in the end all are recovered and read
+        whole. Each of these comes to its end by itself."""
+        programs: dict[str, Program] = {f"scribe-{n + 1}": scribe for n in range(scribes)}
+        if scribes:
+            programs |= {"salvager-1": salvage, "tailer-1": tail, "archivist-1": archive}
+        for name, program in programs.items():
+            self._writing.append(self._begin(tasks, program, name, self._main))
 
     async def finish(self, processes: Mapping[NodeId, int]) -> Ending:
         """Let the writers end and the readers come to the tail; what went wrong with that.

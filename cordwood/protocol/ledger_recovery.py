@@ -177,6 +177,11 @@ class LedgerRecovery:
         self._length_read = 0
 
     @property
+    def write(self) -> int:
+        """Qw."""
+        return self._striping.write
+
+    @property
     def ensemble(self) -> tuple[int, ...]:
         """The nodes that entries are re-added to, in their places."""
         return self._spared[-1].nodes if self._spared else self._source.nodes

@@ -11,11 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.client.store import Store, connected
-from cordwood.errors import Closed, CordwoodError, LedgerExists, OutcomeUnknown, Overloaded
+from cordwood.errors import (
+    Closed,
+    CordwoodError,
+    LedgerExists,
+    OutcomeUnknown,
+    Overloaded,
+    Unreachable,
+)
 from cordwood.host.seams import Host
 from cordwood.ledger import DigestKind, LedgerMetadata, LedgerState
 from cordwood.protocol.ledger_writer import WriterLimits
@@ -50,6 +58,10 @@ ADD_S = 0.2
 """Mean pause between two bursts of entries."""
 
 BURST = 6
+
+DEFERS = 0.2
+"""Share of the ledgers that are written with deferred sync. What they acknowledge counts as
+acknowledged once a force has confirmed it."""
 
 CLOSES = 0.6
 """Share of the ledgers that their scribe closes; it leaves the others."""
@@ -98,6 +110,9 @@ class _Writing:
         self._clients = clients
         self._chance = chance
         self._numbers = 0
+        self._defers = False
+        # What was acknowledged and no force has confirmed: numbers and entries.
+        self._unforced: deque[tuple[int, int]] = deque()
         self._waits: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -107,6 +122,9 @@ class _Writing:
         loop, chance, clients = asyncio.get_running_loop(), self._chance, self._clients
         until_s = loop.time() + chance.expovariate(1 / WRITE_S)
         while not clients.stopping and loop.time() < until_s and not made.is_closed:
+            if self._unforced:
+                # Entries are added and acknowledged while it is under way.
+                self._waits.add(asyncio.create_task(self._force(made)))
             for _ in range(chance.randint(1, BURST)):
                 if not made.is_closed:
                     self._add(made)
@@ -125,11 +143,13 @@ class _Writing:
         taken = clients.ledgers + clients.deleted_ledgers
         is_taken = bool(taken) and chance.random() < TAKEN_SHARE
         chosen = chance.choice(taken) if is_taken else None
+        kind = chance.random()
+        self._defers = kind >= 1 - DEFERS
         try:
             made = await self._store.ledgers.create(
                 ensemble=ensemble, write=write, ack=ack, digest=chance.choice(list(DigestKind)),
                 password=b"sesame", ledger=chosen, shrinks=True,
-                limits=WriterLimits(delays_change=chance.random() < 0.3),
+                limits=WriterLimits(delays_change=kind < 0.3, defers_sync=self._defers),
             )  # fmt: skip
         except LedgerExists:
             return None
@@ -157,10 +177,33 @@ class _Writing:
     def _note(self, ledger: int, number: int, done: asyncio.Future[int]) -> None:
         recorder = self._clients.recorder
         error = done.exception()
-        if error is None:
+        if error is None and self._defers:
+            self._unforced.append((number, done.result()))
+        elif error is None:
             recorder.add(EntryAcked(recorder.now_us, self._name, ledger, number, done.result()))
         elif isinstance(error, CordwoodError) and not error.is_outcome_unknown:
             told = type(error).__name__
+            recorder.add(EntryRefused(recorder.now_us, self._name, ledger, number, told))
+
+    async def _force(self, made: WritableLedger) -> None:
+        try:
+            self._confirm(made.ledger_id, await made.force())
+        except CordwoodError as error:
+            self._clients.told(self._name, "force", error)
+            if isinstance(error, Unreachable):
+                # The writer has closed the ledger below these.
+                self._refuse(made.ledger_id, type(error).__name__)
+
+    def _confirm(self, ledger: int, through: int) -> None:
+        recorder = self._clients.recorder
+        while self._unforced and self._unforced[0][1] <= through:
+            number, entry = self._unforced.popleft()
+            recorder.add(EntryAcked(recorder.now_us, self._name, ledger, number, entry))
+
+    def _refuse(self, ledger: int, told: str) -> None:
+        recorder = self._clients.recorder
+        while self._unforced:
+            number, _ = self._unforced.popleft()
             recorder.add(EntryRefused(recorder.now_us, self._name, ledger, number, told))
 
     async def _close(self, made: WritableLedger) -> None:
@@ -171,6 +214,7 @@ class _Writing:
             made.abandon()
         else:
             if made.metadata.state is LedgerState.CLOSED:
+                self._confirm(made.ledger_id, made.metadata.last)
                 _note_end(self._name, self._clients, made.metadata)
                 if made.ledger_id % DELETED_EVERY == 0:
                     await self._delete(made.ledger_id)

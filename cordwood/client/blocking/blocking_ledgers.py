@@ -17,6 +17,7 @@ from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.ledger import DigestKind, LedgerMetadata
 from cordwood.protocol.ledger_writer import WriterLimits
+from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -193,6 +194,7 @@ class BlockingLedgers(Facade[Ledgers]):
         ledger: int | None = None,
         shrinks: bool = False,
         limits: WriterLimits | None = None,
+        placement: Placement = ANYWHERE,
     ) -> BlockingWritableLedger:
         """See `ledgers.Ledgers.create`."""
         made = self._call(
@@ -206,6 +208,7 @@ class BlockingLedgers(Facade[Ledgers]):
                 ledger=ledger,
                 shrinks=shrinks,
                 limits=limits,
+                placement=placement,
             ),
             changes=True,
         )

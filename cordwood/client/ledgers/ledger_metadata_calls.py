@@ -6,12 +6,19 @@ Source: docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from cordwood.client.cluster import Cluster
-from cordwood.errors import Overloaded, TooFewNodes, UnknownLedger, Unreachable
+from cordwood.client.ledgers.ledger_nodes import CONNECT_S
+from cordwood.errors import (
+    CordwoodError,
+    Overloaded,
+    TooFewNodes,
+    UnknownLedger,
+    Unreachable,
+)
 from cordwood.host.seams import Host
 from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
 from cordwood.layout.message import Call, Reply
@@ -29,7 +36,8 @@ from cordwood.layout.message_ledgers import (
 )
 from cordwood.ledger import LedgerMetadata, Versioned
 from cordwood.nodes import Authority, Member, NodeId
-from cordwood.quorum.ensemble_choice import choose_ensemble
+from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, choose_ensemble
+from cordwood.quorum.node_quarantine import NodeQuarantine
 
 SETTLE_PAUSE_S = 0.1
 """Pause before a compare-and-set without an answer is looked after, and between two choices."""
@@ -39,12 +47,17 @@ NODES_S = 2.0
 
 
 class LedgerMetadataCalls:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        quarantine: of nodes that fail entries; all writers of the client share it.
+    """
 
     def __init__(self, cluster: Cluster, host: Host, timeout_s: float) -> None:
         self._cluster = cluster
         self._host = host
         self._timeout_s = timeout_s
+        self.quarantine = NodeQuarantine()
 
     async def create(self, ledger: int, metadata: LedgerMetadata) -> Versioned:
         """Make a ledger; -1 allots an id.
@@ -103,47 +116,87 @@ class LedgerMetadataCalls:
         await self._ask(SwitchAutorecovery(on))
 
     async def choose(
-        self, count: int, taken: Collection[int] = (), beside: Sequence[int] = ()
+        self,
+        ring: Sequence[int | None],
+        write: int,
+        *,
+        taken: Collection[int] = (),
+        placement: Placement = ANYWHERE,
     ) -> tuple[int, ...]:
         """Nodes for an ensemble.
 
         Args:
-            taken: none of these.
-            beside: nodes that stay in it; the racks of others are preferred.
+            ring: the nodes that stay, in their places, and None where one is wanted.
+            write: Qw.
+            taken: none of these, nor of those that stay.
+        Returns:
+            All nodes of the ring.
         Raises:
-            TooFewNodes: there are not so many that store anything now.
+            TooFewNodes: there are not so many that store anything now, or none as the placement
+                has to have them.
         """
-        members, cluster = self._cluster.members, self._cluster
-        able = {
+        able = self._able({*taken, *ring})
+        await self._greet_near(able, placement)
+        kept = [None if node is None else self._member(node) for node in ring]
+        for some in self._preferred(able):
+            chosen = choose_ensemble(some, kept, write, self._host.random, placement)
+            if chosen is not None:
+                return chosen
+        wanted = sum(node is None for node in ring)
+        rule = ""
+        if placement.is_enforced and len(able) >= wanted:
+            rule = f", so that each entry is in two domains of the scope {placement.scope}"
+        raise TooFewNodes(
+            f"{len(able)} nodes of the cluster can take a ledger's entries, and {wanted} are "
+            f"wanted{rule}: start nodes, or ask for a smaller ensemble"
+        )
+
+    async def _greet_near(self, able: Mapping[NodeId, Member], placement: Placement) -> None:
+        """Connect to the nodes nearby, if none of them is connected: they are preferred."""
+        peers = self._cluster.peers
+        near = [node for node, member in able.items() if placement.is_near(member)]
+        if not near or {*near} & {*peers.up}:
+            return
+        greeting = (peers.wait_for(node, timeout_s=CONNECT_S, dials=1) for node in near)
+        for told in await asyncio.gather(*greeting, return_exceptions=True):
+            if isinstance(told, BaseException) and not isinstance(told, CordwoodError):
+                raise told
+
+    def _able(self, without: Collection[int | None]) -> dict[NodeId, Member]:
+        cluster = self._cluster
+        return {
             node: member
-            for node, member in members.items()
-            if node not in taken and node not in cluster.dead and _stores(member)
+            for node, member in cluster.members.items()
+            if node not in without and node not in cluster.dead and _stores(member)
         }
-        up = {*cluster.peers.up}
-        # A node that is up and not connected yet is taken only where there are too few others.
+
+    def _preferred(self, able: Mapping[NodeId, Member]) -> Iterator[dict[NodeId, Member]]:
+        """These nodes without those in quarantine and those that are not connected yet, then with
+        the one, and with the other."""
+        up = {*self._cluster.peers.up}
+        held = self.quarantine.held(asyncio.get_running_loop().time())
         ready = {node: member for node, member in able.items() if node in up}
-        if len(ready) >= count:
-            able = ready
-        chosen = choose_ensemble(
-            able, [members[NodeId(n)] for n in beside if NodeId(n) in members], count,
-            self._host.random,
-        )  # fmt: skip
-        if chosen is None:
-            raise TooFewNodes(
-                f"{len(able)} nodes of the cluster can take a ledger's entries, and {count} are "
-                "wanted: start nodes, or ask for a smaller ensemble"
-            )
-        return chosen
+        yield {node: member for node, member in ready.items() if node not in held}
+        yield ready
+        yield dict(able)
+
+    def _member(self, node: int) -> Member:
+        return self._cluster.members.get(NodeId(node)) or Member(NodeId(node), "")
 
     async def choose_soon(
-        self, count: int, taken: Collection[int] = (), beside: Sequence[int] = ()
+        self,
+        ring: Sequence[int | None],
+        write: int,
+        *,
+        taken: Collection[int] = (),
+        placement: Placement = ANYWHERE,
     ) -> tuple[int, ...]:
         """As `choose`; nodes that have just started, or are taken for dead, are waited for."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(NODES_S, self._timeout_s)
         while True:
             try:
-                return await self.choose(count, taken, beside)
+                return await self.choose(ring, write, taken=taken, placement=placement)
             except TooFewNodes:
                 if loop.time() >= deadline:
                     raise

@@ -348,8 +348,9 @@ class _Attempt:
     async def _pick(self, entry: int, place: int, taken: tuple[int, ...]) -> None:
         node: int | None
         try:
-            stay = [each for at, each in enumerate(taken) if at != place]
-            (node,) = await self._calls.choose(1, taken, stay)
+            ring = [None if at == place else each for at, each in enumerate(taken)]
+            write = self._rule.write
+            node = (await self._calls.choose(ring, write, taken=taken))[place]
         except TooFewNodes:
             node = None
         self._act(self._rule.on_spare_picked(entry, place, node))

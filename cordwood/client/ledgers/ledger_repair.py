@@ -85,12 +85,11 @@ class LedgerRepair:
         metadata = held.metadata
         fragment = metadata.fragments[number]
         lost = fragment.nodes[place]
-        stay = [node for node in fragment.nodes if node != lost]
         known = self.moved.get(lost)
         if known is not None and known not in fragment.nodes:
             node = known
         else:
-            node = await self._choose(lost, fragment.nodes, stay)
+            node = await self._choose(place, fragment.nodes, metadata.striping.write)
         later = metadata.fragments[number + 1 :]
         end = later[0].first - 1 if later else metadata.last
         entries = [
@@ -119,14 +118,14 @@ class LedgerRepair:
             )
         self.moved[lost] = node
 
-    async def _choose(self, lost: int, taken: Sequence[int], stay: Sequence[int]) -> int:
+    async def _choose(self, place: int, taken: Sequence[int], write: int) -> int:
+        ring = [None if at == place else node for at, node in enumerate(taken)]
         try:
-            (node,) = await self._calls.choose_soon(1, taken, stay)
+            return (await self._calls.choose_soon(ring, write, taken=taken))[place]
         except TooFewNodes:
-            if lost not in self._refills:
+            if taken[place] not in self._refills:
                 raise
-            (node,) = await self._calls.choose(1, [n for n in taken if n != lost], stay)
-        return node
+        return (await self._calls.choose(ring, write))[place]
 
     async def _write(self, node: int, copies: Sequence[EntryItem]) -> None:
         some: list[EntryItem] = []

@@ -45,6 +45,7 @@ from cordwood.ledger import (
 from cordwood.nodes import NodeId
 from cordwood.protocol.ledger_writer import WriterLimits
 from cordwood.quorum.authority import REBUILT
+from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 from cordwood.settings import ClientSettings
 
 CREATE_AGAIN_S = 0.1
@@ -103,6 +104,7 @@ class Ledgers:
         ledger: int | None = None,
         shrinks: bool = False,
         limits: WriterLimits | None = None,
+        placement: Placement = ANYWHERE,
     ) -> WritableLedger:
         """Make a ledger and write it.
 
@@ -117,10 +119,12 @@ class Ledgers:
             ledger: an id of the caller's choice; None allots one.
             shrinks: with fewer than E nodes, take as many as there are, but Qw at least.
             limits: of the writer; see `protocol.ledger_writer`.
+            placement: of its nodes; see `quorum.ensemble_choice`. What a recovery or a repair
+                chooses later keeps to two racks where it can.
         Raises:
             BadSetting: no such striping, digest or id.
             LedgerExists: another ledger has the id, or had it and was deleted.
-            TooFewNodes: fewer than E nodes take entries.
+            TooFewNodes: fewer than E nodes take entries, or none as the placement wants them.
             Unreachable, Overloaded: it was not made within the client's timeout.
         """
         chosen = limits or WriterLimits()
@@ -129,7 +133,7 @@ class Ledgers:
         kind = _digest(digest)
         deadline = asyncio.get_running_loop().time() + self._settings.timeout_s
         _check_striping(ensemble, write, ack)
-        nodes = await self._choose(ensemble, write if shrinks else ensemble)
+        nodes = await self._choose(ensemble, write if shrinks else ensemble, write, placement)
         creator = self._host.random.getrandbits(62) + 1
         try:
             metadata = LedgerMetadata(
@@ -150,22 +154,25 @@ class Ledgers:
                     raise
                 await asyncio.sleep(CREATE_AGAIN_S)
         made = WritableLedger(
-            held, self._calls, self._cluster, self._tasks, chosen, self._settings.timeout_s
-        )
+            held, self._calls, self._cluster, self._tasks, chosen, self._settings.timeout_s,
+            placement,
+        )  # fmt: skip
         self._writers = [each for each in self._writers if not each.is_ended] + [made]
         return made
 
-    async def _choose(self, count: int, least: int) -> tuple[int, ...]:
+    async def _choose(
+        self, count: int, least: int, write: int, placement: Placement
+    ) -> tuple[int, ...]:
         """Nodes for a new ledger: `count` of them, or as many as there are, but `least`."""
         try:
-            return await self._calls.choose_soon(count)
+            return await self._calls.choose_soon([None] * count, write, placement=placement)
         except TooFewNodes:
             if count <= least:
                 raise
         while True:
             count -= 1
             try:
-                return await self._calls.choose(count)
+                return await self._calls.choose([None] * count, write, placement=placement)
             except TooFewNodes:
                 if count <= least:
                     raise

@@ -33,13 +33,16 @@ from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
     AskLac,
     EntriesReply,
+    EntryAnswer,
     EntryItem,
     Found,
     LacReply,
     ReadEntries,
 )
 from cordwood.ledger import ENTRY_MAX, NO_ENTRY, LedgerMetadata, LedgerState, Versioned
+from cordwood.nodes import NodeId
 from cordwood.quorum.ensemble import covers, write_set
+from cordwood.quorum.entry_order import Rank, read_order
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +50,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READ_S = 2.0
-"""How long a node may take before the next one is asked as well."""
+"""How long a node may take."""
+
+SPECULATE_S = 0.3
+"""After so long the next node is asked as well; BookKeeper's 2 s are longer than readers wait."""
 
 ENTRIES_AT_ONCE = 256
 """Entries that are asked for at once."""
@@ -75,7 +81,6 @@ class LedgerEntry(NamedTuple):
     """An entry of a ledger.
 
     Attributes:
-        ledger, entry: its place.
         payload: as it was added.
         length: bytes of all payloads up to this one, it included.
     """
@@ -432,8 +437,22 @@ class ReadableLedger:
             places = tuple(range(striping.ensemble))
             places = places[turn:] + places[:turn]
         order = [nodes[place] for place in places]
-        up = {*self._cluster.peers.up}
-        return sorted(order, key=lambda node: (node not in up, self._slow.get(node, 0)))
+        return read_order(order, self._rank)
+
+    def _rank(self, node: int) -> tuple[Rank, int]:
+        cluster = self._cluster
+        member = cluster.members.get(NodeId(node))
+        failures = self._slow.get(node, 0)
+        if member is None or node in cluster.dead:
+            return Rank.GONE, failures
+        if node not in cluster.peers.up:
+            return Rank.AWAY, failures
+        if member.read_only:
+            return Rank.READ_ONLY, failures
+        return Rank.SLOW if failures else Rank.HEALTHY, failures
+
+    def _note_slow(self, node: int) -> None:
+        self._slow[node] = self._slow.get(node, 0) + 1
 
     async def _ask_entries(self, node: int, entries: Sequence[int]) -> EntriesReply | None:
         """Ask a node for entries; None where it does not answer."""
@@ -442,17 +461,17 @@ class ReadableLedger:
             reply = await ask_node(self._cluster, node, call, timeout_s=READ_S)
         except Retryable as error:
             logger.debug("node %d does not read ledger %d: %s", node, self.ledger_id, error)
-            self._slow[node] = self._slow.get(node, 0) + 1
+            self._note_slow(node)
             return None
         assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
         self._slow.pop(node, None)
         self._raise_to(reply.lac)
         return reply
 
-    def _open_entry(self, entry: int, lac: int, length: int, body: bytes) -> LedgerEntry:
+    def _open_entry(self, copy: EntryItem) -> LedgerEntry:
         """An entry of a copy; ChecksumMismatch where it is damaged."""
-        payload = self._seal.read(entry, lac, length, body)
-        return LedgerEntry(self.ledger_id, entry, payload, length)
+        payload = self._seal.read(copy.entry, copy.lac, copy.length, copy.body)
+        return LedgerEntry(self.ledger_id, copy.entry, payload, copy.length)
 
 
 def _next_step(step: int, count: int, asked: int) -> int:
@@ -475,9 +494,19 @@ class _Reading:
         # Entries that some node could not be asked for, or had damaged: they may be there.
         self._doubtful: set[int] = set()
         self._bytes = 0
+        # Nodes that were passed over; what they answer counts if it comes in time.
+        self._late: dict[asyncio.Task[EntriesReply | None], int] = {}
 
     async def run(self, bytes_max: int | None = None) -> list[LedgerEntry]:
         """All of them, in order; or the first ones, as soon as `bytes_max` have come."""
+        try:
+            return await self._run(bytes_max)
+        finally:
+            for task in self._late:
+                task.cancel()
+            await asyncio.gather(*self._late, return_exceptions=True)
+
+    async def _run(self, bytes_max: int | None) -> list[LedgerEntry]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._ledger._timeout_s
         while self._left:
@@ -489,6 +518,7 @@ class _Reading:
                 if is_full:
                     break  # nothing is behind it in the order of entries that may be given
             await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
+            self._take_late()
             if bytes_max is not None and self._bytes >= bytes_max and self._left:
                 missing = next(iter(self._left))
                 first = [self._found[entry] for entry in sorted(self._found) if entry < missing]
@@ -500,29 +530,56 @@ class _Reading:
         return [self._found[entry] for entry in sorted(self._found)]
 
     async def _ask(self, node: int, entries: list[int]) -> None:
-        reply = await self._ledger._ask_entries(node, entries)
+        """Ask a node; one that is slow is passed over, and the next one is asked as well."""
+        asking = asyncio.ensure_future(self._ledger._ask_entries(node, entries))
+        self._late[asking] = node
+        await asyncio.wait({asking}, timeout=SPECULATE_S)
+        if not asking.done():
+            self._ledger._note_slow(node)
+            self._pass_over(entries)
+            return
+        del self._late[asking]
+        self._take(node, entries, asking.result())
+
+    def _pass_over(self, entries: list[int]) -> None:
+        self._doubtful.update(entries)
+        for entry in entries:
+            self._left[entry].pop(0)
+
+    def _take_late(self) -> None:
+        """What nodes have answered meanwhile that were passed over."""
+        for task in [task for task in self._late if task.done()]:
+            node = self._late.pop(task)
+            reply = task.result()
+            for each in reply.entries if reply is not None else ():
+                if each.found is Found.YES and each.entry in self._left:
+                    self._read_copy(node, each)
+
+    def _take(self, node: int, entries: list[int], reply: EntriesReply | None) -> None:
         if reply is None:
-            self._doubtful.update(entries)
-            for entry in entries:
-                self._left[entry].pop(0)
+            self._pass_over(entries)
             return
         for each in reply.entries:
             if each.found is Found.YES:
-                try:
-                    self._found[each.entry] = self._ledger._open_entry(
-                        each.entry, each.lac, each.length, each.body
-                    )
-                except ChecksumMismatch as error:
-                    logger.warning("node %d: %s", node, error)
-                    self._doubtful.add(each.entry)
-                else:
-                    self._bytes += len(each.body)
-                    self.items[each.entry] = EntryItem(each.entry, each.lac, each.length, each.body)
-                    del self._left[each.entry]
+                if self._read_copy(node, each):
                     continue
             elif each.found in (Found.UNKNOWN, Found.DAMAGED):
                 self._doubtful.add(each.entry)
             self._left[each.entry].pop(0)
+
+    def _read_copy(self, node: int, copy: EntryAnswer) -> bool:
+        """Take an entry, if the copy is whole."""
+        item = EntryItem(copy.entry, copy.lac, copy.length, copy.body)
+        try:
+            self._found[item.entry] = self._ledger._open_entry(item)
+        except ChecksumMismatch as error:
+            logger.warning("node %d: %s", node, error)
+            self._doubtful.add(item.entry)
+            return False
+        self._bytes += len(item.body)
+        self.items[item.entry] = item
+        del self._left[item.entry]
+        return True
 
     async def _begin_again(self, spent: list[int], deadline: float) -> None:
         """All nodes of these entries were asked: say that they are not there, or ask again."""

@@ -18,6 +18,7 @@ from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_calls import ask_to_keep
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.spare_nodes import SpareNodes
 from cordwood.errors import (
     BadSetting,
     Closed,
@@ -40,7 +41,8 @@ from cordwood.layout.message_ledgers import (
 )
 from cordwood.ledger import LedgerMetadata, Versioned
 from cordwood.protocol import ledger_writer as rule
-from cordwood.protocol.ledger_writer import End, LedgerWriter, Outcome, WriterLimits
+from cordwood.protocol.ledger_writer import End, LedgerWriter, Outcome, Refusal, WriterLimits
+from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +60,6 @@ TICK_S = 0.1
 
 AGAIN_S = 0.2
 """Pause before metadata is written again where the metadata store does not answer."""
-
-PICK_S = 2.0
-"""How long a writer looks for another node before it does without."""
 
 AHEAD_MAX = 10_000
 """Entries that wait for ids below them; see `WritableLedger.write`."""
@@ -86,6 +85,7 @@ class WritableLedger:
         tasks: asyncio.TaskGroup,
         limits: WriterLimits,
         timeout_s: float,
+        placement: Placement = ANYWHERE,
     ) -> None:
         metadata = held.metadata
         self.ledger_id = metadata.ledger
@@ -93,6 +93,7 @@ class WritableLedger:
         self._calls = calls
         self._cluster = cluster
         self._tasks = tasks
+        self._spares = SpareNodes(calls, cluster, metadata.striping.write, placement)
         self._timeout_s = timeout_s
         self._key = ledger_key_of(metadata.password)
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
@@ -501,6 +502,10 @@ class WritableLedger:
             refusal, run = await ask_to_keep(self._cluster, node, call, timeout_s=ADD_S)
         finally:
             self._on_way[node] -= 1
+        if refusal is None:
+            self._calls.quarantine.on_stored(node)
+        elif refusal is Refusal.FAILED:
+            self._calls.quarantine.on_failed(node, asyncio.get_running_loop().time())
         if self._end is not None:
             return
         if refusal is not None:
@@ -542,30 +547,9 @@ class WritableLedger:
     # Metadata.
 
     async def _pick(self, places: tuple[int, ...], taken: tuple[int, ...]) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + PICK_S
-        stay = [node for place, node in enumerate(taken) if place not in places]
-        while not (picked := await self._picked(places, taken, stay)) and loop.time() < deadline:
-            # A node may have come since the members were read.
-            try:
-                await self._cluster.refresh_members(timeout_s=AGAIN_S)
-            except CordwoodError as error:
-                logger.debug("the members could not be read: %s", error)
-            await asyncio.sleep(AGAIN_S)
+        picked = await self._spares.pick(places, taken)
         if self._end is None:
             self._act(self._writer.on_nodes_picked(picked))
-
-    async def _picked(
-        self, places: tuple[int, ...], taken: tuple[int, ...], stay: Sequence[int]
-    ) -> dict[int, int]:
-        """Other nodes for as many of these places as there are."""
-        for count in range(len(places), 0, -1):
-            try:
-                nodes = await self._calls.choose(count, taken, stay)
-            except TooFewNodes:
-                continue
-            return dict(zip(places, nodes, strict=False))
-        return {}
 
     async def _write_metadata(self, version: int, metadata: LedgerMetadata) -> None:
         while self._end is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cordwood.client.ledgers import ledger_nodes
 from cordwood.layout.ledger_records import KeptEntry, LedgerEntries, LedgerFlag
-from cordwood.layout.message_ledgers import AddEntries, AddReply, SetLedger
+from cordwood.layout.message_ledgers import AddEntries, AddReply, ForceEntries, SetLedger
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata import ledgers as ledger_metadata
@@ -17,7 +17,7 @@ from cordwood.protocol.ledger_recovery import LedgerRecovery
 from cordwood.protocol.ledger_writer import LedgerWriter, Phase, Refusal, SendEntry, WriteMetadata
 from cordwood.quorum.ensemble import Answer
 from cordwood.settings import StorageSettings
-from cordwood.sim import ledger_clients
+from cordwood.sim import fault_kinds, ledger_clients
 from cordwood.sim.fault_plan import Damage
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
@@ -49,6 +49,9 @@ LEDGERS = scenario(
 
 TWO_COPIES: tuple[tuple[int, int, int], ...] = ((5, 2, 2), (4, 2, 2))
 
+FEW_COPIES: tuple[tuple[int, int, int], ...] = ((2, 2, 1), (1, 1, 1))
+"""One crash loses what only memory has."""
+
 CHANGES = scenario(
     "crash", "metadata_slow", "pause",
     every_s=0.6, length_s=30.0, shape=both(cluster_of(6, 3), _of_ledgers),
@@ -60,6 +63,25 @@ IMPATIENT = scenario(
     every_s=0.7, length_s=30.0, shape=both(cluster_of(5, 3), _of_ledgers),
 )  # fmt: skip
 """Nodes are away, and the others answer late."""
+
+
+DEFERRED = scenario(
+    "crash", "slow_disk", "pause", "client_crash",
+    every_s=0.4, length_s=25.0, shape=both(cluster_of(5, 3), _of_ledgers),
+)  # fmt: skip
+"""Nodes go and come back while their disks are behind."""
+
+
+def _deferred(*plants: Plant) -> Plant:
+    """Ledgers of one or two copies, on disks that take a second: a crash between an ack and the
+    disk is likely, and so is a force there."""
+    return together(
+        value(lambda: fault_kinds.SLOW_DISK_FACTOR, 4_000.0),
+        value(lambda: ledger_clients.DEFERS, 1.0),
+        value(lambda: ledger_clients.SHAPES, FEW_COPIES),
+        value(lambda: ledger_clients.ADD_S, 0.5),
+        *plants,
+    )
 
 
 async def _acks_from_memory(self: LedgerStore, call: AddEntries) -> AddReply:
@@ -159,6 +181,35 @@ def _measures_one(
     return right(self, entry, node, answer, size, size)
 
 
+def _confirms_what_is_acknowledged(right: Any, self: LedgerWriter) -> Any:
+    self.lac, self.length = self.head, self._head_length
+    return right(self)
+
+
+def _counts_any_run(self: LedgerWriter, place: int, run: int) -> bool:
+    return True
+
+
+async def _forces_from_memory(self: LedgerStore, call: ForceEntries) -> AddReply:
+    return AddReply(run=self._run())
+
+
+def _confirms_what_came_since(
+    right: Any, self: LedgerWriter, force: int, node: int, run: int = 0
+) -> Any:
+    found = self._forces.get(force)
+    if found is not None:
+        found.through, found.length = self.head, self._head_length
+    return right(self, force, node, run)
+
+
+def _forced_by_one(right: Any, self: LedgerWriter, force: int, node: int, run: int = 0) -> Any:
+    found = self._forces.get(force)
+    if found is not None:
+        found.waits &= {self._place(node)}
+    return right(self, force, node, run)
+
+
 def _flushes_states_only(right: Any, self: LedgerIndex) -> Any:
     return [row for row in right(self) if row[0][:1] != b"e"]
 
@@ -226,4 +277,16 @@ BUGS = (
          at(LedgerMetadataStore._was_deleted).instead(_remembers_no_deletion)),
     _bug("made-twice", "a ledger of a chosen id replaces another one",
          at(LedgerMetadataStore._create).around(_makes_over_another)),
+    _bug("force-asks-nobody", "with deferred sync an acknowledged entry counts as confirmed",
+         _deferred(at(LedgerWriter.on_force).around(_confirms_what_is_acknowledged)), DEFERRED),
+    _bug("force-from-memory", "a node answers a force before its disk has the entries",
+         _deferred(at(LedgerStore.force).instead(_forces_from_memory)), DEFERRED),
+    _bug("force-of-later", "a force confirms what was acknowledged since it was asked for",
+         _deferred(at(LedgerWriter.on_forced).around(_confirms_what_came_since)), DEFERRED),
+    _bug("forced-by-one", "a force is done when one node has answered it",
+         _deferred(at(LedgerWriter.on_forced).around(_forced_by_one)), DEFERRED),
+    PlantedBug("ledger-force-of-another-run",
+               "a force counts of a node that started anew since its acks",
+               at(LedgerWriter._is_same_run).instead(_counts_any_run),
+               scene="tests/client/ledgers/test_ledger_forces.py"),
 )  # fmt: skip
