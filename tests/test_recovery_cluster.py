@@ -11,6 +11,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from crc32c import crc32c
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.block import BlockHeader, BlockKind, Envelope, Gap, GapKind, Record
 from cordwood.client.store import Store
@@ -380,7 +381,7 @@ class TestAbsentMembers:
     ) -> None:
         """Seed 5000006: two damaged members sealed as quickly as any. Only those that sealed
         first were read, so recovery failed, again and again, with enough others there."""
-        monkeypatch.setattr(ask, "GRACE_S", 0.0)
+        swap_value(monkeypatch, lambda: ask.GRACE_S, 0.0)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with written(cluster), cluster.client() as other:

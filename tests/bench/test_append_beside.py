@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 from scenarios import as_scenario, awaited_by
+from swaps import swap_value
 from verbs_at_hand import run_verb
 
 from cordwood.bench import append_spread
@@ -102,7 +103,7 @@ class TestVerb:
         assert list(tmp_path.iterdir()) == []
 
     def test_how_a_burst_lies_on_the_nodes(self, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr(append_spread, "BURST_RECORDS", 640)
+        swap_value(monkeypatch, lambda: append_spread.BURST_RECORDS, 640)
         where = {"directory": str(tmp_path), "nodes": 3, "repeats": 1, "say": print}
         figure = run(append_spread.bench_spread(**where))
         # As many nodes as copies: each of them holds all of it.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from swaps import swap_value
 from verbs_at_hand import run_verb
 
 from cordwood.bench import logsdb
@@ -38,7 +39,7 @@ def test_all_of_it_is_read_back(tmp_path, block_bytes):
 
 
 def test_the_verb_prints_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(logsdb, "STANDARD", (LogsDbProfile("few", 1000, MIB // 8),))
+    swap_value(monkeypatch, lambda: logsdb.STANDARD, (LogsDbProfile("few", 1000, MIB // 8),))
     outcome = run_verb(["bench", "logsdb", "--repeat", "1", "--dir", str(tmp_path), "--json"])
     assert outcome.exit_code == 0, outcome.output
     (figure,) = json.loads(outcome.stdout)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.client.address import parse_url
 from cordwood.client.cluster import REFRESH_S, Cluster, LogInfo
@@ -237,7 +238,7 @@ class TestCalls:
         simulate(scenario)
 
     def test_what_nodes_refuse_for_want_of_time_is_asked_again(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 1)
+        swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 1)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as one, cluster.client() as two:
@@ -254,7 +255,7 @@ class TestCalls:
         self, cluster: ClusterAtHand, *, monkeypatch
     ) -> None:
         async with cluster.client(timeout_s=3) as store:
-            monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
+            swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 0)
             start = now()
             with pytest.raises(Overloaded, match="calls are running on this node"):
                 await store.create_log("log")

@@ -11,6 +11,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from crc32c import crc32c
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.block import Record
 from cordwood.client.store import Store
@@ -355,7 +356,7 @@ class TestOrder:
     ) -> None:
         """A log's blocks that a client sent before it heard of a refusal went on, and those
         of one call were numbered in another order than they were given in."""
-        monkeypatch.setattr(role, "ACTIVATING_BYTES_MAX", 1000)
+        swap_value(monkeypatch, lambda: role.ACTIVATING_BYTES_MAX, 1000)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -11,7 +11,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from crc32c import crc32c
 from scenarios import as_scenario
-from swaps import swap
+from swaps import swap, swap_value
 
 from cordwood.nodes import NodeId
 from cordwood.protocol.node_states import NodeState
@@ -93,7 +93,7 @@ def test_waves_wait_for_disks_that_all_turn_slow(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_burst_on_one_log_is_spread_over_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appender, "STICKY_BYTES", 20_000)
+    swap_value(monkeypatch, lambda: appender.STICKY_BYTES, 20_000)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
@@ -116,7 +116,7 @@ def test_a_quiet_log_changes_its_copyset_with_time(monkeypatch: pytest.MonkeyPat
         send(self, run, copyset, at)
 
     swap(monkeypatch, appender.LogAppender._send, noted)
-    monkeypatch.setattr(appender, "STICKY_S", 10.0)
+    swap_value(monkeypatch, lambda: appender.STICKY_S, 10.0)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

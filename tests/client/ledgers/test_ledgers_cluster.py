@@ -8,6 +8,7 @@ import random
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.client.ledgers import writable_ledger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
@@ -175,7 +176,7 @@ class TestWritingAndReading:
                 assert await asyncio.gather(*waits) == [1, 2]
                 assert await made.write(3, bytes(1000)) == 3
 
-        monkeypatch.setattr(writable_ledger, "AHEAD_BYTES", 2500)
+        swap_value(monkeypatch, lambda: writable_ledger.AHEAD_BYTES, 2500)
         simulate(scenario, wal_bytes=32 << 20)
 
     @as_scenario(simulate)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
-from swaps import swap
+from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.aio import open_store
@@ -268,7 +268,7 @@ class TestBrokenOff:
         self, tmp_path: Path, monkeypatch
     ) -> None:
         """A timeout cancels the call on the loop, which may have taken something by then."""
-        monkeypatch.setattr(loop_thread, "LATE_S", 0.0)
+        swap_value(monkeypatch, lambda: loop_thread.LATE_S, 0.0)
         count = 400
         with open_at(tmp_path) as store:
             store.append("a", b"0")
@@ -384,8 +384,8 @@ class TestEnds:
         self, tmp_path: Path, monkeypatch, reads: int
     ) -> None:
         """README's loop, for ever: no more memory, no stream left, and no bound is met."""
-        monkeypatch.setattr(read_streams, "STREAMS_MAX", reads - 50)
-        monkeypatch.setattr(read_gate, "STREAMS_MAX", reads - 50)
+        swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, reads - 50)
+        swap_value(monkeypatch, lambda: read_gate.STREAMS_MAX, reads - 50)
         with open_at(tmp_path) as store:
             store.append("a", b"x")
             sizes = []
@@ -418,8 +418,8 @@ class TestEnds:
             assert not store._inner._streams
 
     def test_one_stream_too_many_is_refused_by_itself(self, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setattr(read_streams, "STREAMS_MAX", 5)
-        monkeypatch.setattr(read_gate, "STREAMS_MAX", 5)
+        swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 5)
+        swap_value(monkeypatch, lambda: read_gate.STREAMS_MAX, 5)
         with open_at(tmp_path) as store:
             store.append("a", b"1")
             kept = [store.read("a", start="tail", until=None) for _ in range(5)]

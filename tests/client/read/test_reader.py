@@ -726,7 +726,7 @@ class TestRefusedStreams:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A node refuses a stream that was begun, and each read began it again at once."""
-        monkeypatch.setattr(read_streams, "STREAMS_MAX", 1)
+        swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 1)
         begun: list[float] = []
         start = ReadStreams.start
 
@@ -751,7 +751,7 @@ class TestRefusedStreams:
                     assert 6 <= told <= 8
                     assert begun[-1] - begun[-2] > 10
                     first.close()
-                    monkeypatch.setattr(read_streams, "STREAMS_MAX", 3)
+                    swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 3)
                     found = []
                     while len(found) < 3:
                         found += numbers(await reader.read(timeout_s=60))
