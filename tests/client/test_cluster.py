@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 from swaps import swap_value
 
 from cordwood.client.address import parse_url
@@ -59,10 +59,6 @@ def test_the_nodes_of_each_epoch() -> None:
     )
     assert [info.nodes_of(epoch) for epoch in (0, 1, 4, 5, 99)] == [(), (1, 2), (1, 2), (3,), (3,)]
     assert info.all_nodes == (1, 2, 3)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class TestFinding:

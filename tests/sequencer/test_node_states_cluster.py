@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from crc32c import crc32c
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 from swaps import swap, swap_value
 
 from cordwood.nodes import NodeId
@@ -20,10 +20,6 @@ from cordwood.sim.holdings import held_blocks
 from cordwood.storage.engine import StorageEngine
 
 LOG = 1
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def states_of(cluster: ClusterAtHand) -> dict[int, NodeState]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 from swaps import swap_value
 from wire_ends import (
     ADDRESS,
@@ -18,7 +18,6 @@ from wire_ends import (
     KeptTransport,
     dial_in,
     memory_ends,
-    now,
     raw_dial,
     raw_listen,
     run,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 from swaps import swap_value
 from wire_ends import (
     ADDRESS,
@@ -19,7 +19,6 @@ from wire_ends import (
     RawEnd,
     dial_in,
     memory_ends,
-    now,
     raw_dial,
     run,
     simulated_ends,

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 from swaps import swap_value
 from test_server import serving, settle
-from wire_ends import CLIENT, Offering, RawEnd, memory_ends, now, raw_dial, run, simulated_ends
+from wire_ends import CLIENT, Offering, RawEnd, memory_ends, raw_dial, run, simulated_ends
 
 from cordwood.layout.frame import FRAME_HEADER_BYTES, Kind, frame, frame_header
 from cordwood.layout.hello import Hello, pack_hello

@@ -14,38 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
+from cluster_at_hand import ClusterAtHand, at, numbers, simulate
+from embedded_at_hand import open_at
 from scenarios import as_scenario
 from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.aio import open_store
-from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.read.stream_items import StreamItems
-from cordwood.embedded import embedded_store
 from cordwood.errors import Closed, Corrupt, Overloaded, Unreachable
 from cordwood.host import loop_thread, waits
 from cordwood.layout.message import StreamsReply
-from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.settings import MIB, ClientSettings
 from cordwood.storage.push import read_gate, read_streams
-
-SETTINGS = ClientSettings(timeout_s=10.0)
-
-
-def open_at(directory: Path) -> BlockingStore:
-    return open_blocking(
-        lambda: open_store(embedded_store(str(directory), SETTINGS, 8 * MIB)), SETTINGS
-    )
-
-
-def at(esn: int) -> Lsn:
-    return make_lsn(1, esn)
-
-
-def numbers(items) -> list[int]:
-    return [int(item.value) for item in items if isinstance(item, Record)]
 
 
 class Soft(Exception):
