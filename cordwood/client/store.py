@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client.address import SCHEME
-from cordwood.client.admin.log_tree import LogTree
 from cordwood.client.admin.nodes import Nodes
 from cordwood.client.admin.position_calls import Position, PositionCalls, Start
 from cordwood.client.admin.positions import Positions
@@ -33,11 +32,10 @@ from cordwood.client.append.open_log import Appending
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, Timestamp
 from cordwood.client.blocks import HeldBlock
-from cordwood.client.cluster import Cluster, LogInfo, log_info
+from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
 from cordwood.client.find.log_info import AnyLog
-from cordwood.client.find.tail_calls import TailCalls
 from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.client.opening import Opening, OpeningItems
 from cordwood.client.publish.publishing import Publisher
@@ -50,10 +48,10 @@ from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import OnLogHealth, Reader
 from cordwood.client.read.shared_tail import SharedTails
 from cordwood.client.tier_store import OpenObjects, TierStore
-from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog
+from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
-from cordwood.layout.message import Call, ListLogs, LogsReply, Reply
+from cordwood.layout.message import Call, Reply
 from cordwood.layout.reading import (
     read_blocks_frame,
     read_gaps,
@@ -61,8 +59,7 @@ from cordwood.layout.reading import (
     read_reading,
     read_shared_frame,
 )
-from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import LSN_MAX, Lsn
+from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
@@ -75,7 +72,7 @@ TRIED_S = 0.1
 """How long a reader waits for the first dial to each node: none is dead that was not dialled."""
 
 
-class Store(TailCalls, Stages, PositionCalls, Nodes):
+class Store(Stages, PositionCalls, Nodes):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
@@ -328,6 +325,32 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._streams[number] = stream
         return number
 
+    async def epoch_end(self, log: AnyLog, epoch: int) -> Lsn | None:
+        """Where the records of a closed epoch end: the LSN of its bridge.
+
+        Read from the bridge itself, so it is one round trip however long the epoch is.
+        For planning only: recovery may have left holes below it.
+
+        Args:
+            epoch: an epoch whose end readers have seen, so below the tail's epoch.
+        Returns:
+            The bridge's first LSN; None if no copy of the bridge is left.
+        Raises:
+            UnknownLog: the log does not exist.
+            Retryable: the nodes did not say within the client's timeout.
+        """
+        info = await self._find(log)  # a read up to an LSN would make it
+        last = make_lsn(epoch, ESN_MAX)
+        stream = await self.read(info.log_id, last, last)
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await stream.next()
+        except TimeoutError:
+            raise Unreachable(f"no node says where epoch {epoch} of {log} ends") from None
+        finally:
+            stream.close()
+        return stream.bridge or await self._positions.epoch_end(info, last)
+
     def reader(
         self,
         *logs: str,
@@ -407,33 +430,6 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         return await self._cluster.call_any(message, timeout_s=self._settings.timeout_s)
 
     # Logs and nodes.
-
-    async def create_log(
-        self, log: str, *, copies: int = 0, racks: int = 0, attributes: LogAttributes | None = None
-    ) -> LogInfo:
-        """Make a log; see `log_tree.LogTree.create`."""
-        return await self.log_tree.create(log, copies, racks, attributes or LogAttributes())
-
-    @property
-    def log_tree(self) -> LogTree:
-        """Attributes, directories, names and epochs of logs, to look at and to change."""
-        return LogTree(self._cluster, self._settings)
-
-    async def log(self, log: AnyLog) -> LogInfo:
-        """One log, by name or number, as the log tree has it now.
-
-        Raises:
-            UnknownLog: it is not there.
-        """
-        return await self._cluster.find_log(
-            log, create=False, timeout_s=self._settings.timeout_s, fresh=True
-        )
-
-    async def logs(self, prefix: str = "/") -> list[LogInfo]:
-        """All logs below a path, by name."""
-        reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._settings.timeout_s)
-        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
-        return [log_info(each) for each in reply.logs]
 
     async def serve(self, port: int = 0) -> str:
         """Open an embedded store to other processes of this machine, until it is closed.
