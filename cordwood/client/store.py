@@ -11,8 +11,6 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
-from weakref import WeakValueDictionary
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client.address import SCHEME
@@ -31,7 +29,6 @@ from cordwood.client.append.buffered_writer import (
 from cordwood.client.append.open_log import Appending
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, Timestamp
-from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
@@ -44,27 +41,18 @@ from cordwood.client.publish.staging import Stager
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.consumer_logs import ConsumerLogs
 from cordwood.client.read.cursors import Cursors
+from cordwood.client.read.open_streams import OpenStreams
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import OnLogHealth, Reader
 from cordwood.client.read.shared_tail import SharedTails
 from cordwood.client.tier_store import OpenObjects, TierStore
-from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog, Unreachable
+from cordwood.errors import BadSetting, Closed, UnknownLog, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.message import Call, Reply
-from cordwood.layout.reading import (
-    read_blocks_frame,
-    read_gaps,
-    read_heads_frame,
-    read_reading,
-    read_shared_frame,
-)
 from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, make_lsn
-from cordwood.nodes import NodeId
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
 from cordwood.tier.addresses import open_object_store
-from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +83,8 @@ class Store(Stages, PositionCalls, Nodes):
             self._appends, cluster, self._find_to_append, settings, host.clock.now_us
         )
         self._stage_looks = {}
-        # Streams and readers belong to the caller: a dropped one ends by itself.
-        self._streams: WeakValueDictionary[int, ReadStream] = WeakValueDictionary()
+        self._streams = OpenStreams()
+        # Readers belong to the caller: a dropped one ends by itself.
         self._readers: list[weakref.ref[Reader]] = []
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
@@ -106,20 +94,19 @@ class Store(Stages, PositionCalls, Nodes):
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
-        self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
         self._tier = TierStore(
             host, lambda: cluster.tier_store, open_objects, tasks, settings.tier_cache_bytes
         )
         self._positions = Positions(cluster, self._tail_of, self.read, settings, self._tier)
-        self._tails = SharedTails(self._open_leader, self._number_anew, tasks, self._budget)
+        self._tails = SharedTails(self._open_leader, self._streams.number_anew, tasks, self._budget)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._serve: Callable[[int], Awaitable[str]] | None = None
         self._served = ""
-        cluster.add_listener(self)
-        cluster.on_statuses = self._on_statuses
+        cluster.add_listener(self._streams)
+        cluster.on_statuses = self._streams.on_statuses
 
     async def __aenter__(self) -> Store:
         return self
@@ -292,38 +279,30 @@ class Store(Stages, PositionCalls, Nodes):
             first, last = await self._bounds(info.log_id, start, until)
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         self._cluster.check_open()  # it may have been closed meanwhile
-        number = next(self._numbers) & 0xFFFF_FFFF
+        number = self._streams.next_number()
         # By its number: the name may have moved to another log meanwhile.
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
             record_keys=record_keys, gaps=gaps, tails=self._tails, tier=self._tier,
-            on_closed=self._forget,
+            on_closed=self._streams.forget,
         )  # fmt: skip
-        self._streams[number] = stream
+        self._streams.add(stream)
         stream.open()
         return stream
 
     def _open_leader(self, info: LogInfo, start: int) -> ReadStream:
         """See `shared_tail`."""
-        number = next(self._numbers) & 0xFFFF_FFFF
+        number = self._streams.next_number()
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
-        lead = self._streams[number] = ReadStream(
+        lead = ReadStream(
             number, info, start, LSN_MAX, self._cluster, self._settings, nudge,
-            budget=self._budget, seed=self._seed, tier=self._tier, on_closed=self._forget,
+            budget=self._budget, seed=self._seed, tier=self._tier, on_closed=self._streams.forget,
         )  # fmt: skip
+        self._streams.add(lead)
         lead.open()
         return lead
-
-    def _forget(self, stream: ReadStream) -> None:
-        self._streams.pop(stream.number, None)
-
-    def _number_anew(self, stream: ReadStream) -> int:
-        self._forget(stream)
-        number = next(self._numbers) & 0xFFFF_FFFF
-        self._streams[number] = stream
-        return number
 
     async def epoch_end(self, log: AnyLog, epoch: int) -> Lsn | None:
         """Where the records of a closed epoch end: the LSN of its bridge.
@@ -479,8 +458,7 @@ class Store(Stages, PositionCalls, Nodes):
         for known in self._readers:
             if (reader := known()) is not None:
                 reader.close()
-        for stream in list(self._streams.values()):
-            stream.fail(error)
+        self._streams.fail(error)
         await self._cluster.close()
         await self._tier.close()
         self._stop.set()
@@ -494,52 +472,6 @@ class Store(Stages, PositionCalls, Nodes):
     def run_by(self, runner: asyncio.Task[None]) -> None:
         """`close` waits for this task too: the task owns the connections."""
         self._runner = runner
-
-    # Reports from the cluster; see `cluster.NodeListener`.
-
-    def on_node_up(self, node: NodeId, connection: Connection) -> None:
-        """Streams read from a node that comes."""
-        for stream in list(self._streams.values()):
-            stream.on_node_up(node, connection)
-
-    def on_node_down(self, node: NodeId, connection: Connection) -> None:
-        """Streams do without a node that goes."""
-        for stream in list(self._streams.values()):
-            stream.on_node_down(node, connection)
-
-    def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
-        """Blocks go to the streams that they belong to."""
-        if frame.kind in (Kind.BLOCKS, Kind.HEADS):
-            read = read_blocks_frame if frame.kind == Kind.BLOCKS else read_heads_frame
-            head, blocks = read(frame.payload)
-            stream = self._streams.get(head.stream)
-            if stream is not None:
-                held = [HeldBlock(node, each) for each in blocks]
-                stream.on_blocks(node, connection, head, held)
-        elif frame.kind == Kind.SHARED:
-            numbers, head, blocks = read_shared_frame(frame.payload)
-            held = [HeldBlock(node, each) for each in blocks]
-            for number in numbers:
-                stream = self._streams.get(number)
-                if stream is not None:
-                    stream.on_blocks(node, connection, head, held)
-        elif frame.kind == Kind.GAPS:
-            number, gaps = read_gaps(frame.payload)
-            stream = self._streams.get(number)
-            if stream is not None:
-                stream.on_gaps(node, connection, gaps)
-        elif frame.kind == Kind.READING:
-            number, status, _, version, trim = read_reading(frame.payload)
-            stream = self._streams.get(number)
-            if stream is not None:
-                stream.on_reading(node, connection, status, version, trim)
-        elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
-            raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
-
-    def _on_statuses(self, is_moved: bool) -> None:
-        """Something else is said of a node's data: see `Cluster.on_statuses`."""
-        for stream in list(self._streams.values()):
-            stream.on_statuses(is_moved=is_moved)
 
 
 def _is_used(known: weakref.ref[Reader]) -> bool:

@@ -685,7 +685,7 @@ class TestEnds:
             gc.collect()
             within_s = MEMBER_TTL_S / 2  # it hears of it by its next beat
             assert await drained(second, within_s) == {"/log": [1, 2, 3]}
-            assert not store._streams
+            assert not store._streams.by_number
             await second.close()
 
     @as_scenario(simulate)

@@ -375,7 +375,7 @@ class TestEnds:
                     for item in store.read("a", start="oldest", until="tail"):
                         assert isinstance(item, Record)
                 assert soon(lambda: node_streams(store) == 0)
-                assert not store._inner._streams
+                assert not store._inner._streams.by_number
                 gc.collect()
                 if not tracemalloc.is_tracing():
                     tracemalloc.start()
@@ -396,7 +396,7 @@ class TestEnds:
                     next(reader)
             del reading, reader
             assert soon(lambda: node_streams(store) == 0)
-            assert not store._inner._streams
+            assert not store._inner._streams.by_number
 
     def test_one_stream_too_many_is_refused_by_itself(self, tmp_path: Path, monkeypatch) -> None:
         swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 5)

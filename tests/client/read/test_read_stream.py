@@ -494,7 +494,7 @@ class TestLife:
             for node in cluster.running.values():
                 assert not any(node._streams._by_connection.values())
                 assert node._streams._by_log == {}
-            assert store._streams == {}
+            assert store._streams.by_number == {}
 
     @as_scenario(simulate)
     async def test_closing_the_client_ends_its_readers(self, cluster: ClusterAtHand) -> None:

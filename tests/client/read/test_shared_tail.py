@@ -328,11 +328,11 @@ def test_a_leader_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) ->
             await append(store, 2)
             appended += 2
             await until(lambda: all(each.is_fed for each in takers))
-        assert len(store._streams) == MEMBERS + 1
-        assert not any(each.is_closed for each in store._streams.values())
+        assert len(store._streams.by_number) == MEMBERS + 1
+        assert not any(each.is_closed for each in store._streams.by_number.values())
         for each in takers:
             each.stream.close()
-        assert store._streams == {}
+        assert store._streams.by_number == {}
         await until(lambda: store._budget.free == store._budget.limit)
 
     async def quietly(cluster: ClusterAtHand) -> None:
