@@ -465,8 +465,8 @@ class LogAppender:
         if refusal.reason == Refusal.FAILED:
             states.on_failed(node)
         elif refusal.reason == Refusal.CORRUPT:
-            # The connection may have damaged the frame, then a retry helps. Damage in this memory is
-            # final: every wave would send it.
+            # If the connection damaged the frame, a retry helps. Damage in this memory is final,
+            # because every wave would send it.
             if not _is_whole(run.contents.blocks):
                 self._give_up_damaged(run)
                 return
