@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from cordwood.block import Gap, Record
 from cordwood.client.store import Store, connected
 from cordwood.errors import Rejected
 from cordwood.host.seams import Host
+from cordwood.lsn import Lsn, make_lsn
 from cordwood.nodes import Authority, NodeId, Replication
 from cordwood.settings import (
     MIB,
@@ -236,3 +237,18 @@ async def values(store: Store, log: str, **bounds: Any) -> list[bytes]:
     """The records' values that `read` gives."""
     items = await read_all(store, log, **bounds)
     return [item.value for item in items if isinstance(item, Record)]
+
+
+def numbers(items: Iterable[object]) -> list[int]:
+    """The records' values as numbers; gaps are left out."""
+    return [int(item.value) for item in items if isinstance(item, Record)]
+
+
+def others(cluster: ClusterAtHand, log: int = 1) -> list[int]:
+    """The nodes that do not sequence a log, in order."""
+    return [n for n in cluster.running if n != cluster.sequencer_of(log)]
+
+
+def at(esn: int, epoch: int = 1) -> Lsn:
+    """The LSN of a record."""
+    return make_lsn(epoch, esn)

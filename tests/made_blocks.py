@@ -180,3 +180,9 @@ async def turns(count: int = 6) -> None:
     """Let the loop do all that it can without the disk."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def restart(made: Made) -> None:
+    """Stop an engine as a node that ends, and open it once more."""
+    await made.engine.wal.close()
+    await made.open()

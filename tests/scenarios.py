@@ -12,10 +12,13 @@ Parameters before the `*` come from the runner, parameters behind it are pytest'
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+import uvloop
 
 Test = Callable[..., Awaitable[Any]]
 Runner = Callable[..., Any]
@@ -56,3 +59,14 @@ def awaited_by(run: Callable[[Any], Any]) -> Runner:
 
 def _is_pytests(parameter: inspect.Parameter) -> bool:
     return parameter.name == "self" or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def run_on_uvloop(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on a real loop of the kind that nodes use."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def now() -> float:
+    """Seconds of the running loop: virtual ones in a simulation."""
+    return asyncio.get_running_loop().time()

@@ -39,7 +39,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 
 # What the client's own parts and tests call, and no program.
 NOT_FOR_PROGRAMS = {
-    "on_node_up", "on_node_down", "on_node_frame", "run_by", "serve_with", "wait_closed",
+    "run_by", "serve_with", "wait_closed",
     "ask", "fill", "item", "portion", "wake", "offer", "settle", "fill_raw", "batches_of",
     "end", "generation", "log_tree", "reset", "unstage",
 }  # fmt: skip

@@ -7,6 +7,7 @@ import os
 import stat
 
 import pytest
+from swaps import swap
 
 from cordwood import durable
 from cordwood.errors import Corrupt
@@ -76,7 +77,7 @@ class TestWriteWhole:
         def full(path):
             raise OSError(errno.ENOSPC, "full", path)
 
-        monkeypatch.setattr(durable, "sync_file", full)
+        swap(monkeypatch, durable.sync_file, full)
         with pytest.raises(OSError, match="full"):
             durable.write_whole(tmp_path / "note", b"new")
         assert os.listdir(tmp_path) == ["note"]

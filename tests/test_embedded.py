@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from embedded_at_hand import open_at
 from scenarios import as_scenario, awaited_by
 
 import cordwood
@@ -35,14 +36,6 @@ from cordwood.spark.options import SERVERS, parse_options
 from cordwood.spark.source import CordwoodSource
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = ClientSettings(timeout_s=10.0)
-
-
-def open_at(directory: Path) -> BlockingStore:
-    """As `cordwood.connect`, with a WAL that is quickly made."""
-    return open_blocking(
-        lambda: open_store(embedded_store(str(directory), SETTINGS, 8 * MIB)), SETTINGS
-    )
 
 
 def child(script: str, *arguments: str) -> subprocess.Popen[str]:

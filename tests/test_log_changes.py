@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.block import Record
 from cordwood.errors import (
@@ -111,7 +112,7 @@ class TestNewEpochs:
 
     def test_a_log_that_has_had_all_its_nodesets_goes_on_with_the_last(self, monkeypatch):
         """Another was refused, and with it the epoch: the log took nothing any more."""
-        monkeypatch.setattr(epoch_store, "HISTORY_MAX", 2)
+        swap_value(monkeypatch, lambda: epoch_store.HISTORY_MAX, 2)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

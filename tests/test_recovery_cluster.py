@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from cluster_at_hand import ClusterAtHand, at, others, read_all, simulate, until, values
 from crc32c import crc32c
-from scenarios import as_scenario
+from scenarios import as_scenario, now
+from swaps import swap_value
 
 from cordwood.block import BlockHeader, BlockKind, Envelope, Gap, GapKind, Record
 from cordwood.client.store import Store
@@ -19,7 +20,7 @@ from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.body import encode_body
 from cordwood.layout.message import AskTail, TailReply
 from cordwood.layout.waves import store_head
-from cordwood.lsn import Lsn, make_lsn
+from cordwood.lsn import Lsn
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import NodeId
 from cordwood.recovery import ask
@@ -27,19 +28,6 @@ from cordwood.sim.holdings import held_blocks
 from cordwood.sim.stored_tree import StoredTree
 
 LOG = 1
-
-
-def at(esn: int, epoch: int = 1) -> Lsn:
-    return make_lsn(epoch, esn)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def others(cluster: ClusterAtHand) -> list[int]:
-    """The nodes that do not sequence the log, in order."""
-    return [n for n in cluster.running if n != cluster.sequencer_of(LOG)]
 
 
 async def take_over(store: Store, node: int, timeout_s: float = 20) -> TailReply:
@@ -380,7 +368,7 @@ class TestAbsentMembers:
     ) -> None:
         """Seed 5000006: two damaged members sealed as quickly as any. Only those that sealed
         first were read, so recovery failed, again and again, with enough others there."""
-        monkeypatch.setattr(ask, "GRACE_S", 0.0)
+        swap_value(monkeypatch, lambda: ask.GRACE_S, 0.0)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with written(cluster), cluster.client() as other:

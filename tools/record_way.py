@@ -1,8 +1,10 @@
-"""How far a record goes through the code: functions, files and rooms of one append and one read.
+"""How far a record goes through the code: functions, files and rooms of an append, a read, a row.
 
-A simulated cluster of three nodes with three copies appends one record and reads it back. Every
-call of a Python function of the product is counted, on the client and on all nodes. A short way is
-one that a newcomer can follow, so a change that lengthens it wants a reason.
+A simulated cluster of three nodes with three copies appends one record and reads it back. Then a
+Spark task reads one record of an embedded store into an Arrow batch, without Spark itself. Every
+call of a Python function of the product is counted, on the client and on all nodes. A newcomer can
+follow a short way, so a change that lengthens it needs a reason. The row's figures may differ by a
+few calls from run to run, because the embedded store's timers run in real time.
 
     python tools/record_way.py            # a table
     python tools/record_way.py --json     # name, value, unit, a line each
@@ -13,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +26,9 @@ from types import CodeType, FrameType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import cordwood  # noqa: E402
+from cordwood.spark.slice_reader import read_slices  # noqa: E402
+from cordwood.spark.splitting import Slice  # noqa: E402
 from cordwood.testing.scenario import ScenarioRun  # noqa: E402
 from cordwood.testing.simulated_cluster import SimulatedCluster  # noqa: E402
 
@@ -44,7 +51,8 @@ class Way:
     calls: int = 0
     changes: int = 0
     codes: set[CodeType] = field(default_factory=set)
-    _room: str = ""
+    # By thread: two threads that take turns do not make a way longer.
+    _rooms: dict[int, str] = field(default_factory=dict)
 
     def on_call(self, frame: FrameType, event: str, _: object) -> None:
         """Count one call; see `sys.setprofile`."""
@@ -57,8 +65,9 @@ class Way:
         if room in APPARATUS:
             return
         self.calls += 1
-        self.changes += room != self._room
-        self._room = room
+        thread = threading.get_ident()
+        self.changes += room != self._rooms.get(thread, "")
+        self._rooms[thread] = room
         self.codes.add(code)
 
     @property
@@ -99,7 +108,7 @@ def followed(way: Way) -> Iterator[None]:
 
 
 def measure() -> dict[str, Way]:
-    """The ways of one append and of one read, of the second record, when all is known."""
+    """The ways of one append, one read and one row, of the second record, when all is known."""
     ways = {"append": Way(), "read": Way()}
 
     async def scenario(cluster: SimulatedCluster) -> None:
@@ -114,7 +123,36 @@ def measure() -> dict[str, Way]:
                     pass
 
     ScenarioRun(scenario, seed=1, nodes=3).run()
-    return ways
+    return {**ways, "row": measure_row()}
+
+
+def measure_row() -> Way:
+    """The way of one record from an embedded store into a Spark task's Arrow batch."""
+    way = Way()
+    is_followed = threading.Event()
+
+    def on_call(frame: FrameType, event: str, argument: object) -> None:
+        if is_followed.is_set():
+            way.on_call(frame, event, argument)
+
+    # Threads that start from here on have the profile: the client's loop, and those of its host.
+    threading.setprofile(on_call)
+    try:
+        with tempfile.TemporaryDirectory() as directory, cordwood.connect(directory) as store:
+            first, second = store.append_many("log", [b"first", b"second"])
+            log_id = store.log("log").log_id
+            for lsn in (first, second):
+                if lsn == second:
+                    is_followed.set()
+                    sys.setprofile(on_call)
+                asked = [Slice(log_id, "/log", lsn, lsn + 1)]
+                rows = [*read_slices(lambda: store, asked, ["value"], fail_on_data_loss=True)]
+                assert sum(batch.num_rows for batch in rows) == 1, "one record is one row"
+            is_followed.clear()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return way
 
 
 def main() -> None:

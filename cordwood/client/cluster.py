@@ -15,7 +15,7 @@ from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
 from cordwood.client.find.log_info import AnyLog as AnyLog
 from cordwood.client.find.log_info import LogInfo as LogInfo
 from cordwood.client.find.log_info import log_info as log_info
-from cordwood.errors import Closed, CordwoodError, Overloaded, Retryable, Unreachable
+from cordwood.errors import Closed, CordwoodError, Malformed, Overloaded, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
@@ -48,7 +48,11 @@ overloaded, so that refused clients do not return all at once."""
 
 
 class NodeListener(Protocol):
-    """Parts of a client that want to know about nodes; see `wire.peers.PeerListener`."""
+    """A part of a client that follows nodes and owns kinds of frames; see `wire.peers`."""
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of frames that belong to it."""
 
     def on_node_up(self, node: NodeId, connection: Connection) -> None: ...
     def on_node_down(self, node: NodeId, connection: Connection) -> None: ...
@@ -88,6 +92,7 @@ class Cluster(LogFinding):
         self._tasks = tasks
         self._cluster = ANY_CLUSTER
         self._listeners: list[NodeListener] = []
+        self._owners: dict[int, NodeListener] = {}
         self.members: dict[NodeId, Member] = {}
         self.dead: frozenset[NodeId] = frozenset()
         self.tier_store = ""
@@ -104,6 +109,7 @@ class Cluster(LogFinding):
     def add_listener(self, listener: NodeListener) -> None:
         """Tell `listener` of nodes from now on."""
         self._listeners.append(listener)
+        self._owners.update(dict.fromkeys(listener.kinds, listener))
 
     async def start(self, *, timeout_s: float) -> None:
         """Find the cluster through any of the addresses.
@@ -317,8 +323,10 @@ class Cluster(LogFinding):
 
     def on_peer_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
         """See `wire.peers.PeerListener`."""
-        for listener in self._listeners:
-            listener.on_node_frame(node, connection, frame)
+        owner = self._owners.get(frame.kind)
+        if owner is None:
+            raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
+        owner.on_node_frame(node, connection, frame)
 
     # Inside.
 

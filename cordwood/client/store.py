@@ -11,12 +11,9 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
-from weakref import WeakValueDictionary
 
 from cordwood.block import Buffer, Gap, Record
 from cordwood.client.address import SCHEME
-from cordwood.client.admin.log_tree import LogTree
 from cordwood.client.admin.nodes import Nodes
 from cordwood.client.admin.position_calls import Position, PositionCalls, Start
 from cordwood.client.admin.positions import Positions
@@ -32,12 +29,10 @@ from cordwood.client.append.buffered_writer import (
 from cordwood.client.append.open_log import Appending
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, Timestamp
-from cordwood.client.blocks import HeldBlock
-from cordwood.client.cluster import Cluster, LogInfo, log_info
+from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
 from cordwood.client.find.log_info import AnyLog
-from cordwood.client.find.tail_calls import TailCalls
 from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.client.opening import Opening, OpeningItems
 from cordwood.client.publish.publishing import Publisher
@@ -46,28 +41,18 @@ from cordwood.client.publish.staging import Stager
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.consumer_logs import ConsumerLogs
 from cordwood.client.read.cursors import Cursors
+from cordwood.client.read.open_streams import OpenStreams
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import OnLogHealth, Reader
 from cordwood.client.read.shared_tail import SharedTails
 from cordwood.client.tier_store import OpenObjects, TierStore
-from cordwood.errors import BadSetting, Closed, Malformed, UnknownLog
+from cordwood.errors import BadSetting, Closed, UnknownLog, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.frame import Frame, Kind
-from cordwood.layout.message import Call, ListLogs, LogsReply, Reply
-from cordwood.layout.reading import (
-    read_blocks_frame,
-    read_gaps,
-    read_heads_frame,
-    read_reading,
-    read_shared_frame,
-)
-from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import LSN_MAX, Lsn
-from cordwood.nodes import NodeId
+from cordwood.layout.message import Call, Reply
+from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, make_lsn
 from cordwood.protocol.read_budget import ReadBudget
 from cordwood.settings import ClientSettings
 from cordwood.tier.addresses import open_object_store
-from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +60,7 @@ TRIED_S = 0.1
 """How long a reader waits for the first dial to each node: none is dead that was not dialled."""
 
 
-class Store(TailCalls, Stages, PositionCalls, Nodes):
+class Store(Stages, PositionCalls, Nodes):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
@@ -98,8 +83,8 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             self._appends, cluster, self._find_to_append, settings, host.clock.now_us
         )
         self._stage_looks = {}
-        # Streams and readers belong to the caller: a dropped one ends by itself.
-        self._streams: WeakValueDictionary[int, ReadStream] = WeakValueDictionary()
+        self._streams = OpenStreams()
+        # Readers belong to the caller: a dropped one ends by itself.
         self._readers: list[weakref.ref[Reader]] = []
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
@@ -109,13 +94,12 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
-        self._numbers = count(1)
         self._budget = ReadBudget(settings.read_memory_bytes)
         self._tier = TierStore(
             host, lambda: cluster.tier_store, open_objects, tasks, settings.tier_cache_bytes
         )
         self._positions = Positions(cluster, self._tail_of, self.read, settings, self._tier)
-        self._tails = SharedTails(self._open_leader, self._number_anew, tasks, self._budget)
+        self._tails = SharedTails(self._open_leader, self._streams.number_anew, tasks, self._budget)
         self._seed = host.random.getrandbits(63)
         self._stop = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -123,8 +107,8 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         self._served = ""
         # One listens at a time: a second call is told the first one's address.
         self._serving = asyncio.Lock()
-        cluster.add_listener(self)
-        cluster.on_statuses = self._on_statuses
+        cluster.add_listener(self._streams)
+        cluster.on_statuses = self._streams.on_statuses
 
     async def __aenter__(self) -> Store:
         return self
@@ -297,38 +281,56 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
             first, last = await self._bounds(info.log_id, start, until)
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
         self._cluster.check_open()  # it may have been closed meanwhile
-        number = next(self._numbers) & 0xFFFF_FFFF
+        number = self._streams.next_number()
         # By its number: the name may have moved to another log meanwhile.
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
         stream = ReadStream(
             number, info, first, last, self._cluster, self._settings, nudge,
             budget=self._budget, seed=self._seed, keys=keys, payloads=payloads,
             record_keys=record_keys, gaps=gaps, tails=self._tails, tier=self._tier,
-            on_closed=self._forget,
+            on_closed=self._streams.forget,
         )  # fmt: skip
-        self._streams[number] = stream
+        self._streams.add(stream)
         stream.open()
         return stream
 
     def _open_leader(self, info: LogInfo, start: int) -> ReadStream:
         """See `shared_tail`."""
-        number = next(self._numbers) & 0xFFFF_FFFF
+        number = self._streams.next_number()
         nudge = partial(ask_tail, self._cluster, info, timeout_s=self._settings.timeout_s)
-        lead = self._streams[number] = ReadStream(
+        lead = ReadStream(
             number, info, start, LSN_MAX, self._cluster, self._settings, nudge,
-            budget=self._budget, seed=self._seed, tier=self._tier, on_closed=self._forget,
+            budget=self._budget, seed=self._seed, tier=self._tier, on_closed=self._streams.forget,
         )  # fmt: skip
+        self._streams.add(lead)
         lead.open()
         return lead
 
-    def _forget(self, stream: ReadStream) -> None:
-        self._streams.pop(stream.number, None)
+    async def epoch_end(self, log: AnyLog, epoch: int) -> Lsn | None:
+        """Where the records of a closed epoch end: the LSN of its bridge.
 
-    def _number_anew(self, stream: ReadStream) -> int:
-        self._forget(stream)
-        number = next(self._numbers) & 0xFFFF_FFFF
-        self._streams[number] = stream
-        return number
+        Read from the bridge itself, so it is one round trip however long the epoch is.
+        For planning only: recovery may have left holes below it.
+
+        Args:
+            epoch: an epoch whose end readers have seen, so below the tail's epoch.
+        Returns:
+            The bridge's first LSN; None if no copy of the bridge is left.
+        Raises:
+            UnknownLog: the log does not exist.
+            Retryable: the nodes did not say within the client's timeout.
+        """
+        info = await self._find(log)  # a read up to an LSN would make it
+        last = make_lsn(epoch, ESN_MAX)
+        stream = await self.read(info.log_id, last, last)
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await stream.next()
+        except TimeoutError:
+            raise Unreachable(f"no node says where epoch {epoch} of {log} ends") from None
+        finally:
+            stream.close()
+        return stream.bridge or await self._positions.epoch_end(info, last)
 
     def reader(
         self,
@@ -410,33 +412,6 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
 
     # Logs and nodes.
 
-    async def create_log(
-        self, log: str, *, copies: int = 0, racks: int = 0, attributes: LogAttributes | None = None
-    ) -> LogInfo:
-        """Make a log; see `log_tree.LogTree.create`."""
-        return await self.log_tree.create(log, copies, racks, attributes or LogAttributes())
-
-    @property
-    def log_tree(self) -> LogTree:
-        """Attributes, directories, names and epochs of logs, to look at and to change."""
-        return LogTree(self._cluster, self._settings)
-
-    async def log(self, log: AnyLog) -> LogInfo:
-        """One log, by name or number, as the log tree has it now.
-
-        Raises:
-            UnknownLog: it is not there.
-        """
-        return await self._cluster.find_log(
-            log, create=False, timeout_s=self._settings.timeout_s, fresh=True
-        )
-
-    async def logs(self, prefix: str = "/") -> list[LogInfo]:
-        """All logs below a path, by name."""
-        reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._settings.timeout_s)
-        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
-        return [log_info(each) for each in reply.logs]
-
     async def serve(self, port: int = 0) -> str:
         """Open an embedded store to other processes of this machine, until it is closed.
 
@@ -491,8 +466,7 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
         for known in self._readers:
             if (reader := known()) is not None:
                 reader.close()
-        for stream in list(self._streams.values()):
-            stream.fail(error)
+        self._streams.fail(error)
         await self._cluster.close()
         await self._tier.close()
         self._stop.set()
@@ -506,52 +480,6 @@ class Store(TailCalls, Stages, PositionCalls, Nodes):
     def run_by(self, runner: asyncio.Task[None]) -> None:
         """`close` waits for this task too: the task owns the connections."""
         self._runner = runner
-
-    # Reports from the cluster; see `cluster.NodeListener`.
-
-    def on_node_up(self, node: NodeId, connection: Connection) -> None:
-        """Streams read from a node that comes."""
-        for stream in list(self._streams.values()):
-            stream.on_node_up(node, connection)
-
-    def on_node_down(self, node: NodeId, connection: Connection) -> None:
-        """Streams do without a node that goes."""
-        for stream in list(self._streams.values()):
-            stream.on_node_down(node, connection)
-
-    def on_node_frame(self, node: NodeId, connection: Connection, frame: Frame) -> None:
-        """Blocks go to the streams that they belong to."""
-        if frame.kind in (Kind.BLOCKS, Kind.HEADS):
-            read = read_blocks_frame if frame.kind == Kind.BLOCKS else read_heads_frame
-            head, blocks = read(frame.payload)
-            stream = self._streams.get(head.stream)
-            if stream is not None:
-                held = [HeldBlock(node, each) for each in blocks]
-                stream.on_blocks(node, connection, head, held)
-        elif frame.kind == Kind.SHARED:
-            numbers, head, blocks = read_shared_frame(frame.payload)
-            held = [HeldBlock(node, each) for each in blocks]
-            for number in numbers:
-                stream = self._streams.get(number)
-                if stream is not None:
-                    stream.on_blocks(node, connection, head, held)
-        elif frame.kind == Kind.GAPS:
-            number, gaps = read_gaps(frame.payload)
-            stream = self._streams.get(number)
-            if stream is not None:
-                stream.on_gaps(node, connection, gaps)
-        elif frame.kind == Kind.READING:
-            number, status, _, version, trim = read_reading(frame.payload)
-            stream = self._streams.get(number)
-            if stream is not None:
-                stream.on_reading(node, connection, status, version, trim)
-        elif frame.kind not in (Kind.APPENDED, Kind.APPEND_FAULTS):
-            raise Malformed(f"a node sent a client a frame of kind {frame.kind}")
-
-    def _on_statuses(self, is_moved: bool) -> None:
-        """Something else is said of a node's data: see `Cluster.on_statuses`."""
-        for stream in list(self._streams.values()):
-            stream.on_statuses(is_moved=is_moved)
 
 
 def _is_used(known: weakref.ref[Reader]) -> bool:

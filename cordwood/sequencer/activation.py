@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 
 from cordwood.decisions import EpochOvertaken, EpochStarted, TakenEpochKept, tell
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
@@ -31,6 +30,7 @@ from cordwood.recovery.recover_log import Begins, Recovered, RecoveryTools, reco
 from cordwood.recovery.tell_nodesets import tell_nodesets
 from cordwood.recovery.trim_nodesets import trim_nodesets
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
+from cordwood.sequencer.eligibility import View
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,6 @@ TRIES_MAX = 3
 
 YIELD_TIMEOUT_S = 1.2
 """A sequencer that is asked to finish gives up after a second by itself."""
-
-
-class View(Protocol):
-    """The failure detector's view; see `wire.gossip.Gossip`."""
-
-    @property
-    def silent(self) -> frozenset[NodeId]:
-        """Nodes that are dead or suspect."""
 
 
 class Activation:

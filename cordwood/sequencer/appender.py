@@ -436,6 +436,7 @@ class LogAppender:
             tell(AnswerLost(self.log, run.first, run.last, node))
         elif wave != run.wave:
             tell(AnsweredLate(self.log, run.first, run.last, node, wave))
+        # A late answer: another wave stored the run, or the epoch has ended.
         if self._over or run.stored:
             return
         if wave != run.wave:
@@ -464,6 +465,8 @@ class LogAppender:
         if refusal.reason == Refusal.FAILED:
             states.on_failed(node)
         elif refusal.reason == Refusal.CORRUPT:
+            # If the connection damaged the frame, a retry helps. Damage in this memory is final,
+            # because every wave would send it.
             if not _is_whole(run.contents.blocks):
                 self._give_up_damaged(run)
                 return
@@ -471,6 +474,7 @@ class LogAppender:
         elif refusal.reason == Refusal.NO_SPACE:
             states.on_no_space(node, now)
         elif refusal.reason == Refusal.REBUILDING:
+            # This refusal names the rebuilt node in the place of the epoch.
             states.on_rebuilding(NodeId(refusal.epoch), now)
         elif refusal.reason == Refusal.NOT_HELD:
             run.lacking.add(node)
@@ -478,6 +482,7 @@ class LogAppender:
             return
         else:
             states.on_full(node, now)
+        # Trap: retries at once, without end, flood nodes that are full.
         if run.wave < QUICK_WAVES:
             self.send_again(run, now)
         else:
@@ -495,6 +500,7 @@ class LogAppender:
 
     def _retire(self, stored: SentRun) -> None:
         retired = self._window.retire()
+        # A lower run is not stored yet: runs are acknowledged in the order of their LSNs.
         if not retired:
             tell(RunOvertaken(self.log, stored.first, stored.last))
             return
@@ -533,6 +539,7 @@ class LogAppender:
             copyset = list(map(NodeId, run.copyset))
             if run.stored or now - run.sent_at < self._tools.times.wave_s(copyset, run.wave):
                 continue
+            # A wave that was not sent whole stands at -inf: no member was slow.
             if run.sent_at > 0:
                 waiting = list(map(NodeId, run.waiting))
                 self._tools.states.on_timed_out(waiting, copyset, now)
@@ -544,6 +551,7 @@ class LogAppender:
         Nodes with free space come first, but later waves may use the space that nodes reserve for
         them.
         """
+        # The next runs must not stick to the copyset that failed this one.
         self._copyset = None
         run.note_holders()
         copyset = self._fitting_copyset(run.contents.size, now) or self.choose_nodes(now, self._up)

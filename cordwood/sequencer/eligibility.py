@@ -31,6 +31,10 @@ class View(Protocol):
     def dead(self) -> frozenset[NodeId]:
         """Nodes that count as dead."""
 
+    @property
+    def silent(self) -> frozenset[NodeId]:
+        """Nodes that are dead or suspect."""
+
 
 class Eligibility:
     """See the module.

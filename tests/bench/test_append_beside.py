@@ -8,18 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvloop
-from scenarios import as_scenario, awaited_by
+from scenarios import as_scenario, awaited_by, run_on_uvloop
+from swaps import swap_value
 from verbs_at_hand import run_verb
 
 from cordwood.bench import append_spread
 from cordwood.bench.nats import NatsClient, find_nats
 from cordwood.errors import Unreachable
-
-
-def run(work: Any) -> Any:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 class FakeServer(asyncio.Transport):
@@ -51,7 +46,7 @@ class FakeServer(asyncio.Transport):
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100_000])
-@as_scenario(awaited_by(run))
+@as_scenario(awaited_by(run_on_uvloop))
 async def test_every_ack_counts_once_however_it_arrives(*, piece: int) -> None:
     server = FakeServer(piece)
     rate = await server.client.publish(10, 5, 0.02)
@@ -67,7 +62,7 @@ async def test_every_ack_counts_once_however_it_arrives(*, piece: int) -> None:
         (b"-ERR 'Maximum Payload Violation'\r\n", "Maximum Payload"),
     ],
 )
-@as_scenario(awaited_by(run))
+@as_scenario(awaited_by(run_on_uvloop))
 async def test_a_refusal_ends_the_run_with_its_words(*, answer: bytes, why: str) -> None:
     server = FakeServer(1000)
     server.ack = lambda: answer  # type: ignore[method-assign]
@@ -102,9 +97,9 @@ class TestVerb:
         assert list(tmp_path.iterdir()) == []
 
     def test_how_a_burst_lies_on_the_nodes(self, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr(append_spread, "BURST_RECORDS", 640)
+        swap_value(monkeypatch, lambda: append_spread.BURST_RECORDS, 640)
         where = {"directory": str(tmp_path), "nodes": 3, "repeats": 1, "say": print}
-        figure = run(append_spread.bench_spread(**where))
+        figure = run_on_uvloop(append_spread.bench_spread(**where))
         # As many nodes as copies: each of them holds all of it.
         assert figure.ratio == pytest.approx(1, abs=0.01)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import uvloop
+from scenarios import run_on_uvloop
 from swaps import swap_value
 from verbs_at_hand import run_verb
 
@@ -26,11 +25,6 @@ ROOT = Path(cordwood.__file__).parent.parent
 
 FIELDS = {"name", "value", "unit", "reference", "ratio", "reference_is", "p50_ms", "p99_ms",
           "repeats", "parameters"}  # fmt: skip
-
-
-def run(work):
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def figures(*arguments: str) -> list[dict[str, object]]:
@@ -123,11 +117,11 @@ class TestReferences:
                 assert len(list(tmp_path.iterdir())) == 2
                 return await reference.bytes_per_second(0.02)
 
-        assert run(measure()) > 0
+        assert run_on_uvloop(measure()) > 0
         assert list(tmp_path.iterdir()) == []
 
     def test_loopback_carries_what_it_is_told_to(self):
-        assert run(loopback_bytes_per_second(1_000_000)) > 0
+        assert run_on_uvloop(loopback_bytes_per_second(1_000_000)) > 0
 
     def test_a_sender_that_ends_early_is_told_of(self):
         async def receive() -> float:
@@ -137,4 +131,4 @@ class TestReferences:
             return await sink.seconds
 
         with pytest.raises(Unreachable, match="ended early"):
-            run(receive())
+            run_on_uvloop(receive())

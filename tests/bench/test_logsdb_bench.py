@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from typing import Any
 
 import pytest
-import uvloop
+from scenarios import run_on_uvloop
+from swaps import swap_value
 from verbs_at_hand import run_verb
 
 from cordwood.bench import logsdb
@@ -18,11 +17,6 @@ from cordwood.bench.logsdb import LogsDbProfile, bench_logsdb
 MIB = 1 << 20
 
 
-def run(work: Any) -> Any:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
-
-
 def quiet(_: str) -> None:
     pass
 
@@ -30,7 +24,9 @@ def quiet(_: str) -> None:
 @pytest.mark.parametrize("block_bytes", [100, 70_000])
 def test_all_of_it_is_read_back(tmp_path, block_bytes):
     profile = LogsDbProfile("few", block_bytes, 3 * MIB if block_bytes > 1000 else MIB // 4)
-    figure = run(bench_logsdb(profile, None, directory=str(tmp_path), repeats=2, say=quiet))
+    figure = run_on_uvloop(
+        bench_logsdb(profile, None, directory=str(tmp_path), repeats=2, say=quiet)
+    )
     assert (figure.unit, figure.reference, figure.repeats) == ("MB/s", None, 2)
     assert figure.value > 0
     assert figure.parameters["blocks"] == profile.blocks
@@ -38,7 +34,7 @@ def test_all_of_it_is_read_back(tmp_path, block_bytes):
 
 
 def test_the_verb_prints_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(logsdb, "STANDARD", (LogsDbProfile("few", 1000, MIB // 8),))
+    swap_value(monkeypatch, lambda: logsdb.STANDARD, (LogsDbProfile("few", 1000, MIB // 8),))
     outcome = run_verb(["bench", "logsdb", "--repeat", "1", "--dir", str(tmp_path), "--json"])
     assert outcome.exit_code == 0, outcome.output
     (figure,) = json.loads(outcome.stdout)
@@ -49,7 +45,7 @@ def test_the_verb_prints_json(tmp_path, monkeypatch):
 def test_latencies_with_and_without_a_cold_reader(tmp_path):
     profile = ColdProfile(cold_bytes=40 * MIB, seconds=0.3)
     work = bench_cold_reader(profile, directory=str(tmp_path), repeats=1, say=quiet)
-    figures = {figure.name: figure for figure in run(work)}
+    figures = {figure.name: figure for figure in run_on_uvloop(work)}
     assert set(figures) == {
         f"{of}_{end}_beside_cold_reader" for of in ("append", "tail_lag") for end in ("p50", "p99")
     } | {"cold_reader"}

@@ -8,19 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvloop
-from scenarios import as_scenario, awaited_by
+from scenarios import as_scenario, awaited_by, run_on_uvloop
 
 from cordwood.bench import read_beside
 from cordwood.bench.nats import find_nats
 from cordwood.bench.nats_reading import PULL, NatsReader
 from cordwood.bench.read_tail import TailProfile
 from cordwood.errors import Unreachable
-
-
-def run(work: Any) -> Any:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 class FakeServer(asyncio.Transport):
@@ -57,7 +51,7 @@ class FakeServer(asyncio.Transport):
 
 
 @pytest.mark.parametrize("piece", [17, 1000, 1 << 20])
-@as_scenario(awaited_by(run))
+@as_scenario(awaited_by(run_on_uvloop))
 async def test_messages_are_pulled_until_there_are_enough_however_they_arrive(
     *, piece: int
 ) -> None:
@@ -66,14 +60,14 @@ async def test_messages_are_pulled_until_there_are_enough_however_they_arrive(
     assert server.pulls == 4
 
 
-@as_scenario(awaited_by(run))
+@as_scenario(awaited_by(run_on_uvloop))
 async def test_a_body_that_looks_like_the_protocol_is_a_body() -> None:
     server = FakeServer(1000, b"\r\nMSG s 2 9\r\n-ERR\r\n")
     assert await server.reader.catch_up(1, 2 * PULL) > 0
 
 
 @pytest.mark.parametrize("answer", [b"-ERR 'slow consumer'\r\n", b"HMSG s 2 9 9\r\n"])
-@as_scenario(awaited_by(run))
+@as_scenario(awaited_by(run_on_uvloop))
 async def test_what_is_no_message_ends_the_run_with_its_words(*, answer: bytes) -> None:
     server = FakeServer(1000)
     server.later = lambda data: asyncio.get_running_loop().call_soon(  # type: ignore[method-assign]
@@ -88,7 +82,7 @@ def test_a_tiny_run(tmp_path, require: Callable[[str, str], None]) -> None:
     program = find_nats()
     if program is None:
         require("nats", "nats-server is not installed")
-    read, lag = run(
+    read, lag = run_on_uvloop(
         read_beside.bench_read_beside_nats(
             program, directory=str(tmp_path), nodes=1, repeats=1, say=print,
             tail=TailProfile(rate=1000, seconds=0.5), records=5000,

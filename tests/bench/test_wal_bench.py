@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
+from scenarios import run_on_uvloop
 from verbs_at_hand import Outcome, run_verb
 
 from cordwood.bench import wal as bench_wal_module
@@ -31,11 +31,6 @@ from cordwood.write_budget import GP3
 
 MIB = 1 << 20
 CAPACITY = 16 * MIB
-
-
-def run(work: Any) -> Any:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def verb(*arguments: str) -> Outcome:
@@ -97,13 +92,13 @@ class TestFio:
     def test_it_runs(self, tmp_path, fio):
         path = tmp_path / "file"
         path.write_bytes(bytes(MIB))
-        result = run(run_fio(fio, FioJob(str(path), 0, MIB, 4096, 2, 0.05)))
+        result = run_on_uvloop(run_fio(fio, FioJob(str(path), 0, MIB, 4096, 2, 0.05)))
         assert result.bytes_per_s == pytest.approx(result.operations_per_s * 4096, rel=0.05)
         assert 0 < result.p50_us <= result.p99_us <= result.max_us * 1.1
 
     def test_that_it_failed_is_told_in_its_words(self, tmp_path, fio):
         with pytest.raises(Unreachable, match=r"fio failed: .*file creation disallowed"):
-            run(run_fio(fio, FioJob(str(tmp_path / "none"), 0, MIB, 4096, 1, 0.05)))
+            run_on_uvloop(run_fio(fio, FioJob(str(tmp_path / "none"), 0, MIB, 4096, 1, 0.05)))
 
 
 class TestProfiles:
@@ -178,7 +173,7 @@ class TestRuns:
             async with bench_wal_file(str(directory), profile.capacity_bytes) as path:
                 return await run_wal(path, profile)
 
-        return run(measure())
+        return run_on_uvloop(measure())
 
     def test_as_fast_as_it_goes(self, tmp_path):
         profile = WalProfile(10_000, 16, seconds=0.1, capacity_bytes=MIB)
@@ -216,7 +211,7 @@ class TestRuns:
             async with bench_wal_file(str(tmp_path), MIB) as path:
                 return await bench_start(path, MIB, 1000, repeats=2, say=quiet)
 
-        figure = run(measure())
+        figure = run_on_uvloop(measure())
         assert (figure.unit, figure.reference, figure.repeats) == ("s", None, 2)
         assert figure.parameters["ring_bytes"] > 0.9 * MIB
 
@@ -235,9 +230,9 @@ class TestPlaces:
                 await disk.close()
 
         with pytest.raises(BadSetting, match="holds data"):
-            run(use(False))
+            run_on_uvloop(use(False))
         assert path.read_bytes() == b"x" * MIB
-        run(use(True))
+        run_on_uvloop(use(True))
         assert path.read_bytes() == bytes(MIB)
 
     def test_a_file_that_was_there_blank_stays(self, tmp_path):
@@ -248,7 +243,7 @@ class TestPlaces:
             async with bench_wal_file(str(path), MIB):
                 pass
 
-        run(use())
+        run_on_uvloop(use())
         assert path.read_bytes() == bytes(2 * MIB)
 
 
@@ -259,7 +254,7 @@ class TestFigures:
             async with bench_wal_file(str(tmp_path), MIB) as path:
                 return await bench_wal(path, WalCase("w", profile), repeats=1, say=quiet)
 
-        figures = run(measure())
+        figures = run_on_uvloop(measure())
         assert [each.name for each in figures] == [f"w_{each.name}" for each in MEASURES]
         assert {(each.reference, each.ratio) for each in figures} == {(None, None)}
         assert figures[0].reference_is == "fio is not installed"

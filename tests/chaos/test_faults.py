@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from swaps import swap_value
 
 from cordwood.chaos import current_sequencer
 from cordwood.chaos.faults import TURNS, Faults
@@ -58,7 +59,7 @@ def test_ping_pong_waits_for_the_next_sequencer() -> None:
 
 
 def test_ping_pong_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(current_sequencer, "TIMEOUT_S", 0.1)
+    swap_value(monkeypatch, lambda: current_sequencer.TIMEOUT_S, 0.1)
     cluster = MadeUpCluster(unruled=1_000_000)
     with pytest.raises(Unreachable, match="no node says that it sequences"):
         asyncio.run(struck(cluster).play("ping-pong", [1, 2, 3], 0.0, random.Random(1)))

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from swaps import swap_value
 
 from cordwood.chaos import frame_proxy
 from cordwood.chaos.frame_proxy import CORRUPT, DELAY, DUPLICATE, REORDER, FrameProxy
@@ -59,7 +60,7 @@ async def _carried(harm: str) -> tuple[list[Frame], FrameProxy, str]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_proxy, "DELAY_S", (0.0, 0.001))
+    swap_value(monkeypatch, lambda: frame_proxy.DELAY_S, (0.0, 0.001))
 
 
 def test_late_frames_are_all_there_in_their_order() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from swaps import swap, swap_value
 
 from cordwood.chaos import chaos_clients, late_readers
 from cordwood.chaos.chaos_clients import ChaosClients, Ending
@@ -49,7 +50,7 @@ async def _asked(directory: str) -> list[str]:
 def test_a_reader_that_waits_is_told_with_all_that_it_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_readers, "SAMPLE_S", 0.05)
+    swap_value(monkeypatch, lambda: late_readers.SAMPLE_S, 0.05)
     lines = asyncio.run(_asked(str(tmp_path / "store")))
     told = "\n".join(lines)
     first = lines[0]
@@ -69,8 +70,8 @@ def test_a_reader_that_waits_is_told_with_all_that_it_waits_for(
 def test_a_cluster_that_is_not_there_is_said_to_be_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(late_readers, "SAMPLE_S", 0.0)
-    monkeypatch.setattr(late_readers, "ASK_S", 0.5)
+    swap_value(monkeypatch, lambda: late_readers.SAMPLE_S, 0.0)
+    swap_value(monkeypatch, lambda: late_readers.ASK_S, 0.5)
 
     async def ask() -> list[str]:
         async with real_host(1) as host:
@@ -109,9 +110,9 @@ async def _end(monkeypatch: pytest.MonkeyPatch, step: int, takes_s: float) -> tu
     ) -> list[str]:  # fmt: skip
         return [f"why {late[0].name}"]
 
-    monkeypatch.setattr(chaos_clients, "final_tails", no_tails)
-    monkeypatch.setattr(chaos_clients, "why_late", why)
-    monkeypatch.setattr(chaos_clients, "LOOK_EVERY_S", 0.01)
+    swap(monkeypatch, chaos_clients.final_tails, no_tails, within=chaos_clients)
+    swap(monkeypatch, chaos_clients.why_late, why, within=chaos_clients)
+    swap_value(monkeypatch, lambda: chaos_clients.LOOK_EVERY_S, 0.01)
     async with real_host(1) as host, asyncio.TaskGroup() as tasks:
         clients = ChaosClients(
             ("127.0.0.1:1",), HistoryRecorder(lambda: 0, copies=3, racks=2, seed=1), 1, host
@@ -136,9 +137,9 @@ async def _end(monkeypatch: pytest.MonkeyPatch, step: int, takes_s: float) -> tu
 def test_who_comes_on_slowly_misses_a_bound_and_who_does_not_is_stuck(
     step: int, takes_s: float, problem: str, missed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chaos_clients, "DRAIN_S", 0.1)
-    monkeypatch.setattr(chaos_clients, "STILL_S", 0.3)
-    monkeypatch.setattr(chaos_clients, "READING_S_MAX", 1.0)
+    swap_value(monkeypatch, lambda: chaos_clients.DRAIN_S, 0.1)
+    swap_value(monkeypatch, lambda: chaos_clients.STILL_S, 0.3)
+    swap_value(monkeypatch, lambda: chaos_clients.READING_S_MAX, 1.0)
     ending, gave_up = asyncio.run(_end(monkeypatch, step, takes_s))
     assert gave_up
     assert len(ending.problems) == bool(problem)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pytest
+from swaps import swap_value
 
 from cordwood.chaos import namespaces as module
 from cordwood.chaos.namespaces import namespaces, why_not
@@ -27,7 +28,7 @@ def test_two_clusters_at_once_have_addresses_of_their_own(
         assert one.host(node) != two.host(node)
         assert one.command(node) != two.command(node)
 
-    monkeypatch.setattr(module, "IDENTITIES", 1)
+    swap_value(monkeypatch, lambda: module.IDENTITIES, 1)
     with ExitStack() as held:
         with suppress(Unreachable):  # somebody else may have the only one
             first = held.enter_context(namespaces([node]))

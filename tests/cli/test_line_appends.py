@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from swaps import swap_value
 
 import cordwood
 from cordwood.cli import line_appends
@@ -64,7 +65,7 @@ class Waits:
 
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_a_portion_of_unknown_outcome_is_stored_once(store, monkeypatch, is_stored):
-    monkeypatch.setattr(line_appends, "PAUSE_S", 0.0)
+    swap_value(monkeypatch, lambda: line_appends.PAUSE_S, 0.0)
     told = []
     faulty = Faulty(store, errors=[], is_stored=is_stored)
     appends = lines_of(faulty, told)
@@ -78,7 +79,7 @@ def test_a_portion_of_unknown_outcome_is_stored_once(store, monkeypatch, is_stor
 
 
 def test_a_run_that_failed_is_resumed_behind_what_it_stored(store, monkeypatch):
-    monkeypatch.setattr(line_appends, "PATIENCE_S", 0.0)
+    swap_value(monkeypatch, lambda: line_appends.PATIENCE_S, 0.0)
     faulty = Faulty(store, errors=[], is_stored=True)
     first = lines_of(faulty)
     first.append(LINES[:3])
@@ -102,7 +103,7 @@ def test_a_run_that_failed_is_resumed_behind_what_it_stored(store, monkeypatch):
 @pytest.mark.parametrize("is_made_again", [False, True])
 def test_a_run_stays_with_its_log_whatever_the_name_leads_to(store, monkeypatch, is_made_again):
     """A repeat by name ended with an error, and said that what the first try stored was not."""
-    monkeypatch.setattr(line_appends, "PAUSE_S", 0.0)
+    swap_value(monkeypatch, lambda: line_appends.PAUSE_S, 0.0)
 
     class Renaming(Faulty):
         def append_many(self, *arguments, **columns):
@@ -126,7 +127,7 @@ def test_a_run_stays_with_its_log_whatever_the_name_leads_to(store, monkeypatch,
 
 
 def test_what_an_earlier_try_may_have_stored_is_told_though_the_log_is_gone(store, monkeypatch):
-    monkeypatch.setattr(line_appends, "PAUSE_S", 0.0)
+    swap_value(monkeypatch, lambda: line_appends.PAUSE_S, 0.0)
 
     class Deleting(Faulty):
         def append_many(self, *arguments, **columns):

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
-from scenarios import as_scenario
+from scenarios import as_scenario, now
+from swaps import swap_value
 
 from cordwood.client.address import parse_url
 from cordwood.client.cluster import REFRESH_S, Cluster, LogInfo
@@ -58,10 +59,6 @@ def test_the_nodes_of_each_epoch() -> None:
     )
     assert [info.nodes_of(epoch) for epoch in (0, 1, 4, 5, 99)] == [(), (1, 2), (1, 2), (3,), (3,)]
     assert info.all_nodes == (1, 2, 3)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class TestFinding:
@@ -237,7 +234,7 @@ class TestCalls:
         simulate(scenario)
 
     def test_what_nodes_refuse_for_want_of_time_is_asked_again(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 1)
+        swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 1)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as one, cluster.client() as two:
@@ -254,7 +251,7 @@ class TestCalls:
         self, cluster: ClusterAtHand, *, monkeypatch
     ) -> None:
         async with cluster.client(timeout_s=3) as store:
-            monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
+            swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 0)
             start = now()
             with pytest.raises(Overloaded, match="calls are running on this node"):
                 await store.create_log("log")

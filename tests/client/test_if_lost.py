@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.client.admin.nodes import IfLost
 from cordwood.client.store import Store
@@ -84,8 +85,8 @@ class TestAnswers:
     def test_they_add_up_to_every_block_once(
         self, at_once: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(copy_survey, "LOOK_BLOCKS", at_once)
-        monkeypatch.setattr(copy_survey, "STEP_BLOCKS", min(at_once, 5))
+        swap_value(monkeypatch, lambda: copy_survey.LOOK_BLOCKS, at_once)
+        swap_value(monkeypatch, lambda: copy_survey.STEP_BLOCKS, min(at_once, 5))
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

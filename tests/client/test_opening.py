@@ -96,7 +96,7 @@ class TestOnAStore:
             await store.append("a", b"1")
             async with store.read("a", until=None) as stream:
                 assert isinstance(await anext(aiter(stream)), Record)
-            assert store._streams == {}
+            assert store._streams.by_number == {}
 
     @as_scenario(awaited_by(asyncio.run))
     async def test_a_reader_of_several_logs_and_a_consumer_are_entered_at_once(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from recorded_calls import RecordedCalls
+from swaps import swap
 
 from cordwood.host import real_disk
 from cordwood.host.real_disk import RealDisk
@@ -178,13 +179,13 @@ class TestPlantedBugs:
     def test_a_directory_that_is_not_synced(
         self, root: Path, log: DiskLog, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(real_disk, "_sync_dir", lambda path: None)
+        swap(monkeypatch, real_disk._sync_dir, lambda path: None)
         assert any(map(broken_replacement, states_of(replaces_a_file, root, log)))
 
     def test_a_directory_that_is_not_synced_after_a_ring_was_made(
         self, root: Path, log: DiskLog, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(real_disk, "_sync_dir", lambda path: None)
+        swap(monkeypatch, real_disk._sync_dir, lambda path: None)
         assert any(map(broken_ring, states_of(makes_a_ring, root, log)))
 
     def test_a_file_that_is_renamed_before_it_is_synced(

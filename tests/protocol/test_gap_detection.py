@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from swaps import swap_value
 
 from cordwood.block import BlockHeader, BlockKind, Gap, GapKind
 from cordwood.lsn import ESN_MAX, Lsn, make_lsn
@@ -261,7 +262,7 @@ def test_a_damaged_copy_says_nothing_of_the_records_around_it() -> None:
 
 
 def test_a_node_with_too_many_damaged_copies_knows_nothing(monkeypatch) -> None:
-    monkeypatch.setattr(gap_detection, "BAD_RANGES_MAX", 3)
+    swap_value(monkeypatch, lambda: gap_detection.BAD_RANGES_MAX, 3)
     reader = buffer()
     for esn in range(100, 104):
         reader.on_bad_copy(2, make_lsn(1, esn), make_lsn(1, esn))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from node_pictures import nodes, nodeset
 
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.event_log import replay
@@ -30,16 +31,6 @@ SIX = "1 2 3 4 5 6"
 THREE_RACKS = "a:1 a:2 b:3 b:4 c:5 c:6"
 REGIONS = "x.a:1 x.b:2 y.c:3 y.d:4 z.e:5"
 """Rack a of region x, where the scopes in between are left out."""
-
-
-def nodeset(picture: str) -> Nodeset:
-    """`a:1 2` is node 1 in rack a and node 2 without a location."""
-    words = [word.rpartition(":") for word in picture.split()]
-    return Nodeset(tuple(Member(NodeId(int(n)), f"host:{n}", rack) for rack, _, n in words))
-
-
-def nodes(text: str) -> frozenset[NodeId]:
-    return frozenset(NodeId(int(number)) for number in text.split())
 
 
 def held(copyset: str | Iterable[int], *, time_us: int = 50, partition: int = 1) -> Held:

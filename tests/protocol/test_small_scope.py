@@ -173,7 +173,7 @@ def test_a_bug_that_is_planted_is_found_out(bug):
 
 def test_a_seal_that_recoveries_do_not_name_is_found_out(monkeypatch):
     """One that was overtaken stores on, and a node shows another end than the one that counts."""
-    monkeypatch.setattr(small_scope, "in_time", lambda outcome, end: outcome)
+    swap(monkeypatch, small_scope.in_time, lambda outcome, end: outcome)
     with planted(find_bug("seal-unnamed")):
         is_found((1, 2), "shows")
 
@@ -185,18 +185,18 @@ def test_a_node_that_knows_the_end_makes_up_for_a_seal_that_is_not_named():
 
 
 def test_a_seal_that_is_named_makes_up_for_a_node_that_forgot_the_end(monkeypatch):
-    monkeypatch.setattr(small_scope, "in_time", lambda outcome, end: outcome)
+    swap(monkeypatch, small_scope.in_time, lambda outcome, end: outcome)
     assert Folding(blocks=2, recoveries=2).walk().worlds == 56_667
 
 
 def attempts_share_a_place(monkeypatch):
     """What the next attempt of a recovery stores and tells counts as much as the one before."""
-    monkeypatch.setattr(small_scope, "place_of", lambda mine: (mine.seal, 1))
+    swap(monkeypatch, small_scope.place_of, lambda mine: (mine.seal, 1))
 
 
 def late_copies_are_taken(monkeypatch):
     """A node that knows the end takes what a given-up attempt sent before."""
-    monkeypatch.setattr(small_scope, "in_time", lambda outcome, end: outcome)
+    swap(monkeypatch, small_scope.in_time, lambda outcome, end: outcome)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from node_pictures import nodes, nodeset
 
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.quorum.authority import HAS_DATA, Authority
@@ -24,20 +25,10 @@ SEVEN = "1 2 3 4 5 6 7"
 FIVE_RACKS = "a:1 a:2 b:3 b:4 c:5 c:6 d:7 d:8 e:9 e:10"
 
 
-def nodeset(picture: str) -> Nodeset:
-    """`a:1 2` is node 1 in rack a and node 2 without a location."""
-    words = [word.rpartition(":") for word in picture.split()]
-    return Nodeset(tuple(Member(NodeId(int(n)), f"host:{n}", rack) for rack, _, n in words))
-
-
 def statuses(text: str) -> dict[NodeId, Authority]:
     """`5e 6u 7d`: empty, under-replicated, down."""
     letters = {"e": EMPTY, "u": GONE, "d": DOWN}
     return {NodeId(int(word[:-1])): letters[word[-1]] for word in text.split()}
-
-
-def nodes(text: str) -> frozenset[NodeId]:
-    return frozenset(NodeId(int(number)) for number in text.split())
 
 
 @pytest.mark.parametrize(

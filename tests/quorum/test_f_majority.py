@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from node_pictures import nodes
 
 from cordwood.nodes import SCOPES, Member, NodeId, Nodeset, Replication
 from cordwood.quorum.copyset import can_replicate
@@ -24,10 +25,6 @@ def nodeset(picture: str) -> Nodeset:
         rack, _, number = word.rpartition(":")
         members.append(Member(NodeId(int(number)), f"host:{number}", rack))
     return Nodeset(tuple(members))
-
-
-def nodes(text: str) -> frozenset[NodeId]:
-    return frozenset(NodeId(int(number)) for number in text.split())
 
 
 class TestTables:

@@ -53,7 +53,7 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> Non
                 old = cluster.sequencer_of(LOG)
                 cluster.kill(old)  # before its last releases leave
             swap(monkeypatch, EpochStore.set_clean, set_clean)
-            monkeypatch.setattr(activation, "recover_log", recover)
+            swap(monkeypatch, activation.recover_log, recover, within=activation)
             await asyncio.sleep(4)
             async with cluster.client(timeout_s=30) as third:
                 await third.append("log", b"plain")

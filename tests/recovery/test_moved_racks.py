@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
@@ -116,7 +117,7 @@ async def test_a_record_outlives_that_its_holders_answer_late_and_one_has_anothe
 
 
 def test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(monkeypatch):
-    monkeypatch.setattr(log_watch, "WATCH_S", 2.0)
+    swap_value(monkeypatch, lambda: log_watch.WATCH_S, 2.0)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=20) as store:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, until, values
 from scenarios import as_scenario
+from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.store import Store
@@ -128,7 +129,7 @@ def test_one_that_comes_back_before_the_end_is_recovered_with(monkeypatch: Any) 
             begun.append(True)
             await clusters[0].start(3, 4)
 
-    monkeypatch.setattr(recover_log, "mend_tail", mend_tail)
+    swap(monkeypatch, recover_log.mend_tail, mend_tail, within=recover_log)
     simulate(scenario, nodes=4, copies=2)
 
 
@@ -143,7 +144,7 @@ def test_a_bridge_that_an_earlier_attempt_stored_is_no_loss(monkeypatch: Any) ->
             raise NoSequencer("held up")
         await right(unclean, job, tools)
 
-    monkeypatch.setattr(recover_log, "_check_absent", check)
+    swap(monkeypatch, recover_log._check_absent, check)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=60) as store:

@@ -38,7 +38,7 @@ def test_the_tail_that_was_recorded_stays(monkeypatch: pytest.MonkeyPatch) -> No
             raise NoSequencer("held up")
         await check_absent(unclean, job, tools)
 
-    monkeypatch.setattr(recover_log, "_check_absent", check)
+    swap(monkeypatch, recover_log._check_absent, check)
 
     async def restart_all(cluster: ClusterAtHand) -> None:
         for number in cluster.numbers:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from crc32c import crc32c
+from swaps import swap
 
 from cordwood.block import BlockHeader, Envelope, Gap
 from cordwood.client.append.producer import Producer
@@ -121,8 +122,8 @@ def outcome_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, set[tup
                     net.mend_all()
                     await cluster.start(other)
 
-            monkeypatch.setattr(recover_log, "mend_tail", mend)
-            monkeypatch.setattr(mending, "_choose", choose)
+            swap(monkeypatch, recover_log.mend_tail, mend, within=recover_log)
+            swap(monkeypatch, mending._choose, choose)
             record = await recovered(cluster, store, new)
             assert (record.clean_seal, record.clean_attempt) == (2, tries[1])
             monkeypatch.undo()

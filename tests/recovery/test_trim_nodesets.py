@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.store import Store
@@ -125,7 +126,7 @@ async def test_a_node_that_is_away_keeps_what_it_may_hold(cluster: ClusterAtHand
 def test_a_log_that_has_had_too_many_takes_no_epoch_in_vain_and_another_once_it_is_trimmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(epoch_store, "HISTORY_MAX", 3)
+    swap_value(monkeypatch, lambda: epoch_store.HISTORY_MAX, 3)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

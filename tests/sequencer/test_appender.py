@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from cluster_at_hand import ClusterAtHand, at, others, read_all, simulate, until, values
 from crc32c import crc32c
-from scenarios import as_scenario
+from scenarios import as_scenario, now
+from swaps import swap_value
 
 from cordwood.block import Record
 from cordwood.client.store import Store
@@ -22,7 +23,7 @@ from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.message import AppendFault, read_append_faults
 from cordwood.layout.waves import AppendEntry, AppendFlag, append_entry, append_head, read_pairs
-from cordwood.lsn import Lsn, make_lsn
+from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.sequencer import role
 from cordwood.settings import MIB, SequencerSettings
@@ -31,19 +32,6 @@ from cordwood.storage.logs_db.tables import Row, TablesNoSpace
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1
-
-
-def at(esn: int, epoch: int = 1) -> Lsn:
-    return make_lsn(epoch, esn)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def others(cluster: ClusterAtHand) -> list[int]:
-    """The nodes that do not sequence the log, in order."""
-    return [n for n in cluster.running if n != cluster.sequencer_of(LOG)]
 
 
 class RawClient:
@@ -355,7 +343,7 @@ class TestOrder:
     ) -> None:
         """A log's blocks that a client sent before it heard of a refusal went on, and those
         of one call were numbered in another order than they were given in."""
-        monkeypatch.setattr(role, "ACTIVATING_BYTES_MAX", 1000)
+        swap_value(monkeypatch, lambda: role.ACTIVATING_BYTES_MAX, 1000)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from crc32c import crc32c
-from scenarios import as_scenario
-from swaps import swap
+from scenarios import as_scenario, now
+from swaps import swap, swap_value
 
 from cordwood.nodes import NodeId
 from cordwood.protocol.node_states import NodeState
@@ -20,10 +20,6 @@ from cordwood.sim.holdings import held_blocks
 from cordwood.storage.engine import StorageEngine
 
 LOG = 1
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def states_of(cluster: ClusterAtHand) -> dict[int, NodeState]:
@@ -93,7 +89,7 @@ def test_waves_wait_for_disks_that_all_turn_slow(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_burst_on_one_log_is_spread_over_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appender, "STICKY_BYTES", 20_000)
+    swap_value(monkeypatch, lambda: appender.STICKY_BYTES, 20_000)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:
@@ -116,7 +112,7 @@ def test_a_quiet_log_changes_its_copyset_with_time(monkeypatch: pytest.MonkeyPat
         send(self, run, copyset, at)
 
     swap(monkeypatch, appender.LogAppender._send, noted)
-    monkeypatch.setattr(appender, "STICKY_S", 10.0)
+    swap_value(monkeypatch, lambda: appender.STICKY_S, 10.0)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

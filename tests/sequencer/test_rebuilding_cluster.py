@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 from swaps import swap
 
 from cordwood.layout.waves import Refusal
@@ -18,10 +18,6 @@ from cordwood.sim.holdings import held_blocks
 from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def state_of(cluster: ClusterAtHand, node: int) -> NodeState:

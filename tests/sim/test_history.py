@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from swaps import swap_value
 
 from cordwood.block import GapKind
 from cordwood.errors import (
@@ -248,7 +249,7 @@ def test_the_recorder_numbers_calls_and_takes_the_time() -> None:
 
 
 def test_a_full_recorder_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "EVENTS_MAX", 2)
+    swap_value(monkeypatch, lambda: history.EVENTS_MAX, 2)
     recorder = HistoryRecorder(Ticks())
     recorder.faults_healed()
     with pytest.raises(Overloaded):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from swaps import swap, swap_value
 
 from cordwood.sim import command
 from cordwood.sim.probes import PROBES
@@ -55,8 +56,8 @@ def test_a_sweep_of_which_more_than_a_tenth_does_not_count_proves_too_little(inv
 
 def test_where_nobody_watches_a_line_tells_now_and_then_how_far_it_is(monkeypatch, capsys):
     seeds = (report(seed) for seed in range(1, 6))
-    monkeypatch.setattr(command, "_sweep", lambda *_: seeds)
-    monkeypatch.setattr(command, "NEWS_EVERY_S", 0.0)
+    swap(monkeypatch, command._sweep, lambda *_: seeds)
+    swap_value(monkeypatch, lambda: command.NEWS_EVERY_S, 0.0)
     command.run(5, 1, None, 1, as_json=False)
     told = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in told if "simulated hours" in line] == list("12345")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from swaps import swap_value
 
 from cordwood.spark import class_archive
 from cordwood.spark.session import JAVA_FLAGS, local_settings
 
 
 def flags_with(archive: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(class_archive, "ARCHIVE", archive)
+    swap_value(monkeypatch, lambda: class_archive.ARCHIVE, archive)
     return local_settings()[JAVA_FLAGS]
 
 

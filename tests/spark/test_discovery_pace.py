@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+from swaps import swap, swap_value
 
 from cordwood.spark import catalog
 from cordwood.spark.catalog import DISCOVER_EVERY_S, Catalog
@@ -36,14 +37,14 @@ def clock(monkeypatch):
     """Seconds that pass when the test says so."""
     now = SimpleNamespace(s=1000.0)
     monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: now.s))
-    monkeypatch.setattr(catalog, "DISCOVER_WAIT_S", 0.0)
+    swap_value(monkeypatch, lambda: catalog.DISCOVER_WAIT_S, 0.0)
     return now
 
 
 @pytest.fixture
 def store(monkeypatch):
     fake = FakeStore()
-    monkeypatch.setattr(catalog, "shared_store", lambda *_: fake)
+    swap(monkeypatch, catalog.shared_store, lambda *_: fake, within=catalog)
     return fake
 
 

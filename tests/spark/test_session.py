@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from swaps import swap
 
 from cordwood.errors import BadSetting
 from cordwood.spark import session
@@ -66,7 +67,7 @@ def test_an_interrupt_is_no_error_to_log(first, then, is_told):
 class TestEnvironment:
     @pytest.fixture(autouse=True)
     def clean(self, monkeypatch):
-        monkeypatch.setattr(session, "ensure_java", lambda: None)
+        swap(monkeypatch, session.ensure_java, lambda: None, within=session)
         for name in ("PYSPARK_PYTHON", "CORDWOOD_SPARK_PYTHON"):
             # Set first, so that what the session sets is taken back, too.
             monkeypatch.setenv(name, "")
@@ -83,7 +84,7 @@ class TestEnvironment:
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
     def test_what_the_user_says_stands(self, monkeypatch):
-        monkeypatch.setattr(session, "check_worker_python", lambda _: None)
+        swap(monkeypatch, session.check_worker_python, lambda _: None)
         monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3.11")
         for is_local in (True, False):
             session._prepare_environment(is_local=is_local)
@@ -112,7 +113,7 @@ class TestEnvironment:
         session._prepare_environment(is_local=False)  # it is a path of other machines
 
     def test_where_pyspark_is_no_installed_package_the_zip_is_left(self, monkeypatch):
-        monkeypatch.setattr(session, "_has_pyspark", lambda: False)
+        swap(monkeypatch, session._has_pyspark, lambda: False)
         session._prepare_environment(is_local=True)
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
 

@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from swaps import swap_value
 
 from cordwood.errors import Unreachable
 from cordwood.lsn import Lsn
@@ -89,7 +90,7 @@ class TestReadSlices:
         assert self.read(store, *slices) == [*lsns[0][2:5], *lsns[1], lsns[0][9]]
 
     def test_a_task_that_is_given_nothing_says_what_it_waited_for(self, store, log, monkeypatch):
-        monkeypatch.setattr(slice_reader, "STALL_TIMEOUT_S", 0.1)
+        swap_value(monkeypatch, lambda: slice_reader.STALL_TIMEOUT_S, 0.1)
         last = store.append(log, b"x")
         asked = Slice(store.log(log).log_id, log, last, last + 2)
         with pytest.raises(Unreachable, match=f"no node sent {log} from {Lsn(last + 1)} on"):

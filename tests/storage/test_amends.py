@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from made_blocks import LOG, STORAGE, Made, Settled, at, made_host, packed, run, turns
+from made_blocks import LOG, STORAGE, Made, Settled, at, made_host, packed, restart, run, turns
 from scenarios import as_scenario
 
 from cordwood.block import BlockHeader, Envelope, EnvelopeFlag
@@ -89,11 +89,6 @@ async def held(made: Made) -> list[tuple[tuple[int, ...], bytes]]:
     """Copyset and body of all that is read."""
     blocks = await held_blocks(made.engine, LOG)
     return [(block.envelope.copyset, bytes(block.body)) for block in blocks]
-
-
-async def restart(made: Made) -> None:
-    await made.engine.wal.close()
-    await made.open()
 
 
 AMENDED = ((4, 5, 6), BODY)

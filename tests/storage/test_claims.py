@@ -11,6 +11,7 @@ from cluster_at_hand import ClusterAtHand, simulate, until, values
 from made_blocks import LOG as MADE
 from made_blocks import Made, Settled, at, packed, payload, run, turns
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError, Rejected, Unreachable
@@ -224,7 +225,7 @@ async def test_the_bytes_of_stores_that_wait_are_bounded(
 ) -> None:
     asked = Asked(await Made.new())
     block = packed(at(1, epoch=4))
-    monkeypatch.setattr(unheard_module, "HELD_BYTES_MAX", len(block) * 3 // 2)
+    swap_value(monkeypatch, lambda: unheard_module.HELD_BYTES_MAX, len(block) * 3 // 2)
     asked.newest = 4
     first, second = Settled(), Settled()
     asked.engine.store(1, payload(block), first)
@@ -291,7 +292,7 @@ async def test_releases_of_logs_that_are_not_there_leave_nothing_behind(
 
 
 def test_releases_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unheard_module, "WAITING_MAX", 3)
+    swap_value(monkeypatch, lambda: unheard_module.WAITING_MAX, 3)
 
     async def scenario() -> int:
         made = await Made.new()

@@ -10,6 +10,7 @@ import pytest
 from made_blocks import LOG, OWNER, at, block, made_host, run
 from scenarios import as_scenario
 from stream_ends import ReaderEnd, pumped
+from swaps import swap_value
 from wal_memory_disk import MemoryDisk
 
 from cordwood.block import BlockKind
@@ -194,7 +195,7 @@ async def test_a_client_with_many_cold_streams_lets_one_with_few_have_its_turn(
 
 @as_scenario(run)
 async def test_a_tick_ends_after_so_many_batches(*, monkeypatch) -> None:
-    monkeypatch.setattr(read_streams, "TICK_BATCHES", 3)
+    swap_value(monkeypatch, lambda: read_streams.TICK_BATCHES, 3)
     end = ReaderEnd()
     streams = ReadStreams(cached(block(at(1))))
     for number in range(10):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_blocks import LIMITS, OWNER, PATH, Made, at, open_engine, packed, run, turns
+from made_blocks import LIMITS, OWNER, PATH, Made, at, open_engine, packed, restart, run, turns
 from scenarios import as_scenario
 
 from cordwood.errors import Retryable
@@ -46,11 +46,6 @@ async def flush(made: Made, *, with_trim: bool = True) -> None:
     if with_trim:
         made.engine.evict(batch)
         await made.engine.wal.trim(batch.offset)
-
-
-async def restart(made: Made) -> None:
-    await made.engine.wal.close()
-    await made.open()
 
 
 LOST = ((8192, 16384),)

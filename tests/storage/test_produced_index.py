@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from swaps import swap_value
+
 from cordwood.block import BlockHeader, ProducedBlock
 from cordwood.lsn import make_lsn
 from cordwood.protocol import producers
@@ -45,8 +47,8 @@ def test_producers_and_their_epochs_are_told_apart_and_dropped_with_the_epoch():
 
 def test_a_query_that_commits_often_puts_no_other_producer_out_of_memory(monkeypatch):
     """Each commit is an epoch of the query: they counted as so many producers."""
-    monkeypatch.setattr(producers, "USERS", Budget(4, 1))
-    monkeypatch.setattr(producers, "QUERIES", Budget(4, 1))
+    swap_value(monkeypatch, lambda: producers.USERS, Budget(4, 1))
+    swap_value(monkeypatch, lambda: producers.QUERIES, Budget(4, 1))
     index = ProducedIndex()
     index.note(block(1, 0, producer=7), 0)
     index.note(block(2, 0, producer=QUERY_PRODUCERS), 0)
@@ -61,8 +63,8 @@ def test_a_query_that_commits_often_puts_no_other_producer_out_of_memory(monkeyp
 
 
 def test_the_newest_of_each_kind_are_remembered(monkeypatch):
-    monkeypatch.setattr(producers, "USERS", Budget(3, 1))
-    monkeypatch.setattr(producers, "QUERIES", Budget(2, 1))
+    swap_value(monkeypatch, lambda: producers.USERS, Budget(3, 1))
+    swap_value(monkeypatch, lambda: producers.QUERIES, Budget(2, 1))
     index = ProducedIndex()
     for n in range(1, 60):
         index.note(block(n, 0, producer=QUERY_PRODUCERS + n), 0)

@@ -181,7 +181,7 @@ def test_a_node_that_dies_between_its_word_and_its_second_seals_seals_at_its_nex
         await put_records(cluster)
         cluster.kill(back)
         await call_lost(cluster, back)
-        monkeypatch.setattr(StoredEventLog, "say", dies)
+        swap(monkeypatch, StoredEventLog.say, dies)
         cluster.start_once(back)
         await until(lambda: bool(died))
         assert back not in cluster.running

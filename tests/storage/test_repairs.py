@@ -350,7 +350,7 @@ def test_a_read_that_begins_before_a_repair_does_not_tell_its_block_absent(monke
                 await go_on.wait()
             return await right(self, *args, **named)
 
-        monkeypatch.setattr(MemoryTables, "scan", slow)
+        swap(monkeypatch, MemoryTables.scan, slow)
         reading = asyncio.create_task(
             node.engine.reader.read(1, first, last, bytes_max=MIB, blocks_max=10)
         )

@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 from manifest_swarm import Swarm
+from swaps import swap_value
 
 from cordwood.errors import CordwoodError, OutcomeUnknown
 from cordwood.layout import manifest as layout
@@ -21,8 +22,8 @@ HUNT_SEEDS = 200
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch):
     """Three levels come about within a run."""
-    monkeypatch.setattr(rule, "FANOUT", 4)
-    monkeypatch.setattr(rule, "TRIMS_KEPT", 2)
+    swap_value(monkeypatch, lambda: rule.FANOUT, 4)
+    swap_value(monkeypatch, lambda: rule.TRIMS_KEPT, 2)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

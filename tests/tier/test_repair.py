@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from made_objects import NOW_US, Made, read_run
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.block import Gap, GapKind
 from cordwood.errors import BadSetting, Corrupt, Fenced, Malformed
@@ -126,7 +127,7 @@ class TestReading:
         done = await cloud.put((7, 4))
         name, size = done.name(DAY, 1), len(done.content)
         for guess in (8, 100, size, 10 * size):
-            monkeypatch.setattr(object_reader, "FOOTER_GUESS_BYTES", guess)
+            swap_value(monkeypatch, lambda: object_reader.FOOTER_GUESS_BYTES, guess)
             footer = await load_footer(cloud.store, name, size, done.footer_crc, **IN)
             assert footer.index == done.footer.index
             assert footer.bytes == done.footer_bytes

@@ -18,3 +18,8 @@ def test_an_append_passes_client_sequencer_and_storage_and_counts_alike_twice():
     for trip in ("append", "read"):
         assert list(first[trip].figures(trip)) == list(again[trip].figures(trip))
         assert first[trip].files < len(first[trip].codes) < first[trip].calls
+
+
+def test_a_row_of_spark_passes_spark_and_client():
+    rooms = {room_of(code) for code in measure()["row"].codes}
+    assert {"spark", "client"} <= rooms

@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 import pytest
-from scenarios import as_scenario
+from scenarios import as_scenario, now
+from swaps import swap_value
 from wire_ends import (
     ADDRESS,
     CLIENT,
@@ -17,7 +18,6 @@ from wire_ends import (
     KeptTransport,
     dial_in,
     memory_ends,
-    now,
     raw_dial,
     raw_listen,
     run,
@@ -386,7 +386,7 @@ class TestTurns:
 
     @pytest.fixture(autouse=True)
     def two_at_once(self, monkeypatch) -> None:
-        monkeypatch.setattr(connection_module, "CLIENT_CALLS_AT_ONCE", 2)
+        swap_value(monkeypatch, lambda: connection_module.CLIENT_CALLS_AT_ONCE, 2)
 
     @as_scenario(run)
     async def test_the_rest_wait_and_are_sent_in_the_order_they_came(self, *, make_ends) -> None:
@@ -466,7 +466,7 @@ class TestTurns:
         await asyncio.gather(*calls, return_exceptions=True)
 
     def test_those_who_wait_are_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr(connection_module, "CLIENT_CALLS_WAITING_MAX", 3)
+        swap_value(monkeypatch, lambda: connection_module.CLIENT_CALLS_WAITING_MAX, 3)
 
         async def scenario() -> None:
             ours, _ = await pair(memory_ends())
@@ -525,7 +525,7 @@ class TestSending:
             assert all(b"too late" not in write for write in transport.writes)
 
     def test_a_peer_that_does_not_read_is_cut_off(self, monkeypatch) -> None:
-        monkeypatch.setattr(connection_module, "BACKLOG_BYTES_MAX", 1000)
+        swap_value(monkeypatch, lambda: connection_module.BACKLOG_BYTES_MAX, 1000)
 
         async def scenario() -> None:
             connection, transport = self.made()

@@ -9,18 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from scenarios import as_scenario
-from wire_ends import (
-    CLUSTER,
-    Keeping,
-    Offering,
-    RawEnd,
-    host_with,
-    now,
-    raw_listen,
-    run,
-    until,
-)
+from scenarios import as_scenario, now
+from wire_ends import CLUSTER, Keeping, Offering, RawEnd, host_with, raw_listen, run, until
 
 from cordwood.errors import NoSequencer, Unreachable
 from cordwood.host.memory_network import MemoryNetwork

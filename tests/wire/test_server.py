@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from scenarios import as_scenario
+from scenarios import as_scenario, now
+from swaps import swap_value
 from wire_ends import (
     ADDRESS,
     CLIENT,
@@ -18,7 +19,6 @@ from wire_ends import (
     RawEnd,
     dial_in,
     memory_ends,
-    now,
     raw_dial,
     run,
     simulated_ends,
@@ -85,7 +85,7 @@ class TestCalls:
             assert service.calls == [DeleteLog("quick"), DeleteLog("log")]
 
     def test_a_ping_is_answered_at_once_whatever_the_service_does(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 0)
+        swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 0)
 
         async def scenario() -> None:
             ends, service = memory_ends(), Offering()
@@ -118,7 +118,7 @@ class TestCalls:
 
     def test_calls_of_clients_that_wait_keep_no_node_s_call_out(self, monkeypatch) -> None:
         """Clients that ask for a tail wait until the log is recovered, and that takes seals."""
-        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 2)
+        swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 2)
 
         async def scenario() -> None:
             ends, service = memory_ends(), Offering()
@@ -145,7 +145,7 @@ class TestCalls:
         run(scenario)
 
     def test_calls_of_nodes_are_bounded_too(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "NODE_CALLS_MAX", 0)
+        swap_value(monkeypatch, lambda: server_module.NODE_CALLS_MAX, 0)
 
         async def scenario() -> None:
             ends, service = memory_ends(), Offering()
@@ -157,7 +157,7 @@ class TestCalls:
         run(scenario)
 
     def test_calls_that_run_at_once_are_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "CLIENT_CALLS_MAX", 3)
+        swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 3)
 
         async def scenario() -> None:
             ends, service = memory_ends(), Offering()
@@ -236,7 +236,7 @@ class TestStrangers:
 
     @pytest.mark.parametrize("ends", [memory_ends, simulated_ends])
     def test_strangers_are_bounded_and_those_who_greeted_are_none(self, ends, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "STRANGERS_MAX", 3)
+        swap_value(monkeypatch, lambda: server_module.STRANGERS_MAX, 3)
 
         async def scenario() -> None:
             between = ends()
@@ -253,7 +253,7 @@ class TestStrangers:
         run(scenario)
 
     def test_connections_are_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 2)
+        swap_value(monkeypatch, lambda: server_module.CONNECTIONS_MAX, 2)
 
         async def scenario() -> None:
             ends = memory_ends()
@@ -271,7 +271,7 @@ class TestStrangers:
     def test_on_real_sockets_those_over_the_limit_are_closed_and_counted_off(
         self, monkeypatch
     ) -> None:
-        monkeypatch.setattr(server_module, "STRANGERS_MAX", 2)
+        swap_value(monkeypatch, lambda: server_module.STRANGERS_MAX, 2)
 
         async def scenario() -> None:
             ends = Ends(RealNetwork(), RealNetwork())

@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from scenarios import as_scenario
+from scenarios import as_scenario, now
+from swaps import swap_value
 from test_server import serving, settle
-from wire_ends import CLIENT, Offering, RawEnd, memory_ends, now, raw_dial, run, simulated_ends
+from wire_ends import CLIENT, Offering, RawEnd, memory_ends, raw_dial, run, simulated_ends
 
 from cordwood.layout.frame import FRAME_HEADER_BYTES, Kind, frame, frame_header
 from cordwood.layout.hello import Hello, pack_hello
@@ -50,7 +51,7 @@ class TestTheRule:
         assert arrivals.late(FRAME_GRACE_S + 30.1) == []
 
     def test_over_the_sum_the_one_that_began_first_goes(self, monkeypatch) -> None:
-        monkeypatch.setattr(arrivals_module, "UNFINISHED_BYTES_MAX", 100)
+        swap_value(monkeypatch, lambda: arrivals_module.UNFINISHED_BYTES_MAX, 100)
         arrivals: Arrivals[str] = Arrivals()
         arrivals.note("old", 40, 50, 0.0, is_new=False)
         arrivals.note("young", 60, 80, 1.0, is_new=False)
@@ -110,7 +111,7 @@ async def test_frames_that_go_on_ending_are_never_late() -> None:
 
 def test_unfinished_frames_of_all_connections_are_bounded_together(monkeypatch) -> None:
     """20 connections with 70 of 71 MiB each kept 1.47 GB for as long as they liked."""
-    monkeypatch.setattr(arrivals_module, "UNFINISHED_BYTES_MAX", 10 * MIB)
+    swap_value(monkeypatch, lambda: arrivals_module.UNFINISHED_BYTES_MAX, 10 * MIB)
 
     async def scenario() -> None:
         ends, service = memory_ends(), Offering()
@@ -132,7 +133,7 @@ def test_unfinished_frames_of_all_connections_are_bounded_together(monkeypatch) 
 
 def test_for_a_large_one_as_many_small_ones_go_as_it_takes(monkeypatch) -> None:
     """Only one went for each that arrived, and the sum grew past its bound."""
-    monkeypatch.setattr(arrivals_module, "UNFINISHED_BYTES_MAX", 10 * MIB)
+    swap_value(monkeypatch, lambda: arrivals_module.UNFINISHED_BYTES_MAX, 10 * MIB)
 
     async def scenario() -> None:
         ends, service = memory_ends(), Offering()

@@ -45,11 +45,6 @@ def run(scenario: Callable[[], Awaitable[Result]], seed: int = 1) -> Result:
     return result
 
 
-def now() -> float:
-    """Virtual seconds."""
-    return asyncio.get_running_loop().time()
-
-
 @dataclass
 class Ends:
     """What listens, what dials."""

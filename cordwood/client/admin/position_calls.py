@@ -19,6 +19,7 @@ from cordwood.client.admin.positions import (
 )
 from cordwood.client.append.record_check import Timestamp, to_us
 from cordwood.client.find.log_info import AnyLog
+from cordwood.client.find.tail_calls import TailCalls
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.lsn import ESN_MAX, LSN_MAX, OLDEST, Lsn, parse_lsn
 
@@ -33,14 +34,10 @@ TIME_US_MAX = 1 << 62
 """Later than every record's time; a time beyond it on either side counts as this bound."""
 
 
-class PositionCalls:
+class PositionCalls(TailCalls):
     """See the module; made by whoever inherits it, which sets `_positions`."""
 
     _positions: Positions
-
-    async def tail(self, log: AnyLog) -> Lsn:
-        """See `store.Store`."""
-        raise NotImplementedError
 
     async def _bounds(self, log: AnyLog, start: Start, until: Position | None) -> tuple[int, int]:
         """The first and the last LSN that a read from `start` to `until` means.

@@ -28,7 +28,13 @@ from cordwood.wire.connection import Connection
 
 
 class Appends:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        kinds: of the frames that belong to appends; see `cluster.NodeListener`.
+    """
+
+    kinds = frozenset((Kind.APPENDED, Kind.APPEND_FAULTS))
 
     def __init__(
         self, cluster: Cluster, host: Host, settings: ClientSettings, tasks: asyncio.TaskGroup
@@ -150,7 +156,7 @@ class Appends:
                 log = self.sent.get(token)
                 if log is not None:
                     log.on_acked(token, first, connection)
-        elif frame.kind == Kind.APPEND_FAULTS:
+        else:
             for each in read_append_faults(frame.payload):
                 log = self.sent.get(each.token)
                 if log is not None:

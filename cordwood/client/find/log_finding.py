@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -47,7 +48,7 @@ CHECK_NAME_S = 1.0
 is used. It is longer than a node takes while the metadata store answers."""
 
 
-class LogFinding:
+class LogFinding(ABC):
     """See the module; `cluster.Cluster` has these calls."""
 
     peers: Peers
@@ -69,17 +70,17 @@ class LogFinding:
         self._learning: dict[int, asyncio.Task[None]] = {}
         self._learners: dict[int, dict[OnLearnt, LogInfo]] = {}
 
+    @abstractmethod
     async def call_any(self, message: Call, *, timeout_s: float) -> Reply:
         """See `cluster.Cluster`."""
-        raise NotImplementedError
 
     def check_loop(self) -> None:
         """See `own_loop.check_loop`."""
         check_loop(self._loop)
 
+    @abstractmethod
     def _want(self, members: Sequence[MemberInfo]) -> None:
         """See `cluster.Cluster`."""
-        raise NotImplementedError
 
     async def find_log(
         self, log: AnyLog, *, create: bool, timeout_s: float, fresh: bool = False

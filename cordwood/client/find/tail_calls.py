@@ -1,7 +1,7 @@
-"""How a store finds logs, and where they end; `store.Store` has these calls.
+"""A store's calls that find logs and their ends; `store.Store` has them.
 
-A log is found once in a call, and asked about by its number from there on: its name may go to
-another log meanwhile.
+A call finds a log once, and asks about its number from there on: its name may go to another log
+meanwhile. The store's other calls about logs build on these.
 
 Source: docs/design.md §7.
 """
@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from cordwood.client.admin.log_tree import check_write_token
+from cordwood.client.admin.log_tree import LogTree, check_write_token
 from cordwood.client.admin.positions import Positions
 from cordwood.client.cluster import Cluster
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
-from cordwood.client.find.log_info import AnyLog, LogInfo
-from cordwood.client.opening import OpeningItems
-from cordwood.client.read.read_stream import ReadStream
-from cordwood.errors import UnknownLog, Unreachable
-from cordwood.lsn import ESN_MAX, Lsn, make_lsn
+from cordwood.client.find.log_info import AnyLog, LogInfo, log_info
+from cordwood.errors import UnknownLog
+from cordwood.layout.message import ListLogs, LogsReply
+from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings
 
 TAILS_AT_ONCE = 256
@@ -35,10 +34,6 @@ class TailCalls:
     _settings: ClientSettings
     _asker: ReleasedAsker
     _positions: Positions
-
-    def read(self, log: AnyLog, *args: Any, **options: Any) -> OpeningItems[ReadStream, Any]:
-        """See `store.Store`."""
-        raise NotImplementedError
 
     async def _find(self, log: AnyLog, *, create: bool = False) -> LogInfo:
         """Find a log. Only appends, and reads that wait for records, create a missing log: a mere
@@ -113,28 +108,29 @@ class TailCalls:
         known.update(zip(left, await self.tails(left), strict=True))
         return {log: Lsn(known[log]) for log in numbers}
 
-    async def epoch_end(self, log: AnyLog, epoch: int) -> Lsn | None:
-        """Where the records of a closed epoch end: the LSN of its bridge.
+    async def create_log(
+        self, log: str, *, copies: int = 0, racks: int = 0, attributes: LogAttributes | None = None
+    ) -> LogInfo:
+        """Make a log; see `log_tree.LogTree.create`."""
+        return await self.log_tree.create(log, copies, racks, attributes or LogAttributes())
 
-        Read from the bridge itself, so it is one round trip however long the epoch is.
-        For planning only: recovery may have left holes below it.
+    @property
+    def log_tree(self) -> LogTree:
+        """Attributes, directories, names and epochs of logs, to look at and to change."""
+        return LogTree(self._cluster, self._settings)
 
-        Args:
-            epoch: an epoch whose end readers have seen, so below the tail's epoch.
-        Returns:
-            The bridge's first LSN; None if no copy of the bridge is left.
+    async def log(self, log: AnyLog) -> LogInfo:
+        """One log, by name or number, as the log tree has it now.
+
         Raises:
-            UnknownLog: the log does not exist.
-            Retryable: the nodes did not say within the client's timeout.
+            UnknownLog: it is not there.
         """
-        info = await self._find(log)  # a read up to an LSN would make it
-        last = make_lsn(epoch, ESN_MAX)
-        stream = await self.read(info.log_id, last, last)
-        try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                await stream.next()
-        except TimeoutError:
-            raise Unreachable(f"no node says where epoch {epoch} of {log} ends") from None
-        finally:
-            stream.close()
-        return stream.bridge or await self._positions.epoch_end(info, last)
+        return await self._cluster.find_log(
+            log, create=False, timeout_s=self._settings.timeout_s, fresh=True
+        )
+
+    async def logs(self, prefix: str = "/") -> list[LogInfo]:
+        """All logs below a path, by name."""
+        reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._settings.timeout_s)
+        assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        return [log_info(each) for each in reply.logs]

@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cordwood.block import Buffer
-from cordwood.client.admin.log_tree import LogTree
 from cordwood.client.append.append_calls import AppendCalls
 from cordwood.client.append.appends import Appends
 from cordwood.client.append.record_check import Headers, Timestamp
-from cordwood.client.cluster import Cluster, LogInfo
-from cordwood.client.find.log_info import AnyLog
+from cordwood.client.cluster import LogInfo
+from cordwood.client.find.tail_calls import TailCalls
 from cordwood.client.publish.publishing import Published, Publisher
 from cordwood.client.publish.staging import TTL_DEFAULT_S, StagedRef, Stager
 from cordwood.errors import BadSetting
-from cordwood.lsn import Lsn
 
 HOLDER_CHARS_MAX = 255
 
@@ -32,20 +30,15 @@ def _check_token(token: int, least: int) -> None:
         raise BadSetting(f"fencing token {token}: it goes from {least} to 2**63 - 1")
 
 
-class Stages:
+class Stages(TailCalls):
     """See the module."""
 
     _appends: Appends
     _append_calls: AppendCalls
-    _cluster: Cluster
     _stager: Stager
     _publisher: Publisher
     _stage_looks: dict[str, float]
     """When a log was looked up to stage for it, by name, on the loop's clock."""
-
-    async def _find_to_append(self, log: AnyLog) -> LogInfo:
-        """A log that this client may append to."""
-        raise NotImplementedError
 
     async def _find_to_stage(self, log: str) -> LogInfo:
         """A log that this client may stage for, looked at anew now and then.
@@ -58,15 +51,6 @@ class Stages:
             self._cluster.forget_log(log)
             self._stage_looks[log] = now
         return await self._find_to_append(log)
-
-    @property
-    def log_tree(self) -> LogTree:
-        """See `store.Store`."""
-        raise NotImplementedError
-
-    async def tail(self, log: AnyLog) -> Lsn:
-        """See `store.Store`."""
-        raise NotImplementedError
 
     async def stage(
         self,

@@ -174,9 +174,11 @@ class WalDevice:
         if isinstance(error, OSError) and error.errno in _NO_SPACE and not self._is_closed:
             self._on_refused(write, error)
             return
+        # One write of several may end while the disk still holds up the others.
         if self._is_stalled and not self._has_aged(STALL_TICKS):
             self._is_stalled = False
             logger.warning("%s: the disk ends writes again", self._path)
+            # Later: `on_free` writes, and the end of this write is not reported yet.
             self._loop.call_soon(self._on_free)
         if write.refused:
             self._on_taken()
@@ -187,6 +189,7 @@ class WalDevice:
     def _on_refused(self, write: _Write, error: OSError) -> None:
         if not write.refused:
             self._refused += 1
+        # Once for a full disk, not once for each write or retry.
         if not self._waiting and not write.refused:
             logger.error("%s: %s; nothing is taken until there is space", self._path, error)
         write.refused += 1

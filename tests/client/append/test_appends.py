@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
-from scenarios import as_scenario
+from cluster_at_hand import ClusterAtHand, at, read_all, simulate, until, values
+from scenarios import as_scenario, now
 from swaps import swap
 
 from cordwood.block import Record
@@ -27,7 +27,7 @@ from cordwood.errors import (
     TooFewNodes,
     UnknownLog,
 )
-from cordwood.lsn import Lsn, make_lsn
+from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.sequencer.role import SequencerRole
 from cordwood.settings import MIB, SequencerSettings
@@ -39,17 +39,9 @@ UTC = datetime.UTC
 ERA = datetime.datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def at(esn: int) -> Lsn:
-    return make_lsn(1, esn)
-
-
 def blocks(cluster: ClusterAtHand, log: int = LOG) -> list[tuple[int, int]]:
     """First and last esn of each block that node 1 holds."""
     return [(first & 0xFFFFFFFF, last & 0xFFFFFFFF) for first, last, _ in cluster.held(1, log)]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def records(store: Store, log: str = "log") -> list[Record]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, values
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 
 from cordwood.block import Codec, Record
 from cordwood.client.append.buffered_writer import BufferedWriter, WriteMode, WriterOptions
@@ -36,10 +36,6 @@ def blocks(cluster: ClusterAtHand) -> list[tuple[int, Codec]]:
     cached = cluster.running[1].engine.cache.log(LOG)
     found = [cached.at(index) for index in range(len(cached))]
     return [(each.header.count, Codec(each.header.codec)) for each in found if each is not None]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class TestTriggers:

@@ -12,6 +12,7 @@ import time
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from scenarios import as_scenario
+from swaps import swap, swap_value
 
 import cordwood
 from cordwood.block import Record
@@ -45,7 +46,7 @@ class TestOrder:
                     append(turns=6)
                     return learn(reply)
 
-                monkeypatch.setattr(finding_module, "log_info", learn_and_append)
+                swap(monkeypatch, finding_module.log_info, learn_and_append, within=finding_module)
                 append(turns=6)
                 await calls[0]
                 lsns = [(await call)[0] for call in calls]
@@ -209,7 +210,7 @@ class TestLoopThread:
 
     @pytest.mark.parametrize(("changes", "error"), [(True, OutcomeUnknown), (False, Unreachable)])
     def test_a_call_that_changes_something_ends_as_unknown(self, monkeypatch, changes, error):
-        monkeypatch.setattr(loop_thread, "LATE_S", 0.05)
+        swap_value(monkeypatch, lambda: loop_thread.LATE_S, 0.05)
         thread = LoopThread("test")
         try:
             with pytest.raises(error, match="no answer within"):
@@ -218,7 +219,7 @@ class TestLoopThread:
             thread.close()
 
     def test_calls_of_other_threads_end_when_it_closes(self, monkeypatch):
-        monkeypatch.setattr(loop_thread, "END_S", 0.2)
+        swap_value(monkeypatch, lambda: loop_thread.END_S, 0.2)
         thread = LoopThread("test")
         ended: list[BaseException | int] = []
 

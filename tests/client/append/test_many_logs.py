@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
-from swaps import swap
+from swaps import swap, swap_value
 
 from cordwood.client.append import appends
 from cordwood.client.append.log_appends import LogAppends
@@ -66,7 +66,7 @@ async def test_a_log_that_waits_is_given_up_at_its_deadline_among_many(
 
 
 def test_logs_without_a_producer_are_none_of_the_producers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appends, "PRODUCERS_MAX", 2)
+    swap_value(monkeypatch, lambda: appends.PRODUCERS_MAX, 2)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from cluster_at_hand import simulate
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.block import Gap
 from cordwood.client.append.log_appends import LogAppends
@@ -120,7 +121,7 @@ async def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes
 
 
 def test_queries_that_published_leave_producers_their_memory(monkeypatch):
-    monkeypatch.setattr(producers, "QUERIES", Budget(20, 60_000_000))
+    swap_value(monkeypatch, lambda: producers.QUERIES, Budget(20, 60_000_000))
 
     async def scenario(cluster):
         async with cluster.client(timeout_s=20) as store:
@@ -136,7 +137,7 @@ def test_queries_that_published_leave_producers_their_memory(monkeypatch):
 def test_more_producers_than_a_log_remembers_are_refused_and_those_before_keep_their_places(
     monkeypatch,
 ):
-    monkeypatch.setattr(producers, "USERS", Budget(3, 60_000_000))
+    swap_value(monkeypatch, lambda: producers.USERS, Budget(3, 60_000_000))
 
     async def scenario(cluster):
         async with cluster.client(timeout_s=5) as store:

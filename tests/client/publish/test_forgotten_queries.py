@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from scenarios import as_scenario
+from swaps import swap_value
 from test_publishing_cluster import Q, commit_only, records
 
 from cordwood.client.append.producer import QueryProducer
@@ -26,7 +27,7 @@ IDLE_S = 16.0
 
 @pytest.fixture(autouse=True)
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producers, "QUERIES", Budget(1, 15_000_000))
+    swap_value(monkeypatch, lambda: producers.QUERIES, Budget(1, 15_000_000))
 
 
 async def committed(store: Store, *logs: str) -> PublicationReply:

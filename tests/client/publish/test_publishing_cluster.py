@@ -396,8 +396,11 @@ async def test_a_publisher_that_dies_between_groups_is_followed_by_one_that_goes
         assert len(begun) == number
         if other_cut:
             end = publishing.group_end
-            monkeypatch.setattr(
-                publishing, "group_end", lambda sizes, at, _: min(end(sizes, at, 1), len(sizes))
+            swap(
+                monkeypatch,
+                publishing.group_end,
+                lambda sizes, at, _: min(end(sizes, at, 1), len(sizes)),
+                within=publishing,
             )
         published = await two.publish(Q, 0, [], whole=False)
         assert published.is_repeat

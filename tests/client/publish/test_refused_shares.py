@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from scenarios import as_scenario
+from swaps import swap_value
 from test_publishing_cluster import Q, commit_only, records
 
 from cordwood.client.publish import publishing
@@ -24,7 +25,7 @@ def test_nothing_is_committed_for_a_log_whose_token_the_publisher_does_not_have(
     monkeypatch: pytest.MonkeyPatch, look_ups_max: int
 ) -> None:
     """It was told that it was rejected, and the next publisher of the query stored the batch."""
-    monkeypatch.setattr(publishing, "LOOK_UPS_MAX", look_ups_max)
+    swap_value(monkeypatch, lambda: publishing.LOOK_UPS_MAX, look_ups_max)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as driver, cluster.client(**SHOWN) as owner:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from calls_counted import counted_calls
 from cluster_at_hand import ClusterAtHand, simulate
+from embedded_at_hand import open_at
 from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.aio import open_store
-from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
+from cordwood.client.blocking.blocking_store import open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.errors import Closed, Unreachable
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.settings import MIB, ClientSettings
-
-SETTINGS = ClientSettings(timeout_s=10.0)
-
-
-def open_at(directory: Path) -> BlockingStore:
-    return open_blocking(
-        lambda: open_store(embedded_store(str(directory), SETTINGS, 8 * MIB)), SETTINGS
-    )
 
 
 class TestTails:

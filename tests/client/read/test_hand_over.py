@@ -14,38 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
+from cluster_at_hand import ClusterAtHand, at, numbers, simulate
+from embedded_at_hand import open_at
 from scenarios import as_scenario
-from swaps import swap
+from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
-from cordwood.client.aio import open_store
-from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.read.stream_items import StreamItems
-from cordwood.embedded import embedded_store
 from cordwood.errors import Closed, Corrupt, Overloaded, Unreachable
 from cordwood.host import loop_thread, waits
 from cordwood.layout.message import StreamsReply
-from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.settings import MIB, ClientSettings
 from cordwood.storage.push import read_gate, read_streams
-
-SETTINGS = ClientSettings(timeout_s=10.0)
-
-
-def open_at(directory: Path) -> BlockingStore:
-    return open_blocking(
-        lambda: open_store(embedded_store(str(directory), SETTINGS, 8 * MIB)), SETTINGS
-    )
-
-
-def at(esn: int) -> Lsn:
-    return make_lsn(1, esn)
-
-
-def numbers(items) -> list[int]:
-    return [int(item.value) for item in items if isinstance(item, Record)]
 
 
 class Soft(Exception):
@@ -268,7 +249,7 @@ class TestBrokenOff:
         self, tmp_path: Path, monkeypatch
     ) -> None:
         """A timeout cancels the call on the loop, which may have taken something by then."""
-        monkeypatch.setattr(loop_thread, "LATE_S", 0.0)
+        swap_value(monkeypatch, lambda: loop_thread.LATE_S, 0.0)
         count = 400
         with open_at(tmp_path) as store:
             store.append("a", b"0")
@@ -384,8 +365,8 @@ class TestEnds:
         self, tmp_path: Path, monkeypatch, reads: int
     ) -> None:
         """README's loop, for ever: no more memory, no stream left, and no bound is met."""
-        monkeypatch.setattr(read_streams, "STREAMS_MAX", reads - 50)
-        monkeypatch.setattr(read_gate, "STREAMS_MAX", reads - 50)
+        swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, reads - 50)
+        swap_value(monkeypatch, lambda: read_gate.STREAMS_MAX, reads - 50)
         with open_at(tmp_path) as store:
             store.append("a", b"x")
             sizes = []
@@ -394,7 +375,7 @@ class TestEnds:
                     for item in store.read("a", start="oldest", until="tail"):
                         assert isinstance(item, Record)
                 assert soon(lambda: node_streams(store) == 0)
-                assert not store._inner._streams
+                assert not store._inner._streams.by_number
                 gc.collect()
                 if not tracemalloc.is_tracing():
                     tracemalloc.start()
@@ -415,11 +396,11 @@ class TestEnds:
                     next(reader)
             del reading, reader
             assert soon(lambda: node_streams(store) == 0)
-            assert not store._inner._streams
+            assert not store._inner._streams.by_number
 
     def test_one_stream_too_many_is_refused_by_itself(self, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setattr(read_streams, "STREAMS_MAX", 5)
-        monkeypatch.setattr(read_gate, "STREAMS_MAX", 5)
+        swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 5)
+        swap_value(monkeypatch, lambda: read_gate.STREAMS_MAX, 5)
         with open_at(tmp_path) as store:
             store.append("a", b"1")
             kept = [store.read("a", start="tail", until=None) for _ in range(5)]

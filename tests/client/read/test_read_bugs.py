@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from cluster_at_hand import ClusterAtHand, say_of_dead, simulate
+from cluster_at_hand import ClusterAtHand, numbers, say_of_dead, simulate
+from scenarios import now
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.cluster import Cluster
@@ -37,10 +38,6 @@ LOG = 1
 Scenario = Callable[[ClusterAtHand], Awaitable[None]]
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 async def fill(store: Store, *numbers: int) -> None:
     """A block for each number."""
     for number in numbers:
@@ -49,10 +46,6 @@ async def fill(store: Store, *numbers: int) -> None:
 
 async def read_up_to(store: Store, esn: int, *, epoch: int = 1) -> list[Record | Gap]:
     return [item async for item in await store.read("log", until=make_lsn(epoch, esn))]
-
-
-def numbers(items: list[Record | Gap]) -> list[int]:
-    return [int(item.value) for item in items if isinstance(item, Record)]
 
 
 def losses(items: list[Record | Gap]) -> list[Gap]:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
-from scenarios import as_scenario
+from cluster_at_hand import ClusterAtHand, at, numbers, read_all, simulate, until, values
+from scenarios import as_scenario, now
 from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
@@ -16,7 +16,7 @@ from cordwood.client.read.read_grace import GRACE_S
 from cordwood.client.store import Store
 from cordwood.errors import AccessDenied, BadSetting, Closed, Retryable, UnknownLog
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import LSN_MAX, Lsn, make_lsn
+from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.single_copy import CopyFilter, Shuffle, shuffled
 from cordwood.sequencer import role
@@ -25,24 +25,12 @@ from cordwood.settings import MIB
 LOG = 1
 
 
-def at(esn: int, epoch: int = 1) -> Lsn:
-    return make_lsn(epoch, esn)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 async def fill(store: Store, *sizes: int) -> None:
     """Blocks of so many records each; the records' values count up from 1."""
     number = 0
     for size in sizes:
         await store.append_many("log", [b"%d" % (number + n) for n in range(1, size + 1)])
         number += size
-
-
-def numbers(items: list[Record | Gap]) -> list[int]:
-    return [int(item.value) for item in items if isinstance(item, Record)]
 
 
 def tiles(items: list[Record | Gap], start: int, stop: int) -> bool:
@@ -506,7 +494,7 @@ class TestLife:
             for node in cluster.running.values():
                 assert not any(node._streams._by_connection.values())
                 assert node._streams._by_log == {}
-            assert store._streams == {}
+            assert store._streams.by_number == {}
 
     @as_scenario(simulate)
     async def test_closing_the_client_ends_its_readers(self, cluster: ClusterAtHand) -> None:

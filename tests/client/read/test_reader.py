@@ -7,8 +7,8 @@ import itertools
 from typing import Any
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
-from scenarios import as_scenario
+from cluster_at_hand import ClusterAtHand, at, numbers, simulate
+from scenarios import as_scenario, now
 from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
@@ -25,19 +25,11 @@ from cordwood.errors import (
     UnknownLog,
     Unreachable,
 )
-from cordwood.lsn import Lsn, make_lsn
+from cordwood.lsn import make_lsn
 from cordwood.protocol.read_window import CREDIT_BYTES_MIN
 from cordwood.sequencer import appender
 from cordwood.storage.push import read_streams
 from cordwood.storage.push.read_streams import ReadStreams
-
-
-def at(esn: int) -> Lsn:
-    return make_lsn(1, esn)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def fill(store: Store, log: str, *sizes: int, key: bytes | None = None) -> None:
@@ -47,10 +39,6 @@ async def fill(store: Store, log: str, *sizes: int, key: bytes | None = None) ->
         values = [b"%d" % (number + n) for n in range(1, size + 1)]
         await store.append_many(log, values, keys=None if key is None else [key] * size)
         number += size
-
-
-def numbers(items) -> list[int]:
-    return [int(item.value) for item in items if isinstance(item, Record)]
 
 
 async def rest(reader: Reader) -> tuple[list[int], list[type[CordwoodError]]]:
@@ -726,7 +714,7 @@ class TestRefusedStreams:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A node refuses a stream that was begun, and each read began it again at once."""
-        monkeypatch.setattr(read_streams, "STREAMS_MAX", 1)
+        swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 1)
         begun: list[float] = []
         start = ReadStreams.start
 
@@ -751,7 +739,7 @@ class TestRefusedStreams:
                     assert 6 <= told <= 8
                     assert begun[-1] - begun[-2] > 10
                     first.close()
-                    monkeypatch.setattr(read_streams, "STREAMS_MAX", 3)
+                    swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 3)
                     found = []
                     while len(found) < 3:
                         found += numbers(await reader.read(timeout_s=60))

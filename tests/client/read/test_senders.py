@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, until
+from cluster_at_hand import ClusterAtHand, at, read_all, say_of_dead, simulate, until
+from scenarios import now
 from swaps import swap_value
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read.read_stream import STUCK_S
 from cordwood.client.store import Store
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import Lsn, make_lsn
 from cordwood.nodes import Authority, NodeId
 from cordwood.protocol import read_window
 from cordwood.protocol.single_copy import CopyFilter, Doubt, Shuffle, shuffled
@@ -20,14 +20,6 @@ from cordwood.sequencer import appender
 
 LOG = 1
 FIVE = {"nodes": 5, "copies": 3, "wal_bytes": 16 << 20}
-
-
-def at(esn: int) -> Lsn:
-    return make_lsn(1, esn)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def fill(store: Store, blocks: int, size: int = 1000) -> None:

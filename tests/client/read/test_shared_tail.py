@@ -13,7 +13,7 @@ from cluster_at_hand import ClusterAtHand, simulate, until
 from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import as_scenario
-from swaps import swap
+from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read import shared_tail
@@ -125,7 +125,7 @@ def test_a_few_read_alone() -> None:
 
 
 def test_one_that_is_slow_leaves_and_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_tail, "QUEUE_BYTES_MAX", 2000)
+    swap_value(monkeypatch, lambda: shared_tail.QUEUE_BYTES_MAX, 2000)
 
     async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
         slow, *others = takers
@@ -313,7 +313,7 @@ async def test_one_from_far_back_holds_nobody(
 
 
 def test_a_leader_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_tail, "QUEUE_BYTES_MAX", 2000)
+    swap_value(monkeypatch, lambda: shared_tail.QUEUE_BYTES_MAX, 2000)
 
     async def scenario(cluster: ClusterAtHand, store: Store, takers: list[Taker]) -> None:
         appended = 3
@@ -328,11 +328,11 @@ def test_a_leader_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) ->
             await append(store, 2)
             appended += 2
             await until(lambda: all(each.is_fed for each in takers))
-        assert len(store._streams) == MEMBERS + 1
-        assert not any(each.is_closed for each in store._streams.values())
+        assert len(store._streams.by_number) == MEMBERS + 1
+        assert not any(each.is_closed for each in store._streams.by_number.values())
         for each in takers:
             each.stream.close()
-        assert store._streams == {}
+        assert store._streams.by_number == {}
         await until(lambda: store._budget.free == store._budget.limit)
 
     async def quietly(cluster: ClusterAtHand) -> None:
@@ -350,8 +350,8 @@ def test_a_leader_that_ended_is_kept_nowhere(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_slow_ones_have_waiting_is_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers that stop at different places would each hold other blocks."""
-    monkeypatch.setattr(shared_tail, "QUEUE_BYTES_MAX", 400_000)
-    monkeypatch.setattr(shared_tail, "RECENT_BYTES_MAX", 100_000)
+    swap_value(monkeypatch, lambda: shared_tail.QUEUE_BYTES_MAX, 400_000)
+    swap_value(monkeypatch, lambda: shared_tail.RECENT_BYTES_MAX, 100_000)
     limit, size = 1_500_000, 50_000
 
     async def main(cluster: ClusterAtHand) -> None:
@@ -381,7 +381,7 @@ def test_what_slow_ones_have_waiting_is_in_the_budget(monkeypatch: pytest.Monkey
 
 def test_where_there_is_no_room_at_all_everybody_comes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed 12000014: each give was too much for a queue, was let go of, and was given anew."""
-    monkeypatch.setattr(shared_tail, "QUEUE_ITEMS_MAX", 2)
+    swap_value(monkeypatch, lambda: shared_tail.QUEUE_ITEMS_MAX, 2)
 
     async def main(cluster: ClusterAtHand) -> None:
         settings = {"read_memory_bytes": 4096, "block_records": 1}
@@ -504,7 +504,7 @@ async def settled() -> None:
 def test_those_who_wait_further_on_take_a_leader_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_tail, "BEHIND_S", 0.05)
+    swap_value(monkeypatch, lambda: shared_tail.BEHIND_S, 0.05)
 
     async def main() -> None:
         budget = ReadBudget(1 << 30)

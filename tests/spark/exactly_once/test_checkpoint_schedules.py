@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import pytest
 from engine import Checkpoint, Died, Engine, at_the_sink, by_chance, in_the_source
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from swaps import swap
 
 from cordwood import durable
 from cordwood.client.blocking.blocking_store import BlockingStore
@@ -78,7 +79,7 @@ class Schedule:
             if path.parent == directory / "offsets":
                 self._checkpoint.synced.add(path.name)
 
-        monkeypatch.setattr(durable, "sync_file", sync_file)
+        swap(monkeypatch, durable.sync_file, sync_file)
 
     def run(self) -> Outcome:
         outcome, suffers = Outcome(), False

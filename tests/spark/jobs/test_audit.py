@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
+from swaps import swap, swap_value
 
 from cordwood import durable
 from cordwood.cli.app import run
@@ -144,8 +145,8 @@ def test_findings_are_durable_before_their_step_is_noted(
     store.append_many(log, [bytes(100)] * 20)
     steps: list[str] = []
     sync_file, rename = durable.sync_file, durable.rename
-    monkeypatch.setattr(durable, "sync_file", lambda p: (steps.append(Path(p).name), sync_file(p)))
-    monkeypatch.setattr(durable, "rename", lambda a, b: (steps.append(Path(b).name), rename(a, b)))
+    swap(monkeypatch, durable.sync_file, lambda p: (steps.append(Path(p).name), sync_file(p)))
+    swap(monkeypatch, durable.rename, lambda a, b: (steps.append(Path(b).name), rename(a, b)))
     audit.audit_into(spark, {SERVERS: cluster.url, "subscribe": log}, str(tmp_path / "f"))
     notes = [at for at, step in enumerate(steps) if step == "audit.json"]
     assert any(step.endswith(".parquet") for step in steps[notes[0] : notes[1]])
@@ -155,8 +156,8 @@ def test_findings_are_durable_before_their_step_is_noted(
 @pytest.mark.spark
 def test_an_audit_that_is_stopped_goes_on(spark, cluster, store, log, tmp_path, monkeypatch, capfd):
     """The verb, in steps of one task of a few records each."""
-    monkeypatch.setattr(audit, "TASK_BYTES", 100_000)
-    monkeypatch.setattr(audit, "STEP_TASKS", 1)
+    swap_value(monkeypatch, lambda: audit.TASK_BYTES, 100_000)
+    swap_value(monkeypatch, lambda: audit.STEP_TASKS, 1)
     store.append_many(log, [bytes(100)] * 2500)
     source = {SERVERS: cluster.url, "subscribe": log}
     table = str(tmp_path / "findings")

@@ -11,6 +11,7 @@ import pytest
 import rocksdict
 from made_blocks import LOG, OWNER, at, block
 from scenarios import as_scenario, awaited_by
+from swaps import swap_value
 
 from cordwood.host.real import real_host
 from cordwood.host.real_disk import RealDisk
@@ -54,7 +55,7 @@ def open_ones(tables: RocksTables) -> list[str]:
 def test_few_partitions_stay_open_and_all_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rocks_logs, "OPEN_PARTITIONS", 2)
+    swap_value(monkeypatch, lambda: rocks_logs.OPEN_PARTITIONS, 2)
     names = [f"p{number}" for number in range(5)]
 
     async def scenario(tables: RocksTables, host: Host) -> None:
@@ -78,7 +79,7 @@ def test_few_partitions_stay_open_and_all_can_be_read(
 
 
 def test_what_is_not_flushed_is_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rocks_logs, "OPEN_PARTITIONS", 1)
+    swap_value(monkeypatch, lambda: rocks_logs.OPEN_PARTITIONS, 1)
 
     async def scenario(tables: RocksTables, host: Host) -> None:
         await fill(tables, "a", "b", "c")

@@ -12,6 +12,7 @@ import pytest
 from made_blocks import LOG, OWNER, at, block, made_host, run
 from scenarios import as_scenario
 from stream_ends import ReaderEnd, pumped
+from swaps import swap_value
 from wal_memory_disk import MemoryDisk
 
 from cordwood.layout.logs_db import LogState
@@ -37,8 +38,8 @@ LOGS = range(100, 150)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_streams, "BATCH_BYTES", BATCH)
-    monkeypatch.setattr(read_streams, "FETCH_BYTES", FETCH)
+    swap_value(monkeypatch, lambda: read_streams.BATCH_BYTES, BATCH)
+    swap_value(monkeypatch, lambda: read_streams.FETCH_BYTES, FETCH)
 
 
 async def cold(blocks: int) -> LogReader:
@@ -128,7 +129,7 @@ async def test_a_batch_is_read_while_the_last_one_leaves(
     *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Disk and network waited for one another: a cold log came at a fourth of a cached one."""
-    monkeypatch.setattr(read_streams, "AHEAD_AFTER_BYTES", FETCH)
+    swap_value(monkeypatch, lambda: read_streams.AHEAD_AFTER_BYTES, FETCH)
     end = ReaderEnd()
     reader = await cold(3 * FETCH // BATCH)
     streams = ReadStreams(reader)
@@ -162,7 +163,7 @@ async def test_a_batch_is_read_while_the_last_one_leaves(
 async def test_a_batch_read_ahead_goes_no_further_than_window_credit_and_trim(
     *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_streams, "AHEAD_AFTER_BYTES", 0)
+    swap_value(monkeypatch, lambda: read_streams.AHEAD_AFTER_BYTES, 0)
     end = ReaderEnd()
     reader = await cold(8)
     streams = ReadStreams(reader)

@@ -9,6 +9,7 @@ import pytest
 from made_blocks import LOG, at, block, run
 from scenarios import as_scenario
 from stream_ends import ReaderEnd, pumped
+from swaps import swap_value
 
 from cordwood.block import BlockKind, EnvelopeFlag
 from cordwood.errors import Overloaded
@@ -251,7 +252,7 @@ class TestSingleCopies:
             assert sum(each.sent_bytes for each in nodes) - before == 120 * BLOCK.wire_bytes
 
     def test_copysets_remembered_are_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr(read_streams, "CHOICES_MAX", 2)
+        swap_value(monkeypatch, lambda: read_streams.CHOICES_MAX, 2)
 
         async def scenario() -> None:
             sets = list(permutations((1, 2, 3)))
@@ -368,7 +369,7 @@ class TestBatches:
         assert [head.next for head, _ in found] == [at(5), at(9), at(11)]
 
     def test_a_batch_ends_after_so_many_tiny_blocks(self, monkeypatch) -> None:
-        monkeypatch.setattr(read_streams, "BATCH_BLOCKS", 3)
+        swap_value(monkeypatch, lambda: read_streams.BATCH_BLOCKS, 3)
 
         async def scenario() -> None:
             cache, end = cache_of(*range(1, 9)), ReaderEnd()
@@ -415,7 +416,7 @@ class TestBatches:
         """Each used to send one: a client that read 256 logs at once had 256 MiB queued in one
         turn, and was cut off as one that does not read."""
         batch = 128 << 10
-        monkeypatch.setattr(read_streams, "BATCH_BYTES", batch)
+        swap_value(monkeypatch, lambda: read_streams.BATCH_BYTES, batch)
 
         async def scenario() -> None:
             cache, end = LogCache(), ReaderEnd()
@@ -559,7 +560,7 @@ class TestLife:
         streams.on_change(LOG)
 
     def test_streams_on_one_connection_are_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr(read_streams, "STREAMS_MAX", 3)
+        swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 3)
 
         async def scenario() -> None:
             streams, end = ReadStreams(LogReader(cache_of(1))), ReaderEnd()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from made_blocks import LOG, Made, at, packed, run
-from scenarios import as_scenario
+from scenarios import as_scenario, now
 
 from cordwood.errors import BadSetting
 from cordwood.host.seams import Host
@@ -54,10 +54,6 @@ async def make(host: Host, limits: WalLimits | None = None, ring: int = 64 * MIB
 async def start(host: Host, limits: WalLimits | None = None) -> tuple[Wal, list[bytes]]:
     wal = await Wal.open(host.disk, PATH, owner=OWNER, limits=limits)
     return wal, [body async for _, body in wal.recover()]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # ---- stalls ----
