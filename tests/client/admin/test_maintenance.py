@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, OutcomeUnknown, Rejected
@@ -31,91 +32,83 @@ async def wait_state(store: Store, number: int, wanted: str, timeout_s: float = 
             await asyncio.sleep(0.5)
 
 
-def test_a_second_node_waits_until_the_first_is_back() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            await store.append("a", b"value")
-            first = await ask(store, 1, ttl_s=3600)
-            second = await ask(store, 2)
-            assert (first.state, second.state) == ("GRANTED", "BLOCKED_UNTIL_SAFE")
-            assert "writes would stop" in second.blocked
-            assert first.ends_us == first.made_us + 3_600_000_000
+@as_scenario(simulate, nodes=4)
+async def test_a_second_node_waits_until_the_first_is_back(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"value")
+        first = await ask(store, 1, ttl_s=3600)
+        second = await ask(store, 2)
+        assert (first.state, second.state) == ("GRANTED", "BLOCKED_UNTIL_SAFE")
+        assert "writes would stop" in second.blocked
+        assert first.ends_us == first.made_us + 3_600_000_000
+        await store.remove_maintenance(first.number)
+        await wait_state(store, second.number, "GRANTED")
+        with pytest.raises(BadSetting, match="no request 1"):
             await store.remove_maintenance(first.number)
-            await wait_state(store, second.number, "GRANTED")
-            with pytest.raises(BadSetting, match="no request 1"):
-                await store.remove_maintenance(first.number)
-
-    simulate(scenario, nodes=4)
 
 
-def test_a_request_that_is_blocked_is_granted_while_nobody_asks() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            await store.append("a", b"value")
-            await ask(store, 1, ttl_s=20)
-            await ask(store, 2)
-        await asyncio.sleep(60)
-        known, _ = await MaintenanceStore(cluster.metadata).read()
-        assert [(each.nodes, each.is_granted) for each in known.requests] == [((2,), True)]
-
-    simulate(scenario, nodes=4)
-
-
-def test_a_drain_empties_the_node_and_ends_with_its_request() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            for number in range(20):
-                await store.append("a", b"%d" % number)
-            made = await ask(store, 3, wanted="DRAINED")
-            assert made.state == "DRAINING"
-            await store.remove_maintenance(made.number)
-            assert (await store.rebuilding()).lost == ()
-            made = await ask(store, 3, wanted="DRAINED")
-            await wait_state(store, made.number, "DRAINED")
-            assert [entry.node for entry in (await store.rebuilding()).lost] == [3]
-
-    simulate(scenario, nodes=5)
+@as_scenario(simulate, nodes=4)
+async def test_a_request_that_is_blocked_is_granted_while_nobody_asks(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"value")
+        await ask(store, 1, ttl_s=20)
+        await ask(store, 2)
+    await asyncio.sleep(60)
+    known, _ = await MaintenanceStore(cluster.metadata).read()
+    assert [(each.nodes, each.is_granted) for each in known.requests] == [((2,), True)]
 
 
-def test_bad_input_is_refused_and_changes_nothing() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=10) as store:
-            for nodes, more in (
-                ((9,), {}), ((), {}), ((1,), {"racks": ["rack9"]}), ((1,), {"wanted": "GONE"}),
-                ((1,), {"reason": ""}), ((1,), {"user": " "}), ((1,), {"ttl_s": 10**9}),
-            ):  # fmt: skip
-                with pytest.raises(BadSetting):
-                    await ask(store, *nodes, **more)
-            assert await store.maintenance() == []
+@as_scenario(simulate, nodes=5)
+async def test_a_drain_empties_the_node_and_ends_with_its_request(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=10) as store:
+        for number in range(20):
+            await store.append("a", b"%d" % number)
+        made = await ask(store, 3, wanted="DRAINED")
+        assert made.state == "DRAINING"
+        await store.remove_maintenance(made.number)
+        assert (await store.rebuilding()).lost == ()
+        made = await ask(store, 3, wanted="DRAINED")
+        await wait_state(store, made.number, "DRAINED")
+        assert [entry.node for entry in (await store.rebuilding()).lost] == [3]
 
-    simulate(scenario, nodes=3)
+
+@as_scenario(simulate, nodes=3)
+async def test_bad_input_is_refused_and_changes_nothing(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=10) as store:
+        for nodes, more in (
+            ((9,), {}), ((), {}), ((1,), {"racks": ["rack9"]}), ((1,), {"wanted": "GONE"}),
+            ((1,), {"reason": ""}), ((1,), {"user": " "}), ((1,), {"ttl_s": 10**9}),
+        ):  # fmt: skip
+            with pytest.raises(BadSetting):
+                await ask(store, *nodes, **more)
+        assert await store.maintenance() == []
 
 
-def test_a_write_of_unknown_outcome_makes_one_request(monkeypatch) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        right = cluster.metadata.compare_and_set
-        lost: list[str] = []
+@as_scenario(simulate, nodes=4)
+async def test_a_write_of_unknown_outcome_makes_one_request(
+    cluster: ClusterAtHand, *, monkeypatch
+) -> None:
+    right = cluster.metadata.compare_and_set
+    lost: list[str] = []
 
-        async def written_without_a_word(
-            key: str, value: bytes | None, expected: int
-        ) -> int | None:
-            version = await right(key, value, expected)
-            if key == "maintenance" and not lost:
-                lost.append(key)
-                raise OutcomeUnknown("the answer was lost")
-            return version
+    async def written_without_a_word(key: str, value: bytes | None, expected: int) -> int | None:
+        version = await right(key, value, expected)
+        if key == "maintenance" and not lost:
+            lost.append(key)
+            raise OutcomeUnknown("the answer was lost")
+        return version
 
-        async with cluster.client(timeout_s=10) as store:
-            await store.append("a", b"value")
-            monkeypatch.setattr(cluster.metadata, "compare_and_set", written_without_a_word)
-            made = await ask(store, 1)
-            assert lost
-            assert [each.number for each in await store.maintenance()] == [made.number] == [1]
-            lost.clear()
-            await store.remove_maintenance(made.number)
-            assert await store.maintenance() == []
-
-    simulate(scenario, nodes=4)
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"value")
+        monkeypatch.setattr(cluster.metadata, "compare_and_set", written_without_a_word)
+        made = await ask(store, 1)
+        assert lost
+        assert [each.number for each in await store.maintenance()] == [made.number] == [1]
+        lost.clear()
+        await store.remove_maintenance(made.number)
+        assert await store.maintenance() == []
 
 
 def answers_late(
@@ -160,39 +153,39 @@ def test_a_call_that_a_second_node_gets_makes_one_request_and_ends_it_once(monke
         simulate(scenario, nodes=4)
 
 
-def test_a_node_that_was_stopped_asks_for_nothing_once_the_request_is_over(monkeypatch) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        right = MaintenanceStore.read
-        held: list[MaintenanceStore] = []
+@as_scenario(simulate, nodes=4)
+async def test_a_node_that_was_stopped_asks_for_nothing_once_the_request_is_over(
+    cluster: ClusterAtHand, *, monkeypatch
+) -> None:
+    right = MaintenanceStore.read
+    held: list[MaintenanceStore] = []
 
-        async def read_late(self: MaintenanceStore) -> object:
-            if not held:
-                held.append(self)
-                await asyncio.sleep(10)
-            return await right(self)
+    async def read_late(self: MaintenanceStore) -> object:
+        if not held:
+            held.append(self)
+            await asyncio.sleep(10)
+        return await right(self)
 
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("a", b"value")
-            monkeypatch.setattr(MaintenanceStore, "read", read_late)
-            made = await ask(store, 1)
-            assert held, "a node is stopped before it reads"
-            await store.remove_maintenance(made.number)
-            await asyncio.sleep(20)
-            assert await store.maintenance() == []
-
-    simulate(scenario, nodes=4)
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("a", b"value")
+        monkeypatch.setattr(MaintenanceStore, "read", read_late)
+        made = await ask(store, 1)
+        assert held, "a node is stopped before it reads"
+        await store.remove_maintenance(made.number)
+        await asyncio.sleep(20)
+        assert await store.maintenance() == []
 
 
-def test_a_request_that_ends_before_its_call_is_told_as_over(monkeypatch) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        async with cluster.client(timeout_s=20) as store:
-            await store.append("a", b"value")
-            answers_late(cluster, monkeypatch, "maintenance")
-            with pytest.raises(Rejected, match="is over"):
-                await ask(store, 1, ttl_s=2)
-            assert await store.maintenance() == []
-
-    simulate(scenario, nodes=4)
+@as_scenario(simulate, nodes=4)
+async def test_a_request_that_ends_before_its_call_is_told_as_over(
+    cluster: ClusterAtHand, *, monkeypatch
+) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("a", b"value")
+        answers_late(cluster, monkeypatch, "maintenance")
+        with pytest.raises(Rejected, match="is over"):
+            await ask(store, 1, ttl_s=2)
+        assert await store.maintenance() == []
 
 
 @pytest.mark.parametrize(("given", "back"), [("drain", "undrain"), ("start", "abort")])
