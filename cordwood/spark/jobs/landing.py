@@ -193,7 +193,7 @@ def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[
         places: Mapping[int, int] = initial_places(catalog.placed(logs, tails), logs, tails)
     else:
         before = parse_offset(last)
-        check_cluster(before, catalog.cluster)
+        check_cluster(before.cluster, catalog.cluster)
         places = {**dict.fromkeys(logs, int(OLDEST)), **before.logs}
     stops = stream_stops(options, logs, tails)
     return [
