@@ -52,6 +52,9 @@ TWO_COPIES: tuple[tuple[int, int, int], ...] = ((5, 2, 2), (4, 2, 2))
 FEW_COPIES: tuple[tuple[int, int, int], ...] = ((2, 2, 1), (1, 1, 1))
 """One crash loses what only memory has."""
 
+WIDE_COPIES: tuple[tuple[int, int, int], ...] = ((4, 1, 1), (3, 1, 1))
+"""Most nodes that answer a force have none of its entries."""
+
 CHANGES = scenario(
     "crash", "metadata_slow", "pause",
     every_s=0.6, length_s=30.0, shape=both(cluster_of(6, 3), _of_ledgers),
@@ -80,7 +83,7 @@ def _deferred(*plants: Plant) -> Plant:
         value(lambda: ledger_clients.DEFERS, 1.0),
         value(lambda: ledger_clients.SHAPES, FEW_COPIES),
         value(lambda: ledger_clients.ADD_S, 0.5),
-        *plants,
+        *plants,  # the last value of a constant counts
     )
 
 
@@ -284,7 +287,8 @@ BUGS = (
     _bug("force-of-later", "a force confirms what was acknowledged since it was asked for",
          _deferred(at(LedgerWriter.on_forced).around(_confirms_what_came_since)), DEFERRED),
     _bug("forced-by-one", "a force is done when one node has answered it",
-         _deferred(at(LedgerWriter.on_forced).around(_forced_by_one)), DEFERRED),
+         _deferred(at(LedgerWriter.on_forced).around(_forced_by_one),
+                   value(lambda: ledger_clients.SHAPES, WIDE_COPIES)), DEFERRED),
     PlantedBug("ledger-force-of-another-run",
                "a force counts of a node that started anew since its acks",
                at(LedgerWriter._is_same_run).instead(_counts_any_run),
