@@ -31,7 +31,6 @@ from cordwood.layout.message_rebuilding import (
 from cordwood.layout.rebuild_events import pack_set
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.event_log import Verdict, authority_of, refuses
-from cordwood.protocol.rebuild_flow import FlowLimits
 from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
 from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.rebuilding import (
@@ -47,6 +46,7 @@ from cordwood.rebuilding import (
 from cordwood.settings import NodeSettings
 from cordwood.storage.rebuild.copies import words_of
 from cordwood.storage.rebuild.donor import Donor, Pass
+from cordwood.storage.rebuild.donor_pace import DonorPace
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.store_channel import StoreChannel
@@ -110,6 +110,7 @@ class RebuildRole:
         self._changed = asyncio.Event()
         self._told: str = ""
         self._donor: Donor
+        self._pace: DonorPace
         self._dead: Callable[[], Set[NodeId]] = frozenset
 
     def connect(
@@ -126,10 +127,10 @@ class RebuildRole:
             return frozenset(peers.up) - silent()
 
         moves = Moves(self._me, peers, channel, self._host.random, available, run_bytes)
-        limits = FlowLimits(bytes_s=float(self._settings.storage.rebuild_bytes_s))
+        self._pace = DonorPace(float(self._settings.storage.rebuild_bytes_s), self._engine.waits)
         self._dead = dead
         self._donor = Donor(
-            self._me, self._engine, self._members, self._read_record, peers, moves, limits,
+            self._me, self._engine, self._members, self._read_record, peers, moves, self._pace,
             run_bytes,
         )  # fmt: skip
 
@@ -192,10 +193,12 @@ class RebuildRole:
     async def _work(self, rebuilding: RebuildingSet) -> Pass:
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(self._tell_progress(rebuilding))
+            pacing = tasks.create_task(self._pace.watch())
             made = await self._donor.work(
                 rebuilding, lambda: self.set.version != rebuilding.version
             )
             telling.cancel()
+            pacing.cancel()
         return made
 
     async def _tell_progress(self, rebuilding: RebuildingSet) -> None:
