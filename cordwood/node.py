@@ -103,6 +103,7 @@ from cordwood.storage.rebuild.admission import Admission
 from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.storage.repair.copy_fetch import CopyFetches
 from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.repair.wal_healing import WalHealing
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
 from cordwood.storage.space.free_space import most_room
@@ -198,6 +199,7 @@ class Node:
         self._purges: Purges
         self._rebuild: RebuildRole
         self._repairs: Repairs
+        self._healing: WalHealing
         self._maintenance: MaintenanceCalls
         self._fetches: CopyFetches
         self._digests: DigestReads
@@ -242,14 +244,16 @@ class Node:
         admission = Admission(settings, host, self._membership, events)
         await admission.ask()
         await self._open_engine(admission.is_anew)
-        known = (
-            self._epochs.read, lambda: self._members, self._renew_seals, self._membership
-        )  # fmt: skip
-        self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._repairs = Repairs(
             self._engine, settings.node, lambda: self._members, self._epochs.read,
             settings.storage.rebuild_bytes_s,
         )  # fmt: skip
+        self._healing = WalHealing(self._engine, settings.node, self._repairs, self._epochs.newest)
+        known = (
+            self._epochs.read, lambda: self._members, self._renew_seals, self._membership,
+            self._healing.state,
+        )  # fmt: skip
+        self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
@@ -312,6 +316,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._repairs.run(),
+            self._healing.run(),
             self._maintenance.run(),
             self._directory.run(lambda: self._engine.reached),
             self._ledgers.run(),
@@ -379,7 +384,8 @@ class Node:
         self._channel = StoreChannel(self._peers)
         self._digests = DigestReads(self._peers)
         self._fetches = CopyFetches(self._peers)
-        self._repairs.connect(self._fetches)
+        self._repairs.connect(self._fetches, lambda: self._gossip.dead)
+        self._healing.connect(self._peers, lambda: self._gossip.dead)
         self._states = NodeStates()
         self._gossip = Gossip(
             self.settings.node,

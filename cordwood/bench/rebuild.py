@@ -1,10 +1,13 @@
 """Rebuilding after a disk that is lost for good, beside appends of the same run.
 
-A fresh cluster takes blocks of several logs, as fast as it can: that is the reference. Then a node
-is killed, and its blocks are made anew while nothing else runs. Then small appends run in a closed
-loop, for a while with all others well, while the blocks of a second node are made anew, and again
-afterwards. The figures are bytes moved a second beside block appends, rate and p99 of the small
-appends beside those without rebuilding, and the largest donor's share beside an even one.
+A fresh cluster takes blocks of several logs, as fast as it can: that is the reference. A range of
+one node's WAL rots, and is healed. Then a node is killed, and its blocks are made anew while
+nothing else runs. Then small appends run in a closed loop: for a while with all others well, while
+the blocks of a second node are made anew, and again afterwards.
+
+The figures are bytes moved a second beside block appends, rate and p99 of the small appends beside
+those without rebuilding, the largest donor's share beside an even one, and the time until the range
+is healed.
 
 Source: docs/protocol/rebuilding.md.
 """
@@ -30,6 +33,7 @@ from cordwood.bench.append_loops import (
 )
 from cordwood.bench.figure import Figure, Sample, make_figure, percentile_ms
 from cordwood.bench.place import PREFIX
+from cordwood.bench.wal_range import time_wal_range
 from cordwood.client.append.open_log import Appending
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, CordwoodError, Rejected, Unreachable
@@ -43,6 +47,12 @@ VICTIM = NodeId(2)
 
 SECOND = NodeId(3)
 """Lost next, beside small appends."""
+
+THIRD = NodeId(4)
+"""A range of its WAL rots, before the losses."""
+
+WAL_RANGE_S = 5.0
+"""What the healing of one range may take."""
 
 LOGS = 24
 """Enough for copysets on all nodes."""
@@ -109,6 +119,7 @@ async def bench_rebuild(
         ("rebuild_beside_p99", "ms", samples.p99, f"their p99 {alone}"),
         ("rebuild_moved_beside", "MB/s", samples.moved_beside, blocks),
         ("rebuild_largest_share", "MB", samples.shares, "an even share of what all donors gave"),
+        ("rebuild_wal_range", "s", samples.wal_range, "what it may take"),
     ]
     return [
         make_figure(name, unit, found, parameters=parameters, reference_is=told)
@@ -125,6 +136,7 @@ class _Samples:
     p99: list[Sample] = field(default_factory=list)
     moved_beside: list[Sample] = field(default_factory=list)
     shares: list[Sample] = field(default_factory=list)
+    wal_range: list[Sample] = field(default_factory=list)
 
 
 async def _repeat(
@@ -138,6 +150,9 @@ async def _repeat(
             await store.create_log(name, attributes=LogAttributes(sticky_copysets=False))
         append_mb_s = await _fill(profile, store, names)
         say(f"rebuild: block appends at {append_mb_s:.1f} MB/s")
+        wal_range_s = await time_wal_range(cluster, store, THIRD)
+        samples.wal_range.append(Sample(wal_range_s, WAL_RANGE_S))
+        say(f"rebuild: a range of node {THIRD}'s WAL in {wal_range_s:.2f} s")
         given = await _lose(cluster, store, VICTIM)
         seconds = await _wait_healed(store, VICTIM)
         total = sum(given.values()) / 1e6

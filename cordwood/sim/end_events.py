@@ -54,7 +54,7 @@ class CopiesMended(HistoryEvent, frozen=True, gc=False, tag="copies-mended"):
     """At the end of a run in which copies rotted: each should be good again.
 
     Attributes:
-        waits: nodes that still take copies for damaged.
+        waits: nodes that still take copies for damaged, or miss records of their WAL.
     """
 
     waits: tuple[int, ...] = ()

@@ -24,7 +24,6 @@ from cordwood.sim.aftermath import lose_nodes, measure_pace
 from cordwood.sim.auditors import audit
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.checkers import Evidence, Violation, check_all, run_is_valid
-from cordwood.sim.checkers.rebuilt import UNMENDED
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
@@ -204,8 +203,9 @@ def _collecting_nothing() -> Iterator[None]:
 def waived_promises(options: RunOptions) -> frozenset[str]:
     """Promises that a run of these options does not owe."""
     waived: set[str] = set()
+    if options.faults.damage is Damage.BEYOND:
+        waived |= {"S15"}  # of some blocks all copies are gone
     if options.faults.damage is not Damage.NONE:
-        waived |= {"S15"}  # nothing rebuilds copies yet
         waived |= {"S27"}  # what a WAL lost of nodesets, the next sequencer tells again
         waived |= {"S31"}  # what may have been acknowledged is kept, however young
     if any(name.startswith("protocol.producers.") for name, _ in options.turns):
@@ -347,8 +347,7 @@ class _Run:
             stuck = await self._lose()
         if self._options.loses_disks:
             await self._losses.wait_healed()
-        is_owed = not UNMENDED & {fault.kind for fault in self.plan}
-        if self._options.faults.damage is Damage.WITHIN and is_owed:
+        if self._options.faults.damage is Damage.WITHIN:
             await wait_mended(self._cluster, self.recorder)
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)

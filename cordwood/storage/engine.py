@@ -208,6 +208,25 @@ class StorageEngine:
             )  # fmt: skip
         return engine
 
+    async def heal_loss(self) -> None:
+        """All that was lost and that counts is here again, durably, from other nodes.
+
+        From now on this node's silence counts again as absence.
+
+        Raises:
+            TablesFailed: it cannot be made durable.
+        """
+        if self.damage:
+            await self.logs.accept_loss(self._recovered_to)
+            logger.warning("%s: healed from other nodes", self.damage)
+            self.damage = ""
+
+    @property
+    def _recovered_to(self) -> int:
+        found = self._wal.recovery
+        assert found is not None, "the WAL was recovered to its end"
+        return found.resume
+
     async def accept_loss(self) -> None:
         """An operator accepts that the lost records are gone: no reader waits for them any more.
 
@@ -217,9 +236,7 @@ class StorageEngine:
             TablesFailed: the acceptance cannot be made durable.
         """
         if self.damage:
-            found = self._wal.recovery
-            assert found is not None, "the WAL was recovered to its end"
-            await self.logs.accept_loss(found.resume)
+            await self.logs.accept_loss(self._recovered_to)
             logger.warning("%s: accepted, they are gone from now on", self.damage)
             self.damage = ""
 

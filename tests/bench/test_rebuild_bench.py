@@ -25,7 +25,7 @@ def test_a_lost_node_is_healed_and_all_figures_are_told(tmp_path) -> None:
     figures = {each.name: each for each in asyncio.run(work)}
     assert list(figures) == [
         "rebuild_moved", "rebuild_beside", "rebuild_beside_p99", "rebuild_moved_beside",
-        "rebuild_largest_share",
+        "rebuild_largest_share", "rebuild_wal_range",
     ]  # fmt: skip
     assert all(each.value > 0 and each.ratio for each in figures.values())
     assert 1 <= (figures["rebuild_largest_share"].ratio or 0) < 3

@@ -24,6 +24,7 @@ from cordwood.errors import BadSetting, CordwoodError, NotOurCluster, Rejected
 from cordwood.layout.log_questions import AskCopies, CopiesReply
 from cordwood.layout.message_rebuilding import (
     AskRebuilding,
+    HealState,
     RebuildingReply,
     RebuildOrder,
     SayRebuild,
@@ -89,9 +90,11 @@ class RebuildRole:
         members: Callable[[], Mapping[NodeId, Member]],
         seal: Callable[[], Awaitable[None]],
         membership: Membership,
+        healing: Callable[[], HealState],
     ) -> None:
         """
         Args:
+            healing: how far this node is with what its WAL lost.
             seal: seals every log up to its newest epoch: some may have been recovered without
                 this node.
         """
@@ -105,6 +108,7 @@ class RebuildRole:
         self._members = members
         self._seal = seal
         self._membership = membership
+        self._healing = healing
         self._owes_seals = False
         self._watch = LossWatch(self._me, settings.rebuild_after_s)
         self._changed = asyncio.Event()
@@ -290,7 +294,7 @@ class RebuildRole:
             await self._obey(call)
         else:
             await self.refresh()
-        return RebuildingReply(pack_set(self.set), self._donor.state())
+        return RebuildingReply(pack_set(self.set), self._donor.state(), self._healing())
 
     async def _obey(self, call: SayRebuild) -> None:
         members = self._members()
