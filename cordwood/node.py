@@ -248,7 +248,9 @@ class Node:
             self._engine, settings.node, lambda: self._members, self._epochs.read,
             settings.storage.rebuild_bytes_s,
         )  # fmt: skip
-        self._healing = WalHealing(self._engine, settings.node, self._repairs, self._epochs.newest)
+        self._healing = WalHealing(
+            self._engine, settings.node, self._repairs, self._epochs.newest, self.flush
+        )
         known = (
             self._epochs.read, lambda: self._members, self._renew_seals, self._membership,
             self._healing.state,

@@ -214,18 +214,17 @@ class StorageEngine:
         From now on this node's silence counts again as absence.
 
         Raises:
+            Retryable: LogsDB does not have yet what follows the damage, so a start would find it.
             TablesFailed: it cannot be made durable.
         """
         if self.damage:
-            await self.logs.accept_loss(self._recovered_to)
+            found = self._wal.recovery
+            assert found is not None, "the WAL was recovered to its end"
+            if any(stop > self.logs.offset for _, stop in found.damage):
+                raise Retryable("a flush has to come by the damage first")
+            await self.logs.heal_loss()
             logger.warning("%s: healed from other nodes", self.damage)
             self.damage = ""
-
-    @property
-    def _recovered_to(self) -> int:
-        found = self._wal.recovery
-        assert found is not None, "the WAL was recovered to its end"
-        return found.resume
 
     async def accept_loss(self) -> None:
         """An operator accepts that the lost records are gone: no reader waits for them any more.
@@ -236,7 +235,9 @@ class StorageEngine:
             TablesFailed: the acceptance cannot be made durable.
         """
         if self.damage:
-            await self.logs.accept_loss(self._recovered_to)
+            found = self._wal.recovery
+            assert found is not None, "the WAL was recovered to its end"
+            await self.logs.accept_loss(found.resume)
             logger.warning("%s: accepted, they are gone from now on", self.damage)
             self.damage = ""
 

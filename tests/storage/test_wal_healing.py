@@ -50,6 +50,21 @@ def test_a_node_is_healed_within_five_seconds_and_knows_what_it_holds(seed: int)
     simulate(scenario, nodes=5, storage=UNFLUSHED)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_rots_after_a_healing_is_found_and_healed_too(seed: int) -> None:
+    """A healing that took all of the WAL for healed hid what rotted there later: the node served,
+    and lacked blocks that it should have (seed 1 of the scenario WAL_LOST)."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        for turn in range(3):
+            await put_records(cluster)
+            await rot_wal(cluster, 2, 10 * seed + turn)
+            await knows_again(cluster, 2)
+            assert not await missing(cluster)
+
+    simulate(scenario, nodes=5, storage=UNFLUSHED)
+
+
 def test_it_is_told_while_it_goes_on() -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         await put_records(cluster)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from cordwood.errors import CordwoodError, NoSequencer, UnknownLog, Unreachable
 from cordwood.layout.message import AskTail, TailReply
 from cordwood.layout.message_rebuilding import HealState
+from cordwood.layout.waves import store_head
 from cordwood.nodes import NodeId
 from cordwood.protocol.wal_heal import HealBook, is_settled
 from cordwood.storage.repair.repairs import Repairs
@@ -39,6 +40,8 @@ TAIL_TIMEOUT_S = 3.0
 HOPS = 4
 """Nodes that are asked for a log's sequencer, one naming the next; the last may be this node."""
 
+FLUSH_TIMEOUT_S = 60.0
+NOTE_AGAIN_S = 1.0
 RESTORE_TRIES = 3
 """Rounds over one log: what moved meanwhile is seen by the next one."""
 
@@ -52,15 +55,18 @@ class WalHealing:
         me: NodeId,
         repairs: Repairs,
         newest: Callable[[], Awaitable[Mapping[int, int]]],
+        flush: Callable[[], Awaitable[None]],
     ) -> None:
         """
         Args:
+            flush: takes all that is in the WAL to LogsDB.
             newest: by log, the newest epoch that was handed out: all logs.
         """
         self._engine = engine
         self._me = me
         self._repairs = repairs
         self._newest = newest
+        self._flush = flush
         self._book: HealBook | None = None
         self._blocks = self._bytes = 0
         self._peers: Peers
@@ -97,12 +103,29 @@ class WalHealing:
             await self._round(self._book)
             if self._book.is_healed:
                 try:
+                    # Trap: while the WAL shows the damage, a start would find it again, and what
+                    # rots beside it later must be found.
+                    await self._flush_behind_it()
                     await self._engine.heal_loss()
-                except CordwoodError as error:
+                except (CordwoodError, TimeoutError) as error:
                     logger.warning("that the loss is healed could not be noted: %s", error)
                 else:
                     return
+                await asyncio.sleep(NOTE_AGAIN_S)
             await asyncio.sleep(max(0.1, self._book.next_s(loop.time())))
+
+    async def _flush_behind_it(self) -> None:
+        """Write a record behind all others, and take all to LogsDB.
+
+        Raises:
+            TimeoutError: it takes too long.
+            Retryable: the node stores nothing any more.
+        """
+        settled = asyncio.Event()
+        self._engine.store(0, memoryview(store_head(0)), lambda refusals: settled.set())
+        async with asyncio.timeout(FLUSH_TIMEOUT_S):
+            await settled.wait()
+            await self._flush()
 
     async def _round(self, book: HealBook) -> None:
         waiting = iter(book.due(asyncio.get_running_loop().time()))
