@@ -263,7 +263,9 @@ class Node:
             lambda: self._peers)  # fmt: skip
         survey = CopySurvey(self._engine, settings.node, lambda: self._members, self._epochs.read)
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
-        self._staging = Staging(self._engine, host.clock.now_us)
+        self._staging = Staging(
+            self._engine, host.clock.now_us, lambda: settings.node in self._engine.rebuilding
+        )
         self._ledgers = LedgerCalls(
             LedgerStore(self._engine), LedgerMetadataStore(self._metadata), settings.node,
             LedgerAutorecovery(

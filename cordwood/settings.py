@@ -135,7 +135,7 @@ class StorageSettings:
         rebuild_bytes_s: the most that a node sends of new copies of blocks that other nodes lost;
             0 for as fast as they are taken. 32 MiB/s: a quarter of what a cheap cloud volume
             writes; five nodes restore a lost terabyte in two hours. Beside appends it is less, as
-            docs/protocol/rebuilding.md says (rule 17).
+            docs/protocol/rebuilding.md says (rule 18).
         scrub_every_s: the least time between the begins of two passes over LogsDB. A day: rotten
             data is found before a second copy is likely to rot.
     """

@@ -174,6 +174,11 @@ class Donor:
             if self._engine.damage:
                 now.report.trouble = f"this node lost records: {self._engine.damage}"
             await self._move_all(now, is_old)
+            if self._me in now.losses.leaving and self._engine.staged.blocks:
+                staged = len(self._engine.staged.blocks)
+                now.report.trouble = (
+                    f"{staged} staged blocks here wait to be published, or to expire"
+                )
         except (TablesFailed, Corrupt, TimeoutError) as error:
             now.report.trouble = str(error) or "the WAL takes too long"
         if is_old():
