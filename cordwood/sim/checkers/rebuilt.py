@@ -13,12 +13,26 @@ from collections.abc import Iterator
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.end_events import CopiesMended, DisksReplaced, LedgersLacking
+from cordwood.sim.end_events import (
+    CopiesMended,
+    DisksReplaced,
+    LedgersLacking,
+    StaleServed,
+    WordsLeft,
+)
 from cordwood.sim.history import DumpedSlots, NodeDumped
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
     """L4: nothing is lost for ever, and each block and entry is where it should be."""
+    for _, event in evidence.of(WordsLeft):
+        assert isinstance(event, WordsLeft), "as asked for"
+        text = f"nodes {list(event.nodes)} are there, and what was said of their data is not over"
+        return [Violation("L4", text, 0, 0, (event,))]
+    stale = [event for _, event in evidence.of(StaleServed)]
+    if stale:
+        text = "a node serves the copies that were made anew on other nodes"
+        return [Violation("L4", text, 0, 0, (stale[0],))]
     ends = [event for _, event in evidence.of(DisksReplaced, CopiesMended)]
     if not ends:
         return []

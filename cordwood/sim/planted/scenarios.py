@@ -363,17 +363,6 @@ WAL_LOST = scenario(
 )  # fmt: skip
 """One node loses records of its WAL, and is healed from the others."""
 
-ACCEPTED = scenario(
-    "zeroed",
-    shape=both(
-        _damaged, _seldom_flushed, _audited, lambda options: replace(options, accepts=True),
-        planned(*(Fault("zeroed", (1,), 4.0 + 2.0 * turn, 0.3) for turn in range(3))),
-    ),
-    length_s=12.0,
-    trim_s=0.0,
-)  # fmt: skip
-"""One node loses records of its WAL, and an operator accepts that in the end."""
-
 
 def _seldom_refreshed(options: RunOptions) -> RunOptions:
     return replace(options, cluster=replace(options.cluster, refresh_s=5.0))
