@@ -360,6 +360,7 @@ WAL_LOST = scenario(
     turns=(("sequencer.appender.STICKY_BYTES", 0),),
     length_s=16.0,
     trim_s=0.0,
+    scribes=0,
 )  # fmt: skip
 """One node loses records of its WAL, and is healed from the others."""
 
