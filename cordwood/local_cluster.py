@@ -192,7 +192,11 @@ class LocalCluster:
                 raise Unreachable(f"node {number} was killed and does not end") from None
         assert not node.is_running, f"node {number} runs already"
         node.was_killed = False
-        path, log = self._prepare_node(node)
+        try:
+            path, log = self._prepare_node(node)
+        except FileNotFoundError as error:
+            # `cordwood nodes replace` puts another directory there just now.
+            raise Unreachable(f"node {number} has no directory: {error}") from None
         before = [] if self._housing is None else self._housing.command(number)
         try:
             node.process = await asyncio.create_subprocess_exec(

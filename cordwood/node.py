@@ -105,6 +105,7 @@ from cordwood.storage.rebuild.admission import Admission
 from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.storage.repair.copy_fetch import CopyFetches
 from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.repair.wal_healing import WalHealing
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
 from cordwood.storage.space.free_space import most_room
@@ -200,6 +201,7 @@ class Node:
         self._purges: Purges
         self._rebuild: RebuildRole
         self._repairs: Repairs
+        self._healing: WalHealing
         self._maintenance: MaintenanceCalls
         self._fetches: CopyFetches
         self._digests: DigestReads
@@ -244,14 +246,18 @@ class Node:
         admission = Admission(settings, host, self._membership, events)
         await admission.ask()
         await self._open_engine(admission.is_anew)
-        known = (
-            self._epochs.read, lambda: self._members, self._renew_seals, self._membership
-        )  # fmt: skip
-        self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._repairs = Repairs(
             self._engine, settings.node, lambda: self._members, self._epochs.read,
             settings.storage.rebuild_bytes_s,
         )  # fmt: skip
+        self._healing = WalHealing(
+            self._engine, settings.node, self._repairs, self._epochs.newest, self.flush
+        )
+        known = (
+            self._epochs.read, lambda: self._members, self._renew_seals, self._membership,
+            self._healing.state,
+        )  # fmt: skip
+        self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
         self._rights = ReadRights(self._logs)
         self._claims = Claims(
@@ -259,7 +265,9 @@ class Node:
             lambda: self._peers)  # fmt: skip
         survey = CopySurvey(self._engine, settings.node, lambda: self._members, self._epochs.read)
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
-        self._staging = Staging(self._engine, host.clock.now_us)
+        self._staging = Staging(
+            self._engine, host.clock.now_us, lambda: settings.node in self._engine.rebuilding
+        )
         self._ledgers = LedgerCalls(
             LedgerStore(self._engine, lambda: self._incarnation),
             LedgerMetadataStore(self._metadata), settings.node,
@@ -315,6 +323,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._repairs.run(),
+            self._healing.run(),
             self._maintenance.run(),
             self._directory.run(lambda: self._engine.reached),
             self._ledgers.run(),
@@ -386,7 +395,8 @@ class Node:
         self._channel = StoreChannel(self._peers)
         self._digests = DigestReads(self._peers)
         self._fetches = CopyFetches(self._peers)
-        self._repairs.connect(self._fetches)
+        self._repairs.connect(self._fetches, lambda: self._gossip.dead)
+        self._healing.connect(self._peers, lambda: self._gossip.dead)
         self._states = NodeStates()
         self._gossip = Gossip(
             self.settings.node,

@@ -132,9 +132,10 @@ class StorageSettings:
         scrub_bytes_s: the rate at which a scrub reads LogsDB in the background to find rotten data;
             0 for no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and
             a terabyte in 12 days.
-        rebuild_bytes_s: the rate at which a node sends new copies of blocks that other nodes lost;
+        rebuild_bytes_s: the most that a node sends of new copies of blocks that other nodes lost;
             0 for as fast as they are taken. 32 MiB/s: a quarter of what a cheap cloud volume
-            writes, so that appends keep the rest; five nodes restore a lost terabyte in two hours.
+            writes; five nodes restore a lost terabyte in two hours. Beside appends it is less, as
+            docs/protocol/rebuilding.md says (rule 18).
         scrub_every_s: the least time between the begins of two passes over LogsDB. A day: rotten
             data is found before a second copy is likely to rot.
     """

@@ -104,7 +104,7 @@ class TestTakingOver:
     ) -> None:
         async with written(cluster) as store:
             old, new = cluster.sequencer_of(LOG), others(cluster)[0]
-            assert await take_over(store, new) == TailReply(2, at(0, 2), new)
+            assert await take_over(store, new, at(0, 2)) == TailReply(2, at(0, 2), new, at(0, 2))
             assert cluster.running[new]._sequencer.sequencing()[LOG].epoch == 2
             assert LOG not in cluster.running[old]._sequencer.sequencing()
             assert (await store.append("log", b"4")).epoch >= 2

@@ -1,9 +1,13 @@
 """Rebuilding after a disk that is lost for good, beside appends of the same run.
 
-A fresh cluster takes blocks of several logs, as fast as it can: that is the reference. Then small
-appends run in a closed loop, for a while with all nodes well, and then while the blocks of a killed
-node are made anew. The figures are bytes moved a second beside block appends, rate and p99 of the
-small appends beside those of before, and the largest donor's share beside an even one.
+A fresh cluster takes blocks of several logs, as fast as it can: that is the reference. A range of
+one node's WAL rots, and is healed. Then a node is killed, and its blocks are made anew while
+nothing else runs. Then small appends run in a closed loop: for a while with all others well, while
+the blocks of a second node are made anew, and again afterwards.
+
+The figures are bytes moved a second beside block appends, rate and p99 of the small appends beside
+those without rebuilding, the largest donor's share beside an even one, and the time until the range
+is healed.
 
 Source: docs/protocol/rebuilding.md.
 """
@@ -14,7 +18,8 @@ import asyncio
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from cordwood import aio
@@ -28,6 +33,7 @@ from cordwood.bench.append_loops import (
 )
 from cordwood.bench.figure import Figure, Sample, make_figure, percentile_ms
 from cordwood.bench.place import PREFIX
+from cordwood.bench.wal_range import time_wal_range
 from cordwood.client.append.open_log import Appending
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, CordwoodError, Rejected, Unreachable
@@ -37,6 +43,17 @@ from cordwood.nodes import NodeId
 from cordwood.settings import MIB
 
 VICTIM = NodeId(2)
+"""Lost first, in a quiet cluster."""
+
+SECOND = NodeId(3)
+"""Lost next, beside small appends."""
+
+THIRD = NodeId(4)
+"""A range of its WAL rots, before the losses."""
+
+WAL_RANGE_S = 5.0
+"""What the healing of one range may take."""
+
 LOGS = 24
 """Enough for copysets on all nodes."""
 
@@ -52,7 +69,7 @@ class RebuildProfile:
     """What is measured.
 
     Attributes:
-        nodes: of the cluster, in one rack; blocks have three copies.
+        nodes: of the cluster, in one rack; two are lost, and blocks have three copies.
         total_bytes: of payloads that are stored before the loss.
         size, batch: bytes of a record, and records of a block.
         beside_bytes, beside_in_flight: of the small appends.
@@ -78,53 +95,54 @@ async def bench_rebuild(
         Unreachable: a node did not start, or the cluster did not heal.
         CordwoodError: an append failed.
     """
-    if profile.nodes < 4:
-        raise BadSetting("four nodes at least: a lost one, and three for the copies")
-    moved: list[Sample] = []
-    beside: list[Sample] = []
-    shares: list[Sample] = []
+    if profile.nodes < 5:
+        raise BadSetting("five nodes at least: two lost ones, and three for the copies")
+    samples = _Samples()
     for repeat in range(repeats):
         say(f"rebuild: {repeat + 1} of {repeats}")
         below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
         try:
             shape = ClusterShape(profile.nodes, 1, 3, 1, 256 * MIB)
             async with local_cluster(below, shape) as cluster:
-                await _repeat(profile, cluster, moved, beside, shares, say)
+                await _repeat(profile, cluster, samples, say)
         finally:
             shutil.rmtree(below, ignore_errors=True)
     parameters: dict[str, int | float | str] = {
         "nodes": profile.nodes, "mib": profile.total_bytes // MIB, "size": profile.size,
         "batch": profile.batch, "cores": os.cpu_count() or 0,
     }  # fmt: skip
+    blocks = "payload bytes of block appends, before the loss"
+    alone = "before and after the loss"
+    figures = [
+        ("rebuild_moved", "MB/s", samples.moved, blocks),
+        ("rebuild_beside", "records/s", samples.beside, f"the same small appends {alone}"),
+        ("rebuild_beside_p99", "ms", samples.p99, f"their p99 {alone}"),
+        ("rebuild_moved_beside", "MB/s", samples.moved_beside, blocks),
+        ("rebuild_largest_share", "MB", samples.shares, "an even share of what all donors gave"),
+        ("rebuild_wal_range", "s", samples.wal_range, "what it may take"),
+    ]
     return [
-        make_figure(
-            "rebuild_moved", "MB/s", moved, parameters=parameters,
-            reference_is="payload bytes of block appends, before the loss",
-        ),
-        make_figure(
-            "rebuild_beside", "records/s", beside, parameters=parameters,
-            reference_is="the same small appends before the loss",
-        ),
-        make_figure(
-            "rebuild_beside_p99", "ms",
-            [Sample(now.p99_ms or 0.0, now.p50_ms) for now in beside],
-            parameters=parameters, reference_is="their p99 before the loss",
-        ),
-        make_figure(
-            "rebuild_largest_share", "MB", shares, parameters=parameters,
-            reference_is="an even share of what all donors gave",
-        ),
-    ]  # fmt: skip
+        make_figure(name, unit, found, parameters=parameters, reference_is=told)
+        for name, unit, found, told in figures
+    ]
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What the repeats measured, for a figure each."""
+
+    moved: list[Sample] = field(default_factory=list)
+    beside: list[Sample] = field(default_factory=list)
+    p99: list[Sample] = field(default_factory=list)
+    moved_beside: list[Sample] = field(default_factory=list)
+    shares: list[Sample] = field(default_factory=list)
+    wal_range: list[Sample] = field(default_factory=list)
 
 
 async def _repeat(
-    profile: RebuildProfile,
-    cluster: LocalCluster,
-    moved: list[Sample],
-    beside: list[Sample],
-    shares: list[Sample],
-    say: Say,
+    profile: RebuildProfile, cluster: LocalCluster, samples: _Samples, say: Say
 ) -> None:
+    """Lose one node in a quiet cluster, and then another one beside small appends."""
     settings = client_settings(profile.size, 4 * LOGS, profile.batch)
     async with await aio.connect(cluster.url, settings) as store:
         names = [f"bench/rebuild/{number}" for number in range(LOGS)]
@@ -132,22 +150,55 @@ async def _repeat(
             await store.create_log(name, attributes=LogAttributes(sticky_copysets=False))
         append_mb_s = await _fill(profile, store, names)
         say(f"rebuild: block appends at {append_mb_s:.1f} MB/s")
+        wal_range_s = await time_wal_range(cluster, store, THIRD)
+        samples.wal_range.append(Sample(wal_range_s, WAL_RANGE_S))
+        say(f"rebuild: a range of node {THIRD}'s WAL in {wal_range_s:.2f} s")
+        given = await _lose(cluster, store, VICTIM)
+        seconds = await _wait_healed(store, VICTIM)
+        total = sum(given.values()) / 1e6
+        say(f"rebuild: {total:.0f} MB in {seconds:.1f} s, nothing beside it; from {_words(given)}")
+        samples.moved.append(Sample(total / seconds, append_mb_s))
+        samples.shares.append(Sample(max(given.values()) / 1e6, total / len(given)))
+
         opened = [await store.open_log("bench/rebuild/beside")]
         before = await _small(profile, opened, profile.seconds)
-        given = await _to_give(store)
-        cluster.kill(VICTIM)
-        await _call_lost(store)
-        seconds, during = await _heal(profile, store, opened)
-    total = sum(given.values())
-    say(f"rebuild: {total / 1e6:.0f} MB in {seconds:.1f} s")
-    moved.append(Sample(total / 1e6 / seconds, append_mb_s))
-    p99 = [percentile_ms(sorted(run.latencies_s), 0.99) for run in (before, during)]
-    # In `p50_ms` stands the p99 of before: the figure of p99 is made of both.
-    beside.append(Sample(during.records / during.seconds, before.records / before.seconds, *p99))
-    shares.append(Sample(max(given.values()) / 1e6, total / len(given) / 1e6))
+        given = await _lose(cluster, store, SECOND)
+        seconds, during = await _heal_beside(profile, store, opened)
+        after = await _small(profile, opened, profile.seconds)
+    total = sum(given.values()) / 1e6
+    say(f"rebuild: {total:.0f} MB in {seconds:.1f} s beside small appends")
+    samples.moved_beside.append(Sample(total / seconds, append_mb_s))
+    # The machine may be another one's as well: what small appends reach alone is taken on both
+    # sides of the loss.
+    alone = AppendRun(
+        before.seconds + after.seconds, before.records + after.records,
+        [*before.latencies_s, *after.latencies_s],
+    )  # fmt: skip
+    samples.beside.append(Sample(during.records / during.seconds, alone.records / alone.seconds))
+    samples.p99.append(Sample(*(
+        percentile_ms(sorted(run.latencies_s), 0.99) for run in (during, alone)
+    )))  # fmt: skip
 
 
-async def _to_give(store: Store) -> dict[NodeId, int]:
+def _words(given: Mapping[NodeId, int]) -> str:
+    return ", ".join(f"{node}: {size / 1e6:.0f}" for node, size in sorted(given.items()))
+
+
+async def _lose(cluster: LocalCluster, store: Store, node: NodeId) -> dict[NodeId, int]:
+    """Kill a node and call it lost; bytes that each donor has to give, as the nodes count them.
+
+    Raises:
+        CordwoodError: a node does not say.
+        BadSetting: there is nothing to give.
+        Unreachable: the others do not take it for dead.
+    """
+    given = await _to_give(store, node)
+    cluster.kill(node)
+    await _call_lost(store, node)
+    return given
+
+
+async def _to_give(store: Store, lost: NodeId) -> dict[NodeId, int]:
     """Bytes that each donor has to give if the node is lost, as the nodes count them.
 
     Raises:
@@ -155,11 +206,12 @@ async def _to_give(store: Store) -> dict[NodeId, int]:
         BadSetting: there is nothing to give.
     """
     given: dict[NodeId, int] = {}
-    for node, answer in (await store.if_lost([VICTIM])).items():
+    for node, answer in (await store.if_lost([lost])).items():
+        if node in (lost, VICTIM):
+            continue  # it is gone already, or gives nothing
         if isinstance(answer, CordwoodError):
             raise answer
-        if node != VICTIM:
-            given[node] = answer.bytes
+        given[node] = answer.bytes
     if not any(given.values()):
         raise BadSetting("the lost node would hold nothing: store more (--mib)")
     return given
@@ -181,7 +233,7 @@ async def _small(profile: RebuildProfile, logs: list[Appending], seconds: float)
     )
 
 
-async def _call_lost(store: Store) -> None:
+async def _call_lost(store: Store, node: NodeId) -> None:
     """Say that the killed node is lost, as soon as the others take it for dead.
 
     Raises:
@@ -190,21 +242,36 @@ async def _call_lost(store: Store) -> None:
     ends_s = perf_counter() + DEAD_S
     while perf_counter() < ends_s:
         try:
-            return await store.say_rebuild(VICTIM, "start")
+            return await store.say_rebuild(node, "start", forced=True)
         except Rejected:
             await asyncio.sleep(LOOK_S)
-    raise Unreachable(f"node {VICTIM} was killed, and is not taken for dead after {DEAD_S:g} s")
+    raise Unreachable(f"node {node} was killed, and is not taken for dead after {DEAD_S:g} s")
 
 
-async def _heal(
-    profile: RebuildProfile, store: Store, logs: list[Appending]
-) -> tuple[float, AppendRun]:
-    """Seconds until the lost node counts as empty, and the small appends meanwhile.
+async def _wait_healed(store: Store, node: NodeId) -> float:
+    """Seconds until the lost node counts as empty.
 
     Raises:
         Unreachable: that takes too long.
     """
     began = perf_counter()
+    while perf_counter() < began + HEALED_S:
+        lost = (await store.rebuilding(donors=False)).lost
+        entry = next((each for each in lost if each.node == node), None)
+        if entry is not None and entry.is_empty:
+            return perf_counter() - began
+        await asyncio.sleep(LOOK_S)
+    raise Unreachable(f"node {node} is not rebuilt after {HEALED_S:g} s")
+
+
+async def _heal_beside(
+    profile: RebuildProfile, store: Store, logs: list[Appending]
+) -> tuple[float, AppendRun]:
+    """Seconds until the second node counts as empty, and the small appends meanwhile.
+
+    Raises:
+        Unreachable: that takes too long.
+    """
     runs: list[AppendRun] = []
     is_over = asyncio.Event()
 
@@ -213,14 +280,10 @@ async def _heal(
             runs.append(await _small(profile, logs, 0.5))
 
     async def look() -> float:
-        while perf_counter() < began + HEALED_S:
-            lost = (await store.rebuilding(donors=False)).lost
-            entry = next((each for each in lost if each.node == VICTIM), None)
-            if entry is not None and entry.is_empty:
-                is_over.set()
-                return perf_counter() - began
-            await asyncio.sleep(LOOK_S)
-        raise Unreachable(f"node {VICTIM} is not rebuilt after {HEALED_S:g} s")
+        try:
+            return await _wait_healed(store, SECOND)
+        finally:
+            is_over.set()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(append())

@@ -334,15 +334,15 @@ def ledgers(
 
 @app.command()
 def rebuild(
-    nodes: Annotated[int, typer.Option("--nodes", min=4, help="Of a fresh cluster.")] = 6,
+    nodes: Annotated[int, typer.Option("--nodes", min=5, help="Of a fresh cluster.")] = 6,
     mib: Annotated[int, typer.Option("--mib", min=1, help="MiB of payloads.")] = 256,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")] = 1,
     directory: DirOption = ".",
     as_json: JsonOption = False,
 ) -> None:
-    """Kill one node for good, and make its blocks anew on the others beside small appends.
+    """Kill a node for good and make its blocks anew; kill a second one beside small appends.
 
-    The references are block appends, and the same small appends, before the loss.
+    The references are block appends before the losses, and the same small appends without one.
     """
     from cordwood.bench.rebuild import RebuildProfile, bench_rebuild
     from cordwood.settings import MIB

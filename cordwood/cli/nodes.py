@@ -1,4 +1,4 @@
-"""`cordwood nodes list | show | status | storage | scrub | if-lost | accept-loss | restart`."""
+"""`cordwood nodes list | show | status | storage | scrub | if-lost | accept-loss | restart | …`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cordwood.cli.if_lost import if_lost
 from cordwood.cli.node_status import node_status, node_storage
 from cordwood.cli.overview import view_nodes
 from cordwood.cli.rebuild import drain, undrain
+from cordwood.cli.replace import replace
 from cordwood.cli.restart import restart
 from cordwood.cli.scrub import scrub
 from cordwood.cli.status import show_nodes
@@ -31,6 +32,7 @@ app.command(name="storage")(node_storage)
 app.command()(drain)
 app.command()(undrain)
 app.command()(restart)
+app.command()(replace)
 
 
 @app.command(name="list")

@@ -19,6 +19,7 @@ from cordwood.nodes import NodeId
 
 if TYPE_CHECKING:
     from cordwood.client.admin.nodes import Rebuilding
+    from cordwood.layout.message_rebuilding import HealState
     from cordwood.rebuilding import LostNode
 
 app = typer.Typer(help="Show and steer the rebuilding of lost nodes.", no_args_is_help=False)
@@ -40,7 +41,10 @@ def rebuild(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Show which nodes are lost or drained, and how far their data is made anew on others."""
+    """Show which nodes are lost or drained, and how far their data is made anew on others.
+
+    Nodes in service whose WAL lost records are there as well, while they get these back.
+    """
     if context.invoked_subcommand is not None:
         return
     with open_store(cluster) as store:
@@ -48,7 +52,7 @@ def rebuild(
             found = store.rebuilding()
             rows = [row_of(each, found) for each in found.lost]
             _show(rows, found, as_json=as_json)
-            if not watch or not any(row["donors_left"] for row in rows):
+            if not watch or not (found.heals or any(row["donors_left"] for row in rows)):
                 return
             time.sleep(WATCH_S)
 
@@ -98,15 +102,25 @@ def _show(rows: list[dict[str, object]], found: Rebuilding, *, as_json: bool) ->
             else msgspec.to_builtins(each)
             for node, each in found.donors.items()
         }
-        typer.echo(json.dumps({"lost": rows, "donors": donors}))
+        heals = {str(node): msgspec.to_builtins(each) for node, each in found.heals.items()}
+        typer.echo(json.dumps({"lost": rows, "donors": donors, "heals": heals}))
         return
-    if not rows:
-        typer.echo("No node is lost or drained.")
+    if not rows and not found.heals:
+        typer.echo("No node is lost or drained, and none lost records.")
         return
     show_table(
         ["node>", "is", "donors done>", "bytes done>", "to do>", "rate>", "left>", "waits for"],
-        [_cells(row) for row in rows],
+        [*map(_cells, rows), *(_heal_cells(*each) for each in found.heals.items())],
     )
+
+
+def _heal_cells(node: NodeId, heal: HealState) -> tuple[object, ...]:
+    """A node that is in service, and gets back what its WAL lost."""
+    to_do = f"{heal.logs_left} of {heal.logs} logs" if heal.logs else "…"
+    return (
+        node, "healed: its WAL lost records", "-", bytes_words(heal.bytes), to_do, "-", "-",
+        heal.waits or "-",
+    )  # fmt: skip
 
 
 def _cells(row: dict[str, object]) -> tuple[object, ...]:

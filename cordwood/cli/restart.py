@@ -52,9 +52,9 @@ def restart(
 
     async def again(node: NodeId) -> None:
         if command:
-            await _run(command.replace("{node}", str(node)))
+            await run_command(command.replace("{node}", str(node)))
         else:
-            os.kill(_pid_of(os.path.join(target.directory, f"node-{node}", "lock")), signal.SIGTERM)
+            os.kill(pid_of(os.path.join(target.directory, f"node-{node}", "lock")), signal.SIGTERM)
 
     async def main() -> None:
         async with aio.connect(target.url) as store:
@@ -66,7 +66,12 @@ def restart(
     asyncio.run(main())
 
 
-async def _run(command: str) -> None:
+async def run_command(command: str) -> None:
+    """Run it.
+
+    Raises:
+        Rejected: it failed.
+    """
     process = await asyncio.create_subprocess_exec(*shlex.split(command))
     if code := await process.wait():
         raise OutcomeUnknown(
@@ -75,7 +80,7 @@ async def _run(command: str) -> None:
         )
 
 
-def _pid_of(path: str) -> int:
+def pid_of(path: str) -> int:
     """The process that holds the lock of a node's directory.
 
     Raises:

@@ -198,11 +198,13 @@ class StatusReply(Struct, frozen=True, tag="status"):
 
 
 class TailReply(Struct, frozen=True, tag="tail"):
-    """`released` is the last LSN that readers may see; (E, 0) if epoch E is empty so far."""
+    """`released` is the last LSN that readers may see; (E, 0) if epoch E is empty so far. Blocks up
+    to `numbered` have their LSNs."""
 
     epoch: U32
     released: AnyLsn
     node: U32
+    numbered: AnyLsn = 0
 
 
 class ReleasedReply(Struct, frozen=True, tag="released"):

@@ -65,8 +65,27 @@ class DonorState(Struct, frozen=True):
     is_looking: bool = False
 
 
+class HealState(Struct, frozen=True):
+    """How far a node is with what its WAL lost.
+
+    Attributes:
+        lost: what cannot be read any more; "" for nothing.
+        logs, logs_left: to be gone through; 0 before it began.
+        blocks, bytes: stored again, from other nodes.
+        waits: why a log is not whole yet, "" for no reason.
+    """
+
+    lost: Sentence = ""
+    logs: _Count = 0
+    logs_left: _Count = 0
+    blocks: _Count = 0
+    bytes: _Count = 0
+    waits: Sentence = ""
+
+
 class RebuildingReply(Struct, frozen=True, tag="rebuilding"):
     """The rebuilding set (`layout.rebuild_events.pack_set`), and the answering node's part."""
 
     set: _Bytes
     donor: DonorState
+    heal: HealState = HealState()

@@ -89,6 +89,15 @@ class RebuildFlow:
     def __len__(self) -> int:
         return len(self._flights)
 
+    def turn(self, bytes_s: float, now: float) -> None:
+        """Another pace from now on; 0 is as fast as the nodes take them."""
+        if not bytes_s:
+            self._bucket = None
+        elif self._bucket is None:
+            self._bucket = TokenBucket(bytes_s, bytes_s * BURST_S, now)
+        else:
+            self._bucket.turn(bytes_s, bytes_s * BURST_S, now)
+
     def wait_s(self, now: float) -> float | None:
         """Seconds until the pace lets the next move begin, 0 for at once; None if the window is
         full and a move has to end first."""

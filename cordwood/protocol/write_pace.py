@@ -47,6 +47,12 @@ class TokenBucket:
         self._refill(now)
         self._tokens -= tokens
 
+    def turn(self, rate: float, burst: float, now: float) -> None:
+        """Another rate and burst from now on."""
+        self._refill(now)
+        self._rate, self._burst = rate, burst
+        self._tokens = min(self._tokens, burst)
+
     def _refill(self, now: float) -> None:
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now

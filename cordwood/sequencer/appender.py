@@ -188,6 +188,11 @@ class LogAppender:
         return self._window.lng
 
     @property
+    def numbered(self) -> int:
+        """Last LSN that was numbered; (epoch, 0) before the first."""
+        return self._window.next - 1
+
+    @property
     def released(self) -> int:
         """Last LSN that readers may see, 0 while lower epochs are not recovered."""
         return self._window.lng if self.is_recovered else 0

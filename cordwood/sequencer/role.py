@@ -152,7 +152,7 @@ class SequencerRole:
             await asyncio.shield(row.recovered)
             self.remind(row)
             if await self._still_rules(ask.log, row, appender):
-                return TailReply(appender.epoch, appender.lng, self._node)
+                return TailReply(appender.epoch, appender.lng, self._node, appender.numbered)
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
 
     def released(self, ask: AskReleased) -> ReleasedReply:

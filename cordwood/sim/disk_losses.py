@@ -19,7 +19,7 @@ from cordwood.layout.rebuild_events import read_set
 from cordwood.nodes import NodeId
 from cordwood.rebuilding import RebuildingSet
 from cordwood.sim.cluster import SimCluster
-from cordwood.sim.end_events import DiskLost, DisksReplaced, LedgersLacking
+from cordwood.sim.end_events import DiskLost, DisksReplaced, LedgersLacking, StaleServed
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.ledger_copies import is_marked, lacking_ledgers
 from cordwood.sim.stored_tree import StoredTree
@@ -30,6 +30,9 @@ LOSE_S = 2.5
 
 HEALED_S = 90.0
 """What rebuilding may take when all else is well: L4."""
+
+REFUSED_S = 3.0
+"""How long a node may try to start from a disk that nobody wants before the operator looks."""
 
 SET_KEY = "rebuilding/set"
 
@@ -54,6 +57,9 @@ class DiskLosses:
         self._chance = chance
         self._until_s = until_s
         self._away: set[NodeId] = set()
+        # Of nodes that were called empty: what ran then, and the disk that nobody wants any more.
+        self._unwanted: dict[NodeId, tuple[object, StoredTree]] = {}
+        self._unwanted_s: dict[NodeId, float] = {}
 
     @property
     def rebuilding(self) -> RebuildingSet:
@@ -68,6 +74,7 @@ class DiskLosses:
         while True:
             await asyncio.sleep(LOOK_S)
             self._let_go()
+            self._watch_stale()
             for node in self._refused():
                 self._empty(node)
             if is_marked(self._cluster):
@@ -90,6 +97,25 @@ class DiskLosses:
         said = {each.node for each in self.rebuilding.lost}
         self._away -= {n for n in self._away if n in self._cluster.running and n not in said}
 
+    def _watch_stale(self) -> None:
+        """Note nodes that serve from a disk that they had before they were called empty.
+
+        Race: a node that ran at that time hears of it later, and ends. One that starts has heard.
+        """
+        for each in self.rebuilding.lost:
+            node, tree = NodeId(each.node), self._cluster.machine(NodeId(each.node)).disk.tree
+            is_anew = tree.content("/node/anew") == str(each.version).encode()
+            is_old = tree.content("/node/identity") is not None and not is_anew
+            if each.is_empty and is_old and not each.drain and node not in self._unwanted:
+                self._unwanted[node] = self._cluster.running.get(node), tree
+                self._unwanted_s[node] = asyncio.get_running_loop().time()
+        for node, (before, tree) in list(self._unwanted.items()):
+            if self._cluster.machine(node).disk.tree is not tree:
+                del self._unwanted[node]
+            elif (now := self._cluster.running.get(node)) is not None and now is not before:
+                self._recorder.add(StaleServed(self._recorder.now_us, node))
+                del self._unwanted[node]
+
     def _refused(self) -> Iterator[NodeId]:
         """Nodes whose old disk nobody wants, as their data lies elsewhere."""
         for each in self.rebuilding.lost:
@@ -98,7 +124,8 @@ class DiskLosses:
                 continue
             tree = self._cluster.machine(node).disk.tree
             is_anew = tree.content("/node/anew") == str(each.version).encode()
-            if tree.content("/node/identity") is not None and not is_anew:
+            late_s = asyncio.get_running_loop().time() - self._unwanted_s.get(node, 0.0)
+            if tree.content("/node/identity") is not None and not is_anew and late_s > REFUSED_S:
                 yield node
 
     def _empty(self, node: NodeId) -> None:

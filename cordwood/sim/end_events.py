@@ -38,6 +38,18 @@ class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
     waits: tuple[int, ...] = ()
 
 
+class StaleServed(HistoryEvent, frozen=True, gc=False, tag="stale-served"):
+    """A node serves from the disk that it had before its data was made anew on others."""
+
+    node: int
+
+
+class WordsLeft(HistoryEvent, frozen=True, gc=False, tag="words-left"):
+    """Nodes that run with their data, long after all is well, and are not taken for such."""
+
+    nodes: tuple[int, ...]
+
+
 class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking"):
     """At the end of a run in which disks were lost and ledgers written.
 
@@ -54,7 +66,7 @@ class CopiesMended(HistoryEvent, frozen=True, gc=False, tag="copies-mended"):
     """At the end of a run in which copies rotted: each should be good again.
 
     Attributes:
-        waits: nodes that still take copies for damaged.
+        waits: nodes that still take copies for damaged, or miss records of their WAL.
     """
 
     waits: tuple[int, ...] = ()
@@ -83,6 +95,8 @@ EndEvent: TypeAlias = (
     | DiskLost
     | DisksReplaced
     | LedgersLacking
+    | StaleServed
+    | WordsLeft
     | CopiesMended
     | PaceBegan
     | PaceEnded

@@ -1,4 +1,5 @@
-"""Waits, at the end of a run, until what rotted in LogsDB is mended from other nodes' copies.
+"""Waits, at the end of a run, until what rotted in LogsDB, or was lost of a WAL, is mended from
+other nodes' copies.
 
 A node need not mend what another node trimmed: it takes that for damaged until it is told.
 
@@ -19,7 +20,7 @@ MENDED_S = 150.0
 
 
 async def wait_mended(cluster: SimCluster, recorder: HistoryRecorder) -> None:
-    """Wait until no node takes a copy for damaged, and note which still do."""
+    """Wait until no node takes a copy for damaged or lost, and note which still do."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + MENDED_S
     while (waits := _damaged(cluster)) and loop.time() < ends_s:  # noqa: ASYNC110
@@ -32,7 +33,8 @@ def _damaged(cluster: SimCluster) -> tuple[int, ...]:
     return tuple(
         number
         for number, engine in engines.items()
-        if any(
+        if engine.damage
+        or any(
             each.last > max(other.gone_of(each.log) for other in engines.values())
             for each, _ in engine.logs.damages.all()
         )

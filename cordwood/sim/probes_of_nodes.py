@@ -211,6 +211,7 @@ STORAGE_ROWS: tuple[Row, ...] = (
     row("read-from-logsdb", "a read went to LogsDB", LogsStore.read),
     row("read-merged", "a read joined LogsDB and the log cache", log_reader._merged),
     row("lost-noted", "a start noted what it lost", LogsStore.note_lost, gave),
+    row("loss-healed", "a node healed what its WAL had lost", StorageEngine.heal_loss),
     row("rot-mended", "a range that rotted was mended", LogsStore.note_mended, gave),
     row("damage-noted", "a damaged range was written down", LogsStore.note_damage, gave),
     row("scrubbed", "scrubbing went once over all", Scrub._pass),

@@ -18,18 +18,17 @@ from functools import partial
 from cordwood.errors import Malformed
 from cordwood.lsn import Lsn
 from cordwood.metadata.memory import MemoryMetadata
-from cordwood.nodes import NodeId
+from cordwood.nodes import Authority, NodeId
 from cordwood.sim.acceptance import accept_losses
 from cordwood.sim.aftermath import lose_nodes, measure_pace
 from cordwood.sim.auditors import audit
 from cordwood.sim.buggify import Buggify
 from cordwood.sim.checkers import Evidence, Violation, check_all, run_is_valid
-from cordwood.sim.checkers.rebuilt import UNMENDED
 from cordwood.sim.checkers.validity import ACKED_MIN
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.disk_losses import DiskLosses
-from cordwood.sim.end_events import NodesBack
+from cordwood.sim.end_events import NodesBack, WordsLeft
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.gauges import Gauges
 from cordwood.sim.history import (
@@ -204,8 +203,9 @@ def _collecting_nothing() -> Iterator[None]:
 def waived_promises(options: RunOptions) -> frozenset[str]:
     """Promises that a run of these options does not owe."""
     waived: set[str] = set()
+    if options.faults.damage is Damage.BEYOND:
+        waived |= {"S15"}  # of some blocks all copies are gone
     if options.faults.damage is not Damage.NONE:
-        waived |= {"S15"}  # nothing rebuilds copies yet
         waived |= {"S27"}  # what a WAL lost of nodesets, the next sequencer tells again
         waived |= {"S31"}  # what may have been acknowledged is kept, however young
     if any(name.startswith("protocol.producers.") for name, _ in options.turns):
@@ -344,11 +344,11 @@ class _Run:
         stuck = await self._drain()
         if not stuck:
             await self._idle()
+            self._note_words()
             stuck = await self._lose()
         if self._options.loses_disks:
             await self._losses.wait_healed()
-        is_owed = not UNMENDED & {fault.kind for fault in self.plan}
-        if self._options.faults.damage is Damage.WITHIN and is_owed:
+        if self._options.faults.damage is Damage.WITHIN:
             await wait_mended(self._cluster, self.recorder)
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)
@@ -361,6 +361,15 @@ class _Run:
         noted = {*clients.log_ids.values()} if clients.options.callers else None
         await self._cluster.dump(noted)
         return stuck
+
+    def _note_words(self) -> None:
+        """Note what is still said of nodes that are there."""
+        lost = {each.node for each in self._losses.rebuilding.lost}
+        words = {n: node._members[n].authority for n, node in self._cluster.running.items()}
+        left = [n for n in sorted(words) if n not in lost]
+        said = tuple(n for n in left if words[n] is not Authority.FULLY_AUTHORITATIVE)
+        if said:
+            self.recorder.add(WordsLeft(self.recorder.now_us, said))
 
     async def _lose(self) -> str:
         """Lose nodes for good, and have what is left read; the text of what is stuck."""

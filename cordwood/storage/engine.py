@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from cordwood.block import Buffer
+from cordwood.block import Buffer, EnvelopeFlag
 from cordwood.decisions import (
     EpochClosed,
     EpochPurged,
@@ -79,6 +79,7 @@ from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
+from cordwood.storage.store_waits import StoreWaits
 from cordwood.storage.unheard import Unheard
 from cordwood.storage.wal.delta_wal import Wal
 
@@ -104,6 +105,7 @@ class StorageEngine:
         has_lost: whether this start found lost records; seals may be among them.
         reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
+        waits: how long stores of foreground work took.
         is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
         low_space: why only recoveries may store (the disk is nearly full); "" if every sender may.
         rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
@@ -132,6 +134,7 @@ class StorageEngine:
         self.failed = self.damage = self.low_space = self.read_only = ""
         self.has_lost = self.is_out_of_space = False
         self.reached, self.stored_blocks, self.disk = logs.offset, 0, DiskRoom()
+        self.waits = StoreWaits()
         self.rebuilding: frozenset[int] = frozenset()
         self._wal, self._cache_bytes = wal, settings.cache_bytes
         # Bytes in the WAL that are not durable yet, so not in the cache.
@@ -204,6 +207,24 @@ class StorageEngine:
                 "loss (`cordwood nodes accept-loss`)", engine.damage,
             )  # fmt: skip
         return engine
+
+    async def heal_loss(self) -> None:
+        """All that was lost and that counts is here again, durably, from other nodes.
+
+        From now on this node's silence counts again as absence.
+
+        Raises:
+            Retryable: LogsDB does not have yet what follows the damage, so a start would find it.
+            TablesFailed: it cannot be made durable.
+        """
+        if self.damage:
+            found = self._wal.recovery
+            assert found is not None, "the WAL was recovered to its end"
+            if any(stop > self.logs.offset for _, stop in found.damage):
+                raise Retryable("a flush has to come by the damage first")
+            await self.logs.heal_loss()
+            logger.warning("%s: healed from other nodes", self.damage)
+            self.damage = ""
 
     async def accept_loss(self) -> None:
         """An operator accepts that the lost records are gone: no reader waits for them any more.
@@ -359,8 +380,13 @@ class StorageEngine:
                 return
             self._insert(offset, taken)
             settled(refused)
+            if is_foreground:
+                self.waits.add(now() - came_s)
             self._on_gathered()
 
+        now = asyncio.get_running_loop().time
+        came_s = now()
+        is_foreground = bool(taken) and not taken[0].envelope.flags & EnvelopeFlag.REBUILT
         size = sum(block.wire_bytes for block in taken)
         try:
             offset = self._wal.submit(parts, on_durable, reserve_ok=by_recovery)

@@ -1,4 +1,4 @@
-"""`cordwood bench rebuild`: a node is lost for good, and healed beside small appends."""
+"""`cordwood bench rebuild`: two nodes are lost for good, and healed alone and beside appends."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from cordwood.errors import BadSetting
 from cordwood.settings import MIB
 
 
-def test_three_nodes_have_no_place_for_the_copies_of_a_lost_one() -> None:
-    with pytest.raises(BadSetting, match="four nodes"):
+def test_four_nodes_have_no_place_for_the_copies_of_two_lost_ones() -> None:
+    with pytest.raises(BadSetting, match="five nodes"):
         asyncio.run(
-            bench_rebuild(RebuildProfile(nodes=3), directory=".", repeats=1, say=lambda _: None)
+            bench_rebuild(RebuildProfile(nodes=4), directory=".", repeats=1, say=lambda _: None)
         )
 
 
 @pytest.mark.slow
 def test_a_lost_node_is_healed_and_all_figures_are_told(tmp_path) -> None:
-    profile = RebuildProfile(nodes=4, total_bytes=16 * MIB, seconds=1.0)
+    profile = RebuildProfile(nodes=5, total_bytes=16 * MIB, seconds=1.0)
     work = bench_rebuild(profile, directory=str(tmp_path), repeats=1, say=lambda _: None)
     figures = {each.name: each for each in asyncio.run(work)}
     assert list(figures) == [
-        "rebuild_moved", "rebuild_beside", "rebuild_beside_p99", "rebuild_largest_share"
+        "rebuild_moved", "rebuild_beside", "rebuild_beside_p99", "rebuild_moved_beside",
+        "rebuild_largest_share", "rebuild_wal_range",
     ]  # fmt: skip
     assert all(each.value > 0 and each.ratio for each in figures.values())
     assert 1 <= (figures["rebuild_largest_share"].ratio or 0) < 3

@@ -150,6 +150,17 @@ class TestAccepted:
         await restart(made)
         assert made.engine.damage == ""
 
+    def test_an_acceptance_in_memory_only_is_caught(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot()
+            await made.engine.accept_loss()
+            assert made.engine.damage == ""
+            await restart(made)
+            assert made.engine.damage != "", "the loss is there again"
+
+        with planted(find_bug("acceptance-unwritten")):
+            run(scenario)
+
     @as_scenario(run)
     async def test_what_is_lost_after_that_is_unknown_as_before(self) -> None:
         made = await with_rot()

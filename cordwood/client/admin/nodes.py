@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cordwood.client.cluster import Cluster
@@ -27,6 +27,7 @@ from cordwood.layout.message_nodes import SetAuthority, SetStorage
 from cordwood.layout.message_rebuilding import (
     AskRebuilding,
     DonorState,
+    HealState,
     RebuildingReply,
     RebuildOrder,
     SayRebuild,
@@ -75,10 +76,12 @@ class Rebuilding:
     Attributes:
         lost: nodes that are lost, drained, or rebuilt and not back yet.
         donors: each node's work as a donor, or the reason why it did not answer, in node order.
+        heals: nodes whose WAL lost records, and how far they are with getting them back.
     """
 
     lost: tuple[LostNode, ...]
     donors: dict[NodeId, DonorState | CordwoodError]
+    heals: dict[NodeId, HealState] = field(default_factory=dict)
 
 
 class Nodes:
@@ -280,7 +283,12 @@ class Nodes:
             node: each if isinstance(each, CordwoodError) else each.donor
             for node, each in answers.items()
         }
-        return Rebuilding(newest.lost, states)
+        heals = {
+            node: each.heal
+            for node, each in sorted(answers.items())
+            if isinstance(each, RebuildingReply) and each.heal.lost
+        }
+        return Rebuilding(newest.lost, states, heals)
 
     async def say_rebuild(self, node: int, order: str, *, forced: bool = False) -> None:
         """Have the data of a node made anew, or not.

@@ -2,8 +2,8 @@
 again where it was, and envelopes tell the truth.
 
 S15 counts the copies. Here every node that the envelope of a block names must have the block: by
-the envelope readers know which node sends, and donors whose copy is missing. A run in which a disk
-lost something otherwise owes none of this: nothing makes anew what a WAL lost.
+the envelope readers know which node sends, and donors whose copy is missing. What a WAL lost is
+made anew like what rotted, so a run within tolerance owes all of this.
 """
 
 from __future__ import annotations
@@ -13,19 +13,27 @@ from collections.abc import Iterator
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.end_events import CopiesMended, DisksReplaced, LedgersLacking
-from cordwood.sim.history import DumpedSlots, FaultStruck, NodeDumped
-
-UNMENDED = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
-"""Faults that destroy what a WAL, or any file, held."""
+from cordwood.sim.end_events import (
+    CopiesMended,
+    DisksReplaced,
+    LedgersLacking,
+    StaleServed,
+    WordsLeft,
+)
+from cordwood.sim.history import DumpedSlots, NodeDumped
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
     """L4: nothing is lost for ever, and each block and entry is where it should be."""
-    kinds = {e.kind for _, e in evidence.of(FaultStruck) if isinstance(e, FaultStruck)}
-    ends = [event for _, event in evidence.of(DisksReplaced)]
-    if not kinds & UNMENDED:
-        ends += [event for _, event in evidence.of(CopiesMended)]
+    for _, event in evidence.of(WordsLeft):
+        assert isinstance(event, WordsLeft), "as asked for"
+        text = f"nodes {list(event.nodes)} are there, and what was said of their data is not over"
+        return [Violation("L4", text, 0, 0, (event,))]
+    stale = [event for _, event in evidence.of(StaleServed)]
+    if stale:
+        text = "a node serves the copies that were made anew on other nodes"
+        return [Violation("L4", text, 0, 0, (stale[0],))]
+    ends = [event for _, event in evidence.of(DisksReplaced, CopiesMended)]
     if not ends:
         return []
     found = []
@@ -34,7 +42,7 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
             text = f"nodes {list(event.waits)} are still lost, long after all is well"
             found.append(Violation("L4", text, 0, 0, (event,)))
         if isinstance(event, CopiesMended) and event.waits:
-            text = f"nodes {list(event.waits)} have rotten copies, long after all is well"
+            text = f"nodes {list(event.waits)} have rotten or lost copies, long after all is well"
             found.append(Violation("L4", text, 0, 0, (event,)))
     return [*found, *_lacking_ledgers(evidence), *_false_envelopes(evidence)]
 

@@ -26,6 +26,7 @@ from cordwood.sim.planted import (
     storage_node,
     tier,
     wal,
+    wal_healing,
     write_path,
 )
 from cordwood.sim.planted.bug import PlantedBug, planted
@@ -43,6 +44,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *operators.BUGS,
     *rebuilding.BUGS,
     *repair.BUGS,
+    *wal_healing.BUGS,
     *publishing.BUGS,
     *epochs.BUGS,
     *names.BUGS,

@@ -92,7 +92,7 @@ BUGS = (
                scenario=scenarios.AUDITED_ROT),
     PlantedBug("acceptance-unwritten", "a loss that was accepted is there again after a restart",
                at(LogsStore.accept_loss).around(_accepted_in_memory),
-               scenario=scenarios.ACCEPTED),
+               scene="tests/storage/test_lost_records.py"),
     PlantedBug("given-up-named", "a node stores what names a node that it takes for gone",
                together(at(refusal_of, within=engine).around(_as_if_all_there),
                         at(refusal_of, within=amends).around(_as_if_all_there)),

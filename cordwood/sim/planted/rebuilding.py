@@ -11,15 +11,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from cordwood.block import Envelope
+from cordwood.layout.log_questions import AskCopies
 from cordwood.layout.waves import StoredBlock
 from cordwood.metadata.membership import Membership
-from cordwood.nodes import NodeId
+from cordwood.nodes import Authority, NodeId
 from cordwood.protocol import event_log
 from cordwood.protocol.event_log import Verdict
+from cordwood.protocol.rebuild_compare import Has
 from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, after_asking
 from cordwood.protocol.rebuild_watch import Start, on_start
 from cordwood.rebuilding import Acked, LostNode, RebuildingSet
-from cordwood.sim.planted.bug import PlantedBug, at, together
+from cordwood.sim.planted import scenarios
+from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, TWO_COPIES_LOST
 from cordwood.storage.rebuild import admission, moves
 from cordwood.storage.rebuild.donor import Donor, Pass
@@ -72,6 +75,43 @@ def _lost_may_give(right: Any, self: Losses, block: Held) -> Any:
     return block.copyset[0]
 
 
+def _stale_is_anew(right: Any, entry: LostNode | None, **how: Any) -> Any:
+    found = right(entry, **how)
+    return Start.ANEW if found is Start.STALE else found
+
+
+def _old_work_forgotten(right: Any, self: Donor, rebuilding: RebuildingSet) -> Any:
+    # What was asked for before this donor's start.
+    first = notes_of(self).setdefault("first", rebuilding.version)
+    return () if rebuilding.version == first else right(self, rebuilding)
+
+
+def _unsettled_forgotten(right: Any, self: Pass) -> bool:
+    return bool(self.report.is_clean)
+
+
+async def _lacking_is_having(right: Any, self: Moves, node: NodeId, question: AskCopies) -> Any:
+    words = await right(self, node, question)
+    if words is None:
+        return None
+    return [each._replace(has=Has.YES) if each.has is Has.NO else each for each in words]
+
+
+async def _word_kept(
+    right: Any, self: Membership, node_id: NodeId, *args: Any, **named: Any
+) -> Any:
+    before = {member.node: member.authority for member in await self.members()}
+    found = await right(self, node_id, *args, **named)
+    said = before.get(node_id, Authority.FULLY_AUTHORITATIVE)
+    return found if said is found.authority else await self.set_authority(node_id, said)
+
+
+async def _nobody_comes_back(
+    right: Any, self: Membership, node_id: NodeId, *, is_sealed: bool
+) -> Any:
+    return next(member for member in await self.members() if member.node == node_id)
+
+
 async def _nothing_owed(self: Membership, node_id: NodeId) -> None:
     return
 
@@ -96,6 +136,18 @@ BUGS = (
     PlantedBug("empty-disk-let-in", "a node with an empty disk joins before its data is elsewhere",
                together(at(on_start, within=admission).around(_let_in_at_once),
                         at(event_log._acked).around(_acked_at_once)), scenario=DISKS_LOST),
+    PlantedBug("stale-disk-let-in", "a node serves its old copies, which were made anew elsewhere",
+               at(on_start, within=admission).around(_stale_is_anew), scenario=DISKS_LOST),
+    PlantedBug("rebuilding-forgotten", "a donor that starts again forgets what it had to give",
+               at(Donor.work_left).around(_old_work_forgotten), scenario=DISKS_LOST),
+    PlantedBug("unsettled-forgotten", "a donor is done though blocks in flight name a lost node",
+               at(Pass.is_done).around(_unsettled_forgotten), scenario=DISKS_LOST),
+    PlantedBug("lacking-is-having", "a donor takes a node that lacks a block for one that has it",
+               at(Moves._ask_one).around(_lacking_is_having), scenario=DISKS_LOST),
+    PlantedBug("old-word-counts", "what was said of a node's data counts for its next incarnation",
+               together(at(Membership.register).around(_word_kept),
+                        at(Membership.come_back).around(_nobody_comes_back)),
+               scenario=scenarios.GIVEN_UP),
     PlantedBug("lost-node-gives", "the first node of a copyset is its donor, lost or not",
                at(Losses.donor).around(_lost_may_give),
                scenario=TWO_COPIES_LOST),

@@ -131,7 +131,9 @@ def _beside_strangers(options: RunOptions) -> RunOptions:
 def _damaged(options: RunOptions) -> RunOptions:
     """Two copies on four nodes, so that both others may be all that is heard."""
     shaped = cluster_of(4, 2)(options)
-    return replace(shaped, faults=replace(shaped.faults, damage=Damage.WITHIN))
+    faults = replace(shaped.faults, damage=Damage.WITHIN)
+    # Nobody makes anew what disks held that are lost besides.
+    return replace(shaped, faults=faults, loses_disks=False)
 
 
 def kept_by_time(options: RunOptions) -> RunOptions:
@@ -355,16 +357,18 @@ AUDITED_ROT = scenario(
 )  # fmt: skip
 """The same where rows have rotted."""
 
-ACCEPTED = scenario(
+WAL_LOST = scenario(
     "zeroed",
     shape=both(
-        _damaged, _seldom_flushed, _audited, lambda options: replace(options, accepts=True),
-        planned(*(Fault("zeroed", (1,), 4.0 + 2.0 * turn, 0.3) for turn in range(3))),
+        _damaged, _seldom_flushed,
+        planned(*(Fault("zeroed", (1,), 4.0 + 3.0 * turn, 0.3) for turn in range(3))),
     ),
-    length_s=12.0,
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+    length_s=16.0,
     trim_s=0.0,
+    scribes=0,
 )  # fmt: skip
-"""One node loses records of its WAL, and an operator accepts that in the end."""
+"""One node loses records of its WAL, and is healed from the others."""
 
 
 def _seldom_refreshed(options: RunOptions) -> RunOptions:

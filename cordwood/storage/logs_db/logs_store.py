@@ -215,6 +215,20 @@ class LogsStore:
         """Whether records were ever lost here before a flush took them, accepted or not."""
         return bool(self.lost) or self._accepted >= 0
 
+    async def heal_loss(self) -> None:
+        """All that was lost and counts is here again, and LogsDB has what the WAL showed.
+
+        Unlike an acceptance this says nothing of the WAL: what rots there later is lost anew.
+        Durable when it returns; a crash before that changes nothing.
+
+        Raises:
+            TablesFailed: it cannot be written.
+        """
+        async with self._writing:
+            await self._tables.write(META, [(logs_db.LOST_KEY, logs_db.pack_lost(()))])
+            await self._tables.flush(META)
+            self.lost = ()
+
     async def _check_origin(self, node: NodeId) -> None:
         (found,) = await self._tables.get(META, [logs_db.ORIGIN_KEY])
         if found is None:

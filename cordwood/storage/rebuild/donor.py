@@ -39,6 +39,7 @@ from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.logs_db.tables import TablesFailed
+from cordwood.storage.rebuild.donor_pace import DonorPace
 from cordwood.storage.rebuild.epoch_nodesets import (
     EpochNodesets,
     ReadRecord,
@@ -131,7 +132,7 @@ class Donor:
         read_record: ReadRecord,
         peers: Peers,
         moves: Moves,
-        limits: FlowLimits,
+        pace: DonorPace,
         run_bytes: Callable[[], int],
     ) -> None:
         self._me = me
@@ -140,7 +141,7 @@ class Donor:
         self._read_record = read_record
         self._peers = peers
         self._moves = moves
-        self._limits = limits
+        self._pace = pace
         self._run_bytes = run_bytes
         self._pass: Pass | None = None
         self._deleted: set[int] = set()
@@ -181,6 +182,11 @@ class Donor:
             if self._engine.damage:
                 now.report.trouble = f"this node lost records: {self._engine.damage}"
             await self._move_all(now, is_old)
+            if self._me in now.losses.leaving and self._engine.staged.blocks:
+                staged = len(self._engine.staged.blocks)
+                now.report.trouble = (
+                    f"{staged} staged blocks here wait to be published, or to expire"
+                )
         except (TablesFailed, Corrupt, TimeoutError) as error:
             now.report.trouble = str(error) or "the WAL takes too long"
         if now.is_done:
@@ -295,7 +301,7 @@ class Donor:
                 found.bytes += block.header.stored_bytes
             at = run.next
             # What is in the cache is read without a pause: others have their turn here.
-            await asyncio.sleep(0)
+            await self._pace.breathe(len(run.blocks))
         if is_unsettled and log not in self._deleted:
             now.unsettled.append(log)
         if found.blocks:
@@ -317,7 +323,8 @@ class Donor:
         return all(is_certain(rebuilding, *each[1:]) for each in told.history)
 
     async def _move_all(self, now: Pass, is_old: Callable[[], bool]) -> None:
-        flow = RebuildFlow(self._limits, asyncio.get_running_loop().time())
+        flow = RebuildFlow(FlowLimits(), asyncio.get_running_loop().time())
+        self._pace.follow(flow.turn)
         waiting = iter(now.todo)
 
         async def lane() -> None:
@@ -343,8 +350,9 @@ class Donor:
         try:
             while at <= LSN_MAX and not is_old():
                 run = await self._engine.reader.read(
-                    log, at, LSN_MAX, wanted, bytes_max=self._run_bytes(), blocks_max=RUN_BLOCKS
-                )
+                    log, at, LSN_MAX, wanted,
+                    bytes_max=self._pace.run_bytes(self._run_bytes()), blocks_max=RUN_BLOCKS,
+                )  # fmt: skip
                 if run.blocks:
                     epochs = await self._complete(epochs, log, run.blocks[-1].header.last >> 32)
                     await self._moves.carry_out(

@@ -24,6 +24,7 @@ from cordwood.errors import BadSetting, CordwoodError, NotOurCluster, Rejected
 from cordwood.layout.log_questions import AskCopies, CopiesReply
 from cordwood.layout.message_rebuilding import (
     AskRebuilding,
+    HealState,
     RebuildingReply,
     RebuildOrder,
     SayRebuild,
@@ -31,7 +32,6 @@ from cordwood.layout.message_rebuilding import (
 from cordwood.layout.rebuild_events import pack_set
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.event_log import Verdict, authority_of, refuses
-from cordwood.protocol.rebuild_flow import FlowLimits
 from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
 from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.rebuilding import (
@@ -47,6 +47,7 @@ from cordwood.rebuilding import (
 from cordwood.settings import NodeSettings
 from cordwood.storage.rebuild.copies import words_of
 from cordwood.storage.rebuild.donor import Donor, Pass
+from cordwood.storage.rebuild.donor_pace import DonorPace
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.store_channel import StoreChannel
@@ -89,9 +90,11 @@ class RebuildRole:
         members: Callable[[], Mapping[NodeId, Member]],
         seal: Callable[[], Awaitable[None]],
         membership: Membership,
+        healing: Callable[[], HealState],
     ) -> None:
         """
         Args:
+            healing: how far this node is with what its WAL lost.
             seal: seals every log up to its newest epoch: some may have been recovered without
                 this node.
         """
@@ -105,11 +108,13 @@ class RebuildRole:
         self._members = members
         self._seal = seal
         self._membership = membership
+        self._healing = healing
         self._owes_seals = False
         self._watch = LossWatch(self._me, settings.rebuild_after_s)
         self._changed = asyncio.Event()
         self._told: str = ""
         self._donor: Donor
+        self._pace: DonorPace
         self._dead: Callable[[], Set[NodeId]] = frozenset
 
     def connect(
@@ -126,10 +131,10 @@ class RebuildRole:
             return frozenset(peers.up) - silent()
 
         moves = Moves(self._me, peers, channel, self._host.random, available, run_bytes)
-        limits = FlowLimits(bytes_s=float(self._settings.storage.rebuild_bytes_s))
+        self._pace = DonorPace(float(self._settings.storage.rebuild_bytes_s), self._engine.waits)
         self._dead = dead
         self._donor = Donor(
-            self._me, self._engine, self._members, self._read_record, peers, moves, limits,
+            self._me, self._engine, self._members, self._read_record, peers, moves, self._pace,
             run_bytes,
         )  # fmt: skip
 
@@ -192,10 +197,12 @@ class RebuildRole:
     async def _work(self, rebuilding: RebuildingSet) -> Pass:
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(self._tell_progress(rebuilding))
+            pacing = tasks.create_task(self._pace.watch())
             made = await self._donor.work(
                 rebuilding, lambda: self.set.version != rebuilding.version
             )
             telling.cancel()
+            pacing.cancel()
         return made
 
     async def _tell_progress(self, rebuilding: RebuildingSet) -> None:
@@ -287,7 +294,7 @@ class RebuildRole:
             await self._obey(call)
         else:
             await self.refresh()
-        return RebuildingReply(pack_set(self.set), self._donor.state())
+        return RebuildingReply(pack_set(self.set), self._donor.state(), self._healing())
 
     async def _obey(self, call: SayRebuild) -> None:
         members = self._members()

@@ -36,6 +36,9 @@ from cordwood.wire.peers import Peers
 FETCH_TIMEOUT_S = 10.0
 """Of each fetch, the wait for a connection included."""
 
+CONNECT_S = 1.0
+"""The longest wait for a connection: a node that is up has one, or is tried again soon."""
+
 CREDIT_BYTES = 4 << 20
 """What a node may send ahead of our word that it came."""
 
@@ -149,7 +152,7 @@ class CopyFetches:
     ) -> _Fetch:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + FETCH_TIMEOUT_S
-        connection = await self._peers.wait_for(node, timeout_s=FETCH_TIMEOUT_S)
+        connection = await self._peers.wait_for(node, timeout_s=CONNECT_S)
         stream = next(self._streams)
         request = ReadRequest(stream, log, first, last, last, CREDIT_BYTES, heads_only=heads_only)
         fetch = self._open[connection, stream] = _Fetch(request)

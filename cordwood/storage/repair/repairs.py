@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -105,12 +105,14 @@ class Repairs:
         self._found: dict[DamagedRange, None] = {}
         self._changed = asyncio.Event()
         self._fetches: CopyFetches
+        self._dead: Callable[[], Set[NodeId]] = frozenset
         self._logs.damages.on_noted = self._changed.set
         self._logs.on_rot = self._on_rot
 
-    def connect(self, fetches: CopyFetches) -> None:
-        """The way to other nodes, which a node has later than its store."""
+    def connect(self, fetches: CopyFetches, dead: Callable[[], Set[NodeId]] = frozenset) -> None:
+        """The way to other nodes, later than the store. Dead ones are not asked."""
         self._fetches = fetches
+        self._dead = dead
 
     def _on_rot(self, found: Sequence[DamagedRange]) -> None:
         for each in found:
@@ -194,13 +196,47 @@ class Repairs:
             logger.warning("log %d: %s is mended", log, _words(damaged))
         return plan.waits
 
+    async def may_hold(self, log: int) -> bool:
+        """Whether this node is in a nodeset of a log that is not trimmed away.
+
+        Raises:
+            Unreachable: the epoch store does not say.
+        """
+        asked = await asked_nodesets(self._read_record, log, self._members())
+        if asked is None:
+            raise Unreachable("the nodesets of its epochs are not known")
+        return any(self._me in nodeset.nodes for _, nodeset, _ in asked.history)
+
+    async def restore(self, log: int, first: int, last: int) -> RepairPlan:
+        """Store again what envelopes give to this node of `[first, last]`, which is released.
+
+        Nothing has to be known as damaged. What other nodes trimmed is left out, and is no reason
+        to wait: this node holds it no more than they do.
+
+        Raises:
+            CordwoodError: LogsDB cannot be read or written, or no holder has a good copy.
+        """
+        if first > last:
+            return RepairPlan(first, (), is_whole=True)
+        plan = await self._plan_range(log, first, last, known=None)
+        if plan.start > last:
+            return plan._replace(is_whole=True, waits="")
+        await self._take(log, plan.takes)
+        return plan
+
     async def _plan(self, damaged: DamagedRange, first: int) -> RepairPlan:
-        log, last = damaged.log, damaged.last
+        known = await self._known(damaged)
+        return await self._plan_range(damaged.log, first, damaged.last, known)
+
+    async def _plan_range(
+        self, log: int, first: int, last: int, known: BlockHeader | None
+    ) -> RepairPlan:
         epochs = await self._epochs(log, first >> 32, last >> 32)
         if epochs is None:
             waits = "the nodesets of its epochs are not known"
             return RepairPlan(first, (), is_whole=False, waits=waits)
-        nodes = sorted({node for nodeset, _ in epochs for node in nodeset.nodes} - {self._me})
+        members = {node for nodeset, _ in epochs for node in nodeset.nodes}
+        nodes = sorted(members - {self._me} - self._dead())
         said = await self._ask(log, first, last, nodes)
         statuses = {
             member.node: member.authority
@@ -208,7 +244,6 @@ class Repairs:
             if member.authority is not Authority.FULLY_AUTHORITATIVE
         }
         mine = await self._mine(log, first, last)
-        known = await self._known(damaged)
         return plan_repair(first, last, self._me, said, mine, epochs, statuses, known)
 
     async def _epochs(

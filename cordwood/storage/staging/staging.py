@@ -67,14 +67,21 @@ class Staging:
         block_bytes_max: the largest body that sequencers take.
     """
 
-    def __init__(self, engine: StorageEngine, now_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: StorageEngine,
+        now_us: Callable[[], int],
+        is_drained: Callable[[], bool] = lambda: False,
+    ) -> None:
         """
         Args:
             now_us: µs since 1970 UTC.
+            is_drained: whether the node gives all that it has away.
         """
         self.block_bytes_max = STAGED_BLOCK_BYTES_MAX
         self._engine = engine
         self._now_us = now_us
+        self._is_drained = is_drained
         # In the WAL and not durable yet. A block being pinned must not be dropped, and a block
         # being dropped must not be pinned: an answered pin holds, whatever was written behind it.
         self._pinning: dict[bytes, list[Pin]] = {}
@@ -106,7 +113,7 @@ class Staging:
 
         Raises:
             ChecksumMismatch: it arrived damaged.
-            Overloaded: there is no room for it.
+            Overloaded: there is no room for it, or the node is drained.
             RecordTooLarge: no append would take it.
             StageExpired: another block has this id.
         """
@@ -129,6 +136,8 @@ class Staging:
             if (held.head.stored_crc, held.head.log) != (head.stored_crc, head.log):
                 raise StageExpired("another block is staged under this id")
             return
+        if self._is_drained():
+            raise Overloaded("this node is drained: stage it on others")
         if self.index.bytes + len(call.body) > STAGED_BYTES_MAX:
             raise Overloaded(f"{self.index.bytes} bytes are staged on this node: publish some")
         if len(call.body) > self._engine.free_bytes:

@@ -1,0 +1,146 @@
+"""`cordwood nodes replace`: a node gets a new directory, such as one on a new disk.
+
+On a cluster of this machine the new directory takes the old one's place by a link, and `cordwood
+up` starts the node on it. Elsewhere a command does both.
+
+Source: docs/protocol/maintenance.md (replacing a node).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cordwood.cli.restart import pid_of, run_command
+from cordwood.cli.target import ClusterOption, find_target
+from cordwood.errors import BadSetting, Rejected
+
+MARKER = "replaces"
+"""In the new directory: the number of the node that it is for, and `placed` once that is done."""
+
+OLD = ".replaced"
+"""The end of the name of the old directory, which is never removed."""
+
+END_S = 10.0
+
+
+def replace(
+    node: Annotated[int, typer.Argument(metavar="OLD", help="The node's number.")],
+    directory: Annotated[Path, typer.Argument(metavar="NEW-DIR", help="New, or empty.")],
+    command: Annotated[
+        str,
+        typer.Option(
+            "--command",
+            help="What has a node run on the new directory, such as "
+            "'ssh node-{node} replace-disk {directory}'.",
+            show_default="of a cluster on this machine: a link, and `cordwood up` starts the node",
+        ),
+    ] = "",
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, help="For all of it; give it again to go on.")
+    ] = 86_400,
+    cluster: ClusterOption = None,
+) -> None:
+    """Move a node to a new directory: others take its data, and it joins again, empty.
+
+    It keeps its number, so old logs may have copies on it. Can be stopped and given again.
+    """
+    from cordwood import aio
+    from cordwood.client.admin.replace_node import replace_node
+
+    target = find_target(cluster)
+    if not command and not target.directory:
+        raise BadSetting(
+            f"say what has the node run on a new directory of {target.url} (--command)"
+        )
+    new = os.path.abspath(directory)
+    claim(new, node)
+    old = os.path.join(target.directory or "", f"node-{node}")
+
+    def is_placed() -> bool:
+        return says_placed(new) if command else os.path.realpath(old) == os.path.realpath(new)
+
+    async def place() -> None:
+        if command:
+            await run_command(command.replace("{node}", str(node)).replace("{directory}", new))
+            write_marker(new, node, placed=True)
+        else:
+            await swap_directory(old, new)
+
+    async def main() -> None:
+        async with aio.connect(target.url) as store:
+            await replace_node(store, node, place, is_placed, timeout_s=timeout_s, say=typer.echo)
+
+    asyncio.run(main())
+
+
+def claim(new: str, node: int) -> None:
+    """Mark a directory as the one for a node.
+
+    Raises:
+        BadSetting: it is used, for something else or for another node.
+    """
+    path = os.path.join(new, MARKER)
+    os.makedirs(new, mode=0o700, exist_ok=True)
+    found = os.listdir(new)
+    if MARKER in found:
+        with open(path, encoding="ascii") as file:
+            if file.read().split()[:1] != [str(node)]:
+                raise BadSetting(f"{new} is for another node: take a new directory")
+    elif found:
+        raise BadSetting(f"{new} is used ({sorted(found)[0]} is there): take a new directory")
+    else:
+        write_marker(new, node)
+
+
+def write_marker(new: str, node: int, *, placed: bool = False) -> None:
+    """See MARKER."""
+    with open(os.path.join(new, MARKER), "w", encoding="ascii") as file:
+        file.write(f"{node}{' placed' if placed else ''}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def says_placed(new: str) -> bool:
+    """Whether the command ran to its end."""
+    with open(os.path.join(new, MARKER), encoding="ascii") as file:
+        return file.read().split()[1:] == ["placed"]
+
+
+async def swap_directory(old: str, new: str) -> None:
+    """End what runs on the old directory, and have its name lead to the new one.
+
+    Raises:
+        Rejected: it does not end.
+    """
+    await _end(old)
+    put_in_place(old, new)
+
+
+def put_in_place(old: str, new: str) -> None:
+    """Have the name of the old directory lead to the new one; the old one stays beside it."""
+    if os.path.lexists(old):
+        aside = old + OLD
+        while os.path.lexists(aside):
+            aside += "-"
+        os.rename(old, aside)
+    os.symlink(new, old)
+
+
+async def _end(old: str) -> None:
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + END_S
+    while True:
+        try:
+            pid = pid_of(os.path.join(old, "lock"))
+        except Rejected:
+            return
+        if loop.time() > ends_s:
+            raise Rejected(f"process {pid} does not end, and runs on {old}")
+        os.kill(pid, signal.SIGTERM)
+        await asyncio.sleep(0.5)

@@ -1,0 +1,100 @@
+"""How fast a donor may go: it gives way to foreground work, and takes all where there is none.
+
+The donor looks every `PERIOD_S` at what foreground stores of its node had to wait, in the WAL and
+for the loop. What they wait when the donor hardly works is the *base*. The rule compares with it:
+
+- No foreground work: the donor goes as fast as it may.
+- Nothing suffers: a step faster.
+- The wait is above `TOLERATED` times the base: down to the floor at once. After a period in which
+  queues drain, the wait at the floor is a new base. The base is the least of the last few, because
+  other donors disturb a look, and no look is too good. A shorter wait at any pace is a base too.
+
+So the pace is a saw. Donors that share a disk or cores see the same waits, and give way together.
+The floor is never left below: a rebuilding comes to its end, whatever foreground work there is.
+
+A fixed share of a disk was tried before. It says nothing of cores, and there donors took three
+quarters of what appends had. The rule knows neither: it looks at the victim.
+
+Source: LEDBAT (RFC 6817), which yields by the delay that it adds; docs/protocol/rebuilding.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+PERIOD_S = 0.5
+"""Between two looks: some dozens of stores of a busy node, and short for what suffers meanwhile."""
+
+TOLERATED = 1.15
+"""A closed loop whose stores take so much longer keeps 0.87 of its rate; 0.8 is asked for."""
+
+SLACK_S = 0.00025
+"""A wait that is less above the base is a timer's grain."""
+
+FASTER = 1.25
+"""A step up: from the floor to 32 times of it in sixteen looks."""
+
+BASES = 8
+"""Looks at the floor that are remembered."""
+
+FLOOR_BYTES_S = 512 << 10
+"""The least pace: with ten donors 400 GB a day, for one in a hundred of what a disk writes."""
+
+
+class YieldingPace:
+    """See the module.
+
+    Args:
+        bytes_s_max: the most; 0 for no bound.
+
+    Attributes:
+        bytes_s: what the donor may send in a second; 0 for as fast as nodes take it.
+    """
+
+    def __init__(self, bytes_s_max: float) -> None:
+        self._max = bytes_s_max
+        self._floor = min(FLOOR_BYTES_S, bytes_s_max) if bytes_s_max else float(FLOOR_BYTES_S)
+        self._bases: deque[float] = deque(maxlen=BASES)
+        self._drains = True
+        self.bytes_s = self._floor
+
+    @property
+    def is_yielding(self) -> bool:
+        """Whether foreground work holds it back."""
+        return self.bytes_s != self._max
+
+    def on_look(self, stores: int, wait_s: float) -> None:
+        """A period is over.
+
+        Args:
+            stores: of foreground work, that became durable in it.
+            wait_s: what each of them waited, on average.
+        """
+        if not stores:
+            self.bytes_s = self._max
+        elif self.bytes_s == self._floor:
+            self._on_floor(wait_s)
+        elif not self._bases or wait_s > self._bound:
+            # Without a base nothing is known of this work yet.
+            self.bytes_s, self._drains = self._floor, True
+        else:
+            if wait_s < min(self._bases):
+                self._bases.append(wait_s)
+            self.bytes_s = self._faster()
+
+    @property
+    def _bound(self) -> float:
+        base = min(self._bases)
+        return max(base * TOLERATED, base + SLACK_S)
+
+    def _on_floor(self, wait_s: float) -> None:
+        if self._drains:
+            self._drains = False
+            return
+        self._bases.append(wait_s)
+        if wait_s <= self._bound:
+            self.bytes_s = self._faster()
+
+    def _faster(self) -> float:
+        faster = self.bytes_s * FASTER
+        return min(faster, self._max) if self._max else faster

@@ -1,0 +1,56 @@
+"""Bugs in the healing of what a WAL lost.
+
+Source: docs/protocol/repair.md; docs/sources/logdevice.md 2.9 (mini-rebuilding).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cordwood.protocol.repair_plan import RepairPlan
+from cordwood.protocol.wal_heal import HealBook, is_settled
+from cordwood.sim.planted.bug import PlantedBug, at
+from cordwood.sim.planted.scenarios import WAL_LOST
+from cordwood.storage.repair import wal_healing
+from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.repair.wal_healing import WalHealing
+
+
+async def _planned_only(right: Any, self: Repairs, log: int, first: int, last: int) -> RepairPlan:
+    plan = await self._plan_range(log, first, last, None)
+    return plan._replace(takes=())
+
+
+async def _newest_only(right: Any, self: Repairs, log: int, first: int, last: int) -> RepairPlan:
+    found: RepairPlan = await right(self, log, max(first, last - 1), last)
+    return found
+
+
+def _first_is_enough(right: Any, self: HealBook) -> bool:
+    return bool(right(self)) or len(self.left) < self.logs
+
+
+async def _not_asked(right: Any, self: WalHealing, log: int, book: HealBook) -> str:
+    book.on_numbered(log, self._engine.cache.log(log).readable)
+    return str(await right(self, log, book))
+
+
+async def _never_mine(self: Repairs, log: int) -> bool:
+    return False
+
+
+BUGS = (
+    PlantedBug("heal-stores-nothing", "what a WAL lost is called healed, and nothing was stored",
+               at(Repairs.restore).around(_planned_only), scenario=WAL_LOST),
+    PlantedBug("heal-newest-only", "of each log only the end is healed",
+               at(Repairs.restore).around(_newest_only), scenario=WAL_LOST),
+    PlantedBug("heal-one-log", "one log that is healed is enough",
+               at(HealBook.is_healed).around(_first_is_enough), scenario=WAL_LOST),
+    PlantedBug("heal-asks-nobody", "a log is healed as far as the node that lost it can read",
+               at(WalHealing._heal).around(_not_asked), scenario=WAL_LOST),
+    PlantedBug("heal-unsettled", "a log is healed while blocks are in flight",
+               at(is_settled, within=wal_healing).instead(lambda bound, readable: True),
+               scenario=WAL_LOST),
+    PlantedBug("heal-nodesets-unread", "a node takes itself for no member of what it lost",
+               at(Repairs.may_hold).instead(_never_mine), scenario=WAL_LOST),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""Watches what foreground work suffers beside a donor, and paces the donor by it.
+
+A store waits from when the engine takes it until it is durable, and before that for the loop, which
+comes late to what is due. Both are this node's: a taker that is no donor is not seen.
+
+Source: docs/protocol/rebuilding.md; `protocol.rebuild_pace`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cordwood.protocol.rebuild_pace import PERIOD_S, YieldingPace
+from cordwood.storage.store_waits import StoreWaits
+
+LAG_EVERY_S = 0.025
+"""Ten looks at the loop in each period; they cost a few microseconds each."""
+
+HEAD_COST_BYTES = 128
+"""A look at a block's head, beside the bytes that a donor sends: about a tenth of a move."""
+
+RUN_S = 0.25
+"""A run is no more than the pace brings in so long, so that nothing waits for long behind it."""
+
+
+class DonorPace:
+    """See the module; `watch` works while the donor does.
+
+    Args:
+        bytes_s_max: 0 for no bound.
+    """
+
+    def __init__(self, bytes_s_max: float, waits: StoreWaits) -> None:
+        self._rule = YieldingPace(bytes_s_max)
+        self._waits = waits
+        self._turn: Callable[[float, float], None] = lambda bytes_s, now: None
+
+    @property
+    def bytes_s(self) -> float:
+        """The pace now; 0 for none."""
+        return self._rule.bytes_s
+
+    @property
+    def is_yielding(self) -> bool:
+        """Whether foreground work holds the donor back."""
+        return self._rule.is_yielding
+
+    def follow(self, turn: Callable[[float, float], None]) -> None:
+        """Call `turn` with the pace and the time, now and at each change."""
+        self._turn = turn
+        turn(self._rule.bytes_s, asyncio.get_running_loop().time())
+
+    def run_bytes(self, most: int) -> int:
+        """How much a run may have, of `most`."""
+        return min(most, max(1, int(self.bytes_s * RUN_S))) if self.bytes_s else most
+
+    async def breathe(self, heads: int) -> None:
+        """Leave the loop to others after so many heads were looked at."""
+        held_back = self.is_yielding and self.bytes_s
+        await asyncio.sleep(heads * HEAD_COST_BYTES / self.bytes_s if held_back else 0)
+
+    async def watch(self) -> None:
+        """Pace the donor, until cancelled."""
+        loop = asyncio.get_running_loop()
+        self._waits.take()  # of before
+        looks = max(1, round(PERIOD_S / LAG_EVERY_S))
+        while True:
+            late_s = 0.0
+            for _ in range(looks):
+                due_s = loop.time() + LAG_EVERY_S
+                await asyncio.sleep(LAG_EVERY_S)
+                late_s += max(0.0, loop.time() - due_s)
+            stores, waited_s = self._waits.take()
+            before = self._rule.bytes_s
+            self._rule.on_look(stores, waited_s + late_s / looks)
+            if self._rule.bytes_s != before:
+                self._turn(self._rule.bytes_s, loop.time())

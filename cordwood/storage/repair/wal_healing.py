@@ -1,0 +1,204 @@
+"""Heals a node whose WAL lost records: from other nodes, log by log, while the node is in service.
+
+A start that finds records of its own unreadable says that it does not know what it holds. From then
+on this goes through all logs (`protocol.wal_heal`): it asks each log's sequencer how far it had
+numbered, waits until that is settled, and stores again what envelopes give to this node. When all
+logs are whole, and all that was stored is durable, the loss is over: the node's silence counts as
+absence again. A crash before that begins anew, and finds most of it there.
+
+Seals are renewed before the node listens (`storage.claims`), and ledgers were told of the loss by
+then. How an epoch ended that this node does not know any more, another node knows.
+
+Source: docs/protocol/repair.md; docs/sources/logdevice.md 2.9 (mini-rebuilding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Set
+from typing import TYPE_CHECKING
+
+from cordwood.errors import CordwoodError, NoSequencer, UnknownLog, Unreachable
+from cordwood.layout.message import AskTail, TailReply
+from cordwood.layout.message_rebuilding import HealState
+from cordwood.layout.waves import store_head
+from cordwood.nodes import NodeId
+from cordwood.protocol.wal_heal import HealBook, is_settled
+from cordwood.storage.repair.repairs import Repairs
+
+if TYPE_CHECKING:
+    from cordwood.storage.engine import StorageEngine
+    from cordwood.wire.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+LANES = 8
+"""Logs that are healed side by side: most of the time is spent waiting for answers."""
+
+TAIL_TIMEOUT_S = 3.0
+HOPS = 4
+"""Nodes that are asked for a log's sequencer, one naming the next; the last may be this node."""
+
+FLUSH_TIMEOUT_S = 60.0
+NOTE_AGAIN_S = 1.0
+RESTORE_TRIES = 3
+"""Rounds over one log: what moved meanwhile is seen by the next one."""
+
+
+class WalHealing:
+    """See the module; `run` does the work, once `connect` was called."""
+
+    def __init__(
+        self,
+        engine: StorageEngine,
+        me: NodeId,
+        repairs: Repairs,
+        newest: Callable[[], Awaitable[Mapping[int, int]]],
+        flush: Callable[[], Awaitable[None]],
+    ) -> None:
+        """
+        Args:
+            flush: takes all that is in the WAL to LogsDB.
+            newest: by log, the newest epoch that was handed out: all logs.
+        """
+        self._engine = engine
+        self._me = me
+        self._repairs = repairs
+        self._newest = newest
+        self._flush = flush
+        self._book: HealBook | None = None
+        self._blocks = self._bytes = 0
+        self._peers: Peers
+        self._dead: Callable[[], Set[NodeId]]
+
+    def connect(self, peers: Peers, dead: Callable[[], Set[NodeId]]) -> None:
+        """The way to other nodes, which a node has later than its store."""
+        self._peers = peers
+        self._dead = dead
+
+    def state(self) -> HealState:
+        """How far it is."""
+        damage, book = self._engine.damage, self._book
+        if not damage:
+            return HealState()
+        if book is None:
+            return HealState(damage[:4096])
+        return HealState(
+            damage[:4096], book.logs, len(book.left), self._blocks, self._bytes, book.waits[:4096]
+        )
+
+    async def run(self) -> None:
+        """Heal what this start, or an earlier one, found lost."""
+        if not self._engine.damage:
+            return
+        loop = asyncio.get_running_loop()
+        while self._book is None:
+            try:
+                self._book = HealBook(await self._newest())
+            except CordwoodError as error:
+                logger.info("what was lost is not healed yet: %s", error)
+                await asyncio.sleep(1.0)
+        while not self._engine.failed:
+            await self._round(self._book)
+            if self._book.is_healed:
+                try:
+                    # Trap: while the WAL shows the damage, a start would find it again, and what
+                    # rots beside it later must be found.
+                    await self._flush_behind_it()
+                    await self._engine.heal_loss()
+                except (CordwoodError, TimeoutError) as error:
+                    logger.warning("that the loss is healed could not be noted: %s", error)
+                else:
+                    return
+                await asyncio.sleep(NOTE_AGAIN_S)
+            await asyncio.sleep(max(0.1, self._book.next_s(loop.time())))
+
+    async def _flush_behind_it(self) -> None:
+        """Write a record behind all others, and take all to LogsDB.
+
+        Raises:
+            TimeoutError: it takes too long.
+            Retryable: the node stores nothing any more.
+        """
+        settled = asyncio.Event()
+        self._engine.store(0, memoryview(store_head(0)), lambda refusals: settled.set())
+        async with asyncio.timeout(FLUSH_TIMEOUT_S):
+            await settled.wait()
+            await self._flush()
+
+    async def _round(self, book: HealBook) -> None:
+        waiting = iter(book.due(asyncio.get_running_loop().time()))
+
+        async def lane() -> None:
+            for log in waiting:
+                try:
+                    waits = await self._heal(log, book)
+                except CordwoodError as error:
+                    waits = str(error)
+                if waits:
+                    book.on_waits(log, waits, asyncio.get_running_loop().time())
+                else:
+                    book.on_healed(log)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(LANES):
+                tasks.create_task(lane())
+
+    async def _heal(self, log: int, book: HealBook) -> str:
+        """Heal a log; why it has to wait, "" if it is whole.
+
+        Raises:
+            CordwoodError: a call failed, or no holder has a good copy.
+        """
+        if not await self._repairs.may_hold(log):
+            return ""
+        if book.bound(log) is None:
+            tail = await self._tail(log)
+            if tail is None:
+                return ""  # it was deleted
+            book.on_numbered(log, tail.numbered)
+        bound = book.bound(log)
+        assert bound is not None, "just noted"
+        held = self._engine.cache.log(log)
+        if not is_settled(bound, held.readable):
+            await self._tail(log)  # its sequencer sends the release once more
+            return "its end is not settled yet"
+        for _ in range(RESTORE_TRIES):
+            plan = await self._repairs.restore(log, held.gone + 1, bound)
+            self._blocks += len(plan.takes)
+            self._bytes += sum(take.copy.header.stored_bytes for take in plan.takes)
+            if plan.waits:
+                return plan.waits
+            if not plan.takes:
+                return ""
+        return "its blocks are being moved"
+
+    async def _tail(self, log: int) -> TailReply | None:
+        """What the log's sequencer says, which is started where there is none; None where the log
+        was deleted.
+
+        Raises:
+            CordwoodError: no node is its sequencer.
+        """
+        node, is_away = self._me, False
+        for _ in range(HOPS):
+            try:
+                ask = AskTail(log, activate_here=is_away)
+                reply = await self._peers.call(node, ask, timeout_s=TAIL_TIMEOUT_S)
+            except UnknownLog:
+                return None
+            except Unreachable:
+                if is_away or node == self._me:
+                    raise
+                node, is_away = self._me, True  # the log's own node does not answer
+            except NoSequencer as error:
+                if not error.node or error.node == node:
+                    raise
+                node, is_away = NodeId(error.node), False
+                if node in self._dead():
+                    node, is_away = self._me, True
+            else:
+                assert isinstance(reply, TailReply), "AskTail has one kind of answer"
+                return reply
+        raise Unreachable(f"log {log}: one node after the other names another sequencer")

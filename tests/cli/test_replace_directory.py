@@ -1,0 +1,47 @@
+"""The directory that `cordwood nodes replace` is given: new, or begun by the same command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cordwood.cli.replace import claim, put_in_place, says_placed, write_marker
+from cordwood.errors import BadSetting
+
+
+def test_a_new_directory_is_made_and_may_be_given_again(tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    claim(str(new), 3)
+    claim(str(new), 3)
+    assert not says_placed(str(new))
+    write_marker(str(new), 3, placed=True)
+    (new / "identity").write_text("of the node that runs there by now")
+    claim(str(new), 3)
+    assert says_placed(str(new))
+
+
+def test_a_used_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("something")
+    with pytest.raises(BadSetting, match="is used"):
+        claim(str(tmp_path), 3)
+    assert [each.name for each in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_directory_for_another_node_is_refused(tmp_path: Path) -> None:
+    claim(str(tmp_path), 4)
+    with pytest.raises(BadSetting, match="another node"):
+        claim(str(tmp_path), 3)
+
+
+def test_the_old_directory_stays_beside_the_link(tmp_path: Path) -> None:
+    old, new = tmp_path / "node-3", tmp_path / "new"
+    for _ in range(2):
+        old.mkdir()
+        (old / "wal").write_text("old")
+        new.mkdir(exist_ok=True)
+        put_in_place(str(old), str(new))
+        assert old.resolve() == new.resolve()
+        old.unlink()
+    assert (tmp_path / "node-3.replaced" / "wal").read_text() == "old"
+    assert (tmp_path / "node-3.replaced-" / "wal").read_text() == "old"
