@@ -6,6 +6,7 @@ import asyncio
 
 from cluster_at_hand import ClusterAtHand, simulate
 from rebuild_scene import put_records
+from scenarios import as_scenario
 
 from cordwood.protocol.rebuild_pace import FLOOR_BYTES_S
 from cordwood.storage.rebuild.donor_pace import RUN_S, DonorPace
@@ -21,14 +22,12 @@ def test_waits_are_told_once_and_on_average() -> None:
     assert waits.take() == (0, 0.0)
 
 
-def test_stores_of_appends_count_and_those_of_donors_do_not() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1, records=5)
-        found = [node.engine.waits.take() for node in cluster.running.values()]
-        assert sum(stores for stores, _ in found) >= 15, "three copies of each"
-        assert all(0 < wait_s < 1 for stores, wait_s in found if stores)
-
-    simulate(scenario, nodes=3)
+@as_scenario(simulate, nodes=3)
+async def test_stores_of_appends_count_and_those_of_donors_do_not(cluster: ClusterAtHand) -> None:
+    await put_records(cluster, logs=1, records=5)
+    found = [node.engine.waits.take() for node in cluster.running.values()]
+    assert sum(stores for stores, _ in found) >= 15, "three copies of each"
+    assert all(0 < wait_s < 1 for stores, wait_s in found if stores)
 
 
 def test_a_donor_gives_way_to_slow_stores_and_goes_on_fast_when_they_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import lost, missing, put_records
+from scenarios import as_scenario
 
 from cordwood.client.admin.replace_node import replace_node
 from cordwood.errors import BadSetting, Rejected, Unreachable
@@ -31,30 +32,30 @@ class Swap:
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_its_data_goes_to_the_others_and_it_joins_empty(is_up: bool) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        if not is_up:
-            cluster.kill(2)
-        swap, said = Swap(cluster, 2), []
-        async with cluster.client(timeout_s=30) as store:
-            for _ in range(40):  # until the others take it for dead
-                try:
-                    await replace_node(
-                        store, 2, swap.place, swap.is_placed, timeout_s=600, say=said.append
-                    )
-                except Rejected:
-                    continue
-                break
-        assert swap.placed == 1
-        assert said[-1] == "node 2: it runs on the new directory"
-        await until(lambda: not lost(cluster), timeout_s=5)  # all have heard
-        assert not await missing(cluster)
-        async with cluster.client() as store:
-            for log in (1, 2, 3):
-                assert len(await values(store, f"log-{log}")) == 20
-
-    simulate(scenario, nodes=5)
+@as_scenario(simulate, nodes=5)
+async def test_its_data_goes_to_the_others_and_it_joins_empty(
+    cluster: ClusterAtHand, *, is_up: bool
+) -> None:
+    await put_records(cluster)
+    if not is_up:
+        cluster.kill(2)
+    swap, said = Swap(cluster, 2), []
+    async with cluster.client(timeout_s=30) as store:
+        for _ in range(40):  # until the others take it for dead
+            try:
+                await replace_node(
+                    store, 2, swap.place, swap.is_placed, timeout_s=600, say=said.append
+                )
+            except Rejected:
+                continue
+            break
+    assert swap.placed == 1
+    assert said[-1] == "node 2: it runs on the new directory"
+    await until(lambda: not lost(cluster), timeout_s=5)  # all have heard
+    assert not await missing(cluster)
+    async with cluster.client() as store:
+        for log in (1, 2, 3):
+            assert len(await values(store, f"log-{log}")) == 20
 
 
 def test_given_again_it_goes_on_where_it_was_stopped() -> None:
@@ -79,16 +80,14 @@ def test_given_again_it_goes_on_where_it_was_stopped() -> None:
         simulate(scenario, nodes=5)
 
 
-def test_a_node_that_logs_cannot_do_without_is_left_alone() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        swap = Swap(cluster, 2)
-        async with cluster.client(timeout_s=30) as store:
-            with pytest.raises(Rejected, match="would stop"):
-                await replace_node(store, 2, swap.place, swap.is_placed, timeout_s=60, say=print)
-            with pytest.raises(BadSetting, match="no node 9"):
-                await replace_node(store, 9, swap.place, swap.is_placed, timeout_s=60, say=print)
-        assert not lost(cluster)
-        assert not swap.placed
-
-    simulate(scenario, nodes=3)
+@as_scenario(simulate, nodes=3)
+async def test_a_node_that_logs_cannot_do_without_is_left_alone(cluster: ClusterAtHand) -> None:
+    await put_records(cluster)
+    swap = Swap(cluster, 2)
+    async with cluster.client(timeout_s=30) as store:
+        with pytest.raises(Rejected, match="would stop"):
+            await replace_node(store, 2, swap.place, swap.is_placed, timeout_s=60, say=print)
+        with pytest.raises(BadSetting, match="no node 9"):
+            await replace_node(store, 9, swap.place, swap.is_placed, timeout_s=60, say=print)
+    assert not lost(cluster)
+    assert not swap.placed

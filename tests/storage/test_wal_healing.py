@@ -10,6 +10,7 @@ import random
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import missing, put_records
+from scenarios import as_scenario
 
 from cordwood.errors import OutcomeUnknown
 from cordwood.layout.message_rebuilding import AskRebuilding, RebuildingReply
@@ -32,107 +33,100 @@ async def knows_again(cluster: ClusterAtHand, node: int, *, timeout_s: float = 6
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_node_is_healed_within_five_seconds_and_knows_what_it_holds(seed: int) -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        await rot_wal(cluster, 2, seed)
-        await knows_again(cluster, 2, timeout_s=5)
-        assert not await missing(cluster)
-        assert (await cluster.running[2].engine.seal(1, 99, 1)).is_sure
-        cluster.kill(2)
-        await cluster.start(2)
-        assert not cluster.running[2].engine.damage, "a restart finds nothing lost any more"
-        async with cluster.client() as store:
-            for log in (1, 2, 3):
-                wanted = [b"%d/%d" % (log, number) for number in range(20)]
-                assert await values(store, f"log-{log}") == wanted
-
-    simulate(scenario, nodes=5, storage=UNFLUSHED)
+@as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+async def test_a_node_is_healed_within_five_seconds_and_knows_what_it_holds(
+    cluster: ClusterAtHand, *, seed: int
+) -> None:
+    await put_records(cluster)
+    await rot_wal(cluster, 2, seed)
+    await knows_again(cluster, 2, timeout_s=5)
+    assert not await missing(cluster)
+    assert (await cluster.running[2].engine.seal(1, 99, 1)).is_sure
+    cluster.kill(2)
+    await cluster.start(2)
+    assert not cluster.running[2].engine.damage, "a restart finds nothing lost any more"
+    async with cluster.client() as store:
+        for log in (1, 2, 3):
+            wanted = [b"%d/%d" % (log, number) for number in range(20)]
+            assert await values(store, f"log-{log}") == wanted
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_rots_after_a_healing_is_found_and_healed_too(seed: int) -> None:
+@as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+async def test_what_rots_after_a_healing_is_found_and_healed_too(
+    cluster: ClusterAtHand, *, seed: int
+) -> None:
     """A healing that took all of the WAL for healed hid what rotted there later: the node served,
     and lacked blocks that it should have (seed 1 of the scenario WAL_LOST)."""
-
-    async def scenario(cluster: ClusterAtHand) -> None:
-        for turn in range(3):
-            await put_records(cluster)
-            await rot_wal(cluster, 2, 10 * seed + turn)
-            await knows_again(cluster, 2)
-            assert not await missing(cluster)
-
-    simulate(scenario, nodes=5, storage=UNFLUSHED)
-
-
-def test_it_is_told_while_it_goes_on() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
+    for turn in range(3):
         await put_records(cluster)
-        others = [3, 4, 5]
-        for node in others:
-            cluster.kill(node)
-        await rot_wal(cluster, 2, 1)
-        await asyncio.sleep(20)
-        reply = await cluster.running[2]._rebuild.answer(AskRebuilding())
-        assert isinstance(reply, RebuildingReply)
-        assert "cannot be read" in reply.heal.lost
-        assert reply.heal.logs_left == 3
-        assert reply.heal.waits.startswith("log 1: ")
-        for node in others:
-            await cluster.start(node)
-        await knows_again(cluster, 2, timeout_s=120)
-        reply = await cluster.running[2]._rebuild.answer(AskRebuilding())
-        assert isinstance(reply, RebuildingReply)
-        assert reply.heal.lost == ""
-
-    simulate(scenario, nodes=5, storage=UNFLUSHED)
-
-
-def test_a_store_of_one_node_has_nobody_to_be_healed_from() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster, logs=1)
-        await rot_wal(cluster, 1, 1)
-        await asyncio.sleep(300)
-        assert cluster.running[1].engine.damage
-
-    simulate(scenario, nodes=1, copies=1, racks=1, storage=UNFLUSHED)
-
-
-def test_two_nodes_that_lost_records_are_healed_from_the_others() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        await rot_wal(cluster, 2, 1)
-        await rot_wal(cluster, 3, 2)
+        await rot_wal(cluster, 2, 10 * seed + turn)
         await knows_again(cluster, 2)
-        await knows_again(cluster, 3)
         assert not await missing(cluster)
 
-    simulate(scenario, nodes=5, storage=UNFLUSHED)
+
+@as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+async def test_it_is_told_while_it_goes_on(cluster: ClusterAtHand) -> None:
+    await put_records(cluster)
+    others = [3, 4, 5]
+    for node in others:
+        cluster.kill(node)
+    await rot_wal(cluster, 2, 1)
+    await asyncio.sleep(20)
+    reply = await cluster.running[2]._rebuild.answer(AskRebuilding())
+    assert isinstance(reply, RebuildingReply)
+    assert "cannot be read" in reply.heal.lost
+    assert reply.heal.logs_left == 3
+    assert reply.heal.waits.startswith("log 1: ")
+    for node in others:
+        await cluster.start(node)
+    await knows_again(cluster, 2, timeout_s=120)
+    reply = await cluster.running[2]._rebuild.answer(AskRebuilding())
+    assert isinstance(reply, RebuildingReply)
+    assert reply.heal.lost == ""
 
 
-def test_appends_go_on_meanwhile() -> None:
-    async def scenario(cluster: ClusterAtHand) -> None:
-        await put_records(cluster)
-        acked: list[bytes] = []
+@as_scenario(simulate, nodes=1, copies=1, racks=1, storage=UNFLUSHED)
+async def test_a_store_of_one_node_has_nobody_to_be_healed_from(cluster: ClusterAtHand) -> None:
+    await put_records(cluster, logs=1)
+    await rot_wal(cluster, 1, 1)
+    await asyncio.sleep(300)
+    assert cluster.running[1].engine.damage
 
-        async def append() -> None:
-            async with cluster.client(timeout_s=30) as store:
-                for number in itertools.count():
-                    value = b"more/%d" % number
-                    with contextlib.suppress(OutcomeUnknown):
-                        await store.append("log-1", value)
-                        acked.append(value)
 
-        async with asyncio.TaskGroup() as tasks:
-            appending = tasks.create_task(append())
-            await asyncio.sleep(1)
-            await rot_wal(cluster, 2, 3)
-            await knows_again(cluster, 2, timeout_s=30)
-            appending.cancel()
-        await asyncio.sleep(2)
-        assert not await missing(cluster)
-        async with cluster.client() as store:
-            found = await values(store, "log-1")
-        assert [value for value in found if value in set(acked)] == acked
+@as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+async def test_two_nodes_that_lost_records_are_healed_from_the_others(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await rot_wal(cluster, 2, 1)
+    await rot_wal(cluster, 3, 2)
+    await knows_again(cluster, 2)
+    await knows_again(cluster, 3)
+    assert not await missing(cluster)
 
-    simulate(scenario, nodes=5, storage=UNFLUSHED)
+
+@as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+async def test_appends_go_on_meanwhile(cluster: ClusterAtHand) -> None:
+    await put_records(cluster)
+    acked: list[bytes] = []
+
+    async def append() -> None:
+        async with cluster.client(timeout_s=30) as store:
+            for number in itertools.count():
+                value = b"more/%d" % number
+                with contextlib.suppress(OutcomeUnknown):
+                    await store.append("log-1", value)
+                    acked.append(value)
+
+    async with asyncio.TaskGroup() as tasks:
+        appending = tasks.create_task(append())
+        await asyncio.sleep(1)
+        await rot_wal(cluster, 2, 3)
+        await knows_again(cluster, 2, timeout_s=30)
+        appending.cancel()
+    await asyncio.sleep(2)
+    assert not await missing(cluster)
+    async with cluster.client() as store:
+        found = await values(store, "log-1")
+    assert [value for value in found if value in set(acked)] == acked
