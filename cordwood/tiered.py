@@ -5,14 +5,18 @@ under a *head*, which is the one thing that ever changes: it is replaced on cond
 else did.
 
 A *fence* is the number of an uploader's turn at one log; a turn is taken by writing a higher one
-into the head. It stands in the name of all that the uploader puts, so no name is used twice.
+into the head. It stands in the name of all that the uploader puts, so no name is used twice. Turns
+at merging objects have numbers of their own, and the fence of what they put has the bit `MERGED`.
 
-Source: docs/objects.md, "The manifest".
+Source: docs/objects.md, "The manifest" and "Compaction".
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+MERGED = 1 << 62
+"""In the fence of what a merge put. Uploaders count from 1 and never come so far."""
 
 
 class Entry(NamedTuple):
@@ -28,6 +32,7 @@ class Entry(NamedTuple):
         rows, bytes: records, and bytes of their bodies, uncompressed.
         append_first_us, append_last_us: append times of its first and last block.
         time_min_us, time_max_us: the least and the largest of the records' own times.
+        replaced_us: when it took the place of other entries of its range; 0 if it never did.
     """
 
     first: int
@@ -43,6 +48,7 @@ class Entry(NamedTuple):
     append_last_us: int
     time_min_us: int
     time_max_us: int
+    replaced_us: int = 0
 
 
 class PageRef(NamedTuple):
@@ -90,6 +96,20 @@ class Trimmed(NamedTuple):
     at_us: int
 
 
+class Merging(NamedTuple):
+    """The turn at merging a log's objects: at most one is in force.
+
+    Attributes:
+        number: of the turn; the next one is higher.
+        holder: whose it is, for people; empty once it is over.
+        until_us: when it may be ended for its holder, who may have died.
+    """
+
+    number: int = 0
+    holder: str = ""
+    until_us: int = 0
+
+
 class Head(NamedTuple):
     """A log's manifest, as its pointer has it.
 
@@ -102,6 +122,7 @@ class Head(NamedTuple):
         end: the LSN that the next entry begins at.
         levels: what is not in a page yet: entries, then pages of level 0, 1, …
         trims: the last trims, oldest first.
+        merging: the turn at merging objects.
     """
 
     log: int
@@ -112,3 +133,4 @@ class Head(NamedTuple):
     end: int
     levels: tuple[tuple[Item, ...], ...]
     trims: tuple[Trimmed, ...]
+    merging: Merging = Merging()

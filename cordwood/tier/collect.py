@@ -1,9 +1,9 @@
-"""Collects what no manifest names: uploads that never were committed, and what was trimmed.
+"""Collects what no manifest names: what was put and never committed, trimmed, or replaced.
 
 Nothing here needs the uploaders to be quiet. `protocol.manifest.is_dead_object` says of an object
 that it is not committed and never will be, whatever happens later; names are never used twice, so
 a deletion that comes late takes nothing new. The grace is for readers, who may hold a head of
-before a trim, and for people.
+before a trim or a merge, and for people.
 
 A log whose head is missing is left alone: a lost head is mended from the objects (`repair`). A
 deleted log keeps its head, which says that all of it is trimmed (`retire_log`).
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from cordwood.errors import Malformed
-from cordwood.layout.manifest import parse_page_name
+from cordwood.layout.manifest import page_name, parse_page_name
 from cordwood.layout.object_names import (
     SHARED,
     objects_prefix,
@@ -28,7 +28,7 @@ from cordwood.protocol import manifest as rule
 from cordwood.tier.log_manifest import FENCE_MAX, LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import DELETE_MAX, LIST_MAX, ObjectInfo, ObjectStore
-from cordwood.tiered import Head
+from cordwood.tiered import Entry, Head, PageRef
 
 CALL_S = 60.0
 """One call to the store, with all its tries."""
@@ -70,6 +70,9 @@ async def collect_log(
     head = await manifest.load()
     if head is None:
         return done
+    # What a merge put and never committed is dead once its turn is over.
+    await manifest.end_overdue_merging()
+    head = manifest.head or head
     pruner = _Pruner(store, done)
     async for info in list_all(store, objects_prefix(log)):
         try:
@@ -80,7 +83,8 @@ async def collect_log(
         found = await manifest.find(name.last)
         head = manifest.head or head
         is_dead = rule.is_dead_object(head, found, info.name, name.last, name.fence)
-        await pruner.judge(info, is_dead, _since_us(head, name.last, info), now_us, grace_s)
+        since_us = _since_us(head, found, name.last, info)
+        await pruner.judge(info, is_dead, since_us, now_us, grace_s)
     async for info in list_all(store, pages_prefix(log)):
         try:
             _, ref = parse_page_name(info.name)
@@ -90,7 +94,10 @@ async def collect_log(
         page = await manifest.find_page(ref.level, ref.last)
         head = manifest.head or head
         is_dead = rule.is_dead_page(head, page, ref)
-        await pruner.judge(info, is_dead, _since_us(head, ref.last, info), now_us, grace_s)
+        # What took the page's place was put when it did.
+        newer = await _info_of(store, log, page) if is_dead and page is not None else None
+        since_us = max(_since_us(head, None, ref.last, info), newer.modified_us if newer else 0)
+        await pruner.judge(info, is_dead, since_us, now_us, grace_s)
     await pruner.flush()
     return done
 
@@ -125,16 +132,25 @@ async def collect_shared(
             found = await manifest.find(run.last)
             head = manifest.head or head
             is_dead = is_dead and rule.is_dead_object(head, found, info.name, run.last, run.fence)
-            since_us = max(since_us, _since_us(head, run.last, info))
+            since_us = max(since_us, _since_us(head, found, run.last, info))
         await pruner.judge(info, is_dead, since_us, now_us, grace_s)
     await pruner.flush()
     return done
 
 
-def _since_us(head: Head, last: int, info: ObjectInfo) -> int:
-    """From when on its grace counts: its trim, or its upload if it never was committed."""
-    trimmed_us = rule.trimmed_at_us(head, last)
-    return info.modified_us if trimmed_us is None else max(trimmed_us, info.modified_us)
+def _since_us(head: Head, found: Entry | None, last: int, info: ObjectInfo) -> int:
+    """From when on its grace counts: its trim, when a merge took its place, or its upload.
+
+    Args:
+        found: the manifest's entry at its last LSN.
+    """
+    trimmed_us = rule.trimmed_at_us(head, last) or 0
+    replaced_us = found.replaced_us if found is not None else 0
+    return max(trimmed_us, replaced_us, info.modified_us)
+
+
+async def _info_of(store: ObjectStore, log: int, page: PageRef) -> ObjectInfo | None:
+    return await store.head(page_name(log, page), timeout_s=CALL_S)
 
 
 class _Pruner:
