@@ -46,6 +46,7 @@ _PAGE_NAME = re.compile(
     r"([0-9a-f]{2})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})\.json"
 )
 
+
 class _Head(NamedTuple):
     """As `tiered.Head`, with items that are not read yet."""
 

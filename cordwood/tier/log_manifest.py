@@ -304,6 +304,15 @@ class LogManifest:
         async with self._bounded(Unreachable):
             return await self._again(search)
 
+    async def page_entries(self, ref: PageRef) -> list[Entry]:
+        """What a page of entries holds; nothing where it is gone."""
+        async with self._bounded(Unreachable):
+            try:
+                page = await self._page(ref)
+            except NoObject:
+                return []
+        return [item for item in page.items if isinstance(item, Entry)]
+
     async def entries(self, lsn: int, limit: int = rule.FANOUT) -> list[Entry]:
         """Entries that reach an LSN, in order; fewer than `limit` only at the end.
 

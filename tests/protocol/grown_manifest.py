@@ -11,7 +11,7 @@ from cordwood.protocol.manifest import (
     in_order,
     ref_of,
 )
-from cordwood.tiered import Entry, Head, Page, PageRef
+from cordwood.tiered import Entry, Page, PageRef
 
 FIRST = 1 << 33
 

@@ -15,21 +15,19 @@ from cordwood.protocol.manifest import (
     check_head,
     check_page,
     check_turn,
-    find,
     find_append_time,
     find_from,
-    first_head,
     in_order,
     is_dead_object,
     is_dead_page,
-    ref_of,
     take_turn,
     tile,
     totals,
     trim,
     trimmed_at_us,
 )
-from cordwood.tiered import Entry, Head, Page, PageRef
+from cordwood.tiered import Head, Page, PageRef
+
 
 class TestGrowing:
     @pytest.mark.parametrize(

@@ -61,9 +61,7 @@ class Merged(Grown):
         new = merged_of(run, number)
         held = self.hold(in_order(self.head), new.first, new.last)
         self.reads, self.sealed = len(held), 0
-        self.head = replace(
-            self.head, run, new, number, held.__getitem__, self.seal, now_us
-        )
+        self.head = replace(self.head, run, new, number, held.__getitem__, self.seal, now_us)
         new = new._replace(replaced_us=now_us)
         self.twin[start:stop] = [new]
         return new

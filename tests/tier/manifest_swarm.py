@@ -201,6 +201,8 @@ class Swarm:
         run = await manifest.entries(chance.randrange(head.start, head.end), chance.choice((2, 9)))
         if len(run) < 2:
             return
+        for entry in run:
+            await self._read_object(store, entry)
         merged = merged_of(run, number)
         await store.put(merged.name, [content_of(merged.first, merged.last)], timeout_s=60)
         await asyncio.sleep(chance.random() * chance.choice((*[0.01] * 5, 20, 300)))
@@ -287,7 +289,9 @@ class Swarm:
             if entry.last >= head.start:
                 found = await manifest.find(entry.last)
                 assert found is not None, f"{entry.first} was committed"
-                assert found == entry or (rule.is_merged(found.fence) and found.first <= entry.first)
+                assert found == entry or (
+                    rule.is_merged(found.fence) and found.first <= entry.first
+                )
         for merged in self.seen.merges:
             found = await manifest.find(merged.last)
             assert found is None or found.last >= merged.last, f"{merged.first} was merged"

@@ -15,6 +15,7 @@ from cordwood.sim.planted import (
     epochs,
     ledger_repairs,
     ledgers,
+    merges,
     names,
     operators,
     publishing,
@@ -47,6 +48,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *epochs.BUGS,
     *names.BUGS,
     *tier.BUGS,
+    *merges.BUGS,
     *ledgers.BUGS,
     *ledger_repairs.BUGS,
 )
