@@ -1,4 +1,4 @@
-"""`cordwood tier upload | status | verify | repair | export | compact | collect | iceberg`: by hand.
+"""`cordwood tier upload | status | verify | repair | export | compact | collect | iceberg`.
 
 All but `upload` need the object store alone: no node, no metadata store. Logs are named by their
 numbers there, since names are kept by the cluster.
@@ -332,6 +332,7 @@ def compact(
             rows.append({
                 "log": number, "merged": done.merged, "replaced": done.replaced,
                 "records": done.rows, "body_bytes": done.bytes, "left": done.left,
+                "damaged": done.damaged,
             })  # fmt: skip
         return rows
 
@@ -346,11 +347,12 @@ def compact(
                     f"log {row['log']}: {row['replaced']} objects {words} {row['merged']}, with "
                     f"{row['records']} records"
                 )
-            if row["left"]:
-                typer.echo(f"log {row['log']}: {row['left']} runs of objects stay as they are")
+            for kind, why in (("left", "others changed them meanwhile"), ("damaged", "see verify")):
+                if row[kind]:
+                    typer.echo(f"log {row['log']}: {row[kind]} runs stay as they are: {why}")
         if not any(row["replaced"] for row in rows):
             typer.echo("There is nothing to merge.")
-    if any(row["left"] for row in rows):
+    if any(row["damaged"] for row in rows):
         raise typer.Exit(1)
 
 

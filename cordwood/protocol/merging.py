@@ -36,12 +36,19 @@ def merge_fence(head: Head) -> int:
     return MERGED | head.merging.number
 
 
-def take_merging(head: Head, holder: str, until_us: int) -> Head:
+def take_merging(head: Head, holder: str, until_us: int, waits_us: int = 0) -> Head:
     """Begin a turn at merging; the one before it commits no more.
 
     Args:
         until_us: when it may be ended for the holder.
+        waits_us: the time now, for a holder that waits until another one's turn is over; 0 for one
+            that does not wait.
+    Raises:
+        Fenced: it has to wait.
     """
+    held = head.merging
+    if waits_us and held.holder not in ("", holder) and waits_us <= held.until_us:
+        raise Fenced(f"log {head.log}: {held.holder!r} has the turn {held.number} at merging")
     merging = Merging(head.merging.number + 1, holder, until_us)
     return head._replace(version=head.version + 1, merging=merging)
 

@@ -53,7 +53,8 @@ class Compacted:
         merged: objects that took the place of others.
         replaced: entries whose place they took.
         rows, bytes: records in them, and bytes of their bodies.
-        left: runs that were left as they are: others changed them meanwhile, or they are damaged.
+        left: runs that were left as they are, because others changed them meanwhile.
+        damaged: and those that cannot be read, or not be merged.
     """
 
     merged: int = 0
@@ -61,6 +62,7 @@ class Compacted:
     rows: int = 0
     bytes: int = 0
     left: int = 0
+    damaged: int = 0
 
 
 async def plan_log(
@@ -90,6 +92,7 @@ async def compact_log(
     policy: MergePolicy,
     *,
     everything: bool = True,
+    waits: bool = False,
     merges_max: int = 1 << 30,
     turn_s: float = TURN_S,
     pace: Pace | None = None,
@@ -98,6 +101,7 @@ async def compact_log(
 
     Args:
         store: patient.
+        waits: leave another one's merges alone while its turn may be in force.
         merges_max: objects to make at most.
         turn_s: when a turn may be ended for us; after half of it the next one is taken.
     Raises:
@@ -113,13 +117,17 @@ async def compact_log(
     try:
         for run in runs:
             if host.clock.now_us() >= renew_us:
-                number, renew_us = await _take_turn(manifest, host, turn_s)
+                number, renew_us = await _take_turn(manifest, host, turn_s, waits)
             try:
                 entry = await merge_run(store, host, MergeTask(log, number, run))
                 await commit_merge(manifest, host, run, entry, number)
-            except (ObjectChanged, NoObject, Corrupt, BadSetting) as error:
+            except (ObjectChanged, NoObject) as error:
                 logger.info("log %d: %d objects stay as they are: %s", log, len(run), error)
                 done.left += 1
+                continue
+            except (Corrupt, BadSetting) as error:
+                logger.warning("log %d: %d objects stay as they are: %s", log, len(run), error)
+                done.damaged += 1
                 continue
             _count(done, log, run, entry)
             if pace is not None:
@@ -130,10 +138,12 @@ async def compact_log(
     return done
 
 
-async def _take_turn(manifest: LogManifest, host: Host, turn_s: float) -> tuple[int, int]:
+async def _take_turn(
+    manifest: LogManifest, host: Host, turn_s: float, waits: bool
+) -> tuple[int, int]:
     """A turn's number, and when to take the next one."""
     now_us = host.clock.now_us()
-    head = await manifest.take_merging(now_us + round(turn_s * 1e6))
+    head = await manifest.take_merging(now_us + round(turn_s * 1e6), waits=waits)
     return head.merging.number, now_us + round(turn_s * 5e5)
 
 

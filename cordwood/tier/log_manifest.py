@@ -148,19 +148,22 @@ class LogManifest:
 
     # ---- merging ----
 
-    async def take_merging(self, until_us: int) -> Head:
+    async def take_merging(self, until_us: int, *, waits: bool = False) -> Head:
         """Begin a turn at merging objects: no earlier one replaces any more.
 
         Args:
             until_us: when it may be ended for us.
+            waits: leave another one its turn while its time is not over.
         Raises:
+            Fenced: another one has the turn, and we wait.
             BadSetting: the log has no manifest.
         """
 
         def change(head: Head | None) -> Head:
             if head is None:
                 raise BadSetting(f"log {self._log} has no manifest: there is nothing to merge")
-            return merging.take_merging(head, self._holder, until_us)
+            waits_us = self._host.clock.now_us() if waits else 0
+            return merging.take_merging(head, self._holder, until_us, waits_us)
 
         await self.load()
         head = await self._change(change)

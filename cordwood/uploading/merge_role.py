@@ -4,7 +4,8 @@ A fallback, and a quiet one: it looks at the head of a manifest and at a few you
 where many small objects piled up there, a few at a time and no faster than its pace, and not at all
 while the disk fills up. What is left to `cordwood tier compact` and Spark is all that is older.
 
-As with uploads, a lease keeps two nodes from the same work, and turns keep it safe.
+As with uploads, a lease keeps two nodes from the same work, and turns keep it safe. A node waits
+for the turn of a merge by hand or by Spark. A log is looked at once something was uploaded.
 
 Source: docs/objects.md, "Compaction"; docs/protocol/main-storage.md.
 """
@@ -12,10 +13,11 @@ Source: docs/objects.md, "Compaction"; docs/protocol/main-storage.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Fenced
 from cordwood.host.seams import Host
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.store import MetadataStore
@@ -40,6 +42,7 @@ class MergeRole:
     Args:
         me: this node.
         mine: the logs that this node uploads.
+        end_of: where a log's manifest ended, as uploads know it; -1 for nobody knows.
         presses: how full the disk is.
     Attributes:
         merged: objects that took the place of others.
@@ -54,6 +57,7 @@ class MergeRole:
         objects: ObjectsAtHand,
         *,
         mine: Callable[[], Awaitable[Mapping[int, LogInfo]]],
+        end_of: Callable[[int], int],
         presses: Callable[[], Pressure],
     ) -> None:
         self.merged = 0
@@ -68,6 +72,9 @@ class MergeRole:
         self._metadata = metadata
         self._objects = objects
         self._mine = mine
+        self._end_of = end_of
+        # By log: where its manifest ended when there was nothing to merge.
+        self._looked_at: dict[int, int] = {}
         self._presses = presses
         self._said = SaidOnce(logger)
 
@@ -79,21 +86,26 @@ class MergeRole:
                 for log in await self._mine():
                     if self._presses() is not Pressure.NONE:
                         break
-                    await self._look_at(log)
+                    with contextlib.suppress(Fenced):  # another one merges it, as Spark may
+                        await self._look_at(log)
                 self._said.over("merges go on")
             except CordwoodError as error:
                 self._said.warning(f"merges have to wait: {error}")
 
     async def _look_at(self, log: int) -> None:
+        end = self._end_of(log)
+        if end < 0 or self._looked_at.get(log) == end:
+            return
         manifest = await self._objects.manifest(log)
         if not await plan_log(manifest, self._policy, everything=False):
+            self._looked_at[log] = end
             return
         async with leased(self._metadata, f"merge/{log}", f"node {self._me}") as is_mine:
             if not is_mine:
                 return
             done = await compact_log(
                 await self._objects.store(), manifest, self._host, log, self._policy,
-                everything=False, merges_max=MERGES_A_LOOK,
+                everything=False, waits=True, merges_max=MERGES_A_LOOK,
                 turn_s=self._settings.merge_turn_s, pace=self._rest,
             )  # fmt: skip
             self.merged += done.merged

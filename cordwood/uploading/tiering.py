@@ -62,7 +62,8 @@ class Tiering:
         )  # fmt: skip
         self.merges = MergeRole(
             settings.node, host, tier, metadata, self._objects,
-            mine=self.uploads.mine, presses=lambda: self.drops.pressure,
+            mine=self.uploads.mine, end_of=self.uploads.end_of,
+            presses=lambda: self.drops.pressure,
         )  # fmt: skip
 
     def works(self) -> tuple[Coroutine[None, None, None], ...]:

@@ -191,6 +191,11 @@ class UploadRole:
             if next(iter(sequencer_order(log, members, dead)), None) == self._me
         }
 
+    def end_of(self, log: int) -> int:
+        """Where a log's manifest ended when this node looked last; -1 if it does not know."""
+        seen = self._seen.get(log)
+        return seen.next if seen is not None else -1
+
     async def look(self, client: Store) -> None:
         """Find out what waits of this node's logs, and upload what is due.
 

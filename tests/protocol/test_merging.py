@@ -219,6 +219,21 @@ class TestTurns:
             assert end_merging(ended, number + 1) is ended
             assert take_merging(ended, "n", 1).merging.number == number + 2
 
+    @pytest.mark.parametrize(
+        ("holder", "waits_us", "waits"),
+        [("n", 0, False), ("n", 1, True), ("n", 1000, True), ("n", 1001, False), ("m", 5, False)],
+    )
+    def test_a_holder_may_wait_for_the_turn_of_another_one(self, holder, waits_us, waits):
+        grown = Merged(3)
+        grown.take(until_us=1000)
+        if waits:
+            with pytest.raises(Fenced, match="'m' has the turn 1"):
+                take_merging(grown.head, holder, 2000, waits_us)
+            free = end_merging(grown.head, 1)
+            assert take_merging(free, holder, 2000, waits_us).merging.holder == holder
+        else:
+            assert take_merging(grown.head, holder, 2000, waits_us).merging.number == 2
+
 
 class TestTheDead:
     @pytest.mark.parametrize(
