@@ -164,18 +164,45 @@ def iceberg(
         list[str] | None,
         typer.Option("--property", metavar="NAME=VALUE", help="Of the catalog: uri=…, warehouse=…"),
     ] = None,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="The table is gone: its objects may be deleted, too."),
+    ] = False,
     option: OptionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Have an Iceberg table name all objects that are committed, as they are.
 
-    What is trimmed leaves the table; run it more often than objects outlive a trim.
+    What is trimmed or merged leaves the table, and is deleted some time later.
     """
-    from cordwood.tier.iceberg import open_catalog, sync_table, whole_objects
+    from cordwood.tier.iceberg import (
+        open_catalog,
+        part_shared,
+        sync_table,
+        table_uuid,
+        whole_objects,
+    )  # fmt: skip
+    from cordwood.tier.table_notes import forget_table, note_table
 
+    if forget:
+        dropped = _run(store, option, lambda host, objects: forget_table(objects, table))
+        typer.echo(f"{table}: {'forgotten' if dropped else 'nothing was noted of it'}")
+        return
     with contextlib.closing(open_catalog(catalog, _options(catalog_property or []))) as opened:
-        whole, left_out = _run(store, option, lambda host, objects: whole_objects(objects, host))
+        uuid = table_uuid(opened, table)
+
+        async def before(host: Host, objects: PatientStore) -> tuple[set[str], set[str]]:
+            await part_shared(objects, host)
+            whole, left_out = await whole_objects(objects, host)
+            await note_table(objects, host, uuid, table, whole, also=True)
+            return whole, left_out
+
+        whole, left_out = _run(store, option, before)
         done = sync_table(opened, table, store, whole)
+        _run(
+            store, option,
+            lambda host, objects: note_table(objects, host, uuid, table, whole, also=False),
+        )  # fmt: skip
     if as_json:
         shown = {
             "table": table, "added": done.added, "removed": done.removed, "kept": done.kept,

@@ -6,8 +6,9 @@
     [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
-was made. An entry is a list of 13, a reference to a page one of 14, in the order of their fields.
-The name of a log's own object follows from the entry, so it is left out (an empty text).
+was made. A note of what a table of Iceberg names says `table`. An entry is a list of 13, a
+reference to a page one of 14, in the order of their fields. The name of a log's own object follows
+from the entry, so it is left out (an empty text).
 
 Version 2 tells of merges as well: a head has a ninth field, the turn at merging, and an entry that
 took the place of others a 14th, when it did. Both are left out where they tell nothing, and what
@@ -39,7 +40,7 @@ MERGING_VERSION = 2
 _PLAIN_ENTRY = len(Entry._fields) - 1
 """Fields of an entry that took no other's place."""
 
-_LINE = re.compile(rb"cordwood (head|origin|page) (\d{1,4}) ([0-9a-f]{8})\n")
+_LINE = re.compile(rb"cordwood (head|origin|page|table) (\d{1,4}) ([0-9a-f]{8})\n")
 _LINE_BYTES_MAX = 40
 _PAGE_NAME = re.compile(
     r"logs/([0-9a-f]{16})/pages/"
@@ -105,6 +106,35 @@ def unpack_origin(log: int, data: Buffer) -> int:
     if found != log:
         raise Malformed(f"{name} is that of log {found}")
     return int(created_us)
+
+
+class TableNote(NamedTuple):
+    """What a table of Iceberg names.
+
+    Attributes:
+        table: its name, for people.
+        named: names of objects.
+        left: objects that it named before, each with when it did last.
+    """
+
+    table: str
+    named: list[str]
+    left: list[tuple[str, int]]
+
+
+def pack_table_note(note: TableNote) -> bytes:
+    """Write what a table names."""
+    return _framed(b"table", note)
+
+
+def unpack_table_note(name: str, data: Buffer) -> TableNote:
+    """What a table names.
+
+    Raises:
+        Corrupt: it is not what was written.
+    """
+    note: TableNote = _unframed(data, b"table", TableNote, name)
+    return note
 
 
 def pack_page(log: int, page: Page) -> bytes:

@@ -44,8 +44,8 @@ def tiered(options: RunOptions, chance: random.Random) -> RunOptions:
     tier = replace(
         tier,
         merge_objects=chance.choice((0, 2, 2, 3)),
-        merge_s=chance.choice((0.5, 1.0)),
-        merge_object_bytes=chance.choice((10_000, 100_000, 1 << 20)),
+        merge_s=chance.choice((0.5, 2.0)),
+        merge_object_bytes=chance.choice((40_000, 200_000, 1 << 20)),
         merge_shared_bytes=1,
         merge_turn_s=chance.choice((1.0, 30.0)),
     )

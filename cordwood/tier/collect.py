@@ -28,6 +28,7 @@ from cordwood.protocol import manifest as rule
 from cordwood.tier.log_manifest import FENCE_MAX, LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import DELETE_MAX, LIST_MAX, ObjectInfo, ObjectStore
+from cordwood.tier.table_notes import Tabled, load_tabled
 from cordwood.tiered import Entry, Head, PageRef
 
 CALL_S = 60.0
@@ -41,7 +42,7 @@ class Collected:
     Attributes:
         seen: objects and pages that were looked at.
         deleted, deleted_bytes: of these, those that were dead for long enough.
-        waiting: dead, and still in their grace.
+        waiting: dead, and still in their grace, or named by a table.
         strangers: names below ours that are not of ours; they are left alone.
     """
 
@@ -63,9 +64,18 @@ async def retire_log(manifest: LogManifest) -> None:
 
 
 async def collect_log(
-    store: ObjectStore, manifest: LogManifest, log: int, now_us: int, grace_s: float
+    store: ObjectStore,
+    manifest: LogManifest,
+    log: int,
+    now_us: int,
+    grace_s: float,
+    tabled: Tabled | None = None,
 ) -> Collected:
-    """Delete what nobody needs of one log's own objects and pages."""
+    """Delete what nobody needs of one log's own objects and pages.
+
+    Args:
+        tabled: what tables name; None to look.
+    """
     done = Collected()
     head = await manifest.load()
     if head is None:
@@ -73,7 +83,7 @@ async def collect_log(
     # What a merge put and never committed is dead once its turn is over.
     await manifest.end_overdue_merging()
     head = manifest.head or head
-    pruner = _Pruner(store, done)
+    pruner = _Pruner(store, done, tabled or await load_tabled(store))
     async for info in list_all(store, objects_prefix(log)):
         try:
             name = parse_object_name(info.name)
@@ -107,14 +117,16 @@ async def collect_shared(
     manifest_of: Callable[[int], LogManifest],
     now_us: int,
     grace_s: float,
+    tabled: Tabled | None = None,
 ) -> Collected:
     """Delete objects of several logs that none of them needs.
 
     Args:
         manifest_of: a log's manifest.
+        tabled: what tables name; None to look.
     """
     done = Collected()
-    pruner = _Pruner(store, done)
+    pruner = _Pruner(store, done, tabled or await load_tabled(store))
     async for info in list_all(store, SHARED):
         try:
             crc = parse_object_name(info.name).footer_crc
@@ -156,9 +168,10 @@ async def _info_of(store: ObjectStore, log: int, page: PageRef) -> ObjectInfo | 
 class _Pruner:
     """Deletes what is judged dead, many at a time."""
 
-    def __init__(self, store: ObjectStore, done: Collected) -> None:
+    def __init__(self, store: ObjectStore, done: Collected, tabled: Tabled) -> None:
         self._store = store
         self._done = done
+        self._tabled = tabled
         self._names: list[str] = []
 
     async def judge(
@@ -168,7 +181,8 @@ class _Pruner:
         self._done.seen += 1
         if not is_dead:
             return
-        if now_us - since_us < grace_s * 1e6:
+        since_us = max(since_us, self._tabled.left.get(info.name, 0))
+        if info.name in self._tabled.named or now_us - since_us < grace_s * 1e6:
             self._done.waiting += 1
             return
         self._names.append(info.name)

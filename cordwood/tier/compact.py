@@ -109,8 +109,23 @@ async def compact_log(
         OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
         Corrupt: the manifest cannot be read.
     """
-    done = Compacted()
     runs = (await plan_log(manifest, policy, everything=everything))[:merges_max]
+    return await merge_runs(store, manifest, host, log, runs, waits=waits, turn_s=turn_s, pace=pace)
+
+
+async def merge_runs(
+    store: ObjectStore,
+    manifest: LogManifest,
+    host: Host,
+    log: int,
+    runs: Sequence[tuple[Entry, ...]],
+    *,
+    waits: bool = False,
+    turn_s: float = TURN_S,
+    pace: Pace | None = None,
+) -> Compacted:
+    """Merge these runs, each into one object; see `compact_log`."""
+    done = Compacted()
     if not runs:
         return done
     number, renew_us = 0, 0

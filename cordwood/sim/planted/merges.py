@@ -36,7 +36,7 @@ def _merging(options: RunOptions) -> RunOptions:
     """Nodes merge whatever objects stand side by side, all the time."""
     made = _in_main_storage(options)
     tier = replace(
-        made.cluster.tier, merge_objects=2, merge_s=0.3, merge_object_bytes=20_000,
+        made.cluster.tier, merge_objects=2, merge_s=0.3, merge_object_bytes=200_000,
         merge_shared_bytes=1, merge_turn_s=4.0,
     )  # fmt: skip
     return replace(made, cluster=replace(made.cluster, tier=tier))
