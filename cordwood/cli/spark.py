@@ -424,10 +424,10 @@ def compact(
 
     if dry_run:
         planned = job.plan(store, logs or (), object_mib)
-        rows = [(each.log, each.objects, f"{each.records:,}", each.bytes) for each in planned]
+        rows = [(each.log, each.objects, f"{each.records:,}", each.body_bytes) for each in planned]
         if as_json:
             names = ("log", "objects", "records", "bytes")
-            shown = [(each.log, each.objects, each.records, each.bytes) for each in planned]
+            shown = [(each.log, each.objects, each.records, each.body_bytes) for each in planned]
             typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in shown]))
         elif rows:
             show_table(["log>", "objects>", "records>", "bodies>"],

@@ -7,7 +7,7 @@ an object, so a record is written anew a few times at most, however long its log
 Trap: a log's share of an object of several logs costs no object of its own. Merged, it does. So
 shares of less than SHARED_BYTES_MIN in all stay where they are.
 
-Source: docs/objects.md, "Compaction"; docs/sources/s3stream.md (b), "SO compaction", and complaint
+Source: docs/objects.md, "Compaction"; docs/sources/s3stream.md (b), "Compaction", and complaint
 5 (1.23 M objects, of 71 KB in the mean).
 """
 

@@ -14,7 +14,7 @@ The manifest stays a tree. Pages with entries of the run are written anew, and s
 above them; a page of which nothing is left goes. A page that is left with few entries joins the one
 before it. So a commit writes a page a level, and one more for each page that the run went through.
 
-Source: docs/objects.md, "Compaction"; docs/sources/s3stream.md (b), "SO compaction".
+Source: docs/objects.md, "Compaction"; docs/sources/s3stream.md (b), "Compaction".
 """
 
 from __future__ import annotations

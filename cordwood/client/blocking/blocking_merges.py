@@ -33,14 +33,14 @@ class PlannedMerge:
 
     Attributes:
         log: its number.
-        objects, records, bytes: that go into it; bytes of bodies.
+        objects, records, body_bytes: that go into it.
         task: all that the merge needs, for `BlockingMerges.merge`.
     """
 
     log: int
     objects: int
     records: int
-    bytes: int
+    body_bytes: int
     task: bytes
 
 
@@ -137,7 +137,7 @@ class BlockingMerges:
             task = MergeTask(each.log, self._numbers[each.log], _task(each.task).run)
             begun.append(
                 PlannedMerge(
-                    each.log, each.objects, each.records, each.bytes, msgspec.json.encode(task)
+                    each.log, each.objects, each.records, each.body_bytes, msgspec.json.encode(task)
                 )
             )
         return begun

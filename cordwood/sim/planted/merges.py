@@ -1,6 +1,6 @@
 """Planted bugs of compaction: what a merge puts, replaces and lets go of.
 
-Source: docs/sources/s3stream.md (b), "SSO compaction", and (f), complaint 4 (reads that compaction
+Source: docs/sources/s3stream.md (b), "Compaction", and (f), complaint 4 (reads that compaction
 breaks).
 """
 

@@ -132,7 +132,7 @@ def _commit(
     done.merged += 1
     done.replaced += each.objects
     done.records += each.records
-    done.bytes += each.bytes
+    done.bytes += each.body_bytes
 
 
 def _on_executors(
