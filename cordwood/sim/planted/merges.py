@@ -6,6 +6,7 @@ breaks).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -103,6 +104,7 @@ async def _merges_without_condition(
     head = self.head
     assert head is not None
     etag, swap = self._etag, self._store.put_if
+    await asyncio.sleep(1.0)  # uploads go on meanwhile
 
     async def blindly(
         name: str, content: bytes, expected: Etag | None, *, timeout_s: float
