@@ -46,13 +46,21 @@ def _merging(options: RunOptions) -> RunOptions:
 def _without_grace(options: RunOptions) -> RunOptions:
     """And objects go as soon as nothing names them, under readers and merges."""
     made = _merging(options)
-    tier = replace(made.cluster.tier, tend_s=0.3, grace_s=0.0, merge_turn_s=0.2)
+    tier = replace(made.cluster.tier, tend_s=0.3, grace_s=0.0, merge_turn_s=30.0)
+    return replace(made, cluster=replace(made.cluster, tier=tier))
+
+
+def _with_short_turns(options: RunOptions) -> RunOptions:
+    """And turns are over before merges are."""
+    made = _without_grace(options)
+    tier = replace(made.cluster.tier, merge_turn_s=0.2)
     return replace(made, cluster=replace(made.cluster, tier=tier))
 
 
 _MERGED = scenario("client_crash", every_s=3.0, shape=_merging, restart_s=2.0, readers=3)
 _CRASHED = scenario("crash", every_s=1.0, shape=_merging, restart_s=2.0, readers=3)
 _HASTY = scenario("client_crash", every_s=3.0, shape=_without_grace, restart_s=1.0, readers=3)
+_OVERDUE = scenario("client_crash", every_s=3.0, shape=_with_short_turns, restart_s=1.0, readers=3)
 
 
 async def _merges_all_but_one(
@@ -87,6 +95,14 @@ def _is_merged_object(name: str) -> bool:
         return parse_object_name(name).fence >= MERGED
     except Malformed:
         return False
+
+
+async def _takes_its_time(
+    right: Callable[[ObjectStore, Entry], Awaitable[None]], store: ObjectStore, entry: Entry
+) -> None:
+    """Something happens between the put and the commit."""
+    await right(store, entry)
+    await asyncio.sleep(1.5)
 
 
 async def _reads_nothing_back(store: ObjectStore, entry: Entry) -> None:
@@ -175,9 +191,11 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("merge-head-unconditional", "a merge replaces the head, whatever was committed",
                at(LogManifest.replace).around(_merges_without_condition), scenario=_MERGED),
     PlantedBug("merge-eaten", "the collection takes what a merge puts for an upload of old",
-               at(manifest.is_merged).instead(_is_no_merge), scenario=_HASTY),
+               together(at(manifest.is_merged).instead(_is_no_merge),
+                        at(merge.check_stored).around(_takes_its_time)), scenario=_HASTY),
     PlantedBug("merge-zombie-commits", "a merge commits whose turn was ended, and its object gone",
-               at(merging.check_merging).instead(_is_in_force_for_ever), scenario=_HASTY),
+               together(at(merging.check_merging).instead(_is_in_force_for_ever),
+                        at(merge.check_stored).around(_takes_its_time)), scenario=_OVERDUE),
     PlantedBug("merge-taken-for-trim", "a reader takes an object that was merged for a trimmed one",
                at(HistoryReader._begin_anew).around(_takes_merged_for_trimmed), scenario=_HASTY),
 )  # fmt: skip
