@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cordwood.block import Buffer, Gap, GapKind
 from cordwood.errors import Malformed, NoObject
 from cordwood.host.seams import Host
+from cordwood.layout.object_file import Footer, ObjectRun
 from cordwood.layout.object_names import parse_object_name
 from cordwood.lsn import Lsn
 from cordwood.protocol import manifest, merging
@@ -22,6 +23,7 @@ from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.scenarios import scenario
 from cordwood.sim.planted.tier import _in_main_storage
 from cordwood.tier import compact, merge
+from cordwood.tier.block_cache import Blocks
 from cordwood.tier.history import HistoryReader
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.merge import MergeTask
@@ -37,7 +39,7 @@ def _merging(options: RunOptions) -> RunOptions:
     """Nodes merge whatever objects stand side by side, all the time."""
     made = _in_main_storage(options)
     tier = replace(
-        made.cluster.tier, merge_objects=2, merge_s=0.3, merge_object_bytes=200_000,
+        made.cluster.tier, look_s=0.5, merge_objects=2, merge_s=0.5, merge_object_bytes=200_000,
         merge_shared_bytes=1, merge_turn_s=4.0,
     )  # fmt: skip
     return replace(made, cluster=replace(made.cluster, tier=tier))
@@ -147,6 +149,19 @@ def _is_in_force_for_ever(head: Head, number: int) -> None:
     return None
 
 
+async def _fetches_slowly(
+    right: Callable[..., Awaitable[Blocks]],
+    self: HistoryReader,
+    name: str,
+    footer: Footer,
+    run: ObjectRun,
+    number: int,
+) -> Blocks:
+    """Objects may go while they are read."""
+    await asyncio.sleep(0.7)
+    return await right(self, name, footer, run, number)
+
+
 async def _takes_merged_for_trimmed(
     right: Callable[[HistoryReader, NoObject], Awaitable[None]],
     self: HistoryReader,
@@ -197,6 +212,7 @@ BUGS: tuple[PlantedBug, ...] = (
                together(at(merging.check_merging).instead(_is_in_force_for_ever),
                         at(merge.check_stored).around(_takes_its_time)), scenario=_OVERDUE),
     PlantedBug("merge-taken-for-trim", "a reader takes an object that was merged for a trimmed one",
-               at(HistoryReader._begin_anew).around(_takes_merged_for_trimmed), scenario=_HASTY),
+               together(at(HistoryReader._begin_anew).around(_takes_merged_for_trimmed),
+                        at(HistoryReader._fetch).around(_fetches_slowly)), scenario=_HASTY),
 )  # fmt: skip
 """Every bug of compaction."""
