@@ -140,7 +140,7 @@ def _on_executors(
 ) -> list[tuple[bytes, str]]:
     """Each task's object, made by an executor."""
     rows = [(place, bytearray(task)) for place, task in enumerate(tasks)]
-    frame = spark.createDataFrame(rows, _TASKS).repartition(len(rows), "place")
+    frame = spark.createDataFrame(rows, _TASKS).repartition(len(rows))
 
     def merge(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from merged_batches(address, batches)
