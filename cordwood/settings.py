@@ -205,12 +205,31 @@ class TierSettings:
         tend_s: the time between two looks at what main storage may delete: trims, and deleted logs.
         grace_s: how long objects stay that no manifest names any more, for readers that hold an
             older manifest.
+        merge_objects: a node merges where so many small objects of a log stand side by side, 0 for
+            never. The 64th of a log's youngest objects moves them all into a page, and half of that
+            leaves time for it.
+        merge_s: the time between two looks for them. A log uploads one each 10 s at most, so 32
+            pile up in five minutes.
+        merge_bytes_s: bodies that a node merges in a second, on average: as slow as an upload that
+            nothing presses.
+        merge_object_bytes: of bodies in a merged object, at most: as much as uploads put into one.
+        merge_shared_bytes: of a log's shares of objects of several logs, so many bytes of bodies
+            get an object of their own: as much as a request costs.
+        merge_turn_s: when the turn of a merge may be ended for its holder, who may have died. After
+            half of it the holder takes the next one, and the rest is enough for an object of 64 MiB
+            at 40 KB/s.
     """
 
     store: str = ""
     look_s: float = 10.0
     tend_s: float = 60.0
     grace_s: float = 3600.0
+    merge_objects: int = 32
+    merge_s: float = 300.0
+    merge_bytes_s: int = 8 * MIB
+    merge_object_bytes: int = 64 * MIB
+    merge_shared_bytes: int = MIB
+    merge_turn_s: float = 3600.0
 
     def __post_init__(self) -> None:
         if len(self.store) > ADDRESS_CHARS_MAX:
@@ -218,6 +237,12 @@ class TierSettings:
         _check("tier.look_s", self.look_s, 0.01, 86_400)
         _check("tier.tend_s", self.tend_s, 0.01, 86_400)
         _check("tier.grace_s", self.grace_s, 0, 365 * 86_400)
+        _check("tier.merge_objects", self.merge_objects, 0, 10_000)
+        _check("tier.merge_s", self.merge_s, 0.01, 86_400)
+        _check("tier.merge_bytes_s", self.merge_bytes_s, 1, 1 << 40)
+        _check("tier.merge_object_bytes", self.merge_object_bytes, 1, 512 * MIB)
+        _check("tier.merge_turn_s", self.merge_turn_s, 0.1, 30 * 86_400)
+        _check("tier.merge_shared_bytes", self.merge_shared_bytes, 0, 1 << 40)
 
 
 @dataclass(frozen=True, slots=True)

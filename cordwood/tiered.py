@@ -4,14 +4,18 @@ An *entry* says which object holds a range of a log. A manifest is a tree of *pa
 under a *head*. Only the head ever changes: a conditional write replaces it if no other writer did.
 
 A *fence* is the number of an uploader's turn at one log; a turn is taken by writing a higher one
-into the head. It stands in the name of all that the uploader puts, so no name is used twice.
+into the head. It stands in the name of all that the uploader puts, so no name is used twice. Turns
+at merging objects have numbers of their own, and the fence of what they put has the bit `MERGED`.
 
-Source: docs/objects.md, "The manifest".
+Source: docs/objects.md, "The manifest" and "Compaction".
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+MERGED = 1 << 62
+"""In the fence of what a merge put. Uploaders count from 1 and never come so far."""
 
 
 class Entry(NamedTuple):
@@ -29,6 +33,7 @@ class Entry(NamedTuple):
         time_min_us, time_max_us: the least and the largest of the records' own times.
         payload: bytes of the records as nodes stored them, see `object_file.Piece`; 0 where that
             is not known.
+        replaced_us: when it took the place of other entries of its range; 0 if it never did.
     """
 
     first: int
@@ -45,6 +50,7 @@ class Entry(NamedTuple):
     time_min_us: int
     time_max_us: int
     payload: int = 0
+    replaced_us: int = 0
 
 
 class PageRef(NamedTuple):
@@ -93,6 +99,20 @@ class Trimmed(NamedTuple):
     at_us: int
 
 
+class Merging(NamedTuple):
+    """The turn at merging a log's objects: at most one is in force.
+
+    Attributes:
+        number: of the turn; the next one is higher.
+        holder: whose it is, for people; empty once it is over.
+        until_us: when it may be ended for its holder, who may have died.
+    """
+
+    number: int = 0
+    holder: str = ""
+    until_us: int = 0
+
+
 class Head(NamedTuple):
     """A log's manifest, as its pointer has it.
 
@@ -104,6 +124,7 @@ class Head(NamedTuple):
         end: the LSN that the next entry begins at.
         levels: entries and pages outside a page: entries, then pages of level 0, 1, …
         trims: the last trims, oldest first.
+        merging: the turn at merging objects.
     """
 
     log: int
@@ -114,3 +135,4 @@ class Head(NamedTuple):
     end: int
     levels: tuple[tuple[Item, ...], ...]
     trims: tuple[Trimmed, ...]
+    merging: Merging = Merging()

@@ -4,6 +4,10 @@ Upload: an uploader takes blocks as a node sends them, writes objects and reads 
 commits them. Beside it, objects of the same size are put as plain bytes, into the same store in the
 same run. Catch-up: one reader takes all of it into Arrow, beside plain gets of the same bytes.
 
+Puts: what a GiB of bodies costs in requests that stores charge for, heads and pages included.
+Merges: what is in small objects is merged into large ones, as nodes, `cordwood tier compact` and
+Spark do.
+
 Bytes are those of objects, as stored, on both sides: what records compress to is no speed.
 
 Source: docs/objects.md, "Uploading" and "Reading".
@@ -15,7 +19,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -23,7 +27,7 @@ from cordwood.bench.append import Say
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.logsdb import drop_from_cache
 from cordwood.bench.place import PREFIX
-from cordwood.block import BlockHeader, Codec, Gap
+from cordwood.block import BlockHeader, Buffer, Codec, Gap
 from cordwood.client.read.arrow_batches import BatchGatherer
 from cordwood.client.read.tier_read import held_block
 from cordwood.host.real import real_host
@@ -32,15 +36,24 @@ from cordwood.layout.arrow import COLUMNS
 from cordwood.layout.body import encode_body, seal_body
 from cordwood.lsn import make_lsn
 from cordwood.protocol.gap_detection import Delivery
+from cordwood.protocol.merge_plan import MergePolicy
+from cordwood.protocol.tier_plan import OBJECT_BYTES
 from cordwood.settings import MIB
 from cordwood.tier.addresses import open_object_store
 from cordwood.tier.collect import list_all
+from cordwood.tier.compact import compact_log
 from cordwood.tier.history import GET_S, HistoryReader
 from cordwood.tier.log_manifest import LogManifest
-from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.object_store import Etag, ObjectStore
+from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.uploader import PUT_S, Item, LogUploader
 
 LOG = 1
+GIB = 1 << 30
+SMALL_BYTES = MIB
+"""Of bodies in the objects that are merged."""
+MERGED_BYTES = 64 * MIB
+"""Of bodies that are merged: one object's."""
 RANDOM_SHARE = 0.5
 """Of a record's bytes: the rest are zeros, so that an object is half of its bodies."""
 
@@ -80,6 +93,9 @@ async def bench_tier(
     uploads: list[Sample] = []
     reads: list[Sample] = []
     records: list[Sample] = []
+    puts: list[Sample] = []
+    merges: list[Sample] = []
+    body_bytes = sum(header.raw_bytes for header, _ in blocks)
     objects_puts = 0
     try:
         async with real_host() as host:
@@ -87,7 +103,9 @@ async def bench_tier(
                 at = f"{store}/bench-{repeat}" if store else os.path.join(below, str(repeat))
                 objects = await open_object_store(host, at)
                 try:
-                    seconds = await _upload(objects, host, blocks)
+                    counted = _Puts(objects)
+                    seconds = await _upload(counted, host, blocks)
+                    puts.append(Sample(counted.puts / (body_bytes / GIB), None))
                     names = [
                         (info.name, info.size) async for info in list_all(objects, "logs/")
                         if info.name.endswith(".parquet")
@@ -102,6 +120,8 @@ async def bench_tier(
                     get_s = await _plain_gets(objects, names)
                     reads.append(Sample(size / read_s / 1e6, size / get_s / 1e6))
                     records.append(Sample(rows / read_s, None))
+                    small = blocks[: max(1, len(blocks) * MERGED_BYTES // body_bytes)]
+                    merges.append(Sample(await _merge(host, f"{at}-small", small), None))
                 finally:
                     await objects.close()
                 say(f"tier: {repeat + 1} of {repeats}")
@@ -109,7 +129,7 @@ async def bench_tier(
         shutil.rmtree(below, ignore_errors=True)
     parameters: dict[str, int | float | str] = {
         "record_bytes": profile.record_bytes, "block_records": profile.block_records,
-        "body_bytes": sum(header.raw_bytes for header, _ in blocks), "objects": objects_puts,
+        "body_bytes": body_bytes, "objects": objects_puts,
         "cores": os.cpu_count() or 0, "store": store or "a directory",
     }  # fmt: skip
     return [
@@ -119,6 +139,10 @@ async def bench_tier(
                     parameters=parameters),
         make_figure("tier_read_records", "records/s", records, reference_is="none",
                     parameters=parameters),
+        make_figure("tier_puts", "puts/GiB of bodies", puts, reference_is="none",
+                    parameters=parameters),
+        make_figure("tier_merge", "MB/s of bodies", merges, reference_is="none",
+                    parameters={**parameters, "small_bytes": SMALL_BYTES}),
     ]  # fmt: skip
 
 
@@ -140,14 +164,54 @@ def _blocks(profile: TierProfile) -> list[tuple[BlockHeader, bytes]]:
     return made
 
 
-async def _upload(store: ObjectStore, host: Host, blocks: list[tuple[BlockHeader, bytes]]) -> float:
+class _Puts(PatientStore):
+    """A store that counts what it is asked to put.
+
+    Attributes:
+        puts: calls, conditional ones too.
+    """
+
+    def __init__(self, store: PatientStore) -> None:
+        self.__dict__.update(store.__dict__)
+        self.puts = 0
+
+    async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
+        self.puts += 1
+        await super().put(name, content, timeout_s=timeout_s)
+
+    async def put_if(
+        self, name: str, content: bytes, expected: Etag | None, *, timeout_s: float
+    ) -> Etag:
+        self.puts += 1
+        return await super().put_if(name, content, expected, timeout_s=timeout_s)
+
+
+async def _merge(host: Host, at: str, blocks: list[tuple[BlockHeader, bytes]]) -> float:
+    """Bytes of bodies a second, in millions, from small objects into large ones."""
+    store = await open_object_store(host, at)
+    try:
+        await _upload(store, host, blocks, object_bytes=SMALL_BYTES)
+        manifest = LogManifest(store, LOG, host, "bench")
+        began = perf_counter()
+        done = await compact_log(store, manifest, host, LOG, MergePolicy())
+        return done.bytes / (perf_counter() - began) / 1e6
+    finally:
+        await store.close()
+
+
+async def _upload(
+    store: ObjectStore,
+    host: Host,
+    blocks: list[tuple[BlockHeader, bytes]],
+    object_bytes: int = OBJECT_BYTES,
+) -> float:
     async def items() -> AsyncIterator[Item]:
         for block in blocks:
             yield block
 
     manifest = LogManifest(store, LOG, host, "bench")
     began = perf_counter()
-    uploader = LogUploader(store, manifest, host, LOG, "/bench")
+    uploader = LogUploader(store, manifest, host, LOG, "/bench", object_bytes=object_bytes)
     await uploader.run(items(), make_lsn(1, 1))
     return perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""`cordwood spark land | stats | audit | replay | backfill`: jobs on Spark, around logs."""
+"""`cordwood spark land | stats | audit | replay | backfill | compact`: jobs on Spark."""
 
 from __future__ import annotations
 
@@ -393,6 +393,63 @@ def backfill(
         say=_say,
     )
     _show_copied(copied, as_json)
+
+
+@app.command()
+def compact(
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store",
+            "-s",
+            envvar="CORDWOOD_TIER_STORE",
+            metavar="ADDRESS",
+            help="Main storage: a directory, s3://bucket/prefix, gs://… or az://….",
+        ),
+    ],
+    logs: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[LOG]...", help="Their numbers; all without.", show_default=False),
+    ] = None,
+    object_mib: Annotated[
+        int,
+        typer.Option("--object-mib", min=1, max=512, help="MiB of bodies in an object, at most."),
+    ] = 256,
+    master: MasterOption = "local[*]",
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge small objects of main storage, and those of several logs, into large ones of one log.
+
+    May be stopped at any time; started again, it plans anew. No node is needed.
+    """
+    from cordwood.spark.jobs import compact as job
+
+    if dry_run:
+        planned = job.plan(store, logs or (), object_mib)
+        rows = [(each.log, each.objects, f"{each.records:,}", each.body_bytes) for each in planned]
+        if as_json:
+            names = ("log", "objects", "records", "bytes")
+            shown = [(each.log, each.objects, each.records, each.body_bytes) for each in planned]
+            typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in shown]))
+        elif rows:
+            show_table(["log>", "objects>", "records>", "bodies>"],
+                       [(*row[:3], bytes_words(row[3])) for row in rows])  # fmt: skip
+        else:
+            typer.echo("There is nothing to merge.")
+        return
+    done = job.compact(session("compact", master), store, logs or (), object_mib, _say)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(done)))
+    else:
+        typer.echo(
+            f"{done.replaced} objects are {done.merged} now, with {done.records:,} records, "
+            f"{bytes_words(done.bytes)} of bodies"
+        )
+        for line in done.left:
+            typer.echo(line, err=True)
+    if done.left:
+        raise typer.Exit(1)
 
 
 def _sink(cluster: str | None, to: str, write_tokens: str) -> dict[str, str]:

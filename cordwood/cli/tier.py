@@ -1,4 +1,4 @@
-"""`cordwood tier upload | status | verify | repair | export | collect | iceberg`: by hand.
+"""`cordwood tier upload | status | verify | repair | export | compact | collect | iceberg`.
 
 All but `upload` need the object store alone: no node, no metadata store. Logs are named by their
 numbers there, since names are kept by the cluster.
@@ -164,18 +164,48 @@ def iceberg(
         list[str] | None,
         typer.Option("--property", metavar="NAME=VALUE", help="Of the catalog: uri=…, warehouse=…"),
     ] = None,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="The table is gone: its objects may be deleted, too."),
+    ] = False,
     option: OptionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make an Iceberg table of all committed objects, without copying them.
 
-    Trimmed objects leave the table. Run it more often than objects outlive a trim.
+    Trimmed and merged objects leave the table, and are deleted some time later.
     """
-    from cordwood.tier.iceberg import open_catalog, sync_table, whole_objects
+    from cordwood.tier.iceberg import (
+        open_catalog,
+        part_shared,
+        sync_table,
+        table_uuid,
+        whole_objects,
+    )  # fmt: skip
+    from cordwood.tier.table_notes import forget_table, note_table
 
+    if forget:
+        dropped = _run(store, option, lambda host, objects: forget_table(objects, table))
+        typer.echo(f"{table}: {'forgotten' if dropped else 'nothing was noted of it'}")
+        return
     with contextlib.closing(open_catalog(catalog, _options(catalog_property or []))) as opened:
-        whole, left_out = _run(store, option, lambda host, objects: whole_objects(objects, host))
+        uuid = table_uuid(opened, table)
+
+        async def before(host: Host, objects: PatientStore) -> tuple[set[str], set[str]]:
+            await part_shared(objects, host)
+            whole, left_out = await whole_objects(objects, host)
+            while left_out and await part_shared(objects, host):
+                # A merge took another log's share between the two.
+                whole, left_out = await whole_objects(objects, host)
+            await note_table(objects, host, uuid, table, whole, also=True)
+            return whole, left_out
+
+        whole, left_out = _run(store, option, before)
         done = sync_table(opened, table, store, whole)
+        _run(
+            store, option,
+            lambda host, objects: note_table(objects, host, uuid, table, whole, also=False),
+        )  # fmt: skip
     if as_json:
         shown = {
             "table": table, "added": done.added, "removed": done.removed, "kept": done.kept,
@@ -293,18 +323,85 @@ def export(
 
 
 @app.command()
+def compact(
+    store: StoreOption,
+    logs: LogsArgument = None,
+    object_mib: Annotated[
+        int,
+        typer.Option("--object-mib", min=1, max=512, help="MiB of bodies in an object, at most."),
+    ] = 64,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be merged.")
+    ] = False,
+    option: OptionsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge small objects, and shares of objects of several logs, into large ones of one log each.
+
+    May be stopped at any time, and run beside nodes. What was merged stays for its grace. Ends with
+    1 where objects are damaged: they stay as they are.
+    """
+    from cordwood.protocol.merge_plan import MergePolicy
+
+    policy = MergePolicy(object_bytes=object_mib * MIB)
+
+    async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
+        from cordwood.tier.compact import Compacted, compact_log, plan_log
+        from cordwood.tier.log_manifest import LogManifest
+
+        rows: list[dict[str, object]] = []
+        async for number, _ in _heads(host, objects, logs):
+            manifest = LogManifest(objects, number, host, "cordwood tier compact")
+            if dry_run:
+                runs = await plan_log(manifest, policy, everything=True)
+                done = Compacted(
+                    len(runs), sum(map(len, runs)), sum(e.rows for run in runs for e in run),
+                    sum(e.bytes for run in runs for e in run),
+                )  # fmt: skip
+            else:
+                done = await compact_log(objects, manifest, host, number, policy)
+            rows.append({
+                "log": number, "merged": done.merged, "replaced": done.replaced,
+                "records": done.rows, "body_bytes": done.bytes, "left": done.left,
+                "damaged": done.damaged,
+            })  # fmt: skip
+        return rows
+
+    rows = _run(store, option, act)
+    if as_json:
+        typer.echo(json.dumps(rows))
+    else:
+        for row in rows:
+            if row["replaced"]:
+                words = "would become" if dry_run else "are now"
+                typer.echo(
+                    f"log {row['log']}: {row['replaced']} objects {words} {row['merged']}, with "
+                    f"{row['records']} records"
+                )
+            for kind, why in (("left", "others changed them meanwhile"), ("damaged", "see verify")):
+                if row[kind]:
+                    typer.echo(f"log {row['log']}: {row[kind]} runs stay as they are: {why}")
+        if not any(row["replaced"] for row in rows):
+            typer.echo("There is nothing to merge.")
+    if any(row["damaged"] for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
 def collect(
     store: StoreOption,
     logs: LogsArgument = None,
     grace_s: Annotated[
         float,
         typer.Option(
-            "--grace", min=0, help="Seconds for which readers may still use trimmed objects."
+            "--grace",
+            min=0,
+            help="Seconds for which readers may still use trimmed and merged objects.",
         ),
     ] = 3600.0,
     option: OptionsOption = None,
 ) -> None:
-    """Delete what no manifest names: trimmed objects, and uploads that were never committed."""
+    """Delete what no manifest names: what was trimmed or merged, or was never committed."""
 
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood.tier.collect import collect_log, collect_shared

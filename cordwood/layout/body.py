@@ -230,7 +230,23 @@ def open_body(header: BlockHeader, stored: Buffer, *, verify: bool = True) -> Bo
             raise Malformed("the CRCs of an uncompressed body differ from one another")
     elif verify and crc32c(raw) != header.raw_crc:
         raise _mismatch(header, "uncompressed")
-    body = parse_body(raw)
+    return _counted(header, parse_body(raw))
+
+
+def open_raw_body(header: BlockHeader, raw: Buffer) -> Body:
+    """Check an uncompressed body against its header, and every column.
+
+    Raises:
+        ChecksumMismatch, Malformed: as `open_body`.
+    """
+    if len(raw) != header.raw_bytes:
+        raise Malformed(f"a body of {len(raw)} bytes, its header says {header.raw_bytes}")
+    if crc32c(raw) != header.raw_crc:
+        raise _mismatch(header, "uncompressed")
+    return _counted(header, parse_body(raw))
+
+
+def _counted(header: BlockHeader, body: Body) -> Body:
     if body.count != header.count:
         raise Malformed(f"a body of {body.count} records, its header says {header.count}")
     return body

@@ -6,9 +6,14 @@
     [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
-was made. An entry is a list of 14, a reference to a page one of 15, in the order of their fields;
-the last one was not written at first, and is 0 where it is missing. The name of a log's own object
-follows from the entry, so it is left out (an empty text).
+was made. A note of what a table of Iceberg names says `table`. An entry is a list of 14, a
+reference to a page one of 15, in the order of their fields; `payload` was not written at first, and
+is 0 where it is missing. The name of a log's own object follows from the entry, so it is left out
+(an empty text).
+
+Version 2 tells of merges as well: a head has a ninth field, the turn at merging, and an entry that
+took the place of others a 15th, when it did. Both are left out where they tell nothing, and what
+then is left is of version 1: a program from before there were merges reads it.
 
 A page's name is `pages/<level>-<first>-<last>-<fence>-<crc>.json`, in hexadecimal digits: 2, 16,
 16, 16 and 8 of them.
@@ -19,7 +24,8 @@ Source: docs/objects.md, "The manifest".
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -27,25 +33,48 @@ from crc32c import crc32c
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch, Malformed
 from cordwood.layout.object_names import origin_name, own_name, pages_prefix
-from cordwood.tiered import Entry, Head, Item, Page, PageRef, Trimmed
+from cordwood.tiered import Entry, Head, Item, Merging, Page, PageRef, Trimmed
 
 VERSION = 1
+MERGING_VERSION = 2
 
-_LINE = re.compile(rb"cordwood (head|origin|page) (\d{1,4}) ([0-9a-f]{8})\n")
+_PLAIN_ENTRY = len(Entry._fields) - 1
+"""Fields of an entry that took no other's place."""
+
+_LINE = re.compile(rb"cordwood (head|origin|page|table) (\d{1,4}) ([0-9a-f]{8})\n")
 _LINE_BYTES_MAX = 40
 _PAGE_NAME = re.compile(
     r"logs/([0-9a-f]{16})/pages/"
     r"([0-9a-f]{2})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})\.json"
 )
 
-_Head = tuple[int, int, int, str, int, int, list[list[msgspec.Raw]], list[Trimmed]]
+
+class _Head(NamedTuple):
+    """As `tiered.Head`, with items that are not read yet."""
+
+    log: int
+    version: int
+    fence: int
+    holder: str
+    start: int
+    end: int
+    levels: list[list[msgspec.Raw]]
+    trims: list[Trimmed]
+    merging: Merging = Merging()
+
+
 _Page = tuple[int, list[msgspec.Raw]]
 
 
 def pack_head(head: Head) -> bytes:
     """Write a head."""
     levels = [[_short(head.log, item) for item in items] for items in head.levels]
-    return _framed(b"head", [*head[:6], levels, head.trims])
+    fields: list[Any] = [*head[:6], levels, head.trims]
+    is_plain = head.merging == Merging()
+    if not is_plain:
+        fields.append(head.merging)
+    is_plain = is_plain and all(map(_is_plain, head.levels[0] if head.levels else ()))
+    return _framed(b"head", fields, VERSION if is_plain else MERGING_VERSION)
 
 
 def unpack_head(data: Buffer) -> Head:
@@ -54,13 +83,12 @@ def unpack_head(data: Buffer) -> Head:
     Raises:
         ChecksumMismatch, Malformed: it differs from the written head, or has a later version.
     """
-    log, version, fence, holder, start, end, raw_levels, trims = _unframed(
-        data, b"head", _Head, "a manifest's head"
-    )
+    raw: _Head = _unframed(data, b"head", _Head, "a manifest's head")
     levels = tuple(
-        tuple(_item(log, raw, level) for raw in items) for level, items in enumerate(raw_levels)
+        tuple(_item(raw.log, item, level) for item in items)
+        for level, items in enumerate(raw.levels)
     )
-    return Head(log, version, fence, holder, start, end, levels, tuple(trims))
+    return Head(*raw[:6], levels, tuple(raw.trims), raw.merging)
 
 
 def pack_origin(log: int, created_us: int) -> bytes:
@@ -81,9 +109,39 @@ def unpack_origin(log: int, data: Buffer) -> int:
     return int(created_us)
 
 
+class TableNote(NamedTuple):
+    """What a table of Iceberg names.
+
+    Attributes:
+        table: its name, for people.
+        named: names of objects.
+        left: objects that it named before, each with when it did last.
+    """
+
+    table: str
+    named: list[str]
+    left: list[tuple[str, int]]
+
+
+def pack_table_note(note: TableNote) -> bytes:
+    """Write what a table names."""
+    return _framed(b"table", note)
+
+
+def unpack_table_note(name: str, data: Buffer) -> TableNote:
+    """What a table names.
+
+    Raises:
+        Corrupt: it is not what was written.
+    """
+    note: TableNote = _unframed(data, b"table", TableNote, name)
+    return note
+
+
 def pack_page(log: int, page: Page) -> bytes:
     """Write a page."""
-    return _framed(b"page", [page.level, [_short(log, item) for item in page.items]])
+    version = VERSION if all(map(_is_plain, page.items)) else MERGING_VERSION
+    return _framed(b"page", [page.level, [_short(log, item) for item in page.items]], version)
 
 
 def unpack_page(log: int, data: Buffer, ref: PageRef) -> Page:
@@ -124,11 +182,17 @@ def object_name(log: int, entry: Entry) -> str:
     return entry.name or own_name(log, entry.first, entry.last, entry.fence, entry.footer_crc)
 
 
-def _short(log: int, item: Item) -> Item:
-    """An item as written: without its name, which follows from it."""
-    if isinstance(item, Entry) and item.name == object_name(log, item._replace(name="")):
-        return item._replace(name="")
+def _short(log: int, item: Item) -> Sequence[Any]:
+    """An item as it is written: without the name that follows from it, and what tells nothing."""
+    if isinstance(item, Entry):
+        if item.name == object_name(log, item._replace(name="")):
+            item = item._replace(name="")
+        return item[:_PLAIN_ENTRY] if _is_plain(item) else item
     return item
+
+
+def _is_plain(item: Item) -> bool:
+    return not (isinstance(item, Entry) and item.replaced_us)
 
 
 def _item(log: int, raw: msgspec.Raw, level: int) -> Item:
@@ -141,9 +205,9 @@ def _item(log: int, raw: msgspec.Raw, level: int) -> Item:
     return entry._replace(name=object_name(log, entry))
 
 
-def _framed(what: bytes, value: Any) -> bytes:
+def _framed(what: bytes, value: Any, version: int = VERSION) -> bytes:
     text = msgspec.json.encode(value)
-    start = b"%d " % VERSION
+    start = b"%d " % version
     return b"cordwood %b %b%08x\n%b" % (what, start, crc32c(text, crc32c(start)), text)
 
 
@@ -155,10 +219,10 @@ def _unframed(data: Buffer, what: bytes, kind: Any, name: str) -> Any:
     text = data[match.end() :]
     if crc32c(text, crc32c(match[2] + b" ")) != int(match[3], 16):
         raise ChecksumMismatch(f"{name}: its checksum is wrong")
-    if int(match[2]) != VERSION:
+    if int(match[2]) not in (VERSION, MERGING_VERSION):
         raise Malformed(
-            f"{name} has version {match[2].decode()}, and this program reads {VERSION}: use the "
-            "program that wrote it"
+            f"{name} has version {match[2].decode()}, and this program reads {VERSION} and "
+            f"{MERGING_VERSION}: use the program that wrote it"
         )
     try:
         return msgspec.json.decode(text, type=kind)

@@ -7,6 +7,7 @@
     logs/0000000000000007/pages/…                    pages of its manifest
     logs/0000000000000007/objects/<first>-<last>-<fence>-9f0a11c2.parquet
     shared/20261124/0f3a…e1-9f0a11c2.parquet         records of several logs
+    tables/9b2d…07                                   what a table of Iceberg names
 
 Numbers have 16 hexadecimal digits: a log's, an object's first and last LSN, the fence of the turn
 that uploaded it, by which no name is used twice. The last eight are the CRC32C of the object's
@@ -26,6 +27,7 @@ from cordwood.lsn import LSN_MAX
 
 LOGS = "logs/"
 SHARED = "shared/"
+TABLES = "tables/"
 SUFFIX = ".parquet"
 
 _OWN = re.compile(
@@ -91,6 +93,11 @@ def shared_name(day: str, number: int, footer_crc: int) -> str:
         number: 128 random bits.
     """
     return f"{SHARED}{day}/{number:032x}-{footer_crc:08x}{SUFFIX}"
+
+
+def table_note_name(uuid: str) -> str:
+    """What notes the objects that a table names."""
+    return f"{TABLES}{uuid}"
 
 
 def parse_object_name(name: str) -> ObjectName:

@@ -13,6 +13,7 @@ Source: docs/objects.md, "Objects"; `layout.object_file` has the format.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from crc32c import crc32c
 
 from cordwood.block import BlockHeader, BlockKind, Buffer, Gap
 from cordwood.errors import BadSetting, Malformed
-from cordwood.layout.body import Body, open_body, payload_bytes
+from cordwood.layout.body import Body, open_body, open_raw_body, payload_bytes
 from cordwood.layout.object_columns import (
     BODY_COLUMNS,
     SMALL_RECORDS,
@@ -147,10 +148,24 @@ class ObjectWriter:
             BadSetting: the block does not follow the previous one.
             Corrupt: the body is not what its header says.
         """
+        self._add(header, lambda: open_body(header, stored))
+
+    def add_merged(self, header: BlockHeader, raw: Buffer) -> None:
+        """Add a data block that comes from an object, with its body uncompressed.
+
+        Its header stays as it was: it tells of what nodes kept.
+
+        Raises:
+            BadSetting: it does not follow what was added before.
+            Corrupt: the body is not what its header says.
+        """
+        self._add(header, lambda: open_raw_body(header, raw))
+
+    def _add(self, header: BlockHeader, open_: Callable[[], Body]) -> None:
         log = self._following(int(header.first), int(header.last))
         if header.log != log.number or header.kind is not BlockKind.DATA:
             raise BadSetting(f"a {header.kind.name} of log {header.log} in the run of {log.number}")
-        body = open_body(header, stored)
+        body = open_()
         if header.count > SMALL_RECORDS:
             self._gather_small()
             self._rows.append(block_to_rows(header, body, log.name))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from cordwood.errors import BadSetting, Fenced, Malformed
 from cordwood.lsn import Lsn
-from cordwood.tiered import Entry, Head, Item, Page, PageRef, Trimmed
+from cordwood.tiered import MERGED, Entry, Head, Item, Page, PageRef, Trimmed
 
 FANOUT = 64
 """A head has 64 items a level at most, 4 levels for 16 million objects: 40 KB. A page has 10 KB."""
@@ -228,12 +228,23 @@ def ref_of(page: Page, fence: int, crc: int, size: int) -> PageRef:
 # ---- what nobody needs any more ----
 
 
+def is_merged(fence: int) -> bool:
+    """Whether what has this fence was put by a merge, and by no upload."""
+    return fence >= MERGED
+
+
+def is_merge_over(head: Head, fence: int) -> bool:
+    """Whether the turn of a merge's fence is over: it commits nothing any more."""
+    return fence - MERGED < head.merging.number
+
+
 def is_dead_object(head: Head, found: Entry | None, name: str, last: int, fence: int) -> bool:
     """Whether an object is, for this log, neither committed nor ever will be.
 
     An object of the turn in force that begins at or behind the end may be on its way. Any other one
     that the manifest does not name cannot be committed any more: commits go on from the end, and
-    need the fence in force.
+    need the fence in force. What a merge put takes the place of others, anywhere, for as long as
+    the merge's turn is in force.
 
     Args:
         found: the manifest's entry at the object's last LSN of this log. Not at the first: a trim,
@@ -242,6 +253,8 @@ def is_dead_object(head: Head, found: Entry | None, name: str, last: int, fence:
     """
     if found is not None and found.name == name:
         return False
+    if is_merged(fence):
+        return is_merge_over(head, fence)
     return fence < head.fence or last < head.end
 
 
@@ -258,6 +271,8 @@ def is_dead_page(head: Head, found: PageRef | None, ref: PageRef) -> bool:
         ref.crc,
     ):
         return False
+    if is_merged(ref.fence):
+        return is_merge_over(head, ref.fence)
     return ref.fence < head.fence or ref.last < head.start
 
 

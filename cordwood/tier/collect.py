@@ -1,9 +1,9 @@
-"""Collects objects that no manifest names: uploads that never were committed, and trimmed objects.
+"""Collects objects that no manifest names: never committed uploads, trimmed and merged objects.
 
 Nothing here needs the uploaders to be quiet. `protocol.manifest.is_dead_object` says of an object
 that it is not committed and never will be, whatever happens later; names are never used twice, so
 a deletion that comes late takes nothing new. The grace protects readers, which may hold a head from
-before a trim, and operators.
+before a trim or a merge, and operators.
 
 A log without a head is left alone: `repair` rebuilds a lost head from the objects. A deleted log
 keeps its head, which says that all of it is trimmed (`retire_log`).
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from cordwood.errors import Malformed
-from cordwood.layout.manifest import parse_page_name
+from cordwood.layout.manifest import page_name, parse_page_name
 from cordwood.layout.object_names import (
     SHARED,
     objects_prefix,
@@ -28,7 +28,8 @@ from cordwood.protocol import manifest as rule
 from cordwood.tier.log_manifest import FENCE_MAX, LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import DELETE_MAX, LIST_MAX, ObjectInfo, ObjectStore
-from cordwood.tiered import Head
+from cordwood.tier.table_notes import Tabled, load_tabled
+from cordwood.tiered import Entry, Head, PageRef
 
 CALL_S = 60.0
 """One call to the store, with all its tries."""
@@ -40,8 +41,8 @@ class Collected:
 
     Attributes:
         seen: objects and pages that were checked. deleted, deleted_bytes: those that were dead for
-            long enough. waiting: dead, but still in their grace. strangers: foreign names below
-            Cordwood's prefix; they are left alone.
+            long enough. waiting: dead, but still in their grace, or named by a table. strangers:
+            foreign names below Cordwood's prefix; they are left alone.
     """
 
     seen: int = 0
@@ -62,14 +63,26 @@ async def retire_log(manifest: LogManifest) -> None:
 
 
 async def collect_log(
-    store: ObjectStore, manifest: LogManifest, log: int, now_us: int, grace_s: float
+    store: ObjectStore,
+    manifest: LogManifest,
+    log: int,
+    now_us: int,
+    grace_s: float,
+    tabled: Tabled | None = None,
 ) -> Collected:
-    """Delete the dead objects and pages of one log."""
+    """Delete the dead objects and pages of one log.
+
+    Args:
+        tabled: what tables name; None to look.
+    """
     done = Collected()
     head = await manifest.load()
     if head is None:
         return done
-    pruner = _Pruner(store, done)
+    # What a merge put and never committed is dead once its turn is over.
+    await manifest.end_overdue_merging()
+    head = manifest.head or head
+    pruner = _Pruner(store, done, tabled or await load_tabled(store))
     async for info in list_all(store, objects_prefix(log)):
         try:
             name = parse_object_name(info.name)
@@ -79,7 +92,8 @@ async def collect_log(
         found = await manifest.find(name.last)
         head = manifest.head or head
         is_dead = rule.is_dead_object(head, found, info.name, name.last, name.fence)
-        await pruner.judge(info, is_dead, _since_us(head, name.last, info), now_us, grace_s)
+        since_us = _since_us(head, found, name.last, info)
+        await pruner.judge(info, is_dead, since_us, now_us, grace_s)
     async for info in list_all(store, pages_prefix(log)):
         try:
             _, ref = parse_page_name(info.name)
@@ -89,7 +103,10 @@ async def collect_log(
         page = await manifest.find_page(ref.level, ref.last)
         head = manifest.head or head
         is_dead = rule.is_dead_page(head, page, ref)
-        await pruner.judge(info, is_dead, _since_us(head, ref.last, info), now_us, grace_s)
+        # What took the page's place was put when it did.
+        newer = await _info_of(store, log, page) if is_dead and page is not None else None
+        since_us = max(_since_us(head, None, ref.last, info), newer.modified_us if newer else 0)
+        await pruner.judge(info, is_dead, since_us, now_us, grace_s)
     await pruner.flush()
     return done
 
@@ -99,14 +116,16 @@ async def collect_shared(
     manifest_of: Callable[[int], LogManifest],
     now_us: int,
     grace_s: float,
+    tabled: Tabled | None = None,
 ) -> Collected:
     """Delete shared objects that none of their logs needs.
 
     Args:
         manifest_of: a log's manifest.
+        tabled: what tables name; None to look.
     """
     done = Collected()
-    pruner = _Pruner(store, done)
+    pruner = _Pruner(store, done, tabled or await load_tabled(store))
     async for info in list_all(store, SHARED):
         try:
             crc = parse_object_name(info.name).footer_crc
@@ -124,24 +143,34 @@ async def collect_shared(
             found = await manifest.find(run.last)
             head = manifest.head or head
             is_dead = is_dead and rule.is_dead_object(head, found, info.name, run.last, run.fence)
-            since_us = max(since_us, _since_us(head, run.last, info))
+            since_us = max(since_us, _since_us(head, found, run.last, info))
         await pruner.judge(info, is_dead, since_us, now_us, grace_s)
     await pruner.flush()
     return done
 
 
-def _since_us(head: Head, last: int, info: ObjectInfo) -> int:
-    """From when on its grace counts: its trim, or its upload if it never was committed."""
-    trimmed_us = rule.trimmed_at_us(head, last)
-    return info.modified_us if trimmed_us is None else max(trimmed_us, info.modified_us)
+def _since_us(head: Head, found: Entry | None, last: int, info: ObjectInfo) -> int:
+    """From when on its grace counts: its trim, when a merge took its place, or its upload.
+
+    Args:
+        found: the manifest's entry at its last LSN.
+    """
+    trimmed_us = rule.trimmed_at_us(head, last) or 0
+    replaced_us = found.replaced_us if found is not None else 0
+    return max(trimmed_us, replaced_us, info.modified_us)
+
+
+async def _info_of(store: ObjectStore, log: int, page: PageRef) -> ObjectInfo | None:
+    return await store.head(page_name(log, page), timeout_s=CALL_S)
 
 
 class _Pruner:
     """Deletes dead objects, many at a time."""
 
-    def __init__(self, store: ObjectStore, done: Collected) -> None:
+    def __init__(self, store: ObjectStore, done: Collected, tabled: Tabled) -> None:
         self._store = store
         self._done = done
+        self._tabled = tabled
         self._names: list[str] = []
 
     async def judge(
@@ -151,7 +180,8 @@ class _Pruner:
         self._done.seen += 1
         if not is_dead:
             return
-        if now_us - since_us < grace_s * 1e6:
+        since_us = max(since_us, self._tabled.left.get(info.name, 0))
+        if info.name in self._tabled.named or now_us - since_us < grace_s * 1e6:
             self._done.waiting += 1
             return
         self._names.append(info.name)

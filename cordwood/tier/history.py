@@ -5,9 +5,9 @@ group and doubles with each group taken, up to a bound. So a reader of one recor
 and a reader of a year keeps the network busy. From the head of the manifest, the first record is
 two more gets away: its object's footer, and its row group (and a page a level of the manifest).
 
-The output tiles the requested range: blocks, clipped at both ends, and gaps. Trims go on meanwhile:
-if an object is gone, the manifest is read anew, and records that it does not keep any more are a
-TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
+The output tiles the requested range: blocks, clipped at both ends, and gaps. Trims and merges go on
+meanwhile: if an object is gone, the manifest is read anew, and records that it does not keep any
+more are a TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
 
 Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read", and complaint 4 (reads
 that compaction breaks).
@@ -121,6 +121,7 @@ class HistoryReader:
         self._steps: deque[_Step] = deque()
         self._plan: AsyncGenerator[_Step, None] | None = None
         self._footer: tuple[str, asyncio.Task[Footer]] | None = None
+        self._missed = (0, 0)
 
     async def __aenter__(self) -> Self:
         return self
@@ -198,10 +199,12 @@ class HistoryReader:
     async def _begin_anew(self, error: NoObject) -> None:
         """An object is gone: continue by the present manifest."""
         await self.close()
-        before = self._manifest.head
         head = await self._manifest.load()
-        if head is None or (before is not None and head.version == before.version):
+        # Trap: the head at hand may be newer than the plan that the object is of.
+        missed = (head.version if head is not None else 0, self.next_lsn)
+        if head is None or missed == self._missed:
             raise Malformed(f"log {self._log}: {error}: repair it") from error
+        self._missed = missed
         if head.start > self.next_lsn:
             last = min(head.start - 1, self._until)
             self._out.append(Gap(Lsn(self.next_lsn), Lsn(last), GapKind.TRIM))

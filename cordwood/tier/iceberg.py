@@ -3,8 +3,11 @@
 The table names each object whose logs have all committed it. An object of several logs of which one
 share was not committed stays out, because its records are in another object as well. A second run
 adds new objects and removes objects that manifests do not name any more. Each run is one commit of
-the catalog, or none. Objects are deleted some time after a trim, whatever a table says of them:
-take them out before by running this more often than the grace.
+the catalog, or none. What a table names is noted in the store (`table_notes`), and is not deleted.
+
+Where a merge took the place of one log's share of an object of several, the records of that log are
+in two objects, and those of the other logs in one of the two. So the other shares get objects of
+their own first (`part_shared`).
 
 pyiceberg is imported inside functions; the extra `lake` brings it.
 
@@ -21,7 +24,9 @@ from typing import Any
 from cordwood.errors import BadSetting, ObjectChanged
 from cordwood.host.seams import Host
 from cordwood.layout.object_columns import object_schema
-from cordwood.layout.object_names import LOGS, parse_object_name
+from cordwood.layout.object_names import LOGS, SHARED, parse_object_name
+from cordwood.protocol.manifest import is_merged
+from cordwood.tier.compact import merge_runs
 from cordwood.tier.history import GET_S
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
@@ -80,6 +85,42 @@ def _is_cut(first: int, entry: Entry, start: int) -> bool:
     """Whether a repair took the beginning of an object, at `first`, from another one, which has its
     records too; what lies below the log's start is in no other one."""
     return entry.first > max(first, start)
+
+
+async def part_shared(store: ObjectStore, host: Host) -> int:
+    """Give each share an object of its own whose object is merged in part; the number of these.
+
+    Raises:
+        Corrupt, Fenced, OutcomeUnknown, Retryable: see `tier.compact.compact_log`.
+    """
+    heads = {}
+    named: dict[str, dict[int, Entry]] = {}
+    for log in await find_logs(store):
+        manifest = LogManifest(store, log, host, "iceberg")
+        heads[log] = manifest
+        async for entry in all_entries(manifest):
+            if entry.name.startswith(SHARED):
+                named.setdefault(entry.name, {})[log] = entry
+    parted: dict[int, list[tuple[Entry, ...]]] = {}
+    for entries in named.values():
+        footer = await entry_footer(store, next(iter(entries.values())), timeout_s=GET_S)
+        gone = [run for run in footer.index.runs if run.log not in entries and run.log in heads]
+        found = [await heads[run.log].find(run.last) for run in gone]
+        if any(entry is not None and is_merged(entry.fence) for entry in found):
+            for log, entry in entries.items():
+                parted.setdefault(log, []).append((entry,))
+    for log, runs in parted.items():
+        await merge_runs(store, heads[log], host, log, sorted(runs))
+    return sum(map(len, parted.values()))
+
+
+def table_uuid(catalog: Any, name: str) -> str:
+    """What a table is known by in the store; it is made if it is not there.
+
+    Raises:
+        BadSetting: the table is another one, or the name is none.
+    """
+    return str(_opened(catalog, name).metadata.table_uuid)
 
 
 def sync_table(catalog: Any, name: str, address: str, whole: Collection[str]) -> Synced:

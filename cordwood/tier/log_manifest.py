@@ -1,4 +1,4 @@
-"""One log's manifest in an object store: commit, find, list, trim.
+"""One log's manifest in an object store: commit, replace, find, list, trim.
 
 The rule is `protocol.manifest`, the bytes are `layout.manifest`. Pages are put before the head that
 names them. The head is replaced on condition that it is still the head that was read. If the store
@@ -35,9 +35,10 @@ from cordwood.host.seams import Host
 from cordwood.layout.manifest import pack_head, pack_page, page_name, unpack_head, unpack_page
 from cordwood.layout.object_names import head_name
 from cordwood.protocol import manifest as rule
+from cordwood.protocol import merging
 from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.patient_store import PAUSE_S
-from cordwood.tiered import Entry, Head, Item, Page, PageRef
+from cordwood.tiered import Entry, Head, Item, Merging, Page, PageRef
 
 Result = TypeVar("Result")
 
@@ -73,6 +74,7 @@ class LogManifest:
         self._etag: Etag | None = None
         self._pages: OrderedDict[str, Page] = OrderedDict()
         self._fence = 0
+        self._merge = 0
 
     async def load(self) -> Head | None:
         """Read the head anew.
@@ -122,9 +124,12 @@ class LogManifest:
             return rule.append(head, entry, self._fence, seal)
 
         async def is_done(head: Head | None) -> bool:
-            if head is None or head.fence != self._fence or entry.first >= head.end:
+            if head is None or head.fence != self._fence or entry.last >= head.end:
                 return False
-            return await self._find(head, entry.first) == entry
+            found = await self._find(head, entry.last)
+            # This turn alone commits at the end, so what a merge put there is this entry's, or
+            # a trim took it.
+            return found is None or found == entry or rule.is_merged(found.fence)
 
         head = await self._change(change, pages, is_done)
         assert head is not None
@@ -141,18 +146,105 @@ class LogManifest:
 
         return await self._change(change)
 
-    async def write_anew(self, entries: Sequence[Entry], fence: int) -> Head:
+    # ---- merging ----
+
+    async def take_merging(self, until_us: int, *, waits: bool = False) -> Head:
+        """Begin a turn at merging objects: no earlier one replaces any more.
+
+        Args:
+            until_us: when it may be ended for us.
+            waits: leave another one its turn while its time is not over.
+        Raises:
+            Fenced: another one has the turn, and we wait.
+            BadSetting: the log has no manifest.
+        """
+
+        def change(head: Head | None) -> Head:
+            if head is None:
+                raise BadSetting(f"log {self._log} has no manifest: there is nothing to merge")
+            waits_us = self._host.clock.now_us() if waits else 0
+            return merging.take_merging(head, self._holder, until_us, waits_us)
+
+        await self.load()
+        head = await self._change(change)
+        assert head is not None
+        self._merge = head.merging.number
+        return head
+
+    async def replace(self, run: Sequence[Entry], merged: Entry, number: int = 0) -> Head:
+        """Put an entry in the place of those that were merged; once, however often it is asked for.
+
+        Args:
+            run: as they were read.
+            number: of the turn at merging; 0 for the one that was taken here.
+        Raises:
+            Fenced: the turn is over.
+            ObjectChanged: the manifest holds others there by now.
+            OutcomeUnknown: the store does not answer; ask again.
+        """
+        pages: list[tuple[str, bytes]] = []
+        held: dict[PageRef, Page] = {}
+        number = number or self._merge
+        seal = self._sealer(pages, merged.fence)
+
+        def change(head: Head | None) -> Head:
+            pages.clear()
+            if head is None:
+                raise ObjectChanged(f"the manifest of log {self._log} is gone")
+            now_us = self._host.clock.now_us()
+            return merging.replace(head, run, merged, number, held.__getitem__, seal, now_us)
+
+        async def is_done(head: Head | None) -> bool:
+            held.clear()
+            if head is None:
+                return False
+            await self._hold(rule.in_order(head), merged.first, merged.last, held)
+            found = await self._find(head, merged.last)
+            return found is not None and found.name == merged.name
+
+        await self.load()
+        head = await self._change(change, pages, is_done)
+        assert head is not None
+        return head
+
+    async def end_merging(self, number: int = 0) -> None:
+        """End a turn at merging; one that is over stays so."""
+        await self._end(lambda head: merging.end_merging(head, number or self._merge))
+
+    async def end_overdue_merging(self) -> None:
+        """End the turn at merging whose holder did not end it in its time."""
+        await self._end(lambda head: merging.end_overdue(head, self._host.clock.now_us()))
+
+    async def _end(self, end: Callable[[Head], Head]) -> None:
+        def change(head: Head | None) -> Head | None:
+            changed = end(head) if head is not None else None
+            return None if changed is head else changed
+
+        await self._change(change)
+
+    async def _hold(
+        self, items: Sequence[Item], first: int, last: int, held: dict[PageRef, Page]
+    ) -> None:
+        """Read the pages that a replacement looks into."""
+        for ref in merging.touched(items, first, last):
+            held[ref] = page = await self._page(ref)
+            await self._hold(page.items, first, last, held)
+
+    async def write_anew(self, entries: Sequence[Entry], fence: int, merges: int = 0) -> Head:
         """Replace a missing or unreadable manifest by a manifest of these entries.
 
         Args:
             entries: in order, without a hole; see `protocol.manifest.build`.
+            merges: above the numbers of all turns at merging.
         Raises:
             BadSetting: the present manifest can be read.
         """
         async with self._bounded(OutcomeUnknown):
             self._etag = await self._damaged_etag()
             pages: list[tuple[str, bytes]] = []
-            head = rule.build(self._log, entries, fence, self._holder, self._sealer(pages, fence))
+            seal = self._sealer(pages, fence)
+            head = rule.build(self._log, entries, fence, self._holder, seal)
+            head = head._replace(merging=Merging(merges))
             for name, data in pages:
                 await self._store.put(name, [data], timeout_s=self._timeout_s)
             self._fence = fence
@@ -214,6 +306,15 @@ class LogManifest:
 
         async with self._bounded(Unreachable):
             return await self._again(search)
+
+    async def page_entries(self, ref: PageRef) -> list[Entry]:
+        """What a page of entries holds; nothing where it is gone."""
+        async with self._bounded(Unreachable):
+            try:
+                page = await self._page(ref)
+            except NoObject:
+                return []
+        return [item for item in page.items if isinstance(item, Entry)]
 
     async def entries(self, lsn: int, limit: int = rule.FANOUT) -> list[Entry]:
         """Entries that reach an LSN, in order; fewer than `limit` only at the end.

@@ -29,12 +29,12 @@ from cordwood.layout.object_names import (
     parse_object_name,
 )
 from cordwood.lsn import Lsn
-from cordwood.protocol.manifest import tile
+from cordwood.protocol.manifest import is_merged, tile
 from cordwood.tier.collect import CALL_S, list_all
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import ObjectInfo, ObjectStore
-from cordwood.tiered import Entry
+from cordwood.tiered import MERGED, Entry
 
 FOOTERS_AT_ONCE = 16
 """Gets in flight: 16 of 64 KiB."""
@@ -57,13 +57,15 @@ class Found:
     Attributes:
         entries: the entries that cover the most, in order, without overlap. holes: ranges between
             them, both ends included, that no object covers. damaged: objects that were left out,
-            and why. fence: the highest turn with anything left.
+            and why. fence, merges: the highest turns, at uploading and at merging, with anything
+            left.
     """
 
     entries: tuple[Entry, ...]
     holes: tuple[tuple[int, int], ...]
     damaged: tuple[tuple[str, str], ...]
     fence: int
+    merges: int
 
 
 async def find_logs(store: ObjectStore) -> list[int]:
@@ -96,12 +98,14 @@ async def survey_log(store: ObjectStore, log: int, start: int = 0) -> Found:
                 await survey.look_at(batch)
                 batch = []
         await survey.look_at(batch)
-    fence = max([entry.fence for entry in survey.entries], default=0)
+    fences = [entry.fence for entry in survey.entries]
     async for info in list_all(store, pages_prefix(log)):
         try:
-            fence = max(fence, parse_page_name(info.name)[1].fence)
+            fences.append(parse_page_name(info.name)[1].fence)
         except Corrupt:
             continue
+    uploads = max((fence for fence in fences if not is_merged(fence)), default=0)
+    merges = max((fence - MERGED for fence in fences if is_merged(fence)), default=0)
     chosen = tuple(tile(survey.entries, start))
     holes = tuple(
         (one.last + 1, other.first - 1)
@@ -110,7 +114,7 @@ async def survey_log(store: ObjectStore, log: int, start: int = 0) -> Found:
     )
     if start and chosen and chosen[0].first > start:
         holes = ((start, chosen[0].first - 1), *holes)
-    return Found(chosen, holes, tuple(sorted(survey.damaged)), fence)
+    return Found(chosen, holes, tuple(sorted(survey.damaged)), uploads, merges)
 
 
 class _Survey:
@@ -164,7 +168,9 @@ async def repair_log(
             f"log {log}: {len(found.holes)} ranges are in no object that is left ({named}{more}); "
             f"accept the loss to repair the rest{trimmed}"
         )
-    await manifest.write_anew(_with_holes(found), found.fence + TURNS_SKIPPED)
+    await manifest.write_anew(
+        _with_holes(found), found.fence + TURNS_SKIPPED, found.merges + TURNS_SKIPPED
+    )
     return found
 
 

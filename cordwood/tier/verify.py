@@ -30,7 +30,7 @@ class Verified:
     Attributes:
         objects, rows, bytes: intact objects, their records, and the bytes of their bodies. lost:
             ranges that a repair found in no object. faults: damaged objects, with the damage of
-            each.
+            each. changed: objects that were merged or trimmed, and deleted, before they were read.
     """
 
     objects: int = 0
@@ -38,6 +38,7 @@ class Verified:
     bytes: int = 0
     lost: list[tuple[int, int]] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
+    changed: int = 0
 
 
 async def verify_log(store: ObjectStore, manifest: LogManifest, host: Host, log: int) -> Verified:
@@ -58,12 +59,22 @@ async def verify_log(store: ObjectStore, manifest: LogManifest, host: Host, log:
                     rows += item[0].count
                     size += item[0].raw_bytes
         except (Corrupt, NoObject) as error:
-            done.faults.append((entry.name, str(error)))
+            if await is_named(manifest, entry):
+                done.faults.append((entry.name, str(error)))
+            else:
+                done.changed += 1
             continue
         done.objects += 1
         done.rows += rows
         done.bytes += size
     return done
+
+
+async def is_named(manifest: LogManifest, entry: Entry) -> bool:
+    """Whether the manifest, read anew, still names an object where it did."""
+    await manifest.load()
+    found = await manifest.find(entry.last)
+    return found is not None and found.name == entry.name
 
 
 async def all_entries(manifest: LogManifest) -> AsyncIterator[Entry]:

@@ -32,6 +32,7 @@ from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.collect import Collected, collect_log, collect_shared, retire_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.repair import find_logs
+from cordwood.tier.table_notes import Tabled, load_tabled
 from cordwood.tiered import Head
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs
@@ -68,9 +69,14 @@ class Tend:
 
     async def look(self, client: Store, mine: Mapping[int, LogInfo]) -> None:
         """One pass over the logs of this node."""
+        try:
+            tabled = await load_tabled(await self._objects.store()) if mine else None
+        except CordwoodError as error:
+            self._said.warning(f"nothing of main storage is collected: {error}")
+            return
         for log, info in mine.items():
             try:
-                await self._follow(client, info)
+                await self._follow(client, info, tabled)
             except CordwoodError as error:
                 self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
 
@@ -82,7 +88,7 @@ class Tend:
         except CordwoodError as error:
             self._said.warning(f"main storage keeps what belongs to no log: {error}")
 
-    async def _follow(self, client: Store, info: LogInfo) -> None:
+    async def _follow(self, client: Store, info: LogInfo, tabled: Tabled | None) -> None:
         log = int(info.log_id)
         manifest = await self._objects.manifest(log)
         head = await manifest.load()
@@ -97,7 +103,7 @@ class Tend:
                 trim = await self._trim(client, info, wanted, why)
         if trim >= head.start:
             await manifest.trim(trim + 1)
-        await self._collect_log(manifest, log)
+        await self._collect_log(manifest, log, tabled)
 
     async def _trim(self, client: Store, info: LogInfo, lsn: int, why: str) -> int:
         """Trim the whole log for its retention; the LSN up to which it is trimmed.
@@ -145,9 +151,11 @@ class Tend:
                 await retire_log(manifest)
             await self._collect_log(manifest, log)
 
-    async def _collect_log(self, manifest: LogManifest, log: int) -> None:
+    async def _collect_log(
+        self, manifest: LogManifest, log: int, tabled: Tabled | None = None
+    ) -> None:
         store = await self._objects.store()
-        done = await collect_log(store, manifest, log, self._now_us(), self._grace_s)
+        done = await collect_log(store, manifest, log, self._now_us(), self._grace_s, tabled)
         _tell(f"log {log}", done)
 
     async def _collect_shared(self) -> None:

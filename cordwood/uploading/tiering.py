@@ -1,4 +1,4 @@
-"""A node's work for main storage: it uploads, drops uploaded records, and tends the objects.
+"""A node's work for main storage: it uploads, drops uploaded records, merges and tends the objects.
 
 Without an address of a store it does nothing.
 """
@@ -14,6 +14,7 @@ from cordwood.nodes import Member, NodeId
 from cordwood.settings import NodeSettings
 from cordwood.storage.engine import StorageEngine
 from cordwood.uploading.local_drops import LocalDrops
+from cordwood.uploading.merge_role import MergeRole
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
 from cordwood.uploading.tend import Tend
 from cordwood.uploading.tiered_logs import TieredLogs
@@ -27,7 +28,7 @@ class Tiering:
         members, dead, address: see `UploadRole`.
         sequencing: the logs that this node sequences.
     Attributes:
-        drops, uploads: the two roles.
+        drops, uploads, merges: the three roles.
     """
 
     def __init__(
@@ -59,12 +60,17 @@ class Tiering:
             settings.node, host, tier, metadata, self._logs, self._objects, tend, open_objects,
             members=members, dead=dead, address=address, presses=lambda: self.drops.pressure,
         )  # fmt: skip
+        self.merges = MergeRole(
+            settings.node, host, tier, metadata, self._objects,
+            mine=self.uploads.mine, end_of=self.uploads.end_of,
+            presses=lambda: self.drops.pressure,
+        )  # fmt: skip
 
     def works(self) -> tuple[Coroutine[None, None, None], ...]:
         """What runs for as long as the node does."""
         if not self._objects.address:
             return ()
-        return (self.drops.run(), self.uploads.run())
+        return (self.drops.run(), self.uploads.run(), self.merges.run())
 
     async def learn(self) -> None:
         """See `LocalDrops.learn`. Call it before a node with a new disk listens."""

@@ -17,7 +17,6 @@ Source: docs/protocol/main-storage.md; docs/sources/s3stream.md (b), "Upload".
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -45,6 +44,7 @@ from cordwood.settings import MIB, ClientSettings, TierSettings
 from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.shared_upload import LogItems, gather, upload_shared
 from cordwood.tier.uploader import Item, LogUploader, Uploaded
+from cordwood.uploading.leases import leased
 from cordwood.uploading.log_source import LogSource
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
 from cordwood.uploading.tend import Tend
@@ -54,9 +54,6 @@ logger = logging.getLogger(__name__)
 
 CLIENT = ClientSettings(read_memory_bytes=64 * MIB, timeout_s=10.0)
 """Of the client that an uploader reads with: as much ahead as one object has."""
-
-LEASE_S = 60.0
-LEASE_RENEW_S = 20.0
 
 HEADS_S = 30.0
 """How long the headers of what waits may take. Records that nodes do not send within this time
@@ -197,6 +194,11 @@ class UploadRole:
             if next(iter(sequencer_order(log, members, dead)), None) == self._me
         }
 
+    def end_of(self, log: int) -> int:
+        """Where a log's manifest ended when this node looked last; -1 if it does not know."""
+        seen = self._seen.get(log)
+        return seen.next if seen is not None else -1
+
     async def look(self, client: Store) -> None:
         """Measure the waiting records of this node's logs, and upload due ones.
 
@@ -316,24 +318,8 @@ class UploadRole:
     @asynccontextmanager
     async def _leased(self, log: int) -> AsyncIterator[bool]:
         """Hold a log's lease, if no other node does."""
-        key, value = f"tier/{log}", f"node {self._me}".encode()
-        if not await self._metadata.take_lease(key, value, LEASE_S):
-            yield False
-            return
-        renewing = asyncio.get_running_loop().create_task(self._renew(key, value))
-        try:
-            yield True
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
-            with contextlib.suppress(CordwoodError):
-                await self._metadata.drop_lease(key)
-
-    async def _renew(self, key: str, value: bytes) -> None:
-        while True:
-            await asyncio.sleep(LEASE_RENEW_S)
-            with contextlib.suppress(CordwoodError):  # it is a hint, and the fence decides
-                await self._metadata.take_lease(key, value, LEASE_S)
+        async with leased(self._metadata, f"tier/{log}", f"node {self._me}") as is_mine:
+            yield is_mine
 
     async def _upload_one(
         self, client: Store, share: PlannedShare, infos: Mapping[int, LogInfo], rate: float

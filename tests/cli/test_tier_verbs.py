@@ -1,4 +1,4 @@
-"""`cordwood tier`: a log is uploaded, verified, lost, repaired, exported, and collected."""
+"""`cordwood tier`: a log is uploaded, merged, verified, lost, repaired, exported, collected."""
 
 from __future__ import annotations
 
@@ -220,6 +220,25 @@ class TestOthers:
         assert "0 objects deleted" in run("collect", "--store", objects)
         assert "1 objects deleted" in run("collect", "--store", objects, "--grace", 0)
         assert (orphan.exists(), file.exists()) == (False, True)
+
+    def test_small_objects_are_merged(self, objects, data):
+        for number in range(3):
+            with cordwood.connect(str(data)) as store:
+                store.append_many("/orders", [b"later %d-%d" % (number, at) for at in range(1200)])
+            run("upload", "/orders", "--store", objects, "-c", data)
+        assert "4 objects would become 1" in run("compact", "--store", objects, "--dry-run")
+        ((_, before),) = statuses(objects).items()
+        assert before["objects"] == 4
+        (row,) = json.loads(run("compact", "--store", objects, "--json"))
+        assert (row["merged"], row["replaced"], row["records"]) == (1, 4, RECORDS + 3600)
+        ((_, after),) = statuses(objects).items()
+        assert (after["objects"], after["records"]) == (1, before["records"])
+        assert "nothing to merge" in run("compact", "--store", objects)
+        assert "0 objects deleted" in run("collect", "--store", objects)
+        assert "4 objects deleted" in run("collect", "--store", objects, "--grace", 0)
+        (file,) = objects.glob("logs/*/objects/*.parquet")
+        assert pq.read_table(file).num_rows == RECORDS + 3600
+        run("verify", "--store", objects)
 
     def test_what_is_not_there_is_told(self, tmp_path):
         assert run("status", "--store", tmp_path / "new", "--json") == "[]\n"

@@ -22,7 +22,7 @@ from cordwood.layout.manifest import (
 )
 from cordwood.layout.object_names import own_name, parse_object_name, shared_name
 from cordwood.protocol.manifest import FANOUT, append, check_head, first_head, ref_of, trim
-from cordwood.tiered import Entry, Head, Page, PageRef
+from cordwood.tiered import MERGED, Entry, Head, Merging, Page, PageRef
 
 FIRST = 3 << 32 | 1
 
@@ -95,9 +95,28 @@ class TestHeads:
 
     def test_a_later_version_is_told(self):
         text = GOLDEN.partition(b"\n")[2]
-        crc = crc32c(text, crc32c(b"2 "))
-        with pytest.raises(Malformed, match="version 2"):
-            unpack_head(b"cordwood head 2 %08x\n%b" % (crc, text))
+        crc = crc32c(text, crc32c(b"3 "))
+        with pytest.raises(Malformed, match="version 3"):
+            unpack_head(b"cordwood head 3 %08x\n%b" % (crc, text))
+
+    def test_merges_are_told_and_only_they_make_it_a_second_version(self):
+        taken = golden_head()._replace(merging=Merging(3, "node-1/00ff", 77))
+        one, two = taken.levels[0]
+        merged = one._replace(fence=MERGED | 3, replaced_us=88, name="")
+        merged = merged._replace(name=object_name(7, merged))
+        replaced = golden_head()._replace(levels=((merged, two),))
+        for head, words in (
+            (taken, b',[3,"node-1/00ff",77]]'),
+            (replaced, b'[12884901889,12884901988,4611686018427387907,"",'),
+            (replaced, b"-5,1790000000000001,88],["),
+        ):
+            packed = pack_head(head)
+            assert packed.startswith(b"cordwood head 2 ")
+            assert words in packed
+            assert unpack_head(packed) == head
+        page = Page(0, (merged, two))
+        assert pack_page(7, page).startswith(b"cordwood page 2 ")
+        assert pack_page(7, Page(0, (one, two))).startswith(b"cordwood page 1 ")
 
     @pytest.mark.parametrize(
         "text", [b"", b"{}", b"[]", b"[7,3]", b"[" * 5000, GOLDEN[25:].replace(b"-5", b"null"),

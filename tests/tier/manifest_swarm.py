@@ -1,4 +1,4 @@
-"""Uploaders, trims, collections and readers of one log, on a bad object store, under kills.
+"""Uploaders, merges, trims, collections and readers of a log, on a bad object store, under kills.
 
 The log is only numbers: an object's content says which range it holds. What must be true: a commit
 that was told stays, entries tile the range, every object that the manifest names is there whole, a
@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 
 from crc32c import crc32c
 
-from cordwood.errors import BadSetting, CordwoodError, Fenced, NoObject, OutcomeUnknown, Retryable
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    Fenced,
+    NoObject,
+    ObjectChanged,
+    OutcomeUnknown,
+    Retryable,
+)
 from cordwood.host.seams import Host
 from cordwood.layout.object_names import head_name, log_prefix, own_name
 from cordwood.protocol import manifest as rule
@@ -23,13 +31,15 @@ from cordwood.sim.streams import stream
 from cordwood.tier import collect
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
-from cordwood.tiered import Entry
+from cordwood.tiered import MERGED, Entry
 
 LOG = 7
 FIRST = 3 << 32 | 1
 RUN_S = 900.0
 GRACE_S = 120.0
 """Longer than a reader works with one head."""
+MERGE_S = 90.0
+"""A turn at merging: shorter than some take."""
 
 
 @dataclass
@@ -40,11 +50,13 @@ class Seen:
         committed: first LSN to entry.
         trimmed: the highest trim that was asked for.
         turns: fences of the turns that were taken.
+        merges: entries that took the place of others, as was told.
     """
 
     committed: dict[int, Entry] = field(default_factory=dict)
     trimmed: int = FIRST
     turns: list[int] = field(default_factory=lambda: [0])
+    merges: list[Entry] = field(default_factory=list)
     collected: int = 0
     reads: int = 0
 
@@ -59,6 +71,15 @@ def entry_of(first: int, last: int, fence: int) -> Entry:
     name = own_name(LOG, first, last, fence, crc)
     return Entry(first, last, fence, name, crc, len(content), 8, last - first + 1, 100, first, last,
                  first, last)  # fmt: skip
+
+
+def merged_of(run: list[Entry], number: int) -> Entry:
+    """An entry in the place of others."""
+    first, last = run[0].first, run[-1].last
+    return entry_of(first, last, MERGED | number)._replace(
+        rows=sum(each.rows for each in run), bytes=sum(each.bytes for each in run),
+        append_first_us=run[0].append_first_us, append_last_us=run[-1].append_last_us,
+    )  # fmt: skip
 
 
 class Swarm:
@@ -107,7 +128,7 @@ class Swarm:
     async def _node(self, host: Host) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                for role in (self._upload, self._trim, self._collect, self._read):
+                for role in (self._upload, self._merge, self._trim, self._collect, self._read):
                     tasks.create_task(role(host, host.random))
         except* (AssertionError, CordwoodError) as failed:
             self.failures += failed.exceptions
@@ -154,6 +175,44 @@ class Swarm:
             assert entry.fence >= turn, f"turn {entry.fence} committed after {turn} had begun"
             self.seen.committed[entry.first] = entry
             return head
+
+    async def _merge(self, host: Host, chance: random.Random) -> None:
+        """Take a turn at merging now and then; put and replace until something goes wrong."""
+        store = PatientStore(self.bucket.store(), chance, try_s=2.0)
+        while True:
+            await asyncio.sleep(chance.random() * 100)
+            manifest = self._manifest(host)
+            try:
+                head = await manifest.take_merging(host.clock.now_us() + int(MERGE_S * 1e6))
+                for _ in range(chance.randrange(1, 6)):
+                    await self._merge_one(store, manifest, head.merging.number, chance)
+                if chance.random() < 0.7:
+                    await manifest.end_merging()
+            except (Fenced, ObjectChanged, Retryable, OutcomeUnknown, BadSetting):
+                continue
+
+    async def _merge_one(
+        self, store: PatientStore, manifest: LogManifest, number: int, chance: random.Random
+    ) -> None:
+        head = await manifest.load()
+        assert head is not None
+        if head.start == head.end:
+            return
+        run = await manifest.entries(chance.randrange(head.start, head.end), chance.choice((2, 9)))
+        if len(run) < 2:
+            return
+        for entry in run:
+            await self._read_object(store, entry)
+        merged = merged_of(run, number)
+        await store.put(merged.name, [content_of(merged.first, merged.last)], timeout_s=60)
+        await asyncio.sleep(chance.random() * chance.choice((*[0.01] * 5, 20, 300)))
+        for _ in range(30):
+            try:
+                await manifest.replace(run, merged)
+            except (Retryable, OutcomeUnknown):
+                continue
+            self.seen.merges.append(merged)
+            return
 
     async def _trim(self, host: Host, chance: random.Random) -> None:
         manifest = self._manifest(host)
@@ -228,8 +287,16 @@ class Swarm:
         assert expected == head.end
         for entry in self.seen.committed.values():
             if entry.last >= head.start:
-                assert await manifest.find(entry.last) == entry, f"{entry.first} was committed"
+                found = await manifest.find(entry.last)
+                assert found is not None, f"{entry.first} was committed"
+                assert found == entry or (
+                    rule.is_merged(found.fence) and found.first <= entry.first
+                )
+        for merged in self.seen.merges:
+            found = await manifest.find(merged.last)
+            assert found is None or found.last >= merged.last, f"{merged.first} was merged"
         await manifest.take_turn(FIRST)
+        await manifest.take_merging(host.clock.now_us())
         await asyncio.sleep(GRACE_S)
         await collect.collect_log(
             self.bucket.store(), manifest, LOG, host.clock.now_us(), GRACE_S / 2

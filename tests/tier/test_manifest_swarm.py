@@ -11,6 +11,7 @@ from swaps import swap_value
 from cordwood.errors import CordwoodError, OutcomeUnknown
 from cordwood.layout import manifest as layout
 from cordwood.protocol import manifest as rule
+from cordwood.protocol import merging
 from cordwood.sim.object_store import SimObjectStore
 from cordwood.tier import collect, log_manifest
 from cordwood.tier.log_manifest import LogManifest
@@ -37,6 +38,7 @@ def test_the_runs_come_to_what_they_are_for():
     assert sum(len(one.committed) for one in seen) > 200
     assert sum(one.collected for one in seen) > 100
     assert sum(one.reads for one in seen) > 200
+    assert sum(len(one.merges) for one in seen) > 60
 
 
 def no_turns_checked(patch):
@@ -122,7 +124,7 @@ def trim_takes_one_too_many(patch):
 
 def no_grace(patch):
     """What is trimmed goes at once, under readers."""
-    patch.setattr(collect, "_since_us", lambda head, last, info: 0)
+    patch.setattr(collect, "_since_us", lambda head, found, last, info: 0)
 
 
 def names_without_a_fence(patch):
@@ -168,7 +170,58 @@ def commit_is_made_again(patch):
     patch.setattr(LogManifest, "_find", never)
 
 
+def merges_of_any_turn(patch):
+    """A merge whose turn was ended for it commits what was collected."""
+    patch.setattr(merging, "check_merging", lambda head, number: None)
+
+
+def merges_look_at_ends_alone(patch):
+    """A merge takes the place of whatever lies in its range by now."""
+    within = merging._within
+
+    def hasty(items, merged, page_of):
+        return (
+            merging.RUN if merging.RUN[-1].last == merged.last else within(items, merged, page_of)
+        )
+
+    replace = merging.replace
+
+    def blind(head, run, merged, *rest):
+        merging.RUN = tuple(run)
+        return replace(head, run, merged, *rest)
+
+    patch.setattr(merging, "RUN", (), raising=False)
+    patch.setattr(merging, "_within", hasty)
+    patch.setattr(merging, "replace", blind)
+    patch.setattr(rule, "check_head", lambda head: None)
+
+
+def merges_die_by_where_the_log_ends(patch):
+    """The collection takes what a merge has on its way for an upload that was overtaken."""
+    patch.setattr(rule, "is_merged", lambda fence: False)
+
+
+def replaced_goes_at_once(patch):
+    """Readers that hold an older head lose what was merged."""
+    since_us = collect._since_us
+    patch.setattr(
+        collect, "_since_us", lambda head, found, last, info: since_us(head, None, last, info)
+    )
+
+
+def merges_end_no_turn(patch):
+    """What a merge left that died is never collected."""
+    patch.setattr(merging, "end_overdue", lambda head, now_us: head)
+    patch.setattr(merging, "end_merging", lambda head, number: head)
+    patch.setattr(rule, "is_merge_over", lambda head, fence: False)
+
+
 BUGS = [
+    merges_of_any_turn,
+    merges_look_at_ends_alone,
+    merges_die_by_where_the_log_ends,
+    replaced_goes_at_once,
+    merges_end_no_turn,
     no_turns_checked,
     unconditional_swap,
     unknown_is_done,

@@ -273,5 +273,42 @@ class TestDeletion:
         simulate(scenario, nodes=3, storage=storage, tier=TENDED)
 
 
+MERGED = replace(
+    TENDED, merge_objects=4, merge_s=2.0, merge_shared_bytes=1, merge_object_bytes=100_000
+)
+
+
+class TestMerging:
+    def test_nodes_merge_what_piles_up_and_readers_notice_nothing(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for log in ("one", "two"):
+                    await store.create_log(log, attributes=TIERED)
+                written = dict.fromkeys(("one", "two"), ())
+                for _ in range(12):
+                    for log in written:
+                        written[log] = (*written[log], *await write(store, log, 5))
+                    await asyncio.sleep(3)
+                await asyncio.sleep(30)
+                assert len(objects(cluster)) < 12
+                merged = [name for name in objects(cluster) if "-40000000000000" in name]
+                assert merged
+                for log in written:
+                    assert tuple(await values(store, log)) == written[log]
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=MERGED)
+
+    def test_nodes_merge_nothing_if_they_are_told_so(self):
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("one", attributes=TIERED)
+                for _ in range(8):
+                    await write(store, "one", 5)
+                    await asyncio.sleep(3)
+                assert len(objects(cluster)) >= 8
+
+        simulate(scenario, nodes=3, storage=STORAGE, tier=replace(MERGED, merge_objects=0))
+
+
 def objects(cluster: ClusterAtHand) -> list[str]:
     return [name for name in cluster.bucket.names() if name.endswith(".parquet")]

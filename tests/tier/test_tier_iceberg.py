@@ -12,18 +12,21 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from cordwood.errors import BadSetting, Fenced
+from cordwood.errors import BadSetting, Corrupt, Fenced
 from cordwood.host.real import real_host
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
 from cordwood.layout.object_names import head_name
+from cordwood.protocol.merge_plan import MergePolicy
 from cordwood.tier.addresses import open_object_store
-from cordwood.tier.collect import collect_log
-from cordwood.tier.iceberg import Synced, sync_table, whole_objects
+from cordwood.tier.collect import collect_log, collect_shared
+from cordwood.tier.compact import compact_log
+from cordwood.tier.iceberg import Synced, part_shared, sync_table, table_uuid, whole_objects
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.repair import repair_log
 from cordwood.tier.shared_upload import LogItems, upload_shared
+from cordwood.tier.table_notes import forget_table, note_table
 from cordwood.tier.uploader import LogUploader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -69,13 +72,44 @@ class Lake:
 
     def sync(self) -> tuple[Synced, set[str]]:
         found: list[tuple[set[str], set[str]]] = []
+        uuid = table_uuid(self.catalog, TABLE)
 
-        async def act(store: PatientStore, host: Host) -> None:
+        async def before(store: PatientStore, host: Host) -> None:
+            await part_shared(store, host)
             found.append(await whole_objects(store, host))
+            await note_table(store, host, uuid, TABLE, found[0][0], also=True)
+
+        async def after(store: PatientStore, host: Host) -> None:
+            await note_table(store, host, uuid, TABLE, found[0][0], also=False)
+
+        self.do(before)
+        ((whole, left_out),) = found
+        done = sync_table(self.catalog, TABLE, self.address, whole)
+        self.do(after)
+        return done, left_out
+
+    def compact(self, log: int) -> None:
+        async def act(store: PatientStore, host: Host) -> None:
+            manifest = LogManifest(store, log, host, "test")
+            await compact_log(store, manifest, host, log, MergePolicy(shared_bytes_min=1))
 
         self.do(act)
-        ((whole, left_out),) = found
-        return sync_table(self.catalog, TABLE, self.address, whole), left_out
+
+    def collect(self, log: int, later_s: float, grace_s: float) -> int:
+        """Objects that a collection deletes so much later."""
+        deleted: list[int] = []
+
+        async def act(store: PatientStore, host: Host) -> None:
+            def manifest_of(number: int) -> LogManifest:
+                return LogManifest(store, number, host, "test")
+
+            at_us = host.clock.now_us() + round(later_s * 1e6)
+            done = await collect_log(store, manifest_of(log), log, at_us, grace_s)
+            shared = await collect_shared(store, manifest_of, at_us, grace_s)
+            deleted.append(done.deleted + shared.deleted)
+
+        self.do(act)
+        return deleted[0]
 
     def rows(self, where: str | None = None) -> list[tuple[int, int, bytes]]:
         """Log, LSN and value of all that the table has."""
@@ -236,6 +270,56 @@ def test_an_object_that_a_repair_cut_at_the_start_of_the_log_stays(tmp_path):
     lake.do(repair)
     assert lake.sync() == (Synced(2, 0, 0), set())
     assert lake.rows() == rows_of(made)
+
+
+def test_what_was_merged_stays_while_a_table_names_it_and_for_its_grace_after(tmp_path) -> None:
+    lake, made = Lake(tmp_path), blocks(Made(7), 3)
+    lake.upload(made)
+    lake.sync()
+    lake.compact(7)
+    assert lake.collect(7, 10**6, 100) == 0
+    assert lake.rows() == rows_of(made)
+    assert lake.sync() == (Synced(1, 3, 0), set())
+    assert lake.rows() == rows_of(made)
+    assert lake.collect(7, 90, 100) == 0
+    assert lake.collect(7, 110, 100) == 3
+    assert lake.rows() == rows_of(made)
+    assert lake.sync() == (Synced(0, 0, 1), set())
+
+
+def test_a_table_that_is_gone_holds_nothing_once_it_is_forgotten(tmp_path) -> None:
+    lake = Lake(tmp_path)
+    lake.upload(blocks(Made(7), 3))
+    lake.sync()
+    lake.compact(7)
+    assert lake.collect(7, 10**6, 0) == 0
+    lake.do(lambda store, host: forget_table(store, TABLE))
+    assert lake.collect(7, 10**6, 0) == 3
+
+
+def test_a_note_that_cannot_be_read_keeps_everything(tmp_path) -> None:
+    lake = Lake(tmp_path)
+    lake.upload(blocks(Made(7), 3))
+    lake.sync()
+    lake.compact(7)
+    (note,) = (tmp_path / "history" / "tables").iterdir()
+    note.write_bytes(note.read_bytes()[:-1])
+    with pytest.raises(Corrupt):
+        lake.collect(7, 10**6, 0)
+
+
+def test_an_object_that_is_merged_in_part_is_parted(tmp_path) -> None:
+    """Else the table has one log's records twice, or the other's never."""
+    lake, one, two = Lake(tmp_path), blocks(Made(7), 1), blocks(Made(8, "/b"), 1)
+    share(lake, one, two, committed=2)
+    lake.upload(blocks(one, 1))
+    lake.sync()
+    lake.compact(7)
+    done, left_out = lake.sync()
+    assert (done, left_out) == (Synced(2, 2, 0), set())
+    assert lake.rows() == rows_of(one, two)
+    assert lake.collect(8, 10**6, 0) == 1
+    assert lake.rows() == rows_of(one, two)
 
 
 def test_another_table_is_not_touched(tmp_path) -> None:

@@ -55,3 +55,16 @@ def test_a_log_goes_to_s3_and_comes_back(address, tmp_path):
     files = sorted(copy.glob("*.parquet"))
     values = [value for file in files for value in pq.read_table(file)["value"].to_pylist()]
     assert values == [b"%032d" % number for number in range(RECORDS)]
+    with cordwood.connect(str(data)) as store:
+        for start in range(RECORDS, 2 * RECORDS, 5000):
+            store.append_many(
+                "/orders", [b"%032d" % number for number in range(start, start + 5000)]
+            )
+    run("upload", "/orders", "-c", data, "--object-mib", 1)
+    (merged,) = json.loads(run("compact", "--json"))
+    assert (merged["merged"], merged["replaced"], merged["records"]) == (1, 4, 2 * RECORDS)
+    assert "4 objects deleted" in run("collect", "--grace", 0)
+    assert f"1 objects with {2 * RECORDS} records are sound" in run("verify")
+    run("export", row["log"], tmp_path / "merged")
+    (file,) = (tmp_path / "merged").glob("*.parquet")
+    assert pq.read_table(file)["value"].to_pylist() == [b"%032d" % n for n in range(2 * RECORDS)]

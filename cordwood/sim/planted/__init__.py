@@ -15,6 +15,7 @@ from cordwood.sim.planted import (
     epochs,
     ledger_repairs,
     ledgers,
+    merges,
     names,
     operators,
     publishing,
@@ -49,6 +50,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *epochs.BUGS,
     *names.BUGS,
     *tier.BUGS,
+    *merges.BUGS,
     *ledgers.BUGS,
     *ledger_repairs.BUGS,
 )

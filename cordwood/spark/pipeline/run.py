@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from cordwood.spark.jobs.backfill import REPLAY_BYTES, replay
+from cordwood.spark.jobs.compact import compact
 from cordwood.spark.jobs.land import describe, land
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.options import READ_TOKENS, SERVERS
-from cordwood.spark.pipeline.spec import Pipeline, Sink
+from cordwood.spark.pipeline.spec import ObjectSink, Pipeline, Sink
 from cordwood.spark.raw_options import RawOptions
 from cordwood.spark.secrets import tokens_at
 from cordwood.spark.sink_options import WRITE_TOKENS
@@ -40,6 +41,8 @@ def run(
 ) -> int:
     """Run once, or round after round until a KeyboardInterrupt; the records that came through.
 
+    Objects that are merged bring none.
+
     Args:
         rounds: end after so many, whatever the pipeline's trigger says.
     Raises:
@@ -61,6 +64,11 @@ def run(
 def _run_sink(
     spark: SparkSession, pipeline: Pipeline, sink: Sink, find_servers: FindServers, say: Say
 ) -> int:
+    if isinstance(sink, ObjectSink):
+        done = compact(spark, sink.address, (), sink.object_mib, say)
+        for line in done.left:
+            say(line)
+        return 0
     source = _found(pipeline.source, find_servers)
     if pipeline.read_tokens:
         source[READ_TOKENS] = tokens_at("read_tokens", pipeline.read_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.options import SERVERS
-from cordwood.spark.pipeline.spec import Pipeline, Sink
+from cordwood.spark.pipeline.spec import ObjectSink, Pipeline, Sink
 
 
 def draw(pipeline: Pipeline) -> list[str]:
@@ -37,6 +37,8 @@ def _branch(row: int, count: int) -> str:
 
 
 def _sink(sink: Sink) -> str:
+    if isinstance(sink, ObjectSink):
+        return f"objects in {sink.address}, merged up to {sink.object_mib} MiB"
     if not isinstance(sink, Landing):
         tokens = f", tokens from {sink.write_tokens}" if sink.write_tokens else ""
         kept = f"checkpoint {sink.checkpoint}{tokens}"

@@ -24,6 +24,8 @@
         cluster: other:4440
         checkpoint: ./orders-copy
         write_tokens: file:./tokens  # likewise
+      - objects: s3://lake/history   # main storage: small objects are merged, of all logs
+        object_mib: 256
 
 Each sink has a checkpoint of its own and goes its own pace; a table keeps its in itself.
 """
@@ -36,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordwood.errors import BadSetting
+from cordwood.spark.jobs.compact import OBJECT_MIB, OBJECT_MIB_MAX
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing
 from cordwood.spark.options import OPTIONS, READ_TOKENS, SERVERS, parse_options
 from cordwood.spark.pipeline.yaml_lines import Mistakes, Reader, read_yaml
@@ -63,7 +66,20 @@ class LogSink:
     write_tokens: str = ""
 
 
-Sink = Landing | LogSink
+@dataclass(frozen=True, slots=True)
+class ObjectSink:
+    """Main storage whose small objects are merged, by `jobs.compact`.
+
+    Attributes:
+        address: of the object store.
+        object_mib: of bodies in a merged object.
+    """
+
+    address: str
+    object_mib: int
+
+
+Sink = Landing | LogSink | ObjectSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +179,12 @@ def _source(reader: Reader, directory: str) -> tuple[dict[str, str], str]:
 def _sink(
     reader: Reader, source: Mapping[str, str], decode: str, schema: str, directory: str
 ) -> Sink | None:
-    table, log = reader.text("table", ""), reader.text("log", "")
-    if bool(table) == bool(log):
-        reader.wrong(reader.node, f"{reader.path.rstrip('.')} has a table, or a log")
+    table, log, objects = (reader.text(key, "") for key in ("table", "log", "objects"))
+    if sum(map(bool, (table, log, objects))) != 1:
+        reader.wrong(reader.node, f"{reader.path.rstrip('.')} has a table, a log, or objects")
         return None
+    if objects:
+        return _object_sink(reader, objects, directory)
     if log:
         return _log_sink(reader, source, log, decode, directory)
     format_ = reader.text("format", "parquet")
@@ -204,6 +222,17 @@ def _log_sink(
     if reader.made(lambda: parse_sink_options(checked)) is None:
         return None
     return LogSink(options, checkpoint, tokens)
+
+
+def _object_sink(reader: Reader, address: str, directory: str) -> ObjectSink | None:
+    text = reader.text("object_mib", str(OBJECT_MIB))
+    reader.done()
+    if not text.isdecimal() or not 1 <= int(text) <= OBJECT_MIB_MAX:
+        reader.wrong(reader.node, f"{reader.path}object_mib is 1 to {OBJECT_MIB_MAX}")
+        return None
+    if "://" not in address:
+        address = os.path.join(directory, os.path.expanduser(address))
+    return ObjectSink(address, int(text))
 
 
 def _tokens(reader: Reader, key: str, directory: str) -> str:

@@ -1,4 +1,4 @@
-"""A backfill, a count or an audit in a process of its own, which dies between two durable steps.
+"""A job or a compaction in a process of its own, which dies between two durable steps.
 
 Run as a script: one JSON argument, see `run_job`.
 """
@@ -66,6 +66,11 @@ def main() -> None:
 
 
 def _run(spark: Any, order: dict[str, Any]) -> Any:
+    if order["job"] == "compact":
+        from cordwood.spark.jobs.compact import compact
+
+        done = compact(spark, order["store"])
+        return {"merged": done.merged, "records": done.records, "left": done.left}
     source, notes = order.get("source", {}), order["notes"]
     if order["job"] == "backfill":
         from cordwood.spark.jobs.backfill import backfill

@@ -9,6 +9,7 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from compaction import collect_all, digest, made_store, objects
 from job_process import run_job
 from test_sink_crashes import values
 
@@ -50,6 +51,21 @@ def test_a_backfill_writes_every_row(cluster, store, tmp_path, seed):
         notes=str(tmp_path / "notes"),
     )  # fmt: skip
     assert (again["records"], again["skipped"]) == (0, FILES)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_compaction_loses_no_record_and_repeats_none(tmp_path, seed):
+    """Each put and each replaced head of the driver's is a step; its tasks live on for a while."""
+    history = tmp_path / "history"
+    made_store(history)
+    before = digest(history)
+    _, deaths = until_done("compact", random.Random(seed), 7, store=str(history))
+    assert deaths
+    assert digest(history) == before
+    assert run_job("compact", store=str(history)) == {"merged": 0, "records": 0, "left": []}
+    collect_all(history)
+    assert digest(history) == before
+    assert objects(history) == 2, "one of each log, and no orphan"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -14,7 +14,7 @@ from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.spark.jobs.landing import Landing
 from cordwood.spark.options import SERVERS
 from cordwood.spark.pipeline.show import draw
-from cordwood.spark.pipeline.spec import LogSink, parse_pipeline
+from cordwood.spark.pipeline.spec import LogSink, ObjectSink, parse_pipeline
 
 WHOLE = """\
 version: 1
@@ -101,7 +101,9 @@ class TestReading:
             ("a: [", "p.yaml:1: "),
             ("- 1", "p.yaml:1: the file is a mapping"),
             (WHOLE.replace("version: 1", "version: 2"), "p.yaml:1: version is 2; this one reads 1"),
-            (WHOLE + "  - {}\n", "p.yaml:17: sinks[2] has a table, or a log"),
+            (WHOLE + "  - {}\n", "p.yaml:17: sinks[2] has a table, a log, or objects"),
+            (WHOLE + "  - {objects: ./h, object_mib: 0}\n", "sinks[2].object_mib is 1 to 512"),
+            (WHOLE + "  - {objects: ./h, log: a}\n", "sinks[2] has a table, a log, or objects"),
             (WHOLE + "sinks: []\n", "p.yaml:17: sinks is given twice"),
             (WHOLE.replace("trigger", "decode: json\ntrigger"),
              "takes records as they are; decode is set"),
@@ -127,6 +129,13 @@ def test_the_drawing():
         "  at 127.0.0.1:4440  └─► log orders-copy, each record once (checkpoint ./copy)",
         "  from earliest",
     ]
+
+
+def test_main_storage_is_merged_by_a_pipeline():
+    text = WHOLE + "  - objects: ./history\n  - {objects: 's3://b/p', object_mib: 64}\n"
+    found = parse_pipeline(text, "dir/p.yaml")
+    assert found.sinks[2:] == (ObjectSink("dir/./history", 256), ObjectSink("s3://b/p", 64))
+    assert "  └─► objects in s3://b/p, merged up to 64 MiB" in draw(found)[-1]
 
 
 class TestTokens:

@@ -1,0 +1,218 @@
+"""Planted bugs of compaction: what a merge puts, replaces and lets go of.
+
+Source: docs/sources/s3stream.md (b), "Compaction", and (f), complaint 4 (reads that compaction
+breaks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cordwood.block import Buffer, Gap, GapKind
+from cordwood.errors import Malformed, NoObject
+from cordwood.host.seams import Host
+from cordwood.layout.object_file import Footer, ObjectRun
+from cordwood.layout.object_names import parse_object_name
+from cordwood.lsn import Lsn
+from cordwood.protocol import manifest, merging
+from cordwood.sim.options import RunOptions
+from cordwood.sim.planted.bug import PlantedBug, at, together
+from cordwood.sim.planted.scenarios import scenario
+from cordwood.sim.planted.tier import _in_main_storage
+from cordwood.tier import compact, merge
+from cordwood.tier.block_cache import Blocks
+from cordwood.tier.history import HistoryReader
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.merge import MergeTask
+from cordwood.tier.object_store import Etag, ObjectStore
+from cordwood.tier.patient_store import PatientStore
+from cordwood.tiered import MERGED, Entry, Head
+
+if TYPE_CHECKING:
+    pass
+
+
+def _merging(options: RunOptions) -> RunOptions:
+    """Nodes merge whatever objects stand side by side, all the time."""
+    made = _in_main_storage(options)
+    tier = replace(
+        made.cluster.tier, look_s=0.5, merge_objects=2, merge_s=0.5, merge_object_bytes=200_000,
+        merge_shared_bytes=1, merge_turn_s=4.0,
+    )  # fmt: skip
+    return replace(made, cluster=replace(made.cluster, tier=tier))
+
+
+def _without_grace(options: RunOptions) -> RunOptions:
+    """And objects go as soon as nothing names them, under readers and merges."""
+    made = _merging(options)
+    tier = replace(made.cluster.tier, tend_s=0.3, grace_s=0.0, merge_turn_s=30.0)
+    return replace(made, cluster=replace(made.cluster, tier=tier))
+
+
+def _with_short_turns(options: RunOptions) -> RunOptions:
+    """And turns are over before merges are."""
+    made = _without_grace(options)
+    tier = replace(made.cluster.tier, merge_turn_s=0.2)
+    return replace(made, cluster=replace(made.cluster, tier=tier))
+
+
+_MERGED = scenario("client_crash", every_s=3.0, shape=_merging, restart_s=2.0, readers=3)
+_CRASHED = scenario("crash", every_s=1.0, shape=_merging, restart_s=2.0, readers=3)
+_HASTY = scenario("client_crash", every_s=3.0, shape=_without_grace, restart_s=1.0, readers=3)
+_OVERDUE = scenario("client_crash", every_s=3.0, shape=_with_short_turns, restart_s=1.0, readers=3)
+
+
+async def _merges_all_but_one(
+    right: Callable[[ObjectStore, Host, MergeTask], Awaitable[Entry]],
+    store: ObjectStore,
+    host: Host,
+    task: MergeTask,
+) -> Entry:
+    """The entry says that it holds the last object, too."""
+    run = task.run
+    made = await right(store, host, replace(task, run=run[:-1]))
+    return made._replace(
+        last=run[-1].last, rows=sum(each.rows for each in run),
+        bytes=sum(each.bytes for each in run), append_last_us=run[-1].append_last_us,
+    )  # fmt: skip
+
+
+async def _puts_no_merged_object(
+    right: Callable[..., Awaitable[None]],
+    self: PatientStore,
+    name: str,
+    content: Sequence[Buffer],
+    *,
+    timeout_s: float,
+) -> None:
+    if not _is_merged_object(name):
+        await right(self, name, content, timeout_s=timeout_s)
+
+
+def _is_merged_object(name: str) -> bool:
+    try:
+        return parse_object_name(name).fence >= MERGED
+    except Malformed:
+        return False
+
+
+async def _takes_its_time(
+    right: Callable[[ObjectStore, Entry], Awaitable[None]], store: ObjectStore, entry: Entry
+) -> None:
+    """Something happens between the put and the commit."""
+    await right(store, entry)
+    await asyncio.sleep(1.5)
+
+
+async def _reads_nothing_back(store: ObjectStore, entry: Entry) -> None:
+    return None
+
+
+async def _merges_without_condition(
+    right: Callable[..., Awaitable[Head]],
+    self: LogManifest,
+    run: Sequence[Entry],
+    merged: Entry,
+    number: int = 0,
+) -> Head:
+    """A merge writes the head that it made, whatever others wrote meanwhile."""
+    head = self.head
+    assert head is not None
+    etag, swap = self._etag, self._store.put_if
+    await asyncio.sleep(1.0)  # uploads go on meanwhile
+
+    async def blindly(
+        name: str, content: bytes, expected: Etag | None, *, timeout_s: float
+    ) -> Etag:
+        _, found = await self._store.read(name, timeout_s=timeout_s)
+        return await swap(name, content, found, timeout_s=timeout_s)
+
+    async def stays() -> Head | None:
+        self.head, self._etag = head, etag
+        return head
+
+    self._store.put_if, self.load = blindly, stays  # type: ignore[method-assign]
+    try:
+        return await right(self, run, merged, number)
+    finally:
+        del self._store.put_if, self.load
+
+
+def _is_no_merge(fence: int) -> bool:
+    return False
+
+
+def _is_in_force_for_ever(head: Head, number: int) -> None:
+    return None
+
+
+async def _fetches_slowly(
+    right: Callable[..., Awaitable[Blocks]],
+    self: HistoryReader,
+    name: str,
+    footer: Footer,
+    run: ObjectRun,
+    number: int,
+) -> Blocks:
+    """Objects may go while they are read."""
+    await asyncio.sleep(0.7)
+    return await right(self, name, footer, run, number)
+
+
+async def _takes_merged_for_trimmed(
+    right: Callable[[HistoryReader, NoObject], Awaitable[None]],
+    self: HistoryReader,
+    error: NoObject,
+) -> None:
+    """What stood in an object that is gone must have been trimmed."""
+    entry = self._steps[0].entry if self._steps else None
+    await right(self, error)
+    if entry is not None and not self._out and entry.last >= self.next_lsn:
+        last = min(entry.last, self._until)
+        self._out.append(Gap(Lsn(self.next_lsn), Lsn(last), GapKind.TRIM))
+
+
+def _drops_a_neighbour(
+    right: Callable[..., Head],
+    head: Head,
+    run: Sequence[Entry],
+    merged: Entry,
+    number: int,
+    page_of: merging.PageOf,
+    seal: manifest.Seal,
+    now_us: int,
+) -> Head:
+    """The entry takes the place of the next one as well, which it does not hold."""
+    made = right(head, run, merged, number, page_of, seal, now_us)
+    entries = list(made.levels[0])
+    index = next((i for i, item in enumerate(entries) if item.last == merged.last), -1)
+    if not 0 <= index < len(entries) - 1:
+        return made
+    entries[index : index + 2] = [entries[index]._replace(last=entries[index + 1].last)]
+    return made._replace(levels=(tuple(entries), *made.levels[1:]))
+
+
+BUGS: tuple[PlantedBug, ...] = (
+    PlantedBug("merge-leaves-out-the-last", "a merge holds one object less than it replaces",
+               at(merge.merge_run, within=compact).around(_merges_all_but_one), scenario=_MERGED),
+    PlantedBug("merge-drops-a-neighbour", "a merge takes the place of one entry too many",
+               at(merging.replace).around(_drops_a_neighbour), scenario=_MERGED),
+    PlantedBug("merge-commits-first", "a merge is committed though its object was never put",
+               together(at(PatientStore.put).around(_puts_no_merged_object),
+                        at(merge.check_stored).instead(_reads_nothing_back)), scenario=_CRASHED),
+    PlantedBug("merge-head-unconditional", "a merge replaces the head, whatever was committed",
+               at(LogManifest.replace).around(_merges_without_condition), scenario=_MERGED),
+    PlantedBug("merge-eaten", "the collection takes what a merge puts for an upload of old",
+               together(at(manifest.is_merged).instead(_is_no_merge),
+                        at(merge.check_stored).around(_takes_its_time)), scenario=_HASTY),
+    PlantedBug("merge-zombie-commits", "a merge commits whose turn was ended, and its object gone",
+               together(at(merging.check_merging).instead(_is_in_force_for_ever),
+                        at(merge.check_stored).around(_takes_its_time)), scenario=_OVERDUE),
+    PlantedBug("merge-taken-for-trim", "a reader takes an object that was merged for a trimmed one",
+               together(at(HistoryReader._begin_anew).around(_takes_merged_for_trimmed),
+                        at(HistoryReader._fetch).around(_fetches_slowly)), scenario=_HASTY),
+)  # fmt: skip
+"""Every bug of compaction."""

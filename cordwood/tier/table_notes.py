@@ -1,0 +1,120 @@
+"""Which objects tables name, noted in the store: collection leaves these alone.
+
+A table of Iceberg names objects as they are. Manifests let go of an object once a merge took its
+place, and readers of the table still want it until the table is brought up to date. So `cordwood
+tier iceberg` notes what a table names: before the table names it, and after it named it last. An
+object that left a table has its grace from then on, for queries that read an older snapshot.
+
+A note that cannot be read keeps every object.
+
+Source: docs/objects.md, "As an Iceberg table".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from cordwood.errors import BadSetting, NoObject
+from cordwood.host.seams import Host
+from cordwood.layout.manifest import TableNote, pack_table_note, unpack_table_note
+from cordwood.layout.object_names import TABLES, table_note_name
+from cordwood.tier.object_store import LIST_MAX, WHOLE_BYTES_MAX, Etag, ObjectStore
+
+CALL_S = 60.0
+"""One call to the store, with all its tries."""
+
+LEFT_KEPT_S = 30 * 86_400
+"""How long it is noted that an object left a table: longer than anybody's grace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tabled:
+    """What all tables of a store say.
+
+    Attributes:
+        named: objects that one of them names.
+        left: objects that left one, and when the last time.
+    """
+
+    named: set[str] = field(default_factory=set)
+    left: dict[str, int] = field(default_factory=dict)
+
+
+async def load_tabled(store: ObjectStore) -> Tabled:
+    """Read all notes.
+
+    Raises:
+        Corrupt: one cannot be read.
+        Retryable: the store does not answer.
+    """
+    found = Tabled()
+    for name in await _notes(store):
+        try:
+            data, _ = await store.read(name, timeout_s=CALL_S)
+        except NoObject:
+            continue  # it was forgotten just now
+        note = unpack_table_note(name, data)
+        found.named.update(note.named)
+        for each, at_us in note.left:
+            found.left[each] = max(at_us, found.left.get(each, 0))
+    return found
+
+
+async def note_table(
+    store: ObjectStore, host: Host, uuid: str, table: str, named: Collection[str], *, also: bool
+) -> None:
+    """Note what a table names.
+
+    Args:
+        uuid: the table's, which outlives its name.
+        also: these beside what is noted; else these alone, and the others have left.
+    Raises:
+        ObjectChanged: another process notes the same table: run it again.
+        BadSetting: there are too many.
+    """
+    name = table_note_name(uuid)
+    before, etag = await _note(store, name)
+    now_us = host.clock.now_us()
+    kept = set(named) | set(before.named if also else ())
+    left = {each: at_us for each, at_us in before.left if now_us - at_us < LEFT_KEPT_S * 1e6}
+    left |= dict.fromkeys(set(before.named) - kept, now_us)
+    note = TableNote(
+        table, sorted(kept), sorted((n, at) for n, at in left.items() if n not in kept)
+    )
+    content = pack_table_note(note)
+    if len(content) > WHOLE_BYTES_MAX:
+        raise BadSetting(
+            f"the table {table} names {len(kept)} objects, more than a note holds: merge them "
+            "(`cordwood spark compact`)"
+        )
+    await store.put_if(name, content, etag, timeout_s=CALL_S)
+
+
+async def forget_table(store: ObjectStore, table: str) -> int:
+    """Drop what is noted of a table that is gone; the number of notes."""
+    found = []
+    for name in await _notes(store):
+        note, _ = await _note(store, name)
+        if note.table == table:
+            found.append(name)
+    await store.delete(found, timeout_s=CALL_S)
+    return len(found)
+
+
+async def _note(store: ObjectStore, name: str) -> tuple[TableNote, Etag | None]:
+    try:
+        data, etag = await store.read(name, timeout_s=CALL_S)
+    except NoObject:
+        return TableNote("", [], []), None
+    return unpack_table_note(name, data), etag
+
+
+async def _notes(store: ObjectStore) -> list[str]:
+    names: list[str] = []
+    while True:
+        after = names[-1] if names else ""
+        page = await store.list_page(TABLES, after=after, timeout_s=CALL_S)
+        names += [info.name for info in page]
+        if len(page) < LIST_MAX:
+            return names

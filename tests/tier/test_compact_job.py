@@ -1,0 +1,123 @@
+"""The driver of `cordwood spark compact`, and tasks that die at any step: 0 lost, 0 twice."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from compaction import ROUNDS, collect_all, digest, made_store, objects
+
+from cordwood.client.blocking.blocking_merges import BlockingMerges
+from cordwood.spark.jobs import compact as job
+from cordwood.tier.local_store import LocalStore
+
+
+class Died(Exception):
+    """The process is gone: nothing that it asks for happens any more."""
+
+
+class Steps:
+    """Counts what a process asks of the store, and has it die at one of them.
+
+    Attributes:
+        taken: calls that came through.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.dies_at = 0
+        self.after = False
+
+    def revive(self) -> None:
+        self.taken = self.dies_at = 0
+
+    def wrap(self, method):
+        async def call(store, *args, **named):
+            self.taken += 1
+            if self.dies_at and self.taken >= self.dies_at + self.after:
+                raise Died
+            result = await method(store, *args, **named)
+            if self.taken == self.dies_at and self.after:
+                raise Died
+            return result
+
+        return call
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    counted = Steps()
+    for name in ("put", "put_if", "read", "get", "list_page", "head", "delete"):
+        monkeypatch.setattr(LocalStore, name, counted.wrap(getattr(LocalStore, name)))
+    return counted
+
+
+def run(directory: Path) -> job.CompactedObjects:
+    def merge_all(tasks):
+        merges = BlockingMerges(str(directory))
+        try:
+            return [job.merge_one(merges, task) for task in tasks]
+        finally:
+            merges.close()
+
+    return job.run(str(directory), (), 64, merge_all, lambda _: None)
+
+
+def test_shared_objects_become_one_of_each_log(tmp_path, steps):
+    made_store(tmp_path)
+    before = digest(tmp_path)
+    assert objects(tmp_path) == ROUNDS
+    done = run(tmp_path)
+    assert (done.merged, done.replaced, done.left) == (2, 2 * ROUNDS, [])
+    assert digest(tmp_path) == before
+    collect_all(tmp_path)
+    assert objects(tmp_path) == 2
+    assert digest(tmp_path) == before
+    assert run(tmp_path).merged == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(tmp_path, steps, after):
+    """The crash matrix: each call to the store is a step, and the run dies before or after it."""
+    made_store(tmp_path / "whole")
+    before = digest(tmp_path / "whole")
+    steps.revive()
+    run(tmp_path / "whole")
+    total = steps.taken
+    assert total > 40
+    for step in range(1, total + 1):
+        directory = tmp_path / f"{step}"
+        steps.revive()
+        made_store(directory)
+        steps.revive()
+        steps.dies_at, steps.after = step, after
+        with contextlib.suppress(Died):
+            run(directory)
+        steps.revive()
+        assert digest(directory) == before, f"after a death at step {step}"
+        done = run(directory)
+        assert done.left == []
+        collect_all(directory)
+        assert digest(directory) == before, f"the run after a death at step {step}"
+        assert objects(directory) == 2, f"orphans are left of step {step}"
+
+
+def test_two_drivers_at_once_make_each_object_once(tmp_path, steps):
+    made_store(tmp_path)
+    before = digest(tmp_path)
+    one, two = BlockingMerges(str(tmp_path)), BlockingMerges(str(tmp_path))
+    try:
+        planned = one.plan(3, 64 << 20), two.plan(3, 64 << 20)
+        (first,), (second,) = one.begin(planned[0], 60), two.begin(planned[1], 60)
+        made = one.merge(first.task), two.merge(second.task)
+        assert not one.commit(first.task, made[0]), "its turn is over"
+        assert two.commit(second.task, made[1])
+        assert two.commit(second.task, made[1]), "asked again, it is there"
+        one.end()
+        assert two.commit(second.task, made[1])
+        two.end()
+    finally:
+        one.close()
+        two.close()
+    assert digest(tmp_path) == before
