@@ -51,12 +51,14 @@ class Seen:
         trimmed: the highest trim that was asked for.
         turns: fences of the turns that were taken.
         merges: entries that took the place of others, as was told.
+        merge_turns: numbers of the turns at merging that were taken.
     """
 
     committed: dict[int, Entry] = field(default_factory=dict)
     trimmed: int = FIRST
     turns: list[int] = field(default_factory=lambda: [0])
     merges: list[Entry] = field(default_factory=list)
+    merge_turns: list[int] = field(default_factory=lambda: [0])
     collected: int = 0
     reads: int = 0
 
@@ -184,6 +186,7 @@ class Swarm:
             manifest = self._manifest(host)
             try:
                 head = await manifest.take_merging(host.clock.now_us() + int(MERGE_S * 1e6))
+                self.seen.merge_turns.append(head.merging.number)
                 for _ in range(chance.randrange(1, 6)):
                     await self._merge_one(store, manifest, head.merging.number, chance)
                 if chance.random() < 0.7:
@@ -205,12 +208,15 @@ class Swarm:
             await self._read_object(store, entry)
         merged = merged_of(run, number)
         await store.put(merged.name, [content_of(merged.first, merged.last)], timeout_s=60)
-        await asyncio.sleep(chance.random() * chance.choice((*[0.01] * 5, 20, 300)))
-        for _ in range(30):
+        await asyncio.sleep(chance.random() * chance.choice((0.01, 0.01, 20, 400)))
+        turn = max(self.seen.merge_turns)
+        for tries in range(30):
             try:
                 await manifest.replace(run, merged)
             except (Retryable, OutcomeUnknown):
                 continue
+            # A try without an answer may have been in time.
+            assert tries or number >= turn, f"turn {number} merged after {turn} had begun"
             self.seen.merges.append(merged)
             return
 

@@ -242,7 +242,7 @@ async def entries_of(manifest: LogManifest) -> list[Entry]:
 class TestCompacting:
     def test_many_small_objects_become_few_and_all_is_read_back(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            made = history(60)
+            made = history(59)
             manifest = await upload(store, host, made)
             before = await entries_of(manifest)
             done = await compact_log(store, manifest, host, LOG, POLICY)
@@ -262,7 +262,7 @@ class TestCompacting:
 
     def test_the_head_and_worn_pages_are_enough_for_a_node(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            manifest = await upload(store, host, history(60))
+            manifest = await upload(store, host, history(59))
             bucket.calls.clear()
             runs = await compact.plan_log(manifest, POLICY, everything=False)
             assert bucket.calls["get"] == 1
@@ -312,7 +312,7 @@ class TestCompacting:
 
     def test_a_reader_in_the_middle_goes_on_where_the_merged_objects_are(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            made = history(60)
+            made = history(59)
             manifest = await upload(store, host, made)
             reading = LogManifest(store, LOG, host, "reader")
             found: list[object] = []
@@ -331,7 +331,7 @@ class TestCompacting:
         """The manifest was read anew for a page, and the object of an older plan is gone."""
 
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            made = history(60)
+            made = history(59)
             manifest = await upload(store, host, made)
             reading = LogManifest(store, LOG, host, "reader")
             found: list[object] = []
@@ -349,7 +349,7 @@ class TestCompacting:
 
     def test_an_object_that_is_gone_for_good_ends_a_reader(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            made = history(60)
+            made = history(59)
             manifest = await upload(store, host, made)
             bucket.delete((await entries_of(manifest))[4].name)
             async with HistoryReader(store, manifest, host, LOG, made.first) as reader:
@@ -361,7 +361,7 @@ class TestCompacting:
 
     def test_damage_is_left_where_it_is_and_the_rest_is_merged(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            manifest = await upload(store, host, history(60))
+            manifest = await upload(store, host, history(59))
             before = await entries_of(manifest)
             broken = before[3]
             content = bytearray(bucket.content(broken.name))
@@ -376,7 +376,7 @@ class TestCompacting:
 
     def test_a_commit_is_made_once_however_often_it_is_asked_for(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            manifest = await upload(store, host, history(60))
+            manifest = await upload(store, host, history(59))
             run = tuple((await entries_of(manifest))[2:9])
             head = await manifest.take_merging(1 << 60)
             number = head.merging.number
@@ -410,7 +410,7 @@ class TestCompacting:
 
     def test_an_upload_goes_on_whose_commit_was_merged_before_it_was_told(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            manifest = await upload(store, host, history(60))
+            manifest = await upload(store, host, history(59))
             uploading = LogManifest(store, LOG, host, "node")
             head = await uploading.take_turn(0)
             last = (await entries_of(manifest))[-1]
@@ -429,7 +429,7 @@ class TestCompacting:
 
     def test_what_was_merged_is_repaired_from_objects(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            made = history(60)
+            made = history(59)
             manifest = await upload(store, host, made)
             await compact_log(store, manifest, host, LOG, POLICY)
             await asyncio.sleep(1)
@@ -451,7 +451,7 @@ class TestCompacting:
 
     def test_a_turn_that_nobody_ended_is_ended_and_its_orphans_go(self):
         async def scenario(bucket: Bucket, store, host: Host) -> None:
-            manifest = await upload(store, host, history(60))
+            manifest = await upload(store, host, history(59))
             run = tuple((await entries_of(manifest))[2:9])
             head = await manifest.take_merging(host.clock.now_us() + 10_000_000)
             entry = await merge_run(store, host, MergeTask(LOG, head.merging.number, run))
