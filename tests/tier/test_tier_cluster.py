@@ -11,13 +11,16 @@ from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point, Tiered
-from cordwood.client.store import Store
-from cordwood.errors import Corrupt
+from cordwood.client.store import Store, connected
+from cordwood.errors import BadSetting, Corrupt
+from cordwood.host.seams import Host
 from cordwood.layout.object_names import origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
-from cordwood.settings import StorageSettings, TierSettings
+from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks
+from cordwood.sim.object_store import Bucket
+from cordwood.tier.patient_store import PatientStore
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -154,6 +157,61 @@ class TestDamage:
             assert len(await values(store, "log")) == 60
 
 
+async def uploaded(cluster: ClusterAtHand, value: bytes) -> Bucket:
+    """Main storage that holds a log of 20 records, of which nodes hold none any more."""
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        for _ in range(20):
+            await store.append("log", value)
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(20)
+        assert min(gone(cluster)) == await store.tail("log")
+    return cluster.bucket
+
+
+class TestAnotherClustersObjects:
+    def test_a_client_whose_address_leads_to_them_reads_none_of_them(self) -> None:
+        """A directory of the same path on the reader's machine; their log has the same number."""
+        theirs = simulate(lambda cluster: uploaded(cluster, b"theirs"), storage=STORAGE, tier=TIER)
+
+        async def opened(host: Host, _address: str) -> PatientStore:
+            return PatientStore(theirs.store(), host.random)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            await asyncio.sleep(7)
+            await uploaded(cluster, b"ours")
+            host = cluster.client_host()
+            async with connected(cluster.addresses, host, ClientSettings(), opened) as store:
+                for ask in (
+                    values(store, "log"),
+                    store.extent("log"),
+                    store.find_time("log", 1),
+                    store.data_size("log"),
+                ):
+                    with pytest.raises(BadSetting, match="another log 1"):
+                        await asyncio.wait_for(ask, 60)
+            async with cluster.client() as store:
+                assert await values(store, "log") == [b"ours"] * 20
+
+        simulate(scenario, storage=STORAGE, tier=TIER)
+
+    @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    async def test_that_is_asked_once_for_each_log_and_client(self, cluster: ClusterAtHand) -> None:
+        """The first record costs four gets: origin, head, footer and row group; then three."""
+        await uploaded(cluster, b"ours")
+        calls = cluster.bucket.calls
+        for kept_bytes, wanted in ((0, [4, 3, 3]), (1 << 20, [4, 2, 2])):
+            async with cluster.client(tier_cache_bytes=kept_bytes) as store:
+                gets = []
+                for _ in range(3):
+                    before = calls["get"]
+                    async for record in store.read("log", gaps=False):
+                        assert record.value == b"ours"
+                        break
+                    gets.append(calls["get"] - before)
+            assert gets == wanted
+
+
 class TestPositions:
     @as_scenario(simulate, nodes=4, storage=STORAGE, tier=TIER)
     async def test_the_extent_is_right_while_one_node_has_not_let_go(
@@ -215,6 +273,15 @@ class TestPositions:
             size, other = await store.data_size("log"), await store.data_size("here")
             assert 0 < size.bytes <= other.bytes  # bodies alone, without headers
             assert await values(store, "log", start=lsns[30]) == [b"%d" % n for n in range(30, 60)]
+
+    @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    async def test_a_size_counts_main_storage_where_nodes_hold_no_block_at_all(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """Their logs in memory are empty then, and an empty one was taken for none: size 0."""
+        await uploaded(cluster, b"ours")
+        async with cluster.client() as store:
+            assert (await store.data_size("log")).bytes >= 20 * len(b"ours")
 
 
 class TestDeletion:
