@@ -6,9 +6,10 @@
     [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
-was made. An entry is a list of 14, a reference to a page one of 15, in the order of their fields;
-the last one was not written at first, and is 0 where it is missing. The name of a log's own object
-follows from the entry, so it is left out (an empty text).
+was made. The owner of a store says `cluster`: it is the cluster's identity. An entry is a list of
+14, a reference to a page one of 15, in the order of their fields; the last one was not written at
+first, and is 0 where it is missing. The name of a log's own object follows from the entry, so it is
+left out (an empty text).
 
 A page's name is `pages/<level>-<first>-<last>-<fence>-<crc>.json`, in hexadecimal digits: 2, 16,
 16, 16 and 8 of them.
@@ -26,12 +27,12 @@ from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch, Malformed
-from cordwood.layout.object_names import origin_name, own_name, pages_prefix
+from cordwood.layout.object_names import OWNER, origin_name, own_name, pages_prefix
 from cordwood.tiered import Entry, Head, Item, Page, PageRef, Trimmed
 
 VERSION = 1
 
-_LINE = re.compile(rb"cordwood (head|origin|page) (\d{1,4}) ([0-9a-f]{8})\n")
+_LINE = re.compile(rb"cordwood (head|origin|page|cluster) (\d{1,4}) ([0-9a-f]{8})\n")
 _LINE_BYTES_MAX = 40
 _PAGE_NAME = re.compile(
     r"logs/([0-9a-f]{16})/pages/"
@@ -79,6 +80,20 @@ def unpack_origin(log: int, data: Buffer) -> int:
     if found != log:
         raise Malformed(f"{name} is that of log {found}")
     return int(created_us)
+
+
+def pack_owner(cluster: str) -> bytes:
+    """Write whose store it is."""
+    return _framed(b"cluster", cluster)
+
+
+def unpack_owner(data: Buffer) -> str:
+    """The identity of the cluster whose store it is.
+
+    Raises:
+        Corrupt: it differs from the written mark.
+    """
+    return str(_unframed(data, b"cluster", str, OWNER))
 
 
 def pack_page(log: int, page: Page) -> bytes:

@@ -14,10 +14,11 @@ from cordwood.client.admin.positions import Point, Tiered
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting, Corrupt
 from cordwood.host.seams import Host
-from cordwood.layout.object_names import origin_name
+from cordwood.layout.object_names import LOGS, OWNER, origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
+from cordwood.sim.cluster import SimCluster
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.object_store import Bucket
 from cordwood.tier.patient_store import PatientStore
@@ -210,6 +211,97 @@ class TestAnotherClustersObjects:
                         break
                     gets.append(calls["get"] - before)
             assert gets == wanted
+
+
+QUICK = replace(STORAGE, deleted_keep_s=20.0)
+
+
+async def three_logs(cluster: ClusterAtHand, *lacking: str) -> Bucket:
+    """Main storage of three logs; without these objects, which older versions did not write."""
+    async with cluster.client() as store:
+        for log in ("a", "b", "c"):
+            await store.create_log(log, attributes=TIERED)
+            await write(store, log, 20)
+        await asyncio.sleep(20)
+        assert all(min(gone(cluster, log)) for log in (1, 2, 3)), "objects are all there is"
+    for name in lacking:
+        cluster.bucket.delete(name)
+    return cluster.bucket
+
+
+def contents(bucket: Bucket) -> dict[str, bytes]:
+    return {name: bucket.content(name) for name in bucket.names()}
+
+
+class TestAStoreOfAnotherCluster:
+    """Nodes that were started with the address of another cluster's store."""
+
+    def made(self, *lacking: str) -> Bucket:
+        return simulate(lambda cluster: three_logs(cluster, *lacking), storage=STORAGE, tier=TIER)
+
+    def lives(self, monkeypatch: pytest.MonkeyPatch, bucket: Bucket, logs: int = 1) -> None:
+        """Another cluster's life with that store: a log of it is trimmed, and days pass."""
+
+        async def opened(_cluster: SimCluster, host: Host, _address: str) -> PatientStore:
+            return PatientStore(bucket.store(), host.random)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            await asyncio.sleep(70)
+            async with cluster.client() as store:
+                for n in range(logs):
+                    await store.create_log(f"ours-{n}", attributes=TIERED)
+                    await write(store, f"ours-{n}", 30)
+                await store.trim("ours-0", (await store.tail("ours-0")) - 5)
+                await asyncio.sleep(60)
+                assert len(await values(store, "ours-0")) == 5
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimCluster, "open_objects", opened)
+            simulate(scenario, seed=2, storage=QUICK, tier=TENDED)
+
+    def test_nothing_of_it_goes_and_nothing_comes_in(self, monkeypatch) -> None:
+        """Its logs that this cluster lacks were taken for deleted ones; a log of the same number
+        was trimmed with this cluster's; both had no other copy any more."""
+        theirs = self.made()
+        before = contents(theirs)
+        assert OWNER in before
+        self.lives(monkeypatch, theirs)
+        assert contents(theirs) == before
+
+    @pytest.mark.parametrize("logs", [1, 4])
+    def test_nor_where_it_is_older_than_owners(self, monkeypatch, logs) -> None:
+        theirs = self.made(OWNER)
+        before = contents(theirs)
+        self.lives(monkeypatch, theirs, logs)
+        assert contents(theirs) == before
+
+    def test_nor_where_no_log_says_whose_it_is(self, monkeypatch) -> None:
+        """From before there were origins: what this cluster lacks may be its deleted logs."""
+        theirs = self.made(OWNER, *map(origin_name, (1, 2, 3)))
+        before = contents(theirs)
+        self.lives(monkeypatch, theirs)
+        after = contents(theirs)
+        kept = [name for name in before if not name.startswith("logs/0000000000000001/")]
+        assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+        assert OWNER not in after
+
+    @as_scenario(simulate, storage=QUICK, tier=TENDED)
+    async def test_a_store_from_before_there_were_owners_gets_its_own(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        bucket = await three_logs(cluster)
+        owner = bucket.content(OWNER)
+        bucket.delete(OWNER)
+        for number in cluster.numbers:
+            await cluster.stop(number)
+        await cluster.start()
+        async with cluster.client() as store:
+            await until(lambda: OWNER in bucket.names(), timeout_s=20)
+            assert bucket.content(OWNER) == owner
+            await store.log_tree.delete("c")
+            await asyncio.sleep(60)
+            assert not [name for name in objects(cluster) if name.startswith(f"{LOGS}{3:016x}")]
+            assert len(await values(store, "a")) == 20
 
 
 class TestPositions:
