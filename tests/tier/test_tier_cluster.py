@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
@@ -21,6 +23,7 @@ from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.object_store import Bucket
+from cordwood.sim.planted import find_bug, planted
 from cordwood.tier.patient_store import PatientStore
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
@@ -183,18 +186,19 @@ class TestAnotherClustersObjects:
             await uploaded(cluster, b"ours")
             host = cluster.client_host()
             async with connected(cluster.addresses, host, ClientSettings(), opened) as store:
-                for ask in (
-                    values(store, "log"),
-                    store.extent("log"),
-                    store.find_time("log", 1),
-                    store.data_size("log"),
-                ):
+                asks: tuple[Callable[[str], Awaitable[object]], ...] = (
+                    partial(values, store), store.extent, store.data_size,
+                    partial(store.find_time, time=1),
+                )  # fmt: skip
+                for ask in asks:
                     with pytest.raises(BadSetting, match="another log 1"):
-                        await asyncio.wait_for(ask, 60)
+                        await asyncio.wait_for(ask("log"), 60)
             async with cluster.client() as store:
                 assert await values(store, "log") == [b"ours"] * 20
 
         simulate(scenario, storage=STORAGE, tier=TIER)
+        with planted(find_bug("tier-any-origin")), pytest.raises(pytest.fail.Exception):
+            simulate(scenario, storage=STORAGE, tier=TIER)
 
     @as_scenario(simulate, storage=STORAGE, tier=TIER)
     async def test_that_is_asked_once_for_each_log_and_client(self, cluster: ClusterAtHand) -> None:
@@ -267,6 +271,9 @@ class TestAStoreOfAnotherCluster:
         assert OWNER in before
         self.lives(monkeypatch, theirs)
         assert contents(theirs) == before
+        with planted(find_bug("tier-any-owner")):
+            self.lives(monkeypatch, theirs)
+        assert contents(theirs) != before
 
     @pytest.mark.parametrize("logs", [1, 4])
     def test_nor_where_it_is_older_than_owners(self, monkeypatch, logs) -> None:
