@@ -81,11 +81,13 @@ def upload(
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood import aio
         from cordwood.tier.log_manifest import LogManifest
+        from cordwood.tier.owner import keep_owner
         from cordwood.tier.uploader import LogUploader
         from cordwood.uploading.log_source import LogSource
 
         async with aio.connect(url) as client:
             info = await client.log(log)
+            await keep_owner(objects, client.cluster_id, {})  # its logs are not known here
             manifest = LogManifest(objects, info.log_id, host, "cordwood tier upload")
             uploader = LogUploader(
                 objects, manifest, host, info.log_id, info.name,

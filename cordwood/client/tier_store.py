@@ -3,6 +3,10 @@
 Nodes tell the address with their members. Credentials come from where the store's library looks
 for them on the reader's own machine; nodes tell none.
 
+The address may lead to another store here than on the nodes: a directory of the same path on the
+reader's machine may be another cluster's, whose logs have the same numbers. So a log's origin is
+compared before its manifest is believed, once for each log and client.
+
 Source: docs/objects.md, "Reading".
 """
 
@@ -12,12 +16,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from cordwood.client.find.log_info import LogInfo
 from cordwood.client.read.tier_read import TierRead
 from cordwood.errors import BadSetting
 from cordwood.host.seams import Host
 from cordwood.tier.block_cache import BlockCache
 from cordwood.tier.history import HistoryReader
 from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.origin import check_origin
 from cordwood.tier.patient_store import PatientStore
 
 OpenObjects = Callable[[Host, str], Awaitable[PatientStore]]
@@ -48,6 +54,7 @@ class TierStore:
         self._tasks = tasks
         self._opening = asyncio.Lock()
         self._objects: PatientStore | None = None
+        self._known: set[tuple[int, int]] = set()  # number and creation time of logs that are here
 
     async def objects(self) -> PatientStore:
         """The store.
@@ -66,28 +73,48 @@ class TierStore:
                 self._objects = await self._open_objects(self._host, address)
             return self._objects
 
-    async def manifest(self, log: int) -> LogManifest | None:
+    async def manifest(self, info: LogInfo) -> LogManifest | None:
         """A log's present manifest; None where the cluster has no main storage or the log no
-        manifest."""
+        manifest.
+
+        Raises:
+            BadSetting: the store holds another cluster's log of this number.
+        """
         if not self._address():
             return None
-        found = LogManifest(await self.objects(), log, self._host, "reader")
-        return found if await found.load() is not None else None
+        found = await self._opened(info)
+        return found if found.head is not None else None
 
-    async def history(self, log: int, start: int, until: int) -> HistoryReader:
-        """A log's history from an LSN to another; the manifest is read anew."""
+    async def history(self, info: LogInfo, start: int, until: int) -> HistoryReader:
+        """A log's history from an LSN to another; the manifest is read anew.
+
+        Raises:
+            BadSetting: the store holds another cluster's log of this number.
+        """
+        manifest, log = await self._opened(info), int(info.log_id)
         objects = await self.objects()
-        manifest = LogManifest(objects, log, self._host, "reader")
-        await manifest.load()
         return HistoryReader(objects, manifest, self._host, log, start, until, cache=self._cache)
 
     def read(
-        self, log: int, start: int, until: int, on_news: Callable[[], object], *, payloads: bool
-    ) -> TierRead:
+        self, info: LogInfo, start: int, until: int, on_news: Callable[[], object], *,
+        payloads: bool,
+    ) -> TierRead:  # fmt: skip
         """Begin to read a log from an LSN to another; see `TierRead`."""
-        made = TierRead(partial(self.history, log), log, start, until, on_news, payloads=payloads)
+        opening = partial(self.history, info)
+        made = TierRead(opening, info.log_id, start, until, on_news, payloads=payloads)
         made.start(self._tasks)
         return made
+
+    async def _opened(self, info: LogInfo) -> LogManifest:
+        """A log's manifest, read anew, of a store that is known to hold this very log."""
+        objects, log, made_us = await self.objects(), int(info.log_id), info.created_us
+        # A log that was uploaded before there were origins has none, and is believed.
+        is_known = not made_us or (log, made_us) in self._known
+        if not is_known and await check_origin(objects, log, made_us):
+            self._known.add((log, made_us))
+        manifest = LogManifest(objects, log, self._host, "reader")
+        await manifest.load()
+        return manifest
 
     async def close(self) -> None:
         """Let the store go."""

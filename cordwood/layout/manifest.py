@@ -6,10 +6,10 @@
     [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
-was made. A note of what a table of Iceberg names says `table`. An entry is a list of 14, a
-reference to a page one of 15, in the order of their fields; `payload` was not written at first, and
-is 0 where it is missing. The name of a log's own object follows from the entry, so it is left out
-(an empty text).
+was made. The owner of a store says `cluster`: it is the cluster's identity. A note of what a table
+of Iceberg names says `table`. An entry is a list of 14, a reference to a page one of 15, in the
+order of their fields; `payload` was not written at first, and is 0 where it is missing. The name of
+a log's own object follows from the entry, so it is left out (an empty text).
 
 Version 2 tells of merges as well: a head has a ninth field, the turn at merging, and an entry that
 took the place of others a 15th, when it did. Both are left out where they tell nothing, and what
@@ -32,7 +32,7 @@ from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch, Malformed
-from cordwood.layout.object_names import origin_name, own_name, pages_prefix
+from cordwood.layout.object_names import OWNER, origin_name, own_name, pages_prefix
 from cordwood.tiered import Entry, Head, Item, Merging, Page, PageRef, Trimmed
 
 VERSION = 1
@@ -41,7 +41,7 @@ MERGING_VERSION = 2
 _PLAIN_ENTRY = len(Entry._fields) - 1
 """Fields of an entry that took no other's place."""
 
-_LINE = re.compile(rb"cordwood (head|origin|page|table) (\d{1,4}) ([0-9a-f]{8})\n")
+_LINE = re.compile(rb"cordwood (head|origin|page|table|cluster) (\d{1,4}) ([0-9a-f]{8})\n")
 _LINE_BYTES_MAX = 40
 _PAGE_NAME = re.compile(
     r"logs/([0-9a-f]{16})/pages/"
@@ -136,6 +136,20 @@ def unpack_table_note(name: str, data: Buffer) -> TableNote:
     """
     note: TableNote = _unframed(data, b"table", TableNote, name)
     return note
+
+
+def pack_owner(cluster: str) -> bytes:
+    """Write whose store it is."""
+    return _framed(b"cluster", cluster)
+
+
+def unpack_owner(data: Buffer) -> str:
+    """The identity of the cluster whose store it is.
+
+    Raises:
+        Corrupt: it differs from the written mark.
+    """
+    return str(_unframed(data, b"cluster", str, OWNER))
 
 
 def pack_page(log: int, page: Page) -> bytes:

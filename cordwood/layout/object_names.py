@@ -2,6 +2,7 @@
 
 ::
 
+    cluster                                          whose store it is
     logs/0000000000000007/head                       the log's pointer
     logs/0000000000000007/origin                     when the log was made
     logs/0000000000000007/pages/…                    pages of its manifest
@@ -26,6 +27,7 @@ from cordwood.errors import Malformed
 from cordwood.lsn import LSN_MAX
 
 LOGS = "logs/"
+OWNER = "cluster"
 SHARED = "shared/"
 TABLES = "tables/"
 SUFFIX = ".parquet"

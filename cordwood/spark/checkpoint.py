@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from cordwood.durable import sync_files
 from cordwood.errors import BadSetting
+from cordwood.lsn import OLDEST
 from cordwood.spark.offsets import parse_offset
 
 
@@ -137,29 +138,34 @@ class Checkpoint:
         if committed >= 0 and not (self.directory / "commits" / str(committed)).read_bytes():
             raise self._refused(f"commits/{committed} is empty, as a power cut leaves it")
 
-    def check_newest(self, published: int, last: Mapping[str, Any] | None) -> None:
+    def check_newest(
+        self, published: int, last: Mapping[str, Any] | None, *, is_oldest: bool = True
+    ) -> None:
         """Check that no other query landed in the table since this one, or since this one began.
 
         Args:
             published: the newest batch of its query in the table, -1 for none.
             last: where the newest batch of the table ends, whichever query's; None if it is empty.
+            is_oldest: whether a query on an empty table begins at each log's beginning.
         Raises:
-            BadSetting: it was put back after another query took its place.
+            BadSetting: it was put back after another query took its place, or the table was
+                restored after this one began where the table ended.
         """
-        if last is None or (planned := self.newest("offsets")) < 0:
+        planned = self.newest("offsets")
+        if planned < 0 or (last is None and (published >= 0 or not is_oldest)):
             return
         self.check_next(planned, published)
         if published >= 0:
             goes_on = self.end_of(published) == last
         else:
-            goes_on = begins_at(self.end_of(planned), last)
+            goes_on = begins_at(self.end_of(planned), last or {})
         if not goes_on:
             raise self._refused(
                 f"batch {published} of its query is not the last one in the table: another query "
                 "landed records since"
                 if published >= 0
                 else "its first batch begins elsewhere than where the table ends: another query "
-                "landed records since"
+                "landed records since, or the table was restored"
             )
 
     def check_knows(self, last: Mapping[str, Any], there: Collection[int]) -> None:
@@ -241,11 +247,16 @@ class Checkpoint:
 def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
     """Whether a query whose batch 0 ends at `first` began at a table's end, at `last`.
 
-    Logs that only one of the two knows say nothing: they were deleted, or found, in between.
+    A log that the query does not know says nothing: it was deleted, or found, in between. One that
+    the table does not know is read from its beginning.
+
+    Args:
+        last: {} for an empty table.
     """
     begun = parse_offset(first)
     starts = begun.logs if begun.is_initial else begun.started
-    return all(starts.get(log, lsn) == lsn for log, lsn in parse_offset(last).logs.items())
+    ends = parse_offset(last).logs if last else {}
+    return all(lsn == ends[log] if log in ends else lsn <= OLDEST for log, lsn in starts.items())
 
 
 def _local(location: str) -> Path | None:

@@ -100,7 +100,9 @@ class LogSearch:
 
     async def size(self, ask: AskSize) -> SizeReply:
         """See `AskSize`."""
-        held = self._engine.cache.get(ask.log) or CachedLog()
+        held = self._engine.cache.get(ask.log)
+        if held is None:  # one without blocks is false, and still has its tier point
+            held = CachedLog()
         parts = [
             Part(entry.bytes, entry.first_us, entry.last_us)
             for _, entry in await self._engine.logs.directory(ask.log)

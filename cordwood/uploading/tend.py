@@ -10,8 +10,9 @@ logs share.
 
 Trap: a log that the tree does not list may have been made after the list was read. So a log is
 retired only if it was missing for all of `deleted_keep_s`, and a last question to the tree does not
-find its number either. A store belongs to one cluster (`tier.origin`): the logs of another would be
-missing here.
+find its number either. The logs of another cluster would be missing here as well. So a store
+belongs to one cluster (`tier.owner`), and of one that does not say so nothing is retired. A log of
+another cluster with the same number is not followed (`tier.origin`).
 
 Source: docs/objects.md, "Deletion"; docs/protocol/main-storage.md.
 """
@@ -31,6 +32,7 @@ from cordwood.protocol.manifest import in_order
 from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.collect import Collected, collect_log, collect_shared, retire_log
 from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.origin import check_origin
 from cordwood.tier.repair import find_logs
 from cordwood.tier.table_notes import Tabled, load_tabled
 from cordwood.tiered import Head
@@ -66,6 +68,7 @@ class Tend:
         # clock.
         self._missing: dict[int, float] = {}
         self._said = SaidOnce(logger)
+        self._said_unowned = SaidOnce(logger)
 
     async def look(self, client: Store, mine: Mapping[int, LogInfo]) -> None:
         """One pass over the logs of this node."""
@@ -94,6 +97,8 @@ class Tend:
         head = await manifest.load()
         if head is None:
             return
+        if info.created_us:
+            await check_origin(await self._objects.store(), log, info.created_us)
         trim = int((await client.extent(log)).trim)
         for why, wanted in (
             ("time", await self._too_old(manifest, head, info.attributes.backlog_s or 0.0)),
@@ -139,6 +144,13 @@ class Tend:
         now = asyncio.get_running_loop().time()
         await self._logs.refresh()
         store = await self._objects.store()
+        if not await self._objects.is_ours():
+            self._said_unowned.warning(
+                "main storage does not say whose it is, and holds records of logs that may be "
+                "another cluster's: the objects of deleted logs stay"
+            )
+            return
+        self._said_unowned.over("main storage says that it is this cluster's")
         missing = [log for log in await find_logs(store) if log not in self._logs.all]
         self._missing = {log: self._missing.get(log, now) for log in missing}
         for log, since_s in self._missing.items():

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Set
 
+from cordwood.errors import Retryable
 from cordwood.host.seams import Host
 from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.membership import Membership
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
 from cordwood.settings import NodeSettings
 from cordwood.storage.engine import StorageEngine
+from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.owner import keep_owner
 from cordwood.uploading.local_drops import LocalDrops
 from cordwood.uploading.merge_role import MergeRole
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
@@ -47,7 +51,8 @@ class Tiering:
     ) -> None:
         tier, name = settings.tier, f"node {settings.node}"
         self._logs = TieredLogs(tree, lambda: engine.cache.logs.keys() | sequencing())
-        self._objects = ObjectsAtHand(host, tier.store, open_objects, name)
+        self._membership = Membership(metadata)
+        self._objects = ObjectsAtHand(host, tier.store, open_objects, name, self._keep_owner)
         self.drops = LocalDrops(
             engine, self._logs, self._objects, host, settings.directory,
             settings.storage.retention_every_s,
@@ -76,6 +81,15 @@ class Tiering:
         """See `LocalDrops.learn`. Call it before a node with a new disk listens."""
         if self._objects.address:
             await self.drops.learn()
+
+    async def _keep_owner(self, store: ObjectStore) -> bool:
+        """See `tier.owner.keep_owner`."""
+        cluster = await self._membership.cluster()
+        if cluster is None:
+            raise Retryable("the cluster has no identity yet")
+        await self._logs.refresh()
+        made = {log: info.created_us for log, info in self._logs.all.items() if info.created_us}
+        return await keep_owner(store, cluster.hex(), made)
 
     async def close(self) -> None:
         """Let the store go."""

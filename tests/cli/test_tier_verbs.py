@@ -85,6 +85,9 @@ class TestUpload:
                 store.append("/payments", b"another")
         before = statuses(objects)
         said = run("upload", "/payments", "--store", objects, "-c", other, ends_with=1)
+        assert "belongs to cluster" in said
+        (objects / "cluster").unlink()  # a store from before there were owners
+        said = run("upload", "/payments", "--store", objects, "-c", other, ends_with=1)
         assert "another log 1" in said
         assert statuses(objects) == before
         run("upload", "/payments", "--store", tmp_path / "apart", "-c", other)

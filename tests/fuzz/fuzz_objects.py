@@ -45,6 +45,10 @@ def manifests(data: bytes) -> None:
         text = b"cordwood origin 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
         created_us = manifest.unpack_origin(LOG, text)
         assert manifest.unpack_origin(LOG, manifest.pack_origin(LOG, created_us)) == created_us
+    elif which == b"c":
+        text = b"cordwood cluster 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
+        owner = manifest.unpack_owner(text)
+        assert manifest.unpack_owner(manifest.pack_owner(owner)) == owner
     elif which == b"p":
         text = b"cordwood page 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
         page = manifest.unpack_page(LOG, text, _ref(text))

@@ -13,11 +13,13 @@ from cordwood.layout.manifest import (
     object_name,
     pack_head,
     pack_origin,
+    pack_owner,
     pack_page,
     page_name,
     parse_page_name,
     unpack_head,
     unpack_origin,
+    unpack_owner,
     unpack_page,
 )
 from cordwood.layout.object_names import own_name, parse_object_name, shared_name
@@ -201,3 +203,12 @@ def test_an_origin_is_read_as_it_was_written_and_no_damage_passes():
     for damaged in (*bit_flips(data), *truncations(data)):
         with pytest.raises(Corrupt):
             unpack_origin(7, damaged)
+
+
+def test_an_owner_comes_back_and_no_damage_passes() -> None:
+    data = pack_owner("77e12e375c56ad5b89510fef59cfcba2")
+    assert data.startswith(b"cordwood cluster 1 ")
+    assert unpack_owner(data) == "77e12e375c56ad5b89510fef59cfcba2"
+    for damaged in (*bit_flips(data), *truncations(data), pack_origin(7, 1)):
+        with pytest.raises(Corrupt):
+            unpack_owner(damaged)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
@@ -11,13 +13,18 @@ from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point, Tiered
-from cordwood.client.store import Store
-from cordwood.errors import Corrupt
-from cordwood.layout.object_names import origin_name
+from cordwood.client.store import Store, connected
+from cordwood.errors import BadSetting, Corrupt
+from cordwood.host.seams import Host
+from cordwood.layout.object_names import LOGS, OWNER, origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
-from cordwood.settings import StorageSettings, TierSettings
+from cordwood.settings import ClientSettings, StorageSettings, TierSettings
+from cordwood.sim.cluster import SimCluster
 from cordwood.sim.holdings import held_blocks
+from cordwood.sim.object_store import Bucket
+from cordwood.sim.planted import find_bug, planted
+from cordwood.tier.patient_store import PatientStore
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -154,6 +161,156 @@ class TestDamage:
             assert len(await values(store, "log")) == 60
 
 
+async def uploaded(cluster: ClusterAtHand, value: bytes) -> Bucket:
+    """Main storage that holds a log of 20 records, of which nodes hold none any more."""
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        for _ in range(20):
+            await store.append("log", value)
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(20)
+        assert min(gone(cluster)) == await store.tail("log")
+    return cluster.bucket
+
+
+class TestAnotherClustersObjects:
+    def test_a_client_whose_address_leads_to_them_reads_none_of_them(self) -> None:
+        """A directory of the same path on the reader's machine; their log has the same number."""
+        theirs = simulate(lambda cluster: uploaded(cluster, b"theirs"), storage=STORAGE, tier=TIER)
+
+        async def opened(host: Host, _address: str) -> PatientStore:
+            return PatientStore(theirs.store(), host.random)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            await asyncio.sleep(7)
+            await uploaded(cluster, b"ours")
+            host = cluster.client_host()
+            async with connected(cluster.addresses, host, ClientSettings(), opened) as store:
+                asks: tuple[Callable[[str], Awaitable[object]], ...] = (
+                    partial(values, store), store.extent, store.data_size,
+                    partial(store.find_time, time=1),
+                )  # fmt: skip
+                for ask in asks:
+                    with pytest.raises(BadSetting, match="another log 1"):
+                        await asyncio.wait_for(ask("log"), 60)
+            async with cluster.client() as store:
+                assert await values(store, "log") == [b"ours"] * 20
+
+        simulate(scenario, storage=STORAGE, tier=TIER)
+        with planted(find_bug("tier-any-origin")), pytest.raises(pytest.fail.Exception):
+            simulate(scenario, storage=STORAGE, tier=TIER)
+
+    @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    async def test_that_is_asked_once_for_each_log_and_client(self, cluster: ClusterAtHand) -> None:
+        """The first record costs four gets: origin, head, footer and row group; then three."""
+        await uploaded(cluster, b"ours")
+        calls = cluster.bucket.calls
+        for kept_bytes, wanted in ((0, [4, 3, 3]), (1 << 20, [4, 2, 2])):
+            async with cluster.client(tier_cache_bytes=kept_bytes) as store:
+                gets = []
+                for _ in range(3):
+                    before = calls["get"]
+                    async for record in store.read("log", gaps=False):
+                        assert record.value == b"ours"
+                        break
+                    gets.append(calls["get"] - before)
+            assert gets == wanted
+
+
+QUICK = replace(STORAGE, deleted_keep_s=20.0)
+
+
+async def three_logs(cluster: ClusterAtHand, *lacking: str) -> Bucket:
+    """Main storage of three logs; without these objects, which older versions did not write."""
+    async with cluster.client() as store:
+        for log in ("a", "b", "c"):
+            await store.create_log(log, attributes=TIERED)
+            await write(store, log, 20)
+        await asyncio.sleep(20)
+        assert all(min(gone(cluster, log)) for log in (1, 2, 3)), "objects are all there is"
+    for name in lacking:
+        cluster.bucket.delete(name)
+    return cluster.bucket
+
+
+def contents(bucket: Bucket) -> dict[str, bytes]:
+    return {name: bucket.content(name) for name in bucket.names()}
+
+
+class TestAStoreOfAnotherCluster:
+    """Nodes that were started with the address of another cluster's store."""
+
+    def made(self, *lacking: str) -> Bucket:
+        return simulate(lambda cluster: three_logs(cluster, *lacking), storage=STORAGE, tier=TIER)
+
+    def lives(self, monkeypatch: pytest.MonkeyPatch, bucket: Bucket, logs: int = 1) -> None:
+        """Another cluster's life with that store: a log of it is trimmed, and days pass."""
+
+        async def opened(_cluster: SimCluster, host: Host, _address: str) -> PatientStore:
+            return PatientStore(bucket.store(), host.random)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            await asyncio.sleep(70)
+            async with cluster.client() as store:
+                for n in range(logs):
+                    await store.create_log(f"ours-{n}", attributes=TIERED)
+                    await write(store, f"ours-{n}", 30)
+                await store.trim("ours-0", (await store.tail("ours-0")) - 5)
+                await asyncio.sleep(60)
+                assert len(await values(store, "ours-0")) == 5
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimCluster, "open_objects", opened)
+            simulate(scenario, seed=2, storage=QUICK, tier=TENDED)
+
+    def test_nothing_of_it_goes_and_nothing_comes_in(self, monkeypatch) -> None:
+        """Its logs that this cluster lacks were taken for deleted ones; a log of the same number
+        was trimmed with this cluster's; both had no other copy any more."""
+        theirs = self.made()
+        before = contents(theirs)
+        assert OWNER in before
+        self.lives(monkeypatch, theirs)
+        assert contents(theirs) == before
+        with planted(find_bug("tier-any-owner")):
+            self.lives(monkeypatch, theirs)
+        assert contents(theirs) != before
+
+    @pytest.mark.parametrize("logs", [1, 4])
+    def test_nor_where_it_is_older_than_owners(self, monkeypatch, logs) -> None:
+        theirs = self.made(OWNER)
+        before = contents(theirs)
+        self.lives(monkeypatch, theirs, logs)
+        assert contents(theirs) == before
+
+    def test_nor_where_no_log_says_whose_it_is(self, monkeypatch) -> None:
+        """From before there were origins: what this cluster lacks may be its deleted logs."""
+        theirs = self.made(OWNER, *map(origin_name, (1, 2, 3)))
+        before = contents(theirs)
+        self.lives(monkeypatch, theirs)
+        after = contents(theirs)
+        kept = [name for name in before if not name.startswith("logs/0000000000000001/")]
+        assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+        assert OWNER not in after
+
+    @as_scenario(simulate, storage=QUICK, tier=TENDED)
+    async def test_a_store_from_before_there_were_owners_gets_its_own(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        bucket = await three_logs(cluster)
+        owner = bucket.content(OWNER)
+        bucket.delete(OWNER)
+        for number in cluster.numbers:
+            await cluster.stop(number)
+        await cluster.start()
+        async with cluster.client() as store:
+            await until(lambda: OWNER in bucket.names(), timeout_s=20)
+            assert bucket.content(OWNER) == owner
+            await store.log_tree.delete("c")
+            await asyncio.sleep(60)
+            assert not [name for name in objects(cluster) if name.startswith(f"{LOGS}{3:016x}")]
+            assert len(await values(store, "a")) == 20
+
+
 class TestPositions:
     @as_scenario(simulate, nodes=4, storage=STORAGE, tier=TIER)
     async def test_the_extent_is_right_while_one_node_has_not_let_go(
@@ -215,6 +372,15 @@ class TestPositions:
             size, other = await store.data_size("log"), await store.data_size("here")
             assert 0 < size.bytes <= other.bytes  # bodies alone, without headers
             assert await values(store, "log", start=lsns[30]) == [b"%d" % n for n in range(30, 60)]
+
+    @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    async def test_a_size_counts_main_storage_where_nodes_hold_no_block_at_all(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """Their logs in memory are empty then, and an empty one was taken for none: size 0."""
+        await uploaded(cluster, b"ours")
+        async with cluster.client() as store:
+            assert (await store.data_size("log")).bytes >= 20 * len(b"ours")
 
 
 class TestDeletion:

@@ -316,10 +316,10 @@ class Positions:
     async def epoch_end(self, info: LogInfo, last: int) -> Lsn | None:
         """Where the bridge that covers an epoch's last LSN begins, by main storage; None if it is
         not there."""
-        manifest = await self._tier.manifest(info.log_id)
+        manifest = await self._tier.manifest(info)
         if manifest is None:
             return None
-        found = await TierPositions(self._tier, manifest, info.log_id, last).epoch_end(last)
+        found = await TierPositions(self._tier, manifest, info, last).epoch_end(last)
         return None if found is None else Lsn(found)
 
     async def _tiered(
@@ -329,8 +329,8 @@ class Positions:
         up_to = max((each.tier for each in told), default=0)
         if up_to <= trim:
             return None
-        manifest = await self._tier.manifest(info.log_id)
-        return None if manifest is None else TierPositions(self._tier, manifest, info.log_id, up_to)
+        manifest = await self._tier.manifest(info)
+        return None if manifest is None else TierPositions(self._tier, manifest, info, up_to)
 
     def _token(self, info: LogInfo) -> str:
         """See `check_read_token`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cordwood.block import Gap, GapKind
+from cordwood.client.find.log_info import LogInfo
 from cordwood.client.tier_store import TierStore
 from cordwood.errors import Malformed
 from cordwood.layout.object_file import ObjectRun, Piece
@@ -32,10 +33,10 @@ class TierPositions:
         up_to: the nodes' tier point. What lies behind it nodes answer for.
     """
 
-    def __init__(self, tier: TierStore, manifest: LogManifest, log: int, up_to: int) -> None:
+    def __init__(self, tier: TierStore, manifest: LogManifest, info: LogInfo, up_to: int) -> None:
         self._tier = tier
         self._manifest = manifest
-        self._log = log
+        self._info = info
         self.up_to = up_to
 
     async def find_time(self, time_us: int, trim: int, *, is_exact: bool) -> int | None:
@@ -51,7 +52,7 @@ class TierPositions:
         start = max(entry.first, trim + 1)
         if not is_exact or entry.append_first_us >= time_us or is_lost(entry):
             return start
-        async with await self._tier.history(self._log, start, entry.last) as blocks:
+        async with await self._tier.history(self._info, start, entry.last) as blocks:
             async for item in blocks:
                 if not isinstance(item, Gap) and item.header.append_time_us >= time_us:
                     return item.first
@@ -89,7 +90,7 @@ class TierPositions:
 
     async def _time_of(self, lsn: int) -> int:
         """The append time of the block that has a record at an LSN."""
-        async with await self._tier.history(self._log, lsn, lsn) as blocks:
+        async with await self._tier.history(self._info, lsn, lsn) as blocks:
             async for item in blocks:
                 if not isinstance(item, Gap):
                     return item.header.append_time_us
@@ -130,7 +131,7 @@ class TierPositions:
 
     async def _run(self, entry: Entry) -> ObjectRun:
         footer = await entry_footer(await self._tier.objects(), entry, timeout_s=GET_S)
-        run = footer.index.run(self._log)
+        run = footer.index.run(self._info.log_id)
         if run is None:
-            raise Malformed(f"{entry.name} holds nothing of log {self._log}")
+            raise Malformed(f"{entry.name} holds nothing of log {self._info.log_id}")
         return run

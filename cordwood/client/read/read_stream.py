@@ -399,7 +399,7 @@ class ReadStream(StreamItems):
                 raise Closed("this read stream does not reach main storage")
             on_news = partial(call_weakly, weakref.WeakMethod(self.on_news))
             read = self._tier_read = self._tier.read(
-                self.info.log_id, self._buffer.next, self._buffer.tiered_up_to, on_news,
+                self.info, self._buffer.next, self._buffer.tiered_up_to, on_news,
                 payloads=self._payloads,
             )  # fmt: skip
         try:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from cordwood.block import Codec, Envelope, Gap
 from cordwood.client.blocks import HeldBlock
+from cordwood.client.find.log_info import LogInfo
 from cordwood.errors import CordwoodError, Malformed, OutcomeUnknown, Retryable
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import Lsn, format_lsn
@@ -57,8 +58,9 @@ class ReadTier(Protocol):
     """Begins to read a log from main storage; see `client.tier_store`."""
 
     def read(
-        self, log: int, start: int, until: int, on_news: Callable[[], object], *, payloads: bool
-    ) -> TierRead: ...
+        self, info: LogInfo, start: int, until: int, on_news: Callable[[], object], *,
+        payloads: bool,
+    ) -> TierRead: ...  # fmt: skip
 
 
 class TierRead:
@@ -70,7 +72,8 @@ class TierRead:
         payloads: without, bodies are left out.
     Attributes:
         until: the last LSN that it gives. trouble: why the store gives nothing, "" if it works.
-            error: the final error: main storage differs from what was written.
+            error: the final error: main storage differs from what was written, or is another
+            cluster's.
     """
 
     def __init__(
@@ -110,7 +113,8 @@ class TierRead:
         """The next block or gap from `lsn` on; None if it is not here yet.
 
         Raises:
-            CordwoodError: an object or the manifest differs from what was written.
+            CordwoodError: an object or the manifest differs from what was written, or the store
+                holds another cluster's log.
         """
         while self._items:
             item = self._items.popleft()

@@ -13,6 +13,8 @@ from typing import Any
 
 from cordwood.block import Buffer, Gap
 from cordwood.client.admin.tier_positions import TierPositions
+from cordwood.client.find.log_info import LogInfo as FoundLog
+from cordwood.client.tier_store import TierStore
 from cordwood.errors import NoObject
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.object_writer import FinishedObject
@@ -33,12 +35,13 @@ from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.tier import history
 from cordwood.tier.history import HistoryItem
 from cordwood.tier.log_manifest import LogManifest
-from cordwood.tier.object_store import Etag
+from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.uploader import LogUploader
 from cordwood.tiered import Entry, Head
 from cordwood.uploading.local_drops import LocalDrops
 from cordwood.uploading.tend import Tend
+from cordwood.uploading.tiering import Tiering
 from cordwood.uploading.upload_role import UploadRole
 
 
@@ -229,10 +232,22 @@ async def _finds_too_late(
     return None if found is None else found + 3
 
 
+async def _takes_any_store(self: Tiering, store: ObjectStore) -> bool:
+    return True
+
+
+async def _believes_any_store(
+    right: Callable[..., Awaitable[LogManifest]], self: TierStore, info: FoundLog
+) -> LogManifest:
+    return await right(self, replace(info, created_us=0))
+
+
 _TWO_UPLOADERS = together(
     at(UploadRole.mine).instead(_uploads_for_its_neighbour),
     at(UploadRole._leased).instead(_holds_every_lease),
 )
+
+_OTHERS = "tests/tier/test_tier_cluster.py"
 
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-drops-unread", "a node lets go of what no manifest names yet",
@@ -270,5 +285,9 @@ BUGS: tuple[PlantedBug, ...] = (
                at(Tend._too_much).around(_counts_four_times), scenario=_BOUNDED),
     PlantedBug("tier-finds-too-late", "a time is found behind where it is in main storage",
                at(TierPositions.find_time).around(_finds_too_late), scenario=_TIERED),
+    PlantedBug("tier-any-owner", "a node takes another cluster's store for its own",
+               at(Tiering._keep_owner).instead(_takes_any_store), scene=_OTHERS),
+    PlantedBug("tier-any-origin", "a reader takes another cluster's log for its own",
+               at(TierStore._opened).around(_believes_any_store), scene=_OTHERS),
 )  # fmt: skip
 """Every bug of main storage."""

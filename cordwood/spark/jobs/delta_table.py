@@ -12,11 +12,10 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
@@ -25,6 +24,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from cordwood.durable import make_directories, publish, sync_files, write_whole
 from cordwood.errors import BadSetting
+from cordwood.spark.jobs.delta_join import begin_join, end_join, files_before, settle_join
+from cordwood.spark.jobs.delta_paths import paths_of
 from cordwood.spark.jobs.notes import offset_in, read_note
 from cordwood.spark.jobs.table import OURS, Compacted, StagedBatch, check_types, move_in
 
@@ -62,8 +63,10 @@ class DeltaLake:
         self._partition_by = partition_by
         self._log = path / "_delta_log"
         self._newest_note = path / OURS / "newest.json"
+        self._compacting = path / OURS / "compacting.json"
         self._synced: set[str] = set()
         self._put_torn_aside()
+        self._settle_join()
 
     @property
     def partition_in_files(self) -> bool:
@@ -98,7 +101,7 @@ class DeltaLake:
         files = note.get("files")
         if (note.get("query"), note.get("batch")) != (query, batch) or not isinstance(files, list):
             return
-        if files and not set(files).intersection(_paths_of(table)):
+        if files and not set(files).intersection(paths_of(table)):
             raise BadSetting(
                 f"Delta's log of {self._path} is cleaned of what came since the last landing, and "
                 f"none of the files of batch {batch} of query {query} is in the table now. Either "
@@ -192,6 +195,13 @@ class DeltaLake:
         table = self._open()
         return table is None or not table.file_uris()
 
+    @property
+    def was_emptied(self) -> bool:
+        """See `table.LakeTable`."""
+        table = self._open()
+        newest = None if table is None else self._newest(table)
+        return newest is not None and newest.version < 0 and newest.is_restored
+
     def publish(self, batch: StagedBatch) -> None:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):
@@ -234,15 +244,30 @@ class DeltaLake:
             return Compacted()
         # It writes the joined files and commits in one call, so their bytes are synced after it.
         # The small files stay in place, for a vacuum of days later.
-        before = set(_paths_of(table))
+        before = set(paths_of(table))
+        begin_join(self._compacting, table)
         done = table.optimize.compact(target_size=target_bytes)
-        after = _paths_of(table)
+        self._end_join(table, before)
+        return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
+
+    def _end_join(self, table: DeltaTable, before: Set[str]) -> None:
+        after = paths_of(table)
         sync_files([self._path / file for file in after], self._path)
         self._sync_log()
-        if note := read_note(self._newest_note):
-            note["files"] = [*note["files"], *(file for file in after if file not in before)]
-            write_whole(self._newest_note, json.dumps(note).encode())
-        return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
+        note = read_note(self._newest_note)
+        if note and (new := [file for file in after if file not in {*before, *note["files"]}]):
+            write_whole(
+                self._newest_note, json.dumps({**note, "files": [*note["files"], *new]}).encode()
+            )
+        end_join(self._compacting)
+
+    def _settle_join(self) -> None:
+        """End a compaction that a crash interrupted; see `delta_join`."""
+        table = self._open()
+        if table is None or (before := files_before(self._compacting, self._path)) is None:
+            return
+        settle_join(self._compacting, self._path, table, before)
+        self._end_join(table, before)
 
     def _sync_log(self) -> None:
         """Put every commit on stable storage: `deltalake` syncs nothing.
@@ -303,11 +328,6 @@ def _types(schema: Schema) -> dict[str, str]:
 def _last_of(table: DeltaTable, query: str) -> int:
     found = table.transaction_version(query)
     return -1 if found is None else found
-
-
-def _paths_of(table: DeltaTable) -> list[str]:
-    """The files that count now, as paths below the table; Delta's log has them as URLs have."""
-    return [unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()]
 
 
 def _is_whole(commit: Path) -> bool:

@@ -137,6 +137,12 @@ class IcebergTable:
         """See `table.LakeTable`."""
         return self.last_offset() is None
 
+    @property
+    def was_emptied(self) -> bool:
+        """See `table.LakeTable`; the offset is the table's, and stays where a snapshot is taken
+        away."""
+        return False
+
     def publish(self, batch: StagedBatch) -> None:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):

@@ -217,6 +217,12 @@ class Lander:
             self._say("the checkpoint is gone: going on where the table ends")
         return given
 
+    def _asks_for_all(self) -> bool:
+        """Whether the options have an empty table begin at each log's beginning."""
+        source = self._landing.source.items()
+        asked = [value for name, value in source if name.lower() in _STARTS]
+        return all(value.strip().lower() == "earliest" for value in asked)
+
     def _still_there(self, source: dict[str, str], last: Mapping[str, Any]) -> dict[str, str]:
         """The table's end positions of existing logs; keys are log numbers.
 
@@ -276,7 +282,8 @@ class Lander:
         published = self._table.published(query)
         self._checkpoint.check(published, self._end_noted(query, published))
         last = self._table.last_offset()
-        self._checkpoint.check_newest(published, last)
+        is_oldest = self._asks_for_all() or self._table.was_emptied
+        self._checkpoint.check_newest(published, last, is_oldest=is_oldest)
         if published < 0 and last is not None and not self._checkpoint.is_new:
             there = Catalog(parse_options(dict(self._landing.source))).all_logs()
             self._checkpoint.check_knows(last, there)

@@ -101,6 +101,11 @@ class ParquetTable:
         """See `table.LakeTable`."""
         return not self._newest
 
+    @property
+    def was_emptied(self) -> bool:
+        """See `table.LakeTable`; nothing takes a batch away."""
+        return False
+
     def publish(self, batch: StagedBatch) -> None:
         """See `table.LakeTable`."""
         if batch.batch <= self.published(batch.query):

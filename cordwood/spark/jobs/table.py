@@ -100,6 +100,10 @@ class LakeTable(Protocol):
     def is_empty(self) -> bool:
         """Whether nothing was landed in it yet."""
 
+    @property
+    def was_emptied(self) -> bool:
+        """Whether it was restored to what it was before anything was landed in it."""
+
     def publish(self, batch: StagedBatch) -> None:
         """Put a batch into the table, whole or not at all, and once."""
 

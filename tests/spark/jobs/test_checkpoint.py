@@ -98,6 +98,38 @@ def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint):
     assert not begins_at({**first, "from": {**first["from"], "2": "e1n8"}}, last)
 
 
+def test_a_first_batch_that_begins_behind_what_a_restore_took_away_is_told(checkpoint):
+    """It had begun where the table ended then, and what lay before was in no table any more."""
+    last = {"cluster": "c", "from": {}, "logs": {"1": "e1n7"}, "v": 1}
+    first = {"cluster": "c", "from": {"1": "e1n7"}, "logs": {"1": "e1n8"}, "v": 1}
+    log_2_landed = {**first, "from": {"1": "e1n7", "2": "e1n5"}, "logs": {"1": "e1n8", "2": "e1n5"}}
+    assert begins_at(first, last)
+    assert not begins_at(log_2_landed, last), "the batch that had log 2 was taken away"
+    assert not begins_at(first, {})
+    assert begins_at({**first, "from": {"1": "e1n1", "2": "e0n1"}}, {})
+    for number in (1, 2):
+        (checkpoint.directory / "offsets" / str(number)).unlink()
+        (checkpoint.directory / "commits" / str(number)).unlink(missing_ok=True)
+    (checkpoint.directory / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(first)}")
+    with pytest.raises(BadSetting, match=r"or the table was restored\. Remove that directory"):
+        checkpoint.check_newest(-1, None)
+    checkpoint.check_newest(-1, None, is_oldest=False)  # as the options have it
+    checkpoint.check_newest(-1, last)
+
+
+def test_a_delta_table_says_whether_it_was_restored_to_nothing(tmp_path):
+    root = tmp_path / "table"
+    root.mkdir()
+    lake = DeltaLake(root, ())
+    assert not lake.was_emptied
+    landed(root, lake, 0)
+    assert not lake.was_emptied
+    DeltaTable(str(root)).restore(0)
+    assert lake.was_emptied
+    landed(root, lake, 0, "p")
+    assert not lake.was_emptied
+
+
 def test_a_first_batch_that_does_not_know_a_log_of_the_table_is_told(checkpoint):
     last = {**end(0), "logs": {"1": "e1n7", "2": "e1n9"}}
     checkpoint.check_knows(last, [1, 3])
