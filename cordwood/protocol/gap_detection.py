@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from cordwood.block import BlockHeader, BlockKind, Gap, GapKind
-from cordwood.lsn import EPOCH_MAX, ESN_MAX, Lsn
+from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, Lsn
 from cordwood.nodes import NodeId
 from cordwood.quorum.f_majority import QuorumVerdict
 
@@ -112,6 +112,11 @@ class ReadBuffer(Generic[Item]):
     def has_blocks(self) -> bool:
         """Whether anything above `next` is here."""
         return bool(self._heap)
+
+    @property
+    def first_here(self) -> int:
+        """The first LSN of the blocks that are here, above all LSNs if there are none."""
+        return self._heap[0][0] if self._heap else LSN_MAX + 1
 
     @property
     def is_ready(self) -> bool:

@@ -19,17 +19,24 @@ import logging
 from cordwood.errors import BadSetting, CordwoodError
 from cordwood.host.seams import Host
 from cordwood.layout.logs_db import DirectoryEntry
+from cordwood.lsn import format_lsn
 from cordwood.metadata.log_info import LogInfo
 from cordwood.protocol.retention import Part
 from cordwood.protocol.tier_plan import Pressure, TierPolicy, droppable, pressure
 from cordwood.storage.engine import StorageEngine
+from cordwood.storage.logs_db.partition import Part as Reading
 from cordwood.storage.said_once import SaidOnce
+from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
-from cordwood.tier.repair import find_logs
+from cordwood.tier.repair import find_logs, is_lost
+from cordwood.tiered import Entry
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
 
 logger = logging.getLogger(__name__)
+
+LOOK_BYTES = 1 << 20
+"""To see whether a node has a block of a range, the first head is enough."""
 
 
 class LocalDrops:
@@ -124,7 +131,8 @@ class LocalDrops:
         parts = [_part(entry) for _, entry in await engine.logs.directory(log) if entry.last > gone]
         policy = policy_of(info.attributes)
         if parts and self._would_drop(log, parts, policy, 1 << 63):
-            through = self._would_drop(log, parts, policy, await self._end_of(log, info))
+            end = await self._end_of(log, info, gone, max(part.last for part in parts))
+            through = self._would_drop(log, parts, policy, end)
             readable = engine.cache.log(log).readable
             if gone < through <= readable:
                 logger.info("log %d: this node lets go of what is up to %d", log, through)
@@ -133,18 +141,45 @@ class LocalDrops:
     def _would_drop(self, log: int, parts: list[Part], policy: TierPolicy, end: int) -> int:
         return droppable(parts, end, policy, self._host.clock.now_us(), self.pressure)
 
-    async def _end_of(self, log: int, info: LogInfo) -> int:
-        """Where the log's manifest ends, 0 if nothing is committed; read anew for each drop.
+    async def _end_of(self, log: int, info: LogInfo, gone: int, last: int) -> int:
+        """Up to where main storage holds a log, exclusive, as far as `last`; 0 if nothing is
+        committed. Read anew for each drop.
 
         Trap: it may be lower than it was. A repair writes it from the objects that are left, and
-        what it lacks of the log's end may still be here.
+        what it lacks of the log's end may still be here. What it calls lost may be here as well.
         """
-        head = await (await self._objects.manifest(log)).load()
+        manifest = await self._objects.manifest(log)
+        head = await manifest.load()
         if head is None or head.end <= head.start:
             return 0  # a turn has begun, and nothing is committed
         if not await check_origin(await self._objects.store(), log, info.created_us):
             raise BadSetting(f"main storage does not say of which log {log} its history is")
-        return head.end
+        lost = await self._lost_but_here(log, manifest, gone + 1, min(last, head.end - 1))
+        if lost is None:
+            return head.end
+        said = self._said_of.setdefault(log, SaidOnce(logger))
+        said.warning(
+            f"log {log}: main storage lost {format_lsn(lost.first)} to {format_lsn(lost.last)}, "
+            "and this node has some of it: it keeps that, and all behind it, until it is trimmed"
+        )
+        return lost.first
+
+    async def _lost_but_here(
+        self, log: int, manifest: LogManifest, lsn: int, last: int
+    ) -> Entry | None:
+        """The first range from `lsn` on that main storage lost, and this node has some of."""
+        while lsn <= last and (page := await manifest.entries(lsn)):
+            for entry in page:
+                if is_lost(entry) and entry.first <= last:
+                    first = max(lsn, entry.first)
+                    run = await self._engine.reader.read(
+                        log, first, entry.last, lambda block: Reading.HEAD,
+                        bytes_max=LOOK_BYTES, blocks_max=1,
+                    )  # fmt: skip
+                    if run.blocks or run.damaged:
+                        return entry
+            lsn = page[-1].last + 1
+        return None
 
 
 def _part(entry: DirectoryEntry) -> Part:

@@ -366,3 +366,26 @@ def test_a_read_that_begins_before_a_repair_does_not_tell_its_block_absent(monke
     simulate(scenario, nodes=3, storage=StorageSettings(
         flush_age_s=3600.0, recent_bytes=0, scrub_bytes_s=0,
     ))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [b"b", b"i"])
+@as_scenario(simulate, nodes=3, copies=3, storage=SCRUBBED)
+async def test_a_block_for_which_recovery_waits_is_mended_before_it_is_released(
+    cluster: ClusterAtHand, *, kind: bytes
+) -> None:
+    """Recovery needs all three nodes, and one does not know what it holds of the epoch's end."""
+    async with cluster.client() as store:
+        await store.create_log("log")
+        await asyncio.gather(*(store.append("log", b"%d" % number) for number in range(5)))
+        for node in cluster.numbers:
+            cluster.kill(node)
+    await cluster.start(1)
+    await asyncio.sleep(2)
+    assert cluster.running[1].engine.cache.log(1).readable == 1 << 32, "nothing is released"
+    assert rot(cluster, 1, 1, kind) == 1
+    for node in cluster.numbers[1:]:
+        await cluster.start(node)
+    async with cluster.client() as store, asyncio.timeout(60):
+        await store.append("log", b"more")
+        assert sorted(await values(store, "log")) == [b"0", b"1", b"2", b"3", b"4", b"more"]
+    await until(mended(cluster, 1))

@@ -16,7 +16,7 @@ from cordwood.client.admin.positions import Point, Tiered
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting, Corrupt
 from cordwood.host.seams import Host
-from cordwood.layout.object_names import LOGS, OWNER, origin_name
+from cordwood.layout.object_names import LOGS, OWNER, head_name, origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
@@ -24,7 +24,9 @@ from cordwood.sim.cluster import SimCluster
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.object_store import Bucket
 from cordwood.sim.planted import find_bug, planted
+from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
+from cordwood.tier.repair import repair_log
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -419,6 +421,24 @@ class TestDeletion:
             assert await values(store, "short") == []
             assert 14 <= len(await values(store, "small")) < 35
 
+    @pytest.mark.parametrize("codec", ["none", "zstd"])
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
+    async def test_retention_by_size_counts_what_nodes_stored(
+        self, cluster: ClusterAtHand, *, codec: str
+    ) -> None:
+        """Not bodies uncompressed, and not what a body has beside its records."""
+        bounded = TIERED.over(LogAttributes(backlog_bytes=1000))
+        async with cluster.client(codec=codec) as store:
+            await store.create_log("log", attributes=bounded)
+            zeros = bytes(400) if codec == "zstd" else b""
+            written = [b"%d " % number + zeros for number in range(60)]
+            for value in written:
+                await store.append("log", value)
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(20)
+            assert min(gone(cluster)) > 0
+            assert await values(store, "log") == written
+
     def test_the_objects_of_a_deleted_log_go(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
@@ -474,6 +494,68 @@ class TestMerging:
                 assert len(objects(cluster)) >= 8
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=replace(MERGED, merge_objects=0))
+
+
+class TestAfterARepair:
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_nodes_keep_what_a_repaired_manifest_lacks_and_upload_it_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """A node read a manifest that reached further, before an object and the head were lost."""
+        kept = LogAttributes(local_retention=20).over(TIERED)
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        manifest = LogManifest(bucket, 1, host, "operator")
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=kept)
+            written = await write(store, "log", 100)
+            await until(lambda: min(gone(cluster)) > 0)
+            await asyncio.sleep(2)
+            await store.log_tree.set_attributes("log", LogAttributes(tier=False))
+            await asyncio.sleep(3)
+            cluster.bucket.delete(objects(cluster)[-1])
+            cluster.bucket.delete(head_name(1))
+            found = await repair_log(bucket, manifest, 1)
+            assert max(gone(cluster)) < found.entries[-1].last < await store.tail("log")
+            await store.log_tree.set_attributes("log", LogAttributes(tier=True))
+            await until(lambda: min(gone(cluster)) > found.entries[-1].last)
+            async with asyncio.timeout(60):
+                assert await values(store, "log") == written
+
+    @pytest.mark.parametrize("single", [True, False])
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_nodes_keep_what_a_repair_called_lost(
+        self, cluster: ClusterAtHand, *, single: bool
+    ) -> None:
+        """An operator accepted the loss of an object, and all nodes still had what it held."""
+        kept = LogAttributes(local_retention=20).over(TIERED)
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        async with cluster.client(scd_enabled=single) as store:
+            await store.create_log("log", attributes=kept)
+            written = await write(store, "log", 100)
+            await until(lambda: min(gone(cluster)) > 0)
+            await asyncio.sleep(2)
+            await store.log_tree.set_attributes("log", LogAttributes(tier=False))
+            await asyncio.sleep(3)
+            cluster.bucket.delete(objects(cluster)[-3])
+            cluster.bucket.delete(head_name(1))
+            manifest = LogManifest(bucket, 1, host, "operator")
+            ((first, last),) = (await repair_log(bucket, manifest, 1, accept=True)).holes
+            await store.log_tree.set_attributes("log", LogAttributes(tier=True))
+            await asyncio.sleep(40)
+            assert max(gone(cluster)) < first < last < await store.tail("log")
+            assert await values(store, "log") == written
+            # One node let go of it before the object was lost.
+            for node in list(cluster.running.values())[:2]:
+                await node.engine.tier(1, last + 2, last + 2)
+            assert await values(store, "log") == written
+            for node in cluster.running.values():
+                await node.engine.tier(1, last + 2, last + 2)
+            async with asyncio.timeout(60):
+                items = await read_all(store, "log")
+            assert Gap(Lsn(first), Lsn(last), GapKind.DATA_LOSS) in items
+            assert len([item for item in items if isinstance(item, Record)]) < len(written)
 
 
 def objects(cluster: ClusterAtHand) -> list[str]:

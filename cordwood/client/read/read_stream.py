@@ -145,6 +145,7 @@ class ReadStream(StreamItems):
         self._tier_read: TierRead | None = None
         # Where main storage failed, and with what; the nodes are asked for what stands there.
         self._tier_failed: tuple[int, CordwoodError] | None = None
+        self._tier_lost: Gap | None = None
         self._queue: SubscriberQueue | None = None
         self._on_closed = on_closed
         self._owes_itself = False  # items that a full queue refused: before it joins another leader
@@ -392,6 +393,8 @@ class ReadStream(StreamItems):
         """
         if self._tier_failed is not None and not self._is_past_failure(*self._tier_failed):
             return None
+        if self._tier_lost is not None and self._tier_lost.last >= self._buffer.next:
+            return self._take_lost(self._tier_lost)
         read = self._tier_read
         if read is None or read.until < self._buffer.next:
             self._end_tier_read()
@@ -407,6 +410,10 @@ class ReadStream(StreamItems):
         except CordwoodError as error:
             self._on_tier_failed(error)
             return None
+        if isinstance(taken, Gap) and taken.kind is GapKind.DATA_LOSS:
+            self._end_tier_read()
+            self._tier_lost = taken
+            return self._take_lost(taken)
         self._overdue_since = None
         if taken is not None:
             self._buffer.pass_to(taken.last + 1)
@@ -438,6 +445,24 @@ class ReadStream(StreamItems):
             raise error
         self._tier_failed = None
         return True
+
+    def _take_lost(self, lost: Gap) -> Gap | None:
+        """What main storage lost, as far as all nodes came past it without a copy. Nodes keep what
+        they still have of that, and may not send it while another is to send for both."""
+        self._choice.on_suspicion()
+        self._senders.rewind_soon()
+        members = self.info.nodes_of(self._buffer.next >> 32)
+        heard = [node for node in members if self._buffer.marker(node) > self._buffer.next]
+        is_asking = self._choice.is_rewind_due or self._senders.is_switching
+        if is_asking or not {*heard} >= {*self._senders_now()}:
+            return None
+        if self._judge({*heard}) is QuorumVerdict.NONE:
+            return None
+        upto = min([self._buffer.first_here, *map(self._buffer.marker, heard)])
+        gap = Gap(Lsn(self._buffer.next), Lsn(min(lost.last, upto - 1)), lost.kind)
+        self._overdue_since = None
+        self._buffer.pass_to(gap.last + 1)
+        return gap
 
     def _end_tier_read(self) -> None:
         read, self._tier_read = self._tier_read, None

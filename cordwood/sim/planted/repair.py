@@ -54,9 +54,16 @@ ROT_ON_TWO = scenario(
 
 
 async def _one_bit_flipped(
-    right: Any, self: CopyFetches, node: NodeId, log: int, first: int, last: int
+    right: Any,
+    self: CopyFetches,
+    node: NodeId,
+    log: int,
+    first: int,
+    last: int,
+    *,
+    digest: bool = False,
 ) -> Any:
-    blocks: Sequence[StoredBlock] = await right(self, node, log, first, last)
+    blocks: Sequence[StoredBlock] = await right(self, node, log, first, last, digest=digest)
     for block in blocks:
         if block.body:
             block.body = bytes([block.body[0] ^ 1]) + bytes(block.body[1:])
@@ -85,9 +92,16 @@ async def _stored_nowhere(self: Repairs, block: StoredBlock) -> None:
 
 
 async def _one_answer(
-    right: Any, self: Repairs, log: int, first: int, last: int, nodes: Sequence[NodeId]
+    right: Any,
+    self: Repairs,
+    log: int,
+    first: int,
+    last: int,
+    nodes: Sequence[NodeId],
+    *,
+    digest: bool,
 ) -> dict[NodeId, Said]:
-    found: dict[NodeId, Said] = await right(self, log, first, last, nodes[:1])
+    found: dict[NodeId, Said] = await right(self, log, first, last, nodes[:1], digest=digest)
     return found
 
 

@@ -95,7 +95,9 @@ _KEPT = scenario("client_crash", every_s=3.0, shape=_young, restart_s=2.0, reade
 _BOUNDED = scenario("client_crash", every_s=3.0, shape=_bounded, restart_s=2.0, readers=3)
 
 
-async def _takes_uploads_for_granted(self: LocalDrops, log: int, info: LogInfo) -> int:
+async def _takes_uploads_for_granted(
+    self: LocalDrops, log: int, info: LogInfo, gone: int, last: int
+) -> int:
     return self._engine.cache.log(log).readable + 1
 
 

@@ -129,32 +129,42 @@ class CopyFetches:
             if each is connection:
                 fetch.fail(Unreachable(f"node {node} went away"))
 
-    async def heads(self, node: NodeId, log: int, first: int, last: int) -> Said:
+    async def heads(
+        self, node: NodeId, log: int, first: int, last: int, *, digest: bool = False
+    ) -> Said:
         """What `node` holds of `[first, last]`, without bodies.
 
+        Args:
+            digest: also what is not released, of an epoch that the node has sealed; nodes send that
+                with bodies only.
         Raises:
             CordwoodError: the node is down, or did not finish within FETCH_TIMEOUT_S.
         """
-        fetch = await self._fetch(node, log, first, last, heads_only=True)
+        fetch = await self._fetch(node, log, first, last, heads_only=not digest, digest=digest)
         copies = [HeldCopy(block.header, block.envelope) for block in fetch.blocks]
         return Said(copies, fetch.is_sure, fetch.gone)
 
-    async def bodies(self, node: NodeId, log: int, first: int, last: int) -> Sequence[StoredBlock]:
+    async def bodies(
+        self, node: NodeId, log: int, first: int, last: int, *, digest: bool = False
+    ) -> Sequence[StoredBlock]:
         """The blocks of `[first, last]` that `node` holds and can read. Nobody checked the bodies.
 
         Raises:
             CordwoodError: as `heads`.
         """
-        return (await self._fetch(node, log, first, last, heads_only=False)).blocks
+        fetch = await self._fetch(node, log, first, last, heads_only=False, digest=digest)
+        return fetch.blocks
 
     async def _fetch(
-        self, node: NodeId, log: int, first: int, last: int, *, heads_only: bool
+        self, node: NodeId, log: int, first: int, last: int, *, heads_only: bool, digest: bool
     ) -> _Fetch:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + FETCH_TIMEOUT_S
         connection = await self._peers.wait_for(node, timeout_s=CONNECT_S)
         stream = next(self._streams)
-        request = ReadRequest(stream, log, first, last, last, CREDIT_BYTES, heads_only=heads_only)
+        request = ReadRequest(
+            stream, log, first, last, last, CREDIT_BYTES, digest=digest, heads_only=heads_only
+        )
         fetch = self._open[connection, stream] = _Fetch(request)
         connection.send(Kind.READ, 0, (pack_read(request),))
         try:

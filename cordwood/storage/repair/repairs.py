@@ -188,10 +188,14 @@ class Repairs:
             return ""
         log, held = damaged.log, self._engine.cache.log(damaged.log)
         first = max(damaged.first, held.gone + 1)
-        if damaged.last > held.readable:
+        digest = damaged.last > held.readable
+        epoch = damaged.last >> 32
+        if digest and (self._engine.sealed(log) <= epoch or first >> 32 != epoch):
             return "it is not released yet"
-        plan = await self._plan(damaged, first)
-        await self._take(log, plan.takes)
+        plan = await self._plan(damaged, first, digest=digest)
+        if digest and any(_is_by_recovery(take.copy) for take in plan.takes):
+            return "its epoch is being recovered"
+        await self._take(log, plan.takes, digest=digest)
         if plan.is_whole and await self._logs.note_mended(damaged, plan.start):
             logger.warning("log %d: %s is mended", log, _words(damaged))
         return plan.waits
@@ -221,23 +225,30 @@ class Repairs:
         plan = await self._plan_range(log, first, last, known=None)
         if plan.start > last:
             return plan._replace(is_whole=True, waits="")
-        await self._take(log, plan.takes)
+        await self._take(log, plan.takes, digest=False)
         return plan
 
-    async def _plan(self, damaged: DamagedRange, first: int) -> RepairPlan:
+    async def _plan(self, damaged: DamagedRange, first: int, *, digest: bool) -> RepairPlan:
         known = await self._known(damaged)
-        return await self._plan_range(damaged.log, first, damaged.last, known)
+        return await self._plan_range(damaged.log, first, damaged.last, known, digest=digest)
 
     async def _plan_range(
-        self, log: int, first: int, last: int, known: BlockHeader | None
+        self, log: int, first: int, last: int, known: BlockHeader | None, *, digest: bool = False
     ) -> RepairPlan:
+        """See `protocol.repair_plan`.
+
+        Args:
+            digest: the range is not released, and this node has sealed its epoch. Recovery may wait
+                for this very node. Nodes answer once they have sealed as well, and then no
+                append stores there any more.
+        """
         epochs = await self._epochs(log, first >> 32, last >> 32)
         if epochs is None:
             waits = "the nodesets of its epochs are not known"
             return RepairPlan(first, (), is_whole=False, waits=waits)
         members = {node for nodeset, _ in epochs for node in nodeset.nodes}
         nodes = sorted(members - {self._me} - self._dead())
-        said = await self._ask(log, first, last, nodes)
+        said = await self._ask(log, first, last, nodes, digest=digest)
         statuses = {
             member.node: member.authority
             for member in self._members().values()
@@ -262,13 +273,13 @@ class Repairs:
         return [each for each in found if each is not None] if all(found) else None
 
     async def _ask(
-        self, log: int, first: int, last: int, nodes: Sequence[NodeId]
+        self, log: int, first: int, last: int, nodes: Sequence[NodeId], *, digest: bool
     ) -> dict[NodeId, Said]:
         """What nodes hold there; those that do not say are left out."""
 
         async def ask(node: NodeId) -> Said | None:
             try:
-                return await self._fetches.heads(node, log, first, last)
+                return await self._fetches.heads(node, log, first, last, digest=digest)
             except CordwoodError as error:
                 logger.info("log %d: %s", log, error)
                 return None
@@ -312,7 +323,7 @@ class Repairs:
         here = {head for head in heads if (head.first, head.last) == (damaged.first, last)}
         return here.pop() if is_end and len(here) == 1 else None
 
-    async def _take(self, log: int, takes: Sequence[Take]) -> None:
+    async def _take(self, log: int, takes: Sequence[Take], *, digest: bool) -> None:
         """Fetch blocks and store them durably.
 
         Raises:
@@ -321,7 +332,7 @@ class Repairs:
         """
         for take in takes:
             await self._keep_pace(take.copy.header.stored_bytes)
-            block = await self._good_copy(log, take)
+            block = await self._good_copy(log, take, digest=digest)
             await self._store(block_of(take, block))
             self.blocks += 1
             self.bytes += take.copy.header.stored_bytes
@@ -333,7 +344,7 @@ class Repairs:
         await asyncio.sleep(self._bucket.debt_s(loop.time()))
         self._bucket.spend(loop.time(), max(BLOCK_COST_BYTES, size))
 
-    async def _good_copy(self, log: int, take: Take) -> StoredBlock:
+    async def _good_copy(self, log: int, take: Take, *, digest: bool) -> StoredBlock:
         """The block, from the first holder that has it intact.
 
         Raises:
@@ -342,7 +353,9 @@ class Repairs:
         header = take.copy.header
         for node in take.holders:
             try:
-                blocks = await self._fetches.bodies(node, log, header.first, header.last)
+                blocks = await self._fetches.bodies(
+                    node, log, header.first, header.last, digest=digest
+                )
             except CordwoodError as error:
                 logger.info("log %d: %s", log, error)
                 continue
@@ -403,6 +416,10 @@ def block_of(take: Take, block: StoredBlock) -> StoredBlock:
     envelope = replace(envelope, flags=flags)
     wire = bytes(block.wire[:HEADER_BYTES]) + pack_envelope(envelope)
     return StoredBlock(block.header, envelope, wire, bytes(block.body))
+
+
+def _is_by_recovery(copy: HeldCopy) -> bool:
+    return bool(copy.envelope.flags & EnvelopeFlag.BY_RECOVERY)
 
 
 def _head(block: StoredBlock) -> Part:
