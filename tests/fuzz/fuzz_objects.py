@@ -49,6 +49,10 @@ def manifests(data: bytes) -> None:
         text = b"cordwood cluster 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
         owner = manifest.unpack_owner(text)
         assert manifest.unpack_owner(manifest.pack_owner(owner)) == owner
+    elif which == b"t":
+        text = b"cordwood table 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
+        note = manifest.unpack_table_note("tables/x", text)
+        assert manifest.unpack_table_note("x", manifest.pack_table_note(note)) == note
     elif which == b"p":
         text = b"cordwood page 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
         page = manifest.unpack_page(LOG, text, _ref(text))

@@ -39,6 +39,7 @@ from cordwood.metadata import consumers, epoch_store, log_entries, log_tree, mem
 from cordwood.metadata.stored_value import read_stored
 from cordwood.metadata.where import parse_zookeeper
 from cordwood.sim.history import from_jsonl
+from cordwood.spark.ledger_options import are_of_ledgers, parse_ledger_options
 from cordwood.spark.offsets import parse_offset
 from cordwood.spark.options import parse_options
 from cordwood.spark.pipeline.spec import parse_pipeline
@@ -419,7 +420,7 @@ def history(data: bytes) -> None:
 def spark_options(data: bytes) -> None:
     """Options of the Spark source, `name=value` a line."""
     given = dict(line.partition("=")[::2] for line in _text(data).splitlines())
-    parse_options(given)
+    (parse_ledger_options if are_of_ledgers(given) else parse_options)(given)
 
 
 @target

@@ -52,6 +52,8 @@ def test_a_target_lets_through_what_is_not_ours(monkeypatch: pytest.MonkeyPatch)
 
 
 NOT_FUZZED = {
+    ("client/blocking/blocking_merges.py", "_task"): "reads what the driver of this job packed",
+    ("client/blocking/blocking_merges.py", "commit"): "reads what a task of this job packed",
     ("decisions.py", "parse_story"): "a few characters of a setting: tests/test_decisions.py",
     ("host/local_socket.py", "reach_beside"): "the kernel's word: who is at the other end",
     ("layout/block_header.py", "peek_stored_bytes"): "reads what was checked before",
@@ -75,6 +77,7 @@ NOT_FUZZED = {
     ("spark/checkpoint.py", "of_query"): "opens files; below, one that nests too deep",
     ("spark/idempotent.py", "producer_id"): "a hash as a number",
     ("spark/jobs/audit.py", "_noted"): "needs a table of findings: tests/spark",
+    ("spark/jobs/delta_table.py", "_transactions"): "reads a commit that deltalake has read",
     ("spark/jobs/delta_table.py", "_is_whole"): "opens a file; tests/spark/jobs has torn commits",
     ("spark/jobs/json_columns.py", "_object"): "a record's own JSON in the user's job: tests/spark",
     ("spark/jobs/notes.py", "_read_json"): "opens a file; tests/spark/jobs/test_notes.py has it",

@@ -263,7 +263,7 @@ BUGS = (
                at(SubscriberQueue.stop_queue).around(_dropped_skip),
                scenario=reading_scenarios.CRAMPED),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
-               at(weigh_replies, within=read_stream).around(_lost_are_down), scenario=scenarios.LOST),
+               at(weigh_replies, within=read_stream).around(_lost_are_down), scenario=reading_scenarios.LOST),
     PlantedBug("at-work-is-done", "a position passes the item that a loop still works on",
                at(Hand.next_lsn).around(_at_work_is_done), scenario=scenarios.CONSUMERS),
     PlantedBug("cancelled-goes-on", "a cancelled call takes an item later, and gives it to nobody",

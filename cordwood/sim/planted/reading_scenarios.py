@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cordwood.sim.options import RunOptions
-from cordwood.sim.planted.scenarios import cluster_of, kept_by_time, scenario
+from cordwood.sim.planted.scenarios import both, cluster_of, kept_by_time, scenario
 
 SPREAD = scenario(
     "crash", "link_cut", shape=cluster_of(5, 2), restart_s=2.0, readers=3,
@@ -65,3 +65,16 @@ CRAMPED = scenario(
     turns=(("client.read.shared_tail.MEMBERS_MIN", 1), ("client.read.shared_tail.QUEUE_ITEMS_MAX", 0)),
 )  # fmt: skip
 """The same, and no room to keep what slow ones have not taken."""
+
+LOST = scenario(
+    "crash", length_s=8.0, every_s=4.0,
+    shape=lambda options: replace(options, loses="copies"),
+    turns=(("sequencer.appender.STICKY_BYTES", 0),),
+)  # fmt: skip
+"""All nodes that hold some block are lost for good, and readers are told so."""
+
+LOST_TAILS = scenario(
+    "crash", length_s=8.0, every_s=4.0,
+    shape=both(cluster_of(5, 2), lambda options: replace(options, loses="copies")),
+)  # fmt: skip
+"""The same while somebody appends, and what is left takes the appends over."""

@@ -30,7 +30,7 @@ from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses
 from cordwood.recovery.mend_tail import MendJob, mend_tail
 from cordwood.recovery.recover_log import RecoveryTools
-from cordwood.sim.planted import scenarios
+from cordwood.sim.planted import reading_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.storage.log_cache import CachedLog
 
@@ -198,7 +198,7 @@ BUGS = (
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                at(weigh_replies, within=heard).around(_waits_for_all)),
     PlantedBug("non-authoritative-plugs", "a recovery that cannot know plugs holes all the same",
-               at(Digest.mend).around(_plugs_all_the_same), scenario=scenarios.LOST_TAILS),
+               at(Digest.mend).around(_plugs_all_the_same), scenario=reading_scenarios.LOST_TAILS),
     PlantedBug("history-trimmed-early", "a log's nodesets go once their epochs are recovered",
                at(trim_nodesets.trimmed_since).around(_trimmed_early),
                scenario=scenarios.NODESETS),

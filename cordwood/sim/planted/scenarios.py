@@ -588,16 +588,3 @@ PACED = scenario(
     shape=both(cluster_of(5, 3), lambda options: replace(options, paced=True)),
 )  # fmt: skip
 """Appends are timed beside a node that is stopped or slow."""
-
-LOST = scenario(
-    "crash", length_s=8.0, every_s=4.0,
-    shape=lambda options: replace(options, loses="copies"),
-    turns=(("sequencer.appender.STICKY_BYTES", 0),),
-)  # fmt: skip
-"""All nodes that hold some block are lost for good, and readers are told so."""
-
-LOST_TAILS = scenario(
-    "crash", length_s=8.0, every_s=4.0,
-    shape=both(cluster_of(5, 2), lambda options: replace(options, loses="copies")),
-)  # fmt: skip
-"""The same while somebody appends, and what is left takes the appends over."""
