@@ -13,8 +13,9 @@ from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point, Tiered
+from cordwood.client.admin.tier_positions import TierPositions
 from cordwood.client.store import Store, connected
-from cordwood.errors import BadSetting, Corrupt
+from cordwood.errors import BadSetting, Corrupt, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.object_names import LOGS, OWNER, head_name, origin_name
 from cordwood.log_attributes import LogAttributes
@@ -386,6 +387,24 @@ class TestPositions:
 
 
 class TestDeletion:
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
+    async def test_a_question_that_meets_a_deletion_is_to_be_asked_again(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """It was told that an object is not there, as if that were so for good."""
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, "log", 60)
+            await asyncio.sleep(20)
+            tail = await store.tail("log")
+            info = await store._cluster.find_log("log", create=False, timeout_s=10)
+            manifest = await store._tier.manifest(info)
+            assert manifest is not None
+            await store.trim("log", Lsn(tail - 5))
+            await asyncio.sleep(20)
+            with pytest.raises(Unreachable, match="ask again"):
+                await TierPositions(store._tier, manifest, info, tail).first(0)
+
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
     async def test_a_trim_reaches_into_main_storage_and_objects_go_after_their_grace(
         self, cluster: ClusterAtHand

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from cordwood.block import Gap, GapKind
 from cordwood.client.find.log_info import LogInfo
 from cordwood.client.tier_store import TierStore
-from cordwood.errors import Malformed
+from cordwood.errors import Malformed, NoObject, Unreachable
 from cordwood.layout.object_file import ObjectRun, Piece
 from cordwood.protocol.manifest import in_order
 from cordwood.tier.history import GET_S
@@ -130,7 +130,17 @@ class TierPositions:
         return () if is_lost(entry) else (await self._run(entry)).pieces
 
     async def _run(self, entry: Entry) -> ObjectRun:
-        footer = await entry_footer(await self._tier.objects(), entry, timeout_s=GET_S)
+        before = self._manifest.head
+        try:
+            footer = await entry_footer(await self._tier.objects(), entry, timeout_s=GET_S)
+        except NoObject as error:
+            after = await self._manifest.load()
+            if before is None or after is None or after.version == before.version:
+                raise
+            # Trims and merges go on meanwhile, and the object's grace is over.
+            raise Unreachable(
+                f"log {self._info.log_id}: main storage changed meanwhile: ask again"
+            ) from error
         run = footer.index.run(self._info.log_id)
         if run is None:
             raise Malformed(f"{entry.name} holds nothing of log {self._info.log_id}")
