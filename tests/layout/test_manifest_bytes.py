@@ -110,7 +110,7 @@ class TestHeads:
         for head, words in (
             (taken, b',[3,"node-1/00ff",77]]'),
             (replaced, b'[12884901889,12884901988,4611686018427387907,"",'),
-            (replaced, b"-5,1790000000000001,88],["),
+            (replaced, b"-5,1790000000000001,61000000,88],["),
         ):
             packed = pack_head(head)
             assert packed.startswith(b"cordwood head 2 ")

@@ -12,12 +12,14 @@ import random
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import call_lost, copies, healed, lose_disk, missing, order, put_records
+from swaps import swap
 
 from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.settings import StorageSettings
 from cordwood.sim.damage import damage_wal
 from cordwood.sim.stored_file import StoredFile
 from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED
+from cordwood.storage.repair.wal_healing import WalHealing
 
 UNFLUSHED = StorageSettings(flush_age_s=3000.0)
 """So that there are records in the WAL that nothing else has."""
@@ -52,6 +54,10 @@ async def accept(cluster: ClusterAtHand, node: int) -> None:
     assert not cluster.running[node].engine.damage
 
 
+async def heal_nothing(healing: WalHealing) -> None:
+    """What was lost stays so until somebody accepts it."""
+
+
 async def lacking(cluster: ClusterAtHand) -> dict[Block, tuple[int, ...]]:
     """The blocks with too few copies, and their copysets."""
     found = await copies(cluster)
@@ -60,7 +66,12 @@ async def lacking(cluster: ClusterAtHand) -> dict[Block, tuple[int, ...]]:
 
 @pytest.mark.parametrize("goes", ["first", "last", "drained"])
 @pytest.mark.parametrize("seed", [1, 2, 4])
-def test_blocks_that_a_node_lost_get_their_copies_with_the_next_loss(goes: str, seed: int) -> None:
+def test_blocks_that_a_node_lost_get_their_copies_with_the_next_loss(
+    goes: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is accepted before the node has healed it."""
+    swap(monkeypatch, WalHealing.run, heal_nothing)
+
     async def scenario(cluster: ClusterAtHand) -> None:
         await put_records(cluster, logs=2, records=25)
         lost_some = await lose_records(cluster, random.Random(seed))

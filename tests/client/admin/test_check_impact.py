@@ -8,11 +8,13 @@ import random
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from scenarios import as_scenario
+from swaps import swap
 
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting
 from cordwood.settings import StorageSettings
 from cordwood.sim.damage import damage_tables, damage_wal
+from cordwood.storage.repair.wal_healing import WalHealing
 
 
 @as_scenario(simulate, nodes=4)
@@ -73,8 +75,15 @@ async def test_nodes_without_space_take_no_writes_of_those_that_go(cluster: Clus
 
 
 @pytest.mark.parametrize("rots", ["wal", "tables"])
-def test_a_node_that_does_not_know_what_it_holds_counts_as_absent_for_reads(rots: str) -> None:
+def test_a_node_that_does_not_know_what_it_holds_counts_as_absent_for_reads(
+    rots: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the other holder of a block gone nobody could say what there was."""
+
+    async def heal_nothing(healing: WalHealing) -> None:
+        """It is asked before the loss is healed."""
+
+    swap(monkeypatch, WalHealing.run, heal_nothing)
 
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=10) as store:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 from engine import Checkpoint, Died, Engine, at_the_sink, by_chance, in_the_source
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from swaps import swap
+from swaps import swap_value
 
 from cordwood import durable
 from cordwood.client.blocking.blocking_store import BlockingStore
@@ -31,6 +31,9 @@ pytestmark = pytest.mark.real
 SEEDS = 6
 
 MODES = (EXACTLY_ONCE, IDEMPOTENT)
+
+SYNC_FILE = durable.sync_file
+"""As it is: each schedule of a test puts its own in its place."""
 
 EVENTS = 3
 """Of one schedule: the checkpoint goes back, or power fails."""
@@ -72,14 +75,13 @@ class Schedule:
         self._log = f"/c-{uuid.uuid4().hex[:8]}"
         self._checkpoint = Checkpoint(directory=directory)
         self._count = 0
-        right = durable.sync_file
 
         def sync_file(path) -> None:
-            right(path)
+            SYNC_FILE(path)
             if path.parent == directory / "offsets":
                 self._checkpoint.synced.add(path.name)
 
-        swap(monkeypatch, durable.sync_file, sync_file)
+        swap_value(monkeypatch, lambda: durable.sync_file, sync_file)
 
     def run(self) -> Outcome:
         outcome, suffers = Outcome(), False
