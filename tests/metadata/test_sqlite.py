@@ -161,7 +161,7 @@ class TestThreads:
             assert await store.list("k/") == []
 
         try:
-            run_on_sqlite(path, act, deadline_s=1.0)
+            run_on_sqlite(path, act, deadline_s=3.0)
         finally:
             holder.close()
 
