@@ -199,7 +199,11 @@ def replaced_goes_at_once(patch):
 
 @pytest.mark.parametrize(
     "plant",
-    [commit_before_the_put, the_last_object_is_left_out, replaced_goes_at_once],
+    [
+        pytest.param(commit_before_the_put, marks=pytest.mark.slow),  # 20 s: `make prove` runs it
+        the_last_object_is_left_out,
+        pytest.param(replaced_goes_at_once, marks=pytest.mark.slow),
+    ],
 )
 def test_a_planted_bug_is_caught(plant, monkeypatch):
     plant(monkeypatch)

@@ -231,7 +231,7 @@ BUGS = [
     trim_takes_one_too_many,
     no_grace,
     names_without_a_fence,
-    one_name_for_all_holders,
+    pytest.param(one_name_for_all_holders, marks=pytest.mark.slow),  # 16 s: `make prove` runs it
     pages_die_when_they_are_full,
     commit_is_made_again,
 ]
