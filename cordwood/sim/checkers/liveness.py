@@ -25,7 +25,7 @@ from cordwood.sim.history import (
     EndReason,
     Idled,
 )
-from cordwood.sim.name_events import NameLeads
+from cordwood.sim.name_events import LogSought, NameLeads
 
 APPEND_BOUND_S = 5.0
 """L1, of docs/sources/reliability.md §3."""
@@ -236,7 +236,7 @@ def check_recovery_finishes(
     healed_us = evidence.time_of(evidence.healed_at)
     found = []
     # A log that is deleted is not recovered any more.
-    passing = {event.log for _, event in evidence.of(NameLeads) if isinstance(event, NameLeads)}
+    passing = _deleted_logs(evidence)
     for log, store in sorted(evidence.stores.items()):
         taken_before = [taken for taken in store.taken if taken[0] < lost_at]
         if not taken_before or log in passing:
@@ -253,6 +253,15 @@ def check_recovery_finishes(
             shown = (evidence.events[store.owners[min(unclean)]], evidence.events[at])
             found.append(Violation("L3", text, log, 0, shown))
     return found
+
+
+def _deleted_logs(evidence: Evidence) -> set[int]:
+    """Logs that clients delete in the run, or that were found deleted in its end."""
+    return {
+        event.log
+        for _, event in evidence.of(NameLeads, LogSought)
+        if isinstance(event, NameLeads) or (isinstance(event, LogSought) and event.is_deleted)
+    }
 
 
 def check_pace(
