@@ -11,6 +11,7 @@ import typer
 
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, find_target
+from cordwood.cli.tier import StoreOption
 from cordwood.cli.wording import bytes_words
 
 if TYPE_CHECKING:
@@ -397,16 +398,7 @@ def backfill(
 
 @app.command()
 def compact(
-    store: Annotated[
-        str,
-        typer.Option(
-            "--store",
-            "-s",
-            envvar="CORDWOOD_TIER_STORE",
-            metavar="ADDRESS",
-            help="Main storage: a directory, s3://bucket/prefix, gs://… or az://….",
-        ),
-    ],
+    store: StoreOption,
     logs: Annotated[
         list[int] | None,
         typer.Argument(metavar="[LOG]...", help="Their numbers; all without.", show_default=False),

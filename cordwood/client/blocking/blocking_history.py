@@ -8,19 +8,15 @@ Source: docs/objects.md, "Reading"; docs/spark.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 
 from cordwood.block import Gap
+from cordwood.client.blocking.object_thread import ObjectThread
 from cordwood.client.blocks import DeliveredBlock
 from cordwood.client.read.tier_read import held_block
-from cordwood.host.loop_thread import LoopThread
-from cordwood.host.real import RealHost, real_host
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.tier.addresses import open_object_store
 from cordwood.tier.history import HistoryReader
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
-from cordwood.tier.patient_store import PatientStore
 
 RUN_BYTES = 4 << 20
 """Bodies after which a list of blocks ends."""
@@ -28,7 +24,7 @@ RUN_BYTES = 4 << 20
 Taken = DeliveredBlock | Gap
 
 
-class BlockingHistory:
+class BlockingHistory(ObjectThread):
     """See the module.
 
     Args:
@@ -38,15 +34,8 @@ class BlockingHistory:
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._thread = LoopThread("cordwood-history")
-        self._stack = AsyncExitStack()
+        super().__init__(address, "cordwood-history")
         self._checked: set[tuple[int, int]] = set()
-        try:
-            self._host, self._objects = self._thread.call(self._open())
-        except BaseException:
-            self._thread.close()
-            raise
 
     def runs(self, log: int, start: int, stop: int, *, made_us: int = 0) -> Iterator[list[Taken]]:
         """Blocks and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
@@ -65,17 +54,6 @@ class BlockingHistory:
                 yield run
         finally:
             self._thread.call(reader.close())
-
-    def close(self) -> None:
-        """Let the store go."""
-        self._thread.call(self._stack.aclose())
-        self._thread.close()
-
-    async def _open(self) -> tuple[RealHost, PatientStore]:
-        host = await self._stack.enter_async_context(real_host())
-        objects = await open_object_store(host, self._address)
-        self._stack.push_async_callback(objects.close)
-        return host, objects
 
     async def _begin(self, log: int, start: int, until: int, made_us: int) -> HistoryReader:
         is_known = not made_us or (log, made_us) in self._checked

@@ -9,20 +9,16 @@ Source: docs/objects.md, "Compaction"; docs/spark.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import msgspec
 
+from cordwood.client.blocking.object_thread import ObjectThread
 from cordwood.errors import Fenced, ObjectChanged
-from cordwood.host.loop_thread import LoopThread
-from cordwood.host.real import RealHost, real_host
 from cordwood.protocol.merge_plan import MergePolicy
-from cordwood.tier.addresses import open_object_store
 from cordwood.tier.compact import commit_merge, plan_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.merge import MergeTask, merge_run
-from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.repair import find_logs
 from cordwood.tiered import Entry
 
@@ -44,7 +40,7 @@ class PlannedMerge:
     task: bytes
 
 
-class BlockingMerges:
+class BlockingMerges(ObjectThread):
     """See the module.
 
     Args:
@@ -54,15 +50,8 @@ class BlockingMerges:
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._thread = LoopThread("cordwood-merges")
-        self._stack = AsyncExitStack()
+        super().__init__(address, "cordwood-merges")
         self._numbers: dict[int, int] = {}
-        try:
-            self._host, self._objects = self._thread.call(self._open())
-        except BaseException:
-            self._thread.close()
-            raise
 
     def logs(self) -> list[int]:
         """The numbers of all logs of which the store holds something."""
@@ -102,17 +91,6 @@ class BlockingMerges:
     def end(self) -> None:
         """End the turns that were begun here."""
         self._thread.call(self._end())
-
-    def close(self) -> None:
-        """Let the store go."""
-        self._thread.call(self._stack.aclose())
-        self._thread.close()
-
-    async def _open(self) -> tuple[RealHost, PatientStore]:
-        host = await self._stack.enter_async_context(real_host())
-        objects = await open_object_store(host, self._address)
-        self._stack.push_async_callback(objects.close)
-        return host, objects
 
     def _manifest(self, log: int) -> LogManifest:
         return LogManifest(self._objects, log, self._host, "cordwood spark compact")
