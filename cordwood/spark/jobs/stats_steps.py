@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -204,7 +204,11 @@ class Progress:
             return
         content = {
             "source": self._made_of,
-            "steps": [[astuple(each) for each in step] for step in self.steps],
+            # What `step_source` reads; each run finds out anew where the records are.
+            "steps": [
+                [[each.log_id, each.name, each.start, each.stop] for each in step]
+                for step in self.steps
+            ],
             "done": self.done,
             "hours": [asdict(each) for each in self.sums.hours],
             "gaps": [asdict(each) for each in self.sums.gaps],
@@ -219,13 +223,11 @@ def _count(value: object) -> int:
 
 
 def _slice(value: Sequence[Any]) -> Slice:
-    # An earlier version noted no address of main storage.
-    log_id, name, start, stop, objects = (*value, "") if len(value) == 4 else value
+    # Some versions noted more: where the objects are and when the log was made.
+    log_id, name, start, stop = value[:4]
     if not isinstance(name, str):
         raise TypeError(f"{name!r} is no log's name")
-    if not isinstance(objects, str):
-        raise TypeError(f"{objects!r} is no address of main storage")
-    return Slice(_count(log_id), name, _count(start), _count(stop), objects)
+    return Slice(_count(log_id), name, _count(start), _count(stop))
 
 
 def _row(kind: type[Row], value: Mapping[str, Any]) -> Row:

@@ -70,6 +70,25 @@ def test_a_step_reads_its_own_ranges_and_keeps_all_else():
 
 
 class TestNotes:
+    def test_a_note_is_read_back_whatever_its_slices_know(self, tmp_path):
+        note = tmp_path / NOTE
+        note.write_text(json.dumps(NOTED))
+        progress = Progress(note, SOURCE, 1)
+        known = Slice(3, "/c", 1, 9, "s3://bucket/store", made_us=77)
+        progress.steps = [*progress.steps, [known], [known]]
+        progress.on_step([], [])
+        again = Progress(note, SOURCE, 1)
+        assert again.done == 2
+        assert again.steps == [*progress.steps[:2], [Slice(3, "/c", 1, 9)], [Slice(3, "/c", 1, 9)]]
+
+    @pytest.mark.parametrize("more", [[""], ["s3://bucket/store"], ["s3://bucket/store", 77]])
+    def test_a_note_of_a_version_that_noted_more_is_read(self, more, tmp_path):
+        (tmp_path / NOTE).write_text(
+            json.dumps(NOTED | {"steps": [[[1, "/a", 1, 10, *more]], [[2, "/b", 1, 3]]]})
+        )
+        steps = Progress(tmp_path / NOTE, SOURCE, 1).steps
+        assert steps == [[Slice(1, "/a", 1, 10)], [Slice(2, "/b", 1, 3)]]
+
     def test_what_is_done_is_not_done_again_and_the_note_goes_in_the_end(self, tmp_path):
         note = tmp_path / NOTE
         note.write_text(json.dumps(NOTED))
