@@ -18,7 +18,9 @@ Source: docs/sources/reliability.md §1 (fuzzing by budget, a corpus that is kep
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
+import multiprocessing
 import os
 import re
 import resource
@@ -34,6 +36,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
+PATHS = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 NODE = "node"
 
 CANARY = "canary"
@@ -62,6 +65,9 @@ INPUT_S_MAX = 60
 
 SECONDS_EACH = 5.0
 """Without a budget: enough for some 50,000 inputs."""
+
+SERVER = multiprocessing.get_context("forkserver")
+"""Loads and instruments all decoders once; each target's process is a copy."""
 
 OVERTIME_S = 120.0
 """Beyond its time, for starting up, for the input that it is at, and for a loaded machine."""
@@ -119,20 +125,17 @@ def fuzz(name: str, flags: Sequence[str]) -> None:
     """Fuzz one target in this process, which does not return from it."""
     import atheris
 
-    sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
-    with atheris.instrument_imports(include=["cordwood"]):
-        run: Callable[[bytes], object]
-        if name == CANARY:
-            run = _canary
-        elif name == NODE:
-            from fuzz_node import FuzzedNode
+    run: Callable[[bytes], object]
+    if name == CANARY:
+        run = _canary
+    else:
+        sys.path[:0] = [path for path in PATHS if path not in sys.path]
+        import fuzz_loaded
 
-            run = FuzzedNode().run
+        if name == NODE:
+            run = fuzz_loaded.NODE().run
         else:
-            import fuzz_more  # noqa: F401 (it adds to TARGETS)
-            from fuzz_targets import TARGETS
-
-            run = bounded(name, TARGETS[name])
+            run = bounded(name, fuzz_loaded.TARGETS[name])
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     limit = used + MEMORY_SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -156,7 +159,7 @@ def run_target(name: str, runs: int, seconds: float, seed: int, keep: bool) -> R
         took = time.monotonic() - started
         broke = next((file.read_bytes().hex() for file in Path(scratch).glob("broke-*")), "")
         if done.returncode == 0 and keep:
-            _start(name, [*common, "-merge=1", str(least), str(inputs)], seconds, scratch)
+            _merge(name, [*common, "-merge=1", str(least), str(inputs)], seconds, scratch)
             _keep(name, least)
         said = done.stdout.decode(errors="replace")
     executed = re.findall(r"(?:Done (\d+) runs|^#(\d+)\t)", said, re.MULTILINE)
@@ -166,15 +169,49 @@ def run_target(name: str, runs: int, seconds: float, seed: int, keep: bool) -> R
     return Ran(name, count, took, broke, said)
 
 
-def _start(
-    name: str, flags: Sequence[str], seconds: float, scratch: str
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    returncode: int
+    stdout: bytes
+
+
+def _start(name: str, flags: Sequence[str], seconds: float, scratch: str) -> _Ended:
+    """Fuzz one target in a copy of the process that has loaded all of them."""
+    said = Path(scratch, "said")
+    process = SERVER.Process(target=_in_copy, args=(name, list(flags), str(said), scratch))
+    process.start()
+    process.join(seconds + OVERTIME_S)
+    hangs = process.exitcode is None
+    if hangs:
+        process.kill()
+        process.join()
+    text = said.read_bytes() if said.exists() else b""
+    code = 1 if process.exitcode is None else process.exitcode
+    return _Ended(code, text + b"\nno end\n" * hangs)
+
+
+def _in_copy(name: str, flags: Sequence[str], said: str, scratch: str) -> None:
+    os.environ["TMPDIR"] = scratch  # a fuzzer ends without cleaning up
+    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    try:
+        fuzz(name, flags)
+    finally:
+        # The fuzzer keeps the input of a target that breaks when the process ends as a C program
+        # does; the copy of a process would end without that.
+        sys.stdout.flush()
+        ctypes.CDLL(None).exit(1)
+
+
+def _merge(name: str, flags: Sequence[str], seconds: float, scratch: str) -> None:
+    """Find the fewest inputs that reach all lines; the fuzzer starts more processes for it."""
+    subprocess.run(
         [sys.executable, str(Path(__file__)), "--target", name, *flags],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": scratch},  # a fuzzer ends without cleaning up
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": scratch},
         timeout=seconds + OVERTIME_S,
         check=False,
     )
@@ -215,6 +252,8 @@ def main() -> int:
         seconds = max(1.0, 60 * given.minutes * given.jobs / len(chosen))
     elif given.runs:
         seconds = 3600.0
+    os.environ["PYTHONPATH"] = os.pathsep.join(PATHS)
+    SERVER.set_forkserver_preload(["fuzz_loaded"])
     if not run_target(CANARY, 100_000, SECONDS_EACH, given.seed, keep=False).broke:
         print("the canary lives: no target that breaks would be told of")
         return 1
