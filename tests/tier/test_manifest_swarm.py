@@ -218,7 +218,7 @@ def merges_end_no_turn(patch):
 
 BUGS = [
     merges_of_any_turn,
-    merges_look_at_ends_alone,
+    pytest.param(merges_look_at_ends_alone, marks=pytest.mark.slow),  # 7 s
     merges_die_by_where_the_log_ends,
     replaced_goes_at_once,
     merges_end_no_turn,
