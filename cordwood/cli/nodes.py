@@ -56,7 +56,7 @@ def show(
     with open_store(cluster) as store:
         answers = store.status()
         found = [each for each in view_nodes(answers, store.members) if each.node == node]
-        names = {log.log_id: log.name for log in store.logs()}
+        names: dict[int, str] = {log.log_id: log.name for log in store.logs()}
     if not found:
         known = ", ".join(str(number) for number in sorted(answers))
         raise BadSetting(f"there is no node {node}; there are {known}")

@@ -27,7 +27,7 @@ SHOWN = ("member", "next", "tail", "lag")
 def readers(as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
     """Show the nodes' live read streams: the reader, its log, and what the stream waits for."""
     with open_store(cluster) as store:
-        names = {log.log_id: log.name for log in store.logs()}
+        names: dict[int, str] = {log.log_id: log.name for log in store.logs()}
         answers = store.streams()
     rows: list[Row] = []
     for node, answer in answers.items():

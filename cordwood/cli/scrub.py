@@ -30,7 +30,7 @@ def scrub(
     """
     with open_store(cluster) as store:
         answers = store.status()
-        names = {log.log_id: log.name for log in store.logs()}
+        names: dict[int, str] = {log.log_id: log.name for log in store.logs()}
     states = {
         int(number): answer.scrub
         for number, answer in sorted(answers.items())

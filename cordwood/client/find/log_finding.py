@@ -30,6 +30,7 @@ from cordwood.errors import (
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.layout.message import AskNodesets, Call, FindLog, LogReply, NodesetsReply, Reply
 from cordwood.layout.message_nodes import MemberInfo
+from cordwood.lsn import Epoch
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -279,7 +280,7 @@ class LogFinding(ABC):
                 continue
             if isinstance(reply, NodesetsReply) and reply.history and reply.epoch > known.epoch:
                 self._want(reply.members)
-                newer = replace(known, history=tuple(reply.history), epoch=reply.epoch)
+                newer = replace(known, history=tuple(reply.history), epoch=Epoch(reply.epoch))
                 self._known.put_epochs(newer)
                 return newer
         return None

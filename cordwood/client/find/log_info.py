@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cordwood.layout.message import EpochNodes, LogReply
 from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.lsn import Epoch, LogId
 from cordwood.nodes import NodeId, Replication
 
 AnyLog = str | int
@@ -32,12 +33,12 @@ class LogInfo:
         attributes: all of them, as set or inherited.
     """
 
-    log_id: int
+    log_id: LogId
     name: str
     replication: Replication
     created_us: int
     history: tuple[EpochNodes, ...] = ()
-    epoch: int = 0
+    epoch: Epoch = Epoch(0)  # noqa: RUF009
     own: LogAttributes = field(default_factory=LogAttributes)
     attributes: LogAttributes = DEFAULTS
 
@@ -61,6 +62,6 @@ def log_info(reply: LogReply) -> LogInfo:
     """A log from the wire."""
     scopes = {**reply.wider, "node": reply.copies, "rack": reply.racks}
     return LogInfo(
-        reply.log, reply.name, Replication.across(scopes), reply.created_us, tuple(reply.history),
-        reply.epoch, reply.own, reply.attributes,
+        LogId(reply.log), reply.name, Replication.across(scopes), reply.created_us,
+        tuple(reply.history), Epoch(reply.epoch), reply.own, reply.attributes,
     )  # fmt: skip

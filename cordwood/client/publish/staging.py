@@ -24,6 +24,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.append_group import GroupPart
 from cordwood.layout.message import DoneReply
 from cordwood.layout.message_staging import StageBlock, Unstage
+from cordwood.lsn import LogId
 from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.protocol.publishing import StagedBlock
 from cordwood.quorum.copyset import choose_copyset
@@ -74,7 +75,7 @@ class StagedRef:
     """
 
     log: str
-    log_id: int
+    log_id: LogId
     blocks: tuple[StagedBlock, ...]
 
     @property
@@ -109,7 +110,7 @@ class StagedRef:
             raise BadSetting(f"this refers to nothing that was staged: {error}") from None
         if any(len(block.stage) * 8 != STAGE_ID_BITS or not block.nodes for block in blocks):
             raise BadSetting("this refers to nothing that was staged: an id is too short")
-        return cls(read.log, read.log_id, blocks)
+        return cls(read.log, LogId(read.log_id), blocks)
 
 
 class Stager:
