@@ -243,5 +243,6 @@ async def collect_digest(
     verdict = weigh(heard.keys(), nodeset, replication, away)
     tell(DigestWeighed(log, epoch, verdict.name))
     is_authoritative = verdict is not QuorumVerdict.NON_AUTHORITATIVE
-    over_by = max(each >> 32 for each in released)
+    # Nobody is heard where all members lost their disks for good.
+    over_by = max((each >> 32 for each in released), default=0)
     return Collected(digest, tuple(heard), lng, holders, is_authoritative, over_by)

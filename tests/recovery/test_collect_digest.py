@@ -10,7 +10,7 @@ import pytest
 
 from cordwood.layout.message import Clean, pack, read_call
 from cordwood.lsn import ESN_MAX, make_lsn
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.recovery.collect_digest import Collected, DigestReads, HeldTail, collect_digest
 from cordwood.sim.loop import SimLoop
 
@@ -65,3 +65,16 @@ def test_what_is_released_or_trimmed_is_no_hole(told, lng, over_by) -> None:
     assert (found.lng, found.over_by) == (make_lsn(*lng), over_by)
     assert found.digest.mend().holes == ()
     assert found.digest.mend().end == found.lng
+
+
+def test_an_epoch_of_which_all_members_lost_their_disks_ends_without_them() -> None:
+    """Swarm seed 9500357: the highest of no releases was looked for, so the log was never
+    recovered again. What was in the epoch is lost, and that is told."""
+    lost = dict.fromkeys(NODES, Authority.UNDER_REPLICATED)
+    reads = cast(DigestReads, cast(Any, Reads({})))
+    with asyncio.Runner(loop_factory=lambda: SimLoop(random.Random(1))) as runner:
+        found = runner.run(
+            collect_digest(5, 2, make_lsn(2, 3), (), NODESET, Replication(2, 1), reads, None, lost)
+        )
+    assert (found.nodes, found.over_by, found.is_authoritative) == ((), 0, False)
+    assert found.digest.mend().end == found.lng == make_lsn(2, 3)
