@@ -20,6 +20,8 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from cordwood.nodes import SCOPES
+
 LEDGER_MAX = 2**63 - 1
 """Ids are 63 bits, as BookKeeper's are."""
 
@@ -104,6 +106,8 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         last, length: of a closed ledger, its last entry and the bytes of all payloads; -1 and 0
             before, and of a ledger that was closed empty.
         custom: values that the creator set; they never change.
+        scope, is_enforced: how its nodes are chosen, see `quorum.ensemble_choice.Placement`; for
+            recoveries and repairs as for its writer.
         creator: a random number of the creator: after a lost answer, the creator tells its own
             ledger by it from another ledger of the same id.
     """
@@ -119,8 +123,12 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     created_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
     custom: Annotated[dict[_Name, _Value], Meta(max_length=CUSTOM_MAX)] = {}
     creator: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    scope: _Name = "rack"
+    is_enforced: bool = False
 
     def __post_init__(self) -> None:
+        if self.scope not in SCOPES[1:]:
+            raise ValueError(f"no scope {self.scope!r}")
         firsts = [each.first for each in self.fragments]
         if not firsts or firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
             raise ValueError("the fragments of a ledger begin at entry 0 and rise")
@@ -180,7 +188,10 @@ def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
     """
     if after.state not in _STEPS[before.state]:
         return False
-    chosen = ("ledger", "striping", "digest", "password", "created_us", "custom", "creator")
+    chosen = (
+        "ledger", "striping", "digest", "password", "created_us", "custom", "creator", "scope",
+        "is_enforced",
+    )  # fmt: skip
     if any(getattr(before, name) != getattr(after, name) for name in chosen):
         return False
     old, new = ([each.first for each in value.fragments] for value in (before, after))

@@ -27,6 +27,7 @@ from cordwood.layout.message_ledgers import (
     LackingLedger,
     SwitchAutorecovery,
 )
+from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.metadata.ledger_marks import LedgerMarks
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.store import MetadataStore
@@ -53,6 +54,13 @@ REPAIR_S = 100.0
 STEPS_MAX = 4
 """Recover, repair, take the mark away, and see that it did not grow meanwhile."""
 
+CHECK_S = 7 * 86_400.0
+"""Between the beginnings of two rounds over all closed ledgers in which copies are asked for, as
+BookKeeper's."""
+
+CHECKED_A_LOOK = 5
+"""Ledgers of such a round at each look: 100,000 a week. 0 for none."""
+
 AUDITOR = "ledger-auditor"
 
 CLIENT = ClientSettings(timeout_s=10.0)
@@ -63,6 +71,7 @@ class LedgerAutorecovery:
 
     Attributes:
         repaired: ledgers that were repaired by this node since its start.
+        checked: ledgers whose copies this node asked for. filled: copies that it made anew then.
     """
 
     def __init__(
@@ -79,6 +88,10 @@ class LedgerAutorecovery:
             address: where this node listens; its repairs connect there, as any client.
         """
         self.repaired = 0
+        self.checked = 0
+        self.filled = 0
+        self._round_began: float | None = None
+        self._checked_up_to = -1
         self._node = node
         self._host = host
         self._metadata = metadata
@@ -135,6 +148,8 @@ class LedgerAutorecovery:
             if due or lost - (self._audited[1] if self._audited else frozenset()):
                 await self.audit()
                 self._audited = now_s, lost
+            if CHECKED_A_LOOK:
+                await self._check_some()
         await self._work()
 
     # The auditor.
@@ -163,6 +178,50 @@ class LedgerAutorecovery:
         if count:
             logger.info("%d ledgers lack copies", count)
         return count
+
+    async def _check_some(self) -> None:
+        """Ask for the copies of a few ledgers: what a node lost without a word is made anew.
+
+        A round looks at the ends of each fragment, and at all of a ledger that lacks one there.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._checked_up_to < 0:
+            if self._round_began is not None and now_s < self._round_began + CHECK_S:
+                return
+            self._round_began = now_s
+        page = await self._ledgers.page(self._checked_up_to, CHECKED_A_LOOK)
+        closed: list[LedgerMetadata] = []
+        for ledger in page:
+            found = await self._ledgers.get(ledger)
+            if found is not None and found.metadata.state is LedgerState.CLOSED:
+                closed.append(found.metadata)
+        if closed:
+            async with connected((self._address(),), self._host, CLIENT) as store:
+                for metadata in closed:
+                    await self._check(store, metadata)
+        self._checked_up_to = page[-1] if len(page) == CHECKED_A_LOOK else -1
+
+    async def _check(self, store: Store, metadata: LedgerMetadata) -> None:
+        ledger, password = metadata.ledger, metadata.password
+        try:
+            async with asyncio.timeout(REPAIR_S):
+                check = await store.ledgers.check(ledger, password, share=0)
+                if not check.is_whole:
+                    check = await store.ledgers.check(ledger, password, fills=True)
+        except (CordwoodError, TimeoutError) as error:
+            logger.info("the copies of ledger %d are asked for in another round: %s", ledger, error)
+            return
+        self.checked += 1
+        self.filled += check.filled
+        if check.lost:
+            logger.warning(
+                "ledger %d: %d entries have no copy, from %d on", ledger, check.lost,
+                check.first_lost,
+            )  # fmt: skip
+        elif check.filled:
+            logger.warning("ledger %d lacked %d copies: they were made anew", ledger, check.filled)
+        if check.narrow:
+            logger.info("ledger %d has entries in one failure domain only", ledger)
 
     async def _mark(self, mark: Mark | None) -> bool:
         if mark is not None:

@@ -1,11 +1,12 @@
-"""`cordwood ledgers`: make, write, read, follow, list, recover, fence, repair, delete."""
+"""`cordwood ledgers`: make, write, read, follow, list, recover, fence, check, repair, delete."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +15,14 @@ import typer
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, utc_words
-from cordwood.errors import BadSetting
+from cordwood.errors import AccessDenied, BadSetting, Retryable
 
 if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_ledgers import BlockingWritableLedger
     from cordwood.client.blocking.blocking_store import BlockingStore
     from cordwood.client.ledgers.readable_ledger import LedgerEntry
     from cordwood.ledger import LedgerMetadata
+    from cordwood.protocol.ledger_check import LedgerCheck
 
 app = typer.Typer(
     help="Ledgers: logs that one client writes and closes, as Apache BookKeeper has them.\n\n"
@@ -30,6 +32,9 @@ app = typer.Typer(
 
 IN_FLIGHT = 1000
 """Entries that `append` has on their way."""
+
+PROGRESS_S = 2.0
+"""Between two lines of a long check: soon enough to see that it goes on."""
 
 LedgerArgument = Annotated[int, typer.Argument(metavar="LEDGER", min=0, help="The ledger's id.")]
 EnsembleOption = Annotated[
@@ -315,6 +320,121 @@ def repair(
         typer.echo(json.dumps(told))
     elif not told:
         typer.echo("Nothing to repair: no ledger has a lost node.")
+
+
+@app.command()
+def check(
+    ledgers: Annotated[
+        list[int] | None, typer.Argument(metavar="[LEDGER]...", help="Without, all of them.")
+    ] = None,
+    sample: Annotated[
+        float | None,
+        typer.Option(
+            "--sample",
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Look at this share of the entries between the ends of each fragment.",
+        ),
+    ] = None,
+    fill: Annotated[
+        bool, typer.Option("--fill", help="Make the copies anew that closed ledgers lack.")
+    ] = False,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+) -> None:
+    """Ask nodes for their copies of each entry; exit with 1 if a ledger lacks some.
+
+    Each copy is read and compared with its digest. `ledgers repair` replaces nodes that are lost.
+    """  # fmt: skip
+    share = 1.0 if sample is None else sample
+    checks: list[LedgerCheck] = []
+    unread: dict[int, str] = {}
+    with open_store(cluster) as store:
+        for ledger in ledgers or store.ledgers.list():
+            progress = _progress(ledger)
+            try:
+                checks.append(
+                    store.ledgers.check(
+                        ledger, _password(), share=share, fills=fill, on_progress=progress
+                    )
+                )
+            except (AccessDenied, Retryable) as error:
+                unread[ledger] = str(error)
+    if as_json:
+        told = [_check_document(each) for each in checks]
+        told += [{"ledger": ledger, "trouble": words} for ledger, words in unread.items()]
+        typer.echo(json.dumps(told))
+    else:
+        _show_checks(checks, unread)
+    if unread or not all(each.is_whole for each in checks):
+        raise typer.Exit(1)
+
+
+def _progress(ledger: int) -> Callable[[int], None]:
+    """Tells of a long check, every few seconds."""
+    told_s = time.monotonic()
+
+    def tell(entries: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= PROGRESS_S:
+            told_s = time.monotonic()
+            typer.echo(f"ledger {ledger}: {entries:,} entries so far", err=True)
+
+    return tell
+
+
+def _check_document(each: LedgerCheck) -> dict[str, Any]:
+    return {
+        "ledger": each.ledger,
+        "whole": each.is_whole,
+        "closed": each.is_closed,
+        "last": each.last,
+        "entries": each.entries,
+        "copies": each.copies,
+        "wanted": each.wanted,
+        "short": each.short,
+        "first_short": each.first_short,
+        "lost": each.lost,
+        "first_lost": each.first_lost,
+        "unread": each.unread,
+        "damaged": each.damaged,
+        "lacking": {str(node): count for node, count in sorted(each.lacking.items())},
+        "silent": sorted(each.silent),
+        "narrow": each.narrow,
+        "filled": each.filled,
+    }
+
+
+def _show_checks(checks: list[LedgerCheck], unread: dict[int, str]) -> None:
+    if not checks and not unread:
+        typer.echo("There are no ledgers.")
+    if checks:
+        show_table(
+            ["ledger>", "entries>", "copies>", "short>", "lost>", "damaged>", "filled>", "state"],
+            [
+                (
+                    each.ledger, f"{each.entries:,}", f"{each.copies:,}", each.short, each.lost,
+                    each.damaged, each.filled, "; ".join(_check_words(each)) or "whole",
+                )
+                for each in checks
+            ],
+        )  # fmt: skip
+    for ledger, words in unread.items():
+        typer.echo(f"ledger {ledger} was not looked at: {words}", err=True)
+
+
+def _check_words(each: LedgerCheck) -> Iterator[str]:
+    if each.lost:
+        yield f"entries are lost, from {each.first_lost} on"
+    elif each.short:
+        yield f"copies are missing, from entry {each.first_short} on"
+    for node, count in sorted(each.lacking.items()):
+        yield f"node {node} lacks {count:,}"
+    if each.silent:
+        yield f"no answer of nodes {', '.join(map(str, sorted(each.silent)))}"
+    if each.narrow:
+        yield "entries in one failure domain, from " + ", ".join(map(str, each.narrow[:3])) + " on"
 
 
 @app.command()

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cordwood.errors import BadSetting
+from cordwood.ledger import LedgerMetadata
 from cordwood.nodes import SCOPES, Member, NodeId
 from cordwood.quorum.copyset import Chance
 
@@ -57,6 +58,12 @@ class Placement:
 
 ANYWHERE = Placement()
 """Two racks where possible."""
+
+
+def placement_of(metadata: LedgerMetadata) -> Placement:
+    """How nodes are chosen for a ledger that is recovered or repaired: as its writer wants it, but
+    near nobody."""
+    return Placement(metadata.scope, metadata.is_enforced)
 
 
 def choose_ensemble(

@@ -139,6 +139,7 @@ KNOBS: Mapping[str, Knob[Any]] = {
         Knob(lambda: arrivals.UNFINISHED_BYTES_MAX, (20_000,), 0.0),
         # Likewise: runs are shorter than what lost nodes had of ledgers waits for.
         Knob(lambda: ledger_autorecovery.LOOK_S, (1.0,), 0.0),
+        Knob(lambda: ledger_autorecovery.CHECKED_A_LOOK, (0,), 0.0),
         Knob(lambda: ledger_rule.GRACE_US, (2_000_000,), 0.0),
         Knob(lambda: ledger_rule.AGAIN_MAX_S, (5.0,), 0.0),
         # Likewise: an entry outlives Qa-1 lost disks, and one is lost at a time.

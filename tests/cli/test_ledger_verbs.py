@@ -92,3 +92,16 @@ def test_what_cannot_be_is_said_in_a_line(run):
     run("append", "secret", *ONE, "--id", "600", password="sesame")
     assert "another password" in run("read", "600", exit_code=1)
     assert run("read", "600", password="sesame").split() == ["secret"]
+
+
+def test_ledgers_are_checked(run):
+    run("append", "one", "two", *ONE, "--id", "900", "-q")
+    run("append", "three", *ONE, "--id", "901", "-q", password="secret")
+    (told,) = json.loads(run("check", "900", "--json"))
+    assert (told["whole"], told["entries"], told["copies"], told["wanted"]) == (True, 2, 2, 1)
+    assert (told["lost"], told["lacking"], told["silent"], told["narrow"]) == (0, {}, [], [])
+    assert "whole" in run("check", "900", "--sample", "0", "--fill")
+    both = json.loads(run("check", "900", "901", "--json", exit_code=1))
+    assert both[1] == {"ledger": 901, "trouble": "ledger 901 has another password"}
+    assert json.loads(run("check", "901", "--json", password="secret"))[0]["whole"]
+    assert "there is no ledger 12345" in run("check", "12345", exit_code=1)

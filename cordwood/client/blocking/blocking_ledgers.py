@@ -175,6 +175,7 @@ class BlockingLedgers(Facade[Ledgers]):
     recover = blocking(Ledgers.recover, changes=True)
     fence = blocking(Ledgers.fence, changes=True)
     repair = blocking(Ledgers.repair, changes=True, timed=False)
+    check = blocking(Ledgers.check, changes=True, timed=False)
     metadata = blocking(Ledgers.metadata)
     delete = blocking(Ledgers.delete, changes=True)
     page = blocking(Ledgers.page)

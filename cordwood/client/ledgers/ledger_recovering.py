@@ -43,6 +43,7 @@ from cordwood.ledger import ENTRY_MAX, LedgerMetadata, Versioned
 from cordwood.protocol import ledger_recovery as rule
 from cordwood.protocol.ledger_recovery import Failure, LedgerRecovery
 from cordwood.quorum.ensemble import Answer, is_written_to
+from cordwood.quorum.ensemble_choice import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ class _Attempt:
         metadata = held.metadata
         self._ledger = metadata.ledger
         self._striping = metadata.striping
+        # Not enforced: a ledger that cannot be ended is worse than entries in one domain.
+        self._placement = Placement(metadata.scope)
         self._rule = LedgerRecovery(held)
         self._calls = calls
         self._cluster = cluster
@@ -350,7 +353,8 @@ class _Attempt:
         try:
             ring = [None if at == place else each for at, each in enumerate(taken)]
             write = self._rule.write
-            node = (await self._calls.choose(ring, write, taken=taken))[place]
+            chosen = await self._calls.choose(ring, write, taken=taken, placement=self._placement)
+            node = chosen[place]
         except TooFewNodes:
             node = None
         self._act(self._rule.on_spare_picked(entry, place, node))

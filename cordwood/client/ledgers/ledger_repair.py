@@ -20,8 +20,9 @@ from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.errors import Overloaded, Rejected, TooFewNodes
 from cordwood.layout.ledger_entry import ledger_key_of
 from cordwood.layout.message_ledgers import AddEntries, AddRefusal, AddReply, EntryItem
-from cordwood.ledger import LedgerState
+from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.quorum.ensemble import is_written_to
+from cordwood.quorum.ensemble_choice import placement_of
 
 READ_AT_ONCE = 256
 
@@ -89,7 +90,7 @@ class LedgerRepair:
         if known is not None and known not in fragment.nodes:
             node = known
         else:
-            node = await self._choose(place, fragment.nodes, metadata.striping.write)
+            node = await self._choose(place, fragment.nodes, metadata)
         later = metadata.fragments[number + 1 :]
         end = later[0].first - 1 if later else metadata.last
         entries = [
@@ -100,7 +101,8 @@ class LedgerRepair:
         at = 0
         while at < len(entries):
             copies = await self._opened.copies(entries[at : at + READ_AT_ONCE])
-            await self._write(node, copies)
+            await write_copies(self._cluster, self._opened.ledger_id, self._key, node, copies)
+            self.copied += len(copies)
             at += len(copies)
         if node == lost:
             self.moved[lost] = node
@@ -118,30 +120,45 @@ class LedgerRepair:
             )
         self.moved[lost] = node
 
-    async def _choose(self, place: int, taken: Sequence[int], write: int) -> int:
+    async def _choose(self, place: int, taken: Sequence[int], metadata: LedgerMetadata) -> int:
         ring = [None if at == place else node for at, node in enumerate(taken)]
+        write, placement = metadata.striping.write, placement_of(metadata)
         try:
-            return (await self._calls.choose_soon(ring, write, taken=taken))[place]
+            return (await self._calls.choose_soon(ring, write, taken=taken, placement=placement))[
+                place
+            ]
         except TooFewNodes:
             if taken[place] not in self._refills:
                 raise
-        return (await self._calls.choose(ring, write))[place]
+        return (await self._calls.choose(ring, write, placement=placement))[place]
 
-    async def _write(self, node: int, copies: Sequence[EntryItem]) -> None:
-        some: list[EntryItem] = []
-        size = 0
-        for copy in copies:
-            if some and size + len(copy.body) > ADD_BYTES:
-                await self._add(node, some)
-                some, size = [], 0
-            some.append(copy)
-            size += len(copy.body)
-        await self._add(node, some)
 
-    async def _add(self, node: int, items: list[EntryItem]) -> None:
-        call = AddEntries(self._opened.ledger_id, self._key, items, recovery=True)
-        reply = await ask_node(self._cluster, node, call, timeout_s=ADD_S)
-        assert isinstance(reply, AddReply), "AddEntries is answered so"
-        if reply.refusal is not AddRefusal.NONE:
-            raise Overloaded(f"node {node} does not take entries: {reply.refusal}")
-        self.copied += len(items)
+async def write_copies(
+    cluster: Cluster, ledger: int, key: bytes, node: int, copies: Sequence[EntryItem]
+) -> None:
+    """Add entries to a node as a recovery does: whole copies, which a fenced node takes.
+
+    Raises:
+        Overloaded: the node refuses them.
+        Unreachable: it does not answer in time.
+    """
+    some: list[EntryItem] = []
+    size = 0
+    for copy in copies:
+        if some and size + len(copy.body) > ADD_BYTES:
+            await _add(cluster, ledger, key, node, some)
+            some, size = [], 0
+        some.append(copy)
+        size += len(copy.body)
+    if some:
+        await _add(cluster, ledger, key, node, some)
+
+
+async def _add(
+    cluster: Cluster, ledger: int, key: bytes, node: int, items: list[EntryItem]
+) -> None:
+    call = AddEntries(ledger, key, items, recovery=True)
+    reply = await ask_node(cluster, node, call, timeout_s=ADD_S)
+    assert isinstance(reply, AddReply), "AddEntries is answered so"
+    if reply.refusal is not AddRefusal.NONE:
+        raise Overloaded(f"node {node} does not take entries: {reply.refusal}")

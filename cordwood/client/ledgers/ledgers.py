@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_check import LedgerChecking, OnProgress
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.ledger_recovering import recover
@@ -42,10 +43,16 @@ from cordwood.ledger import (
     LedgerState,
     Striping,
 )
-from cordwood.nodes import NodeId
+from cordwood.nodes import Member, NodeId
+from cordwood.protocol.ledger_check import LedgerCheck
 from cordwood.protocol.ledger_writer import WriterLimits
 from cordwood.quorum.authority import REBUILT
-from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
+from cordwood.quorum.ensemble_choice import (
+    ANYWHERE,
+    DOMAINS_MIN,
+    Placement,
+    windows_in_one,
+)
 from cordwood.settings import ClientSettings
 
 CREATE_AGAIN_S = 0.1
@@ -119,8 +126,8 @@ class Ledgers:
             ledger: an id of the caller's choice; None allots one.
             shrinks: with fewer than E nodes, take as many as there are, but Qw at least.
             limits: of the writer; see `protocol.ledger_writer`.
-            placement: of its nodes; see `quorum.ensemble_choice`. What a recovery or a repair
-                chooses later keeps to two racks where it can.
+            placement: of its nodes; see `quorum.ensemble_choice`. Repairs keep to it. Recoveries
+                keep to its scope where they can: they would rather end the ledger.
         Raises:
             BadSetting: no such striping, digest or id.
             LedgerExists: another ledger has the id, or had it and was deleted.
@@ -139,7 +146,8 @@ class Ledgers:
             metadata = LedgerMetadata(
                 ledger or 0, Striping(len(nodes), write, ack), (Fragment(0, nodes),),
                 digest=kind, password=password, created_us=self._host.clock.now_us(),
-                custom=dict(custom or {}), creator=creator,
+                custom=dict(custom or {}), creator=creator, scope=placement.scope,
+                is_enforced=placement.is_enforced,
             )  # fmt: skip
             # Bounds of fields are checked as a value is read.
             read_ledger(pack_ledger(metadata))
@@ -279,6 +287,51 @@ class Ledgers:
         await repair.run()
         return repair.moved
 
+    async def check(
+        self,
+        ledger: int,
+        password: bytes = b"",
+        *,
+        share: float = 1.0,
+        fills: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> LedgerCheck:
+        """Ask the nodes of a ledger for their copies, and tell which are not there or not whole.
+
+        Args:
+            share: of the entries between the ends of each fragment, 0 to 1. The first and the last
+                E entries of a fragment are looked at in any case.
+            fills: make the copies anew that a closed ledger lacks, on the nodes that should have
+                them.
+            on_progress: called with the number of entries that were looked at so far.
+        Raises:
+            BadSetting: a share below 0 or above 1.
+            UnknownLedger, AccessDenied: see `open`.
+            Unreachable: too few nodes say how far an open ledger is confirmed.
+        """
+        if not 0 <= share <= 1:
+            raise BadSetting(f"a share of {share:g} of the entries; it goes from 0 to 1")
+        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+        opened = await self.open(ledger, password)
+        check = await LedgerChecking(
+            opened, self._cluster, self._host.random, share=share, fills=fills,
+            on_progress=on_progress or _nothing,
+        ).run()  # fmt: skip
+        check.narrow = self._narrow(opened.metadata)
+        return check
+
+    def _narrow(self, metadata: LedgerMetadata) -> list[int]:
+        """First entries of the fragments that have entries in one domain of the ledger's scope."""
+        members = self._cluster.members
+        if len({member.domain(metadata.scope) for member in members.values()}) < DOMAINS_MIN:
+            return []  # no choice would be better
+        write, found = metadata.striping.write, []
+        for each in metadata.fragments:
+            known = [members.get(NodeId(n)) or Member(NodeId(n), "") for n in each.nodes]
+            if windows_in_one(known, write, metadata.scope):
+                found.append(each.first)
+        return found
+
     async def metadata(self, ledger: int) -> LedgerMetadata:
         """What is known of a ledger: striping, fragments, state, end, custom values.
 
@@ -358,6 +411,10 @@ class Ledgers:
         """The client closes: ledgers that are still written are left to a recovery."""
         for writer in self._writers:
             writer.abandon()
+
+
+def _nothing(_: int) -> None:
+    """Nobody looks at the progress."""
 
 
 def _check_page(limit: int) -> None:

@@ -6,12 +6,17 @@ from typing import Any
 
 from cordwood.admin import ledger_autorecovery as role
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
-from cordwood.client.ledgers.ledger_repair import LedgerRepair
+from cordwood.client.ledgers import ledger_check, ledger_repair
+from cordwood.client.ledgers.ledger_check import LedgerChecking
+from cordwood.client.ledgers.ledger_repair import write_copies
+from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.metadata import ledger_marks
 from cordwood.metadata.ledger_marks import LedgerMarks, _key
 from cordwood.protocol import ledger_autorecovery as rule
 from cordwood.protocol.ledger_autorecovery import Mark, Step
+from cordwood.protocol.ledger_check import Copy
+from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, placement_of
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together
 from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST
 
@@ -39,12 +44,34 @@ def _shuts_writers_out(right: Any, metadata: LedgerMetadata | None, mark: Mark, 
     return Step.RECOVER if is_open and found is Step.WAIT else found
 
 
-async def _copies_nothing(self: LedgerRepair, node: int, copies: Any) -> None:
+async def _copies_nothing(cluster: Any, ledger: int, key: bytes, node: int, copies: Any) -> None:
     return None
 
 
 def _forgets_the_first(right: Any, before: Mark | None, found: Mark) -> Any:
     return right(None, found)
+
+
+def _anywhere(metadata: LedgerMetadata) -> Placement:
+    return ANYWHERE
+
+
+def _is_believed(right: Any, self: LedgerChecking, node: int, answer: Any) -> Copy:
+    return Copy.WHOLE
+
+
+async def _ends_alone(
+    right: Any,
+    /,
+    self: Ledgers,
+    ledger: int,
+    password: bytes = b"",
+    *,
+    share: float = 1.0,
+    fills: bool = False,
+    on_progress: Any = None,
+) -> Any:
+    return await right(self, ledger, password, share=0, fills=fills, on_progress=on_progress)
 
 
 def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
@@ -53,6 +80,10 @@ def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
 
 def _scene(name: str, story: str, plant: Plant) -> PlantedBug:
     return PlantedBug(f"ledger-repair-{name}", story, plant, scene=SCENE)
+
+
+def _check(name: str, story: str, plant: Plant) -> PlantedBug:
+    return PlantedBug(f"ledger-check-{name}", story, plant, scene=SCENE)
 
 
 BUGS = (
@@ -66,7 +97,15 @@ BUGS = (
     _scene("shuts-out", "a ledger whose writer went on elsewhere is recovered",
          at(rule.step, within=role).around(_shuts_writers_out)),
     _bug("names-first", "a node is named that has no copies",
-         at(LedgerRepair._write).instead(_copies_nothing)),
+         at(write_copies, within=ledger_repair).instead(_copies_nothing)),
     _scene("forgets", "a mark of another loss replaces the one that is there",
          at(rule.merged, within=ledger_marks).around(_forgets_the_first)),
+    _scene("anywhere", "a repair does not know how its writer wants the nodes",
+           at(placement_of, within=ledger_repair).instead(_anywhere)),
+    _check("believes", "a node that does not have an entry is believed to have it",
+           at(LedgerChecking._state).around(_is_believed)),
+    _check("ends-alone", "a ledger that lacks entries is filled at the ends of its fragments alone",
+           at(Ledgers.check).around(_ends_alone)),
+    _check("fills-nothing", "what lacks is told as filled, and is not",
+           at(write_copies, within=ledger_check).instead(_copies_nothing)),
 )  # fmt: skip

@@ -54,6 +54,8 @@ LEDGERS_LOST = scenario(
     turns=(
         ("admin.ledger_autorecovery.LOOK_S", 0), ("protocol.ledger_autorecovery.GRACE_US", 0),
         ("protocol.ledger_autorecovery.AGAIN_MAX_S", 0), ("sim.ledger_clients.SHAPES", 0),
+        # A check would mend what a repair left out, before anybody looks.
+        ("admin.ledger_autorecovery.CHECKED_A_LOOK", 0),
     ),
 )  # fmt: skip
 """One disk after the other is lost while ledgers are written and recovered."""

@@ -1,0 +1,159 @@
+"""Asks the nodes of a ledger for every copy, and makes anew what a closed one lacks.
+
+The rule is `protocol.ledger_check`. A copy that a node lacks is read from another node, checked,
+and added to the node's own once more, as a recovery adds it. A fragment's nodes stay as they are:
+a node that is lost for good is replaced by `ledger_repair`.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.ledger_repair import write_copies
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.errors import AccessDenied, ChecksumMismatch, CordwoodError
+from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
+from cordwood.layout.message_ledgers import (
+    EntriesReply,
+    EntryAnswer,
+    Found,
+    ReadEntries,
+)
+from cordwood.protocol.ledger_check import Copy, LedgerCheck, Part, begun, nodes_of, parts
+from cordwood.quorum.copyset import Chance
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 5.0
+"""How long a node may take for some hundred entries; its disk may be busy."""
+
+AT_ONCE = 256
+"""Entries that are asked for at once."""
+
+OnProgress = Callable[[int], object]
+"""Called with the number of entries that were looked at so far."""
+
+
+class LedgerChecking:
+    """See the module; of one ledger."""
+
+    def __init__(
+        self,
+        opened: ReadableLedger,
+        cluster: Cluster,
+        chance: Chance,
+        *,
+        share: float,
+        fills: bool,
+        on_progress: OnProgress,
+    ) -> None:
+        """
+        Args:
+            share: of the entries between the ends of each fragment.
+            fills: make the copies anew that a closed ledger lacks.
+        """
+        metadata = opened.metadata
+        self._opened = opened
+        self._cluster = cluster
+        self._chance = chance
+        self._share = share
+        self._fills = fills
+        self._on_progress = on_progress
+        self._key = ledger_key_of(metadata.password)
+        self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
+
+    async def run(self) -> LedgerCheck:
+        """Look at all of it, or at the sample.
+
+        Raises:
+            UnknownLedger: it was deleted.
+            Unreachable: too few nodes say how far an open ledger is confirmed, or a copy that was
+                whole could not be read once more.
+        """
+        last = await self._opened.read_last_add_confirmed()
+        metadata = self._opened.metadata
+        check = begun(metadata, last)
+        for part in parts(metadata, last, self._share, self._chance):
+            for at in range(0, len(part.entries), AT_ONCE):
+                await self._look(check, part, part.entries[at : at + AT_ONCE])
+                self._on_progress(check.entries)
+        return check
+
+    async def _look(self, check: LedgerCheck, part: Part, entries: Sequence[int]) -> None:
+        metadata = self._opened.metadata
+        nodes = {entry: nodes_of(part, metadata, entry) for entry in entries}
+        wanted: dict[int, list[int]] = {}
+        for entry, some in nodes.items():
+            for node in some:
+                wanted.setdefault(node, []).append(entry)
+        answers = await asyncio.gather(
+            *(self._ask(node, some, check.silent) for node, some in wanted.items())
+        )
+        told = dict(zip(wanted, answers, strict=True))
+        lacks: dict[int, list[int]] = {}
+        for entry, some in nodes.items():
+            states = {node: told[node].get(entry, Copy.SILENT) for node in some}
+            for node in check.add(entry, states):
+                lacks.setdefault(node, []).append(entry)
+        if self._fills:
+            for node, missing in lacks.items():
+                check.filled += await self._fill(node, missing)
+
+    async def _ask(self, node: int, entries: Sequence[int], silent: set[int]) -> dict[int, Copy]:
+        """By entry, what a node has; nothing of the entries that it does not answer for."""
+        told: dict[int, Copy] = {}
+        left = list(entries)
+        while left and node not in silent:
+            try:
+                reply = await ask_node(
+                    self._cluster, node, ReadEntries(self._opened.ledger_id, self._key, left),
+                    timeout_s=ASK_S,
+                )  # fmt: skip
+            except AccessDenied:
+                raise
+            except CordwoodError as error:
+                logger.debug("node %d does not say what it has: %s", node, error)
+                break
+            assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
+            told |= {each.entry: self._state(node, each) for each in reply.entries}
+            # A reply holds as many as fit, the first of those that were asked for.
+            left = left[max(1, len(reply.entries)) :]
+        return told
+
+    def _state(self, node: int, answer: EntryAnswer) -> Copy:
+        match answer.found:
+            case Found.YES:
+                try:
+                    self._seal.read(answer.entry, answer.lac, answer.length, answer.body)
+                except ChecksumMismatch as error:
+                    logger.warning("node %d: %s", node, error)
+                    return Copy.DAMAGED
+                return Copy.WHOLE
+            case Found.DAMAGED:
+                return Copy.DAMAGED
+            case _:  # also of a node that lost records: what it does not have, it does not have
+                return Copy.ABSENT
+
+    async def _fill(self, node: int, entries: Sequence[int]) -> int:
+        """Add copies to a node; how many it took."""
+        filled = 0
+        while filled < len(entries):
+            copies = await self._opened.copies(entries[filled:])
+            try:
+                await write_copies(self._cluster, self._opened.ledger_id, self._key, node, copies)
+            except AccessDenied:
+                raise
+            except CordwoodError as error:
+                logger.warning(
+                    "ledger %d: node %d does not take what it lacks: %s",
+                    self._opened.ledger_id, node, error,
+                )  # fmt: skip
+                return filled
+            filled += len(copies)
+        return filled

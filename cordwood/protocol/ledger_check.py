@@ -1,0 +1,155 @@
+"""Whether a ledger has the copies that it asks for: which entries are looked at, and what is told.
+
+Each member of an entry's write set is asked for its copy. An entry of a closed ledger should have
+Qw whole copies. An entry of an open one that is confirmed should have Qa: its writer may still be
+sending the others. A silent node is taken to have its copies, and is named. An entry without a
+whole copy is lost only if all its nodes answered.
+
+A check of all entries reads all copies. A *sample* looks at the first and the last E entries of
+each fragment, so each node is asked at both ends, and at a share of the entries between.
+
+Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cordwood.ledger import LedgerMetadata, LedgerState
+from cordwood.quorum.copyset import Chance
+from cordwood.quorum.ensemble import write_set
+
+
+class Copy(enum.Enum):
+    """What a node told of its copy of an entry."""
+
+    WHOLE = "whole"
+    ABSENT = "absent"
+    DAMAGED = "damaged"
+    SILENT = "no answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The entries of a fragment that are looked at, rising."""
+
+    nodes: tuple[int, ...]
+    entries: Sequence[int]
+
+
+@dataclass(slots=True)
+class LedgerCheck:
+    """What a check found of one ledger.
+
+    Attributes:
+        ledger: its id.
+        is_closed: whether it has its end.
+        last: the last confirmed entry, -1 for none.
+        entries: how many were looked at.
+        copies: whole copies of these.
+        wanted: copies that each of them should have.
+        short: entries with fewer, though all their nodes answered. first_short: the first of them.
+        lost: entries without a whole copy, though all their nodes answered. first_lost: the first
+            of them. Each is short as well.
+        unread: entries without a whole copy, of which some node did not answer.
+        damaged: copies that are not what was added.
+        lacking: by node, copies of short entries that it should have, and has not whole.
+        silent: nodes that did not answer.
+        narrow: first entries of the fragments that have entries in one domain only, though the
+            nodes of the cluster lie in several.
+        filled: copies that were made anew.
+    """
+
+    ledger: int
+    is_closed: bool
+    last: int
+    wanted: int
+    entries: int = 0
+    copies: int = 0
+    short: int = 0
+    first_short: int | None = None
+    lost: int = 0
+    first_lost: int | None = None
+    unread: int = 0
+    damaged: int = 0
+    lacking: Counter[int] = field(default_factory=Counter)
+    silent: set[int] = field(default_factory=set)
+    narrow: list[int] = field(default_factory=list)
+    filled: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was looked at has its copies, as far as the nodes answered."""
+        return not (self.short or self.unread)
+
+    def add(self, entry: int, told: Mapping[int, Copy]) -> list[int]:
+        """Count one entry.
+
+        Args:
+            told: by node of the entry's write set.
+        Returns:
+            The nodes that lack a copy which another node has, of a closed ledger.
+        """
+        states = [*told.values()]
+        whole, silent = states.count(Copy.WHOLE), states.count(Copy.SILENT)
+        self.entries += 1
+        self.copies += whole
+        self.damaged += states.count(Copy.DAMAGED)
+        self.silent.update(node for node, each in told.items() if each is Copy.SILENT)
+        if whole + silent >= self.wanted:
+            self.unread += not whole
+            return []
+        self.short += 1
+        if self.first_short is None:
+            self.first_short = entry
+        lacking = [n for n, each in told.items() if each in (Copy.ABSENT, Copy.DAMAGED)]
+        self.lacking.update(lacking)
+        if whole:
+            return lacking if self.is_closed else []
+        if silent:
+            self.unread += 1
+        else:
+            self.lost += 1
+            if self.first_lost is None:
+                self.first_lost = entry
+        return []
+
+
+def begun(metadata: LedgerMetadata, last: int) -> LedgerCheck:
+    """A check of a ledger that is confirmed up to `last`, before the first entry."""
+    is_closed = metadata.state is LedgerState.CLOSED
+    striping = metadata.striping
+    wanted = striping.write if is_closed else striping.ack
+    return LedgerCheck(metadata.ledger, is_closed, last, wanted)
+
+
+def parts(metadata: LedgerMetadata, last: int, share: float, chance: Chance) -> Iterator[Part]:
+    """What is looked at of each fragment up to `last`.
+
+    Args:
+        share: of the entries between the ends of a fragment, 0 to 1.
+    """
+    fragments = metadata.fragments
+    for number, fragment in enumerate(fragments):
+        is_newest = number + 1 == len(fragments)
+        end = last if is_newest else min(last, fragments[number + 1].first - 1)
+        if fragment.first > end:
+            continue
+        chosen = _chosen(fragment.first, end, metadata.striping.ensemble, share, chance)
+        yield Part(fragment.nodes, chosen)
+
+
+def _chosen(first: int, last: int, ends: int, share: float, chance: Chance) -> Sequence[int]:
+    if share >= 1 or last - first < 2 * ends:
+        return range(first, last + 1)
+    between = range(first + ends, last - ends + 1)
+    drawn = {between[int(chance.random() * len(between))] for _ in range(int(share * len(between)))}
+    return [*range(first, first + ends), *sorted(drawn), *range(last - ends + 1, last + 1)]
+
+
+def nodes_of(part: Part, metadata: LedgerMetadata, entry: int) -> list[int]:
+    """The nodes that should have an entry."""
+    return [part.nodes[place] for place in write_set(entry, metadata.striping)]
