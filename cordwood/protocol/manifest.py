@@ -46,6 +46,7 @@ def first_head(log: int, first: int, fence: int, holder: str) -> Head:
     Args:
         first: the LSN that the first entry will begin at.
     """
+    assert first > 0, "a log begins at an LSN"
     return Head(log, 1, fence, holder, first, first, ((),), ())
 
 

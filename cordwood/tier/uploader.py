@@ -120,7 +120,8 @@ class LogUploader:
 
         Args:
             items: from `first` on, without a hole; whole blocks.
-            first: what `next_lsn` gave; of a log without a manifest, where its history begins.
+            first: what `next_lsn` gave; of a log without a manifest, where its history begins, 0
+                where it has none.
             fence: see `LogManifest.take_turn`.
         Raises:
             Fenced: another uploader has begun.
@@ -128,6 +129,10 @@ class LogUploader:
             OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
             Corrupt: a block is damaged; earlier commits stay.
         """
+        if not first:
+            # Trap: a trim took what was to be uploaded first. A manifest that began there would
+            # be of no log.
+            return Uploaded(0)
         head = await self._manifest.take_turn(first, fence)
         if self._created_us:
             await keep_origin(self._store, self._log, self._created_us)

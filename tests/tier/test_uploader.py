@@ -311,3 +311,17 @@ class TestBarriers:
         done = await late.run(source(made, made.first), made.first)
         assert (done.objects, done.end) == (0, made.next)
         assert await stored(store, host) == expected(made)
+
+    @as_scenario(on_quiet_store)
+    async def test_a_log_that_was_trimmed_before_its_first_upload_gets_no_manifest(
+        self, store, host: Host
+    ) -> None:
+        """Tier seed 9600019: a manifest was written that begins at no LSN, and could not be read
+        from then on, so nothing of the log was ever uploaded."""
+        nothing = Made(LOG)
+        done = await uploader_of(store, host).run(source(nothing, 1), 0)
+        assert (done.objects, done.end) == (0, 0)
+        assert await LogManifest(store, LOG, host, "reader").load() is None
+        made = history(10)
+        await uploader_of(store, host).run(source(made, made.first), made.first)
+        assert await stored(store, host) == expected(made)
