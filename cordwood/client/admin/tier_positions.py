@@ -69,9 +69,19 @@ class TierPositions:
                 for piece in await self._pieces(entry):
                     if piece.first > trim:
                         return piece.first, piece.append_first_us
-                    if piece.last > trim:
-                        return trim + 1, await self._time_of(trim + 1)
+                    if piece.last > trim and (
+                        found := await self._first_within(trim + 1, piece.last)
+                    ):
+                        return found
                 lsn = entry.last + 1
+        return None
+
+    async def _first_within(self, first: int, last: int) -> Placed | None:
+        """The first record of a range that is still there: trims go on meanwhile."""
+        async with await self._tier.history(self._info, first, last) as blocks:
+            async for item in blocks:
+                if not isinstance(item, Gap):
+                    return item.first, item.header.append_time_us
         return None
 
     async def last(self, trim: int) -> Placed | None:
@@ -84,17 +94,20 @@ class TierPositions:
                     continue
                 if piece.last <= self.up_to:
                     return piece.last, piece.append_last_us
-                return self.up_to, await self._time_of(self.up_to)
+                start = max(piece.first, trim + 1)
+                if found := await self._last_within(start, self.up_to):
+                    return found
             lsn = entry.first - 1
         return None
 
-    async def _time_of(self, lsn: int) -> int:
-        """The append time of the block that has a record at an LSN."""
-        async with await self._tier.history(self._info, lsn, lsn) as blocks:
+    async def _last_within(self, first: int, last: int) -> Placed | None:
+        """The last record of a range that is still there."""
+        found: Placed | None = None
+        async with await self._tier.history(self._info, first, last) as blocks:
             async for item in blocks:
                 if not isinstance(item, Gap):
-                    return item.header.append_time_us
-        return 0
+                    found = item.last, item.header.append_time_us
+        return found
 
     async def bytes_between(self, start_us: int, stop_us: int) -> int:
         """About how many bytes of bodies were appended in `[start, stop)`, up to the tier point."""
