@@ -29,6 +29,7 @@ from cordwood.sim import ledger_clients, network, transport
 from cordwood.sim.constants import find_constant
 from cordwood.storage import data_directory
 from cordwood.storage.push import read_ahead, read_streams
+from cordwood.storage.repair import wal_healing
 from cordwood.storage.wal import wal_recovery
 from cordwood.storage.wal.wal_limits import WalLimits
 from cordwood.wire import arrivals, connection, peers, server
@@ -142,11 +143,16 @@ KNOBS: Mapping[str, Knob[Any]] = {
         Knob(lambda: ledger_autorecovery.CHECKED_A_LOOK, (0,), 0.0),
         Knob(lambda: ledger_rule.GRACE_US, (2_000_000,), 0.0),
         Knob(lambda: ledger_rule.AGAIN_MAX_S, (5.0,), 0.0),
+        # Likewise: the operator who accepts a loss has to be there before it is healed.
+        Knob(lambda: wal_healing.BEGINS_S, (1e6,), 0.0),
         # Likewise: an entry outlives Qa-1 lost disks, and one is lost at a time.
         Knob(lambda: ledger_clients.SHAPES, _SHAPES, 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""
+
+HEALING = "storage.repair.wal_healing.BEGINS_S"
+"""Turned, no node heals within the run what its WAL lost."""
 
 TurnedKnobs = tuple[tuple[str, int], ...]
 """Which knobs are turned: names, and which of their values each takes."""

@@ -12,7 +12,7 @@ from cordwood.nodes import NodeId
 from cordwood.settings import SequencerSettings
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, Fault, FaultOptions, draw_plan
-from cordwood.sim.knobs import TurnedKnobs
+from cordwood.sim.knobs import HEALING, TurnedKnobs
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions
@@ -77,6 +77,11 @@ class RunOptions:
     def settle_s(self) -> float:
         """How long producers go on after the healing."""
         return ABSENT_SETTLE_S if self.absent else SETTLE_S
+
+    @property
+    def heals(self) -> bool:
+        """Whether nodes heal what their WALs lost within the run."""
+        return not any(name == HEALING for name, _ in self.turns)
 
     @property
     def is_far(self) -> bool:

@@ -348,7 +348,7 @@ class _Run:
             stuck = await self._lose()
         if self._options.loses_disks:
             await self._losses.wait_healed()
-        if self._options.faults.damage is Damage.WITHIN:
+        if self._options.faults.damage is Damage.WITHIN and self._options.heals:
             await wait_mended(self._cluster, self.recorder)
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)

@@ -21,7 +21,7 @@ from cordwood.settings import MIB, REORDERINGS, ClientSettings, SequencerSetting
 from cordwood.sim.aftermath import COPIES, FEW
 from cordwood.sim.cluster import ClusterOptions
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
-from cordwood.sim.knobs import TurnedKnobs, draw_turns
+from cordwood.sim.knobs import HEALING, TurnedKnobs, draw_turns
 from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import FAR_S, SETTLE_S, RunOptions
 from cordwood.sim.streams import stream
@@ -116,6 +116,9 @@ GIVEN_UP_SHARE = 0.25
 SCRIBES_SHARE = 0.1
 """Share of the seeds, of those that can, in which ledgers are written: such a run takes a third
 longer. Where disks lose what they had, or appends are timed, there are none."""
+
+UNHEALED_SHARE = 0.5
+"""Share of the seeds with accepted losses in which nodes do not heal their WALs."""
 
 AUDITED_SHARE = 0.3
 """Share of the seeds in which nodes are scanned for their copies when all is over."""
@@ -216,11 +219,15 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         ),
         faults=faults,
         link=_link(chance),
-        turns=_prompt(
-            callers,
-            _unstuck(
-                stream(seed, "unstuck"),
-                draw_turns(stream(seed, "knobs")) if chance.random() < 0.7 else (),
+        turns=_unhealed(
+            accepts := damage is Damage.WITHIN and stream(seed, "accepts").random() < 0.7,
+            stream(seed, "unhealed"),
+            _prompt(
+                callers,
+                _unstuck(
+                    stream(seed, "unstuck"),
+                    draw_turns(stream(seed, "knobs")) if chance.random() < 0.7 else (),
+                ),
             ),
         ),
         buggify=chance.random() < 0.7,
@@ -228,7 +235,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         absent=absent,
         paced=paced,
         loses=loses,
-        accepts=(accepts := damage is Damage.WITHIN and stream(seed, "accepts").random() < 0.7),
+        accepts=accepts,
         audited=accepts or stream(seed, "audited").random() < AUDITED_SHARE,
     )
     if options.is_far:
@@ -255,6 +262,12 @@ def _prompt(callers: int, turns: TurnedKnobs) -> TurnedKnobs:
     """The same, but for clients that look names up every 15 s, where S32 holds callers to what the
     manual says: the log that had a name before is read for 8 s at the most (seed 8800727)."""
     return tuple(turn for turn in turns if not callers or turn[0] != REFRESH)
+
+
+def _unhealed(accepts: bool, chance: random.Random, turns: TurnedKnobs) -> TurnedKnobs:
+    """The same, and in half the seeds in which an operator accepts losses no node heals its WAL:
+    within seconds there would be none to accept."""
+    return (*turns, (HEALING, 0)) if accepts and chance.random() < UNHEALED_SHARE else turns
 
 
 def _alone(options: RunOptions) -> RunOptions:

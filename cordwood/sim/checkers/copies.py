@@ -7,7 +7,7 @@ trimmed is owed no copies any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from cordwood.block import GapKind
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
@@ -16,13 +16,15 @@ from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.spread import asked_for, lacking
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import GapDelivered
+from cordwood.sim.operator_events import LossAccepted
 
 
 def check_copies(evidence: Evidence) -> list[Violation]:
     """S15: R intact copies over the racks asked for, of records and of plugs.
 
     A run that may destroy more than its replication survives owes no copies, nor one that
-    loses nodes: nothing rebuilds theirs yet.
+    loses nodes: nothing rebuilds theirs yet. A node whose loss an operator accepted may have lost
+    one copy of anything: it counts beside those that have one.
     """
     if evidence.run.beyond_tolerance or evidence.lost_at is not None:
         return []
@@ -38,10 +40,12 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
     run: list[int] = []
     reason = ""
     trim = evidence.trim_held(log)
+    accepted = {e.node for _, e in evidence.of(LossAccepted) if isinstance(e, LossAccepted)}
     for lsn, is_record in sorted(_places(evidence, log, disk).items()):
         if lsn <= trim:
             continue
-        now = _lack(evidence, disk.at(lsn), is_record, evidence.racks_then(log, lsn >> 32))
+        racks = evidence.racks_then(log, lsn >> 32)
+        now = _lack(evidence, disk.at(lsn), is_record, racks, accepted & racks.keys())
         if run and now != reason:
             yield _lacks(evidence, log, run, reason)
             run = []
@@ -98,7 +102,11 @@ def _plugs(disk: Disk, gap: GapDelivered) -> Iterator[int]:
 
 
 def _lack(
-    evidence: Evidence, piece: DiskRange | None, is_record: bool, racks: Mapping[int, str]
+    evidence: Evidence,
+    piece: DiskRange | None,
+    is_record: bool,
+    racks: Mapping[int, str],
+    accepted: Set[int],
 ) -> str:
     """What is missing at a place, in words; empty if nothing is.
 
@@ -113,4 +121,7 @@ def _lack(
         copies = [copy for copy in piece.copies if copy.is_data == is_record]
     nodes = {copy.dump.node for copy in copies}
     spread = {racks.get(copy.dump.node, copy.dump.rack) for copy in copies}
+    if nodes:
+        nodes |= accepted
+        spread |= {racks[node] for node in accepted}
     return lacking(evidence.run, nodes, spread)

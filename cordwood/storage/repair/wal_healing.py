@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+BEGINS_S = 0.0
+"""How long after its start a node begins. At once: until it is healed, recoveries go without it."""
+
 LANES = 8
 """Logs that are healed side by side: most of the time is spent waiting for answers."""
 
@@ -93,6 +96,7 @@ class WalHealing:
         if not self._engine.damage:
             return
         loop = asyncio.get_running_loop()
+        await asyncio.sleep(BEGINS_S)
         while self._book is None:
             try:
                 self._book = HealBook(await self._newest())
