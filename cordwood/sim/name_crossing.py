@@ -18,6 +18,7 @@ from cordwood.errors import CordwoodError, LogExists, UnknownLog
 from cordwood.host.seams import Host
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.store import MetadataStore
+from cordwood.sim.events import EpochTaken
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.name_events import LogMade, LogSought
 from cordwood.sim.workload import RECONNECT_S, Clients
@@ -88,6 +89,11 @@ async def seek_logs(metadata: MetadataStore, recorder: HistoryRecorder) -> None:
     listed = {int(info.log_id) for info in await tree.list()}
     for log in made:
         recorder.add(await _sought(tree, log, listed, recorder))
+    # A client that was killed amid a creation knows of no log, and another may have deleted it.
+    begun = {each.log for each in recorder.events if isinstance(each, EpochTaken)}
+    for log in sorted(begun.difference(made)):
+        if await tree.is_deleted(log):
+            recorder.add(await _sought(tree, log, listed, recorder))
 
 
 async def _sought(
