@@ -58,6 +58,7 @@ from cordwood.sim.run_clients import (
 from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
 from cordwood.sim.workload import Clients, final_tails, records_a_second
+from cordwood.tier.patient_store import TRY_S
 
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
 
@@ -318,7 +319,9 @@ class _Run:
         injector = Injector(self._simulation, self._cluster, hosts, self.recorder, self._crew)
         for number in self._cluster.numbers:
             self._cluster.start(number)
-        async with asyncio.timeout(BOOT_S):
+        # A node that begins anew asks main storage first, whose answers may be lost.
+        lost_s = 2 * TRY_S if self._options.cluster.tier.store else 0.0
+        async with asyncio.timeout(BOOT_S + lost_s):
             await self._cluster.wait_running()
         start_clients(self._crew, self.clients)
         start_s = self._simulation.loop.time()
@@ -413,8 +416,15 @@ class _Run:
         self.clients.slowness, self.clients.burst = 1.0, self._options.workload.burst
 
     async def _idle(self) -> None:
-        """See what nodes do that nobody asks for anything."""
+        """See what nodes do that nobody asks for anything.
+
+        Nodes that look at their logs several times a second, and not once in some seconds or
+        minutes as in production, are not idle.
+        """
         await asyncio.sleep(QUIET_S)
+        cluster = self._options.cluster
+        if cluster.tier.store and min(cluster.tier.look_s, cluster.storage.retention_every_s) < 1:
+            return
         loop = self._simulation.loop
         before, since_s = loop.callbacks_run, loop.time()
         await asyncio.sleep(IDLE_S)
