@@ -1,19 +1,23 @@
 """Spend minutes on trying to break what Cordwood promises, and tell what broke.
 
-`make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over
-all cores: the swarm (every seed another cluster, other clients, other faults), the demo's
-cluster, faults beyond what the copies survive (then every loss must be told exactly), the
-crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
-real cluster's nodes under load, everything at once that this machine can do to such a cluster,
-small random changes of the code that tests and simulator must notice (`mutate.py`), a reader
-beside a node that is a hundred times slower (`prove_reads.py`),
-fuzzed input for every decoder, every scene that `make test` leaves out as too slow
-(`prove_scenes.py`), and every world of the models that are too large for it. `--parts` chooses
-among them. The scenes, the models' worlds and Spark's parts (`prove_spark.py`) are so many tests
-and come on top of the minutes, Spark's half an hour only with a proof of 15 minutes or more. The
-first three are `cordwood sim run`, which runs one seed of fifty twice, fails a sweep in which too
-many runs did not count, and, once the swarm's is a full one, a sweep that never reached one of
-the rare branches.
+`make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over all cores:
+
+- the swarm (every seed another cluster, other clients, other faults), the demo's cluster, logs that
+  are tiered into an object store that misbehaves, and faults beyond what the copies survive (then
+  every loss must be told exactly);
+- the crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
+  real cluster's nodes under load, and all at once that this machine can do to such a cluster;
+- small random changes of the code that tests and simulator must notice (`mutate.py`), and fuzzed
+  input for every decoder;
+- a reader beside a node that is a hundred times slower (`prove_reads.py`), every scene that
+  `make test` leaves out as too slow (`prove_scenes.py`), and every world of the models that are too
+  large for it.
+
+`--parts` chooses among them. The scenes, the models' worlds and Spark's parts (`prove_spark.py`)
+are so many tests and come on top of the minutes, Spark's half an hour only with a proof of 15
+minutes or more. The first four are `cordwood sim run`, which runs one seed of fifty twice, fails a
+sweep in which too many runs did not count, and, once the swarm's is a full one, a sweep that never
+reached one of the rare branches.
 
 The first seed follows from the commit and the number of seeds from the minutes and cores, so
 that one commit proves the same every time, a quick machine no more than a slow one, and the
@@ -124,6 +128,7 @@ PARTS = {
     for part in (
         Part("swarm", 0.55),
         Part("demo", 0.2, ("--demo",)),
+        Part("tier", 0.2, ("--tier",)),
         Part("beyond", 0.1, ("--beyond",)),
         Part(CRASH, 0.15),
         Part(KILLS, 0.1),

@@ -95,6 +95,13 @@ def append(
     digest: DigestOption = "crc32c",
     custom: CustomOption = None,
     ledger_id: IdOption = None,
+    defer_sync: Annotated[
+        bool,
+        typer.Option(
+            "--defer-sync",
+            help="Force entries to disk by the portion; print them once that is done.",
+        ),
+    ] = False,
     leave_open: Annotated[
         bool, typer.Option("--leave-open", help="Do not close the ledger at the end.")
     ] = False,
@@ -104,13 +111,18 @@ def append(
 ) -> None:
     """Make a ledger, append entries, and close it; each id is printed once its entry is stored."""
     with open_store(cluster) as store:
-        made = _create(store, ensemble, write, ack, digest, custom, ledger_id)
+        made = _create(
+            store, ensemble, write, ack, digest, custom, ledger_id, defers_sync=defer_sync
+        )
         if not as_json:
             # Before the first entry: whoever kills this knows what to recover.
             typer.echo(f"ledger {made.ledger_id}")
         stored = 0
         for some in _portions(values):
-            for entry in made.append_many(some):
+            entries = made.append_many(some)
+            if defer_sync:
+                made.force()
+            for entry in entries:
                 stored += 1
                 if not (quiet or as_json):
                     sys.stdout.write(f"{entry}\n")
@@ -131,7 +143,11 @@ def _create(
     digest: str,
     custom: list[str] | None,
     ledger_id: int | None,
+    *,
+    defers_sync: bool = False,
 ) -> BlockingWritableLedger:
+    from cordwood.protocol.ledger_writer import WriterLimits
+
     return store.ledgers.create(
         ensemble=ensemble,
         write=write,
@@ -140,6 +156,7 @@ def _create(
         password=_password(),
         custom=_custom(custom or []),
         ledger=ledger_id,
+        limits=WriterLimits(defers_sync=defers_sync),
     )
 
 

@@ -44,6 +44,12 @@ def test_a_ledger_is_appended_to_read_and_shown(run):
     assert "who = me" in text
 
 
+def test_entries_are_printed_once_they_are_forced(run):
+    text = run("append", "a", "b", *ONE, "--defer-sync", "--id", "60")
+    assert text.split() == ["ledger", "60", "0", "1"]
+    assert run("read", "60").split() == ["a", "b"]
+
+
 def test_an_open_ledger_is_fenced_and_recovered(run):
     text = run("append", "a", "b", "c", *ONE, "--leave-open", "--id", "77")
     assert text.split() == ["ledger", "77", "0", "1", "2"]

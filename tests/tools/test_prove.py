@@ -107,10 +107,10 @@ def test_each_test_that_make_test_leaves_out_is_run_by_a_proof(
         assert re.search(rf"^@pytest\.mark\.slow\n(?:@.*\n)*def {name}\(", text, re.M), scene
 
 
-ALL = ("--parts", "swarm,demo,beyond,crash")
+ALL = ("--parts", "swarm,demo,tier,beyond,crash")
 
 
-def test_the_swarm_the_demo_what_is_beyond_and_crash_states_are_swept(simulator):
+def test_the_swarm_the_demo_the_tier_what_is_beyond_and_crash_states_are_swept(simulator):
     done = prove(simulator, *ALL, "--minutes", "0.01", "--first-seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     common = ["--seed", "7", "--seeds", "1", "--minutes"]
@@ -118,6 +118,7 @@ def test_the_swarm_the_demo_what_is_beyond_and_crash_states_are_swept(simulator)
     assert shown == [
         ["sim", "run", *common],
         ["sim", "run", "--demo", *common],
+        ["sim", "run", "--tier", *common],
         ["sim", "run", "--beyond", *common],
     ]
     assert "crash states in" in done.stdout
@@ -193,7 +194,7 @@ def test_the_sweeps_after_one_that_failed_are_run_all_the_same(simulator):
 def test_a_part_that_there_is_not_is_refused(simulator):
     done = prove(simulator, "--parts", "demo,swamp")
     assert done.returncode == 2
-    assert "swarm,demo,beyond,crash" in done.stderr
+    assert "swarm,demo,tier,beyond,crash" in done.stderr
 
 
 def test_a_seed_of_the_crash_states_can_be_run_again(simulator):
