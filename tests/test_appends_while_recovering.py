@@ -61,7 +61,7 @@ async def read_soon(store) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_they_are_acknowledged_at_once_and_seen_once_all_below_is_recovered(seed):
+def test_they_are_acknowledged_at_once_and_seen_once_all_below_is_recovered(seed: int):
     async def scenario(cluster, store, gate):
         lsns = [await store.append("orders", b"%d" % n) for n in (2, 3)]
         assert [lsn.epoch for lsn in lsns] == [2, 2]

@@ -260,7 +260,9 @@ class TestWrongDirectories:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.json"]
 
     @pytest.mark.parametrize("url", ["http://x", "cordwod://127.0.0.1:4440", "kafka://h:9092"])
-    def test_a_mistyped_scheme_makes_no_store(self, tmp_path: Path, monkeypatch, url: str) -> None:
+    def test_a_mistyped_scheme_makes_no_store(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         with pytest.raises(BadSetting, match=r"is not a scheme of Cordwood\. Write cordwood://"):
             cordwood.connect(url)

@@ -29,7 +29,7 @@ async def without_sequencer(cluster, store, strike) -> float:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_killed_sequencer_costs_less_than_a_second(seed):
+def test_a_killed_sequencer_costs_less_than_a_second(seed: int):
     async def scenario(cluster):
         store = await cluster.connect()
         return await without_sequencer(cluster, store, cluster.crash)
@@ -38,7 +38,7 @@ def test_a_killed_sequencer_costs_less_than_a_second(seed):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_stopped_sequencer_costs_less_than_ten_seconds(seed):
+def test_a_stopped_sequencer_costs_less_than_ten_seconds(seed: int):
     async def scenario(cluster):
         store = await cluster.connect()
         took_s = await without_sequencer(cluster, store, cluster.pause)
@@ -67,7 +67,7 @@ def test_a_node_that_sees_nobody_stops_to_sequence():
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_log_that_comes_home_leaves_no_append_unknown(seed):
+def test_a_log_that_comes_home_leaves_no_append_unknown(seed: int):
     """Its own node was away, another one sequenced, and a new client finds the first again."""
 
     async def scenario(cluster):

@@ -139,7 +139,7 @@ class TestTheTree:
             path for path in sources() if path.stem in drawers or path.parent.name in drawers
         ] == []
 
-    def test_no_file_names_a_place_on_one_machine(self, tracked):
+    def test_no_file_names_a_place_on_one_machine(self, tracked: list[Path]):
         found = []
         for path in tracked:
             text = path.read_text(errors="replace")
@@ -157,7 +157,7 @@ class TestTheTree:
             "benchmarks/peers/requirements.lock",
         ],
     )
-    def test_the_locks_pin_by_hash_and_name_no_index(self, name):
+    def test_the_locks_pin_by_hash_and_name_no_index(self, name: str):
         text = (ROOT / name).read_text()
         assert not REGISTRY.search(text)
         pins = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", text).strip())
@@ -178,7 +178,7 @@ class TestDocs:
             compile(textwrap.dedent(block), "README.md", "exec")
 
     @pytest.mark.real
-    def test_the_first_two_run_as_they_stand_on_an_embedded_store(self, tmp_path):
+    def test_the_first_two_run_as_they_stand_on_an_embedded_store(self, tmp_path: Path):
         """The README offers a directory in place of the cluster's address; it is one here."""
         printed = []
         for block in snippets(ROOT / "README.md", "python")[:2]:

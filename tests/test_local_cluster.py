@@ -292,7 +292,7 @@ def _command_line(pid: str) -> str:
 
 @as_scenario(awaited_by(uvloop.run))
 async def test_what_is_staged_survives_kill_9_of_every_process_and_is_published_once(
-    *, tmp_path
+    *, tmp_path: Path
 ) -> None:
     async with running(tmp_path / "c", THREE_OF_THREE, timeout_s=30.0) as (cluster, store):
         blocks = [[bytes([at]) * 1000] * 100 for at in range(8)]

@@ -55,7 +55,7 @@ def test_as_people_write_them(words, found):
      "replicate_across=node:99",
      "max_writes_in_flight=0", "synced_copies=17", "backlog_s=1000000d"],
 )  # fmt: skip
-def test_what_cannot_be(word):
+def test_what_cannot_be(word: str):
     with pytest.raises(BadSetting):
         parse_attributes([word])
 

@@ -110,7 +110,9 @@ class TestNewEpochs:
             await store.append("log", b"third")
             assert (await store.log("log")).history[-1].copies == 2
 
-    def test_a_log_that_has_had_all_its_nodesets_goes_on_with_the_last(self, monkeypatch):
+    def test_a_log_that_has_had_all_its_nodesets_goes_on_with_the_last(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
         """Another was refused, and with it the epoch: the log took nothing any more."""
         swap_value(monkeypatch, lambda: epoch_store.HISTORY_MAX, 2)
 
@@ -146,7 +148,7 @@ class TestWindow:
     @pytest.mark.parametrize("limit", [1, 3])
     @as_scenario(simulate)
     async def test_no_more_blocks_are_in_flight_than_may_be(
-        self, cluster: ClusterAtHand, *, limit
+        self, cluster: ClusterAtHand, *, limit: int
     ) -> None:
         async with cluster.client() as one, cluster.client() as other:
             await one.create_log("log", attributes=LogAttributes(max_writes_in_flight=limit))
@@ -197,7 +199,7 @@ class TestNames:
             await other.append("log", b"new")
 
     @pytest.mark.parametrize("create_logs", [True, False])
-    def test_who_only_asks_makes_no_log(self, create_logs):
+    def test_who_only_asks_makes_no_log(self, create_logs: bool):
         """To ask for the tail of a deleted log brought it back, empty."""
 
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -225,7 +227,7 @@ class TestNames:
     @pytest.mark.parametrize("kind", ["read", "reader", "consumer"])
     @as_scenario(simulate)
     async def test_who_waits_for_records_of_a_log_that_is_not_there_gets_them(
-        self, cluster: ClusterAtHand, *, kind
+        self, cluster: ClusterAtHand, *, kind: str
     ) -> None:
         async with cluster.client() as store, cluster.client() as other:
             if kind == "read":
@@ -285,7 +287,7 @@ class TestRefusals:
     @pytest.mark.parametrize("path", ["log", "/"])
     @as_scenario(simulate, nodes=3)
     async def test_more_than_there_is_may_not_be_asked_for(
-        self, cluster: ClusterAtHand, *, path
+        self, cluster: ClusterAtHand, *, path: str
     ) -> None:
         async with cluster.client() as store:
             before = await store.append("log", b"1")

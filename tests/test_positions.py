@@ -167,7 +167,7 @@ class TestKeys:
             assert (place.before, place.at) == (records[2].lsn, records[4].lsn)
             assert place.is_partial
 
-    def test_a_log_without_keys_is_not_searched_to_its_end(self, monkeypatch):
+    def test_a_log_without_keys_is_not_searched_to_its_end(self, monkeypatch: pytest.MonkeyPatch):
         swap_value(monkeypatch, lambda: positions.KEYLESS_MAX, 10)
 
         async def scenario(cluster: ClusterAtHand) -> None:

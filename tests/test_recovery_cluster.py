@@ -385,7 +385,7 @@ class TestAbsentMembers:
 
     @as_scenario(simulate)
     async def test_a_node_whose_disk_was_emptied_does_not_start(
-        self, cluster: ClusterAtHand, *, caplog
+        self, cluster: ClusterAtHand, *, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with written(cluster):
             cluster.kill(2)

@@ -144,7 +144,7 @@ class TestBySizeOverNodes:
 
 
 class TestDeleted:
-    def test_nobody_is_asked_of_logs_that_are_gone_for_long(self, monkeypatch):
+    def test_nobody_is_asked_of_logs_that_are_gone_for_long(self, monkeypatch: pytest.MonkeyPatch):
         """Each change of the tree asked for each log that had ever been deleted, one by one."""
         asked: list[int] = []
         by_id = LogTree.by_id

@@ -82,7 +82,7 @@ class TestTrim:
     @pytest.mark.parametrize("silent_s", [0.1, 5.0])
     @as_scenario(simulate, copies=3, nodes=3)
     async def test_the_first_record_waits_for_the_trim_points_of_all_connected_nodes(
-        self, cluster: ClusterAtHand, *, silent_s
+        self, cluster: ClusterAtHand, *, silent_s: float
     ) -> None:
         """The node that missed a trim answered first, and a reader got what was trimmed. A node
         that is silent is waited for a moment only."""

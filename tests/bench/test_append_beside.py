@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def figures(*arguments: str) -> list[dict[str, Any]]:
 class TestVerb:
     TINY = ("--size", "100", "--in-flight", "64", "--records", "2000", "--repeat", "1")
 
-    def test_beside_nats(self, tmp_path, require: Callable[[str, str], None]) -> None:
+    def test_beside_nats(self, tmp_path: Path, require: Callable[[str, str], None]) -> None:
         if find_nats() is None:
             require("nats", "nats-server is not installed")
         (figure,) = figures(*self.TINY, "--nats", "--nodes", "1", "--dir", str(tmp_path))
@@ -90,13 +91,15 @@ class TestVerb:
         assert figure["reference_is"].startswith("NATS JetStream")
         assert list(tmp_path.iterdir()) == []
 
-    def test_many_logs_beside_one(self, tmp_path) -> None:
+    def test_many_logs_beside_one(self, tmp_path: Path) -> None:
         (figure,) = figures(*self.TINY, "--logs", "7", "--nodes", "1", "--dir", str(tmp_path))
         assert figure["parameters"]["logs"] == 7
         assert figure["ratio"] > 0
         assert list(tmp_path.iterdir()) == []
 
-    def test_how_a_burst_lies_on_the_nodes(self, tmp_path, monkeypatch) -> None:
+    def test_how_a_burst_lies_on_the_nodes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap_value(monkeypatch, lambda: append_spread.BURST_RECORDS, 640)
         where = {"directory": str(tmp_path), "nodes": 3, "repeats": 1, "say": print}
         figure = run_on_uvloop(append_spread.bench_spread(**where))

@@ -41,7 +41,7 @@ def figures(*arguments: str) -> list[dict[str, object]]:
 
 @pytest.mark.real
 class TestVerbs:
-    def test_append_one_by_one(self, tmp_path):
+    def test_append_one_by_one(self, tmp_path: Path):
         (figure,) = figures(
             "append", "--size", "100", "--in-flight", "64", "--records", "1000",
             "--nodes", "3", "--repeat", "1", "--dir", str(tmp_path),
@@ -50,14 +50,14 @@ class TestVerbs:
         assert 0 < figure["p50_ms"] <= figure["p99_ms"]
         assert list(tmp_path.iterdir()) == []
 
-    def test_append_in_batches_for_some_time(self, tmp_path):
+    def test_append_in_batches_for_some_time(self, tmp_path: Path):
         (figure,) = figures(
             "append", "--size", "64", "--batch", "16", "--in-flight", "2", "--seconds", "0.05",
             "--nodes", "1", "--repeat", "1", "--dir", str(tmp_path),
         )  # fmt: skip
         assert (figure["unit"], figure["parameters"]["copies"]) == ("MB/s", 1)
 
-    def test_read(self, tmp_path):
+    def test_read(self, tmp_path: Path):
         (figure,) = figures(
             "read", "--size", "100", "--batch", "50", "--records", "1000",
             "--nodes", "1", "--repeat", "1", "--dir", str(tmp_path),
@@ -65,7 +65,7 @@ class TestVerbs:
         assert figure["unit"] == "records/s"
         assert figure["parameters"]["records"] == 1000
 
-    def test_read_at_the_tail(self, tmp_path, monkeypatch):
+    def test_read_at_the_tail(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         small = TailProfile(seconds=0.2, rate=400, records=128, readers=3)
         swap_value(monkeypatch, lambda: read_tail_module.TAIL, small)
         lag, beside = figures(
@@ -80,7 +80,7 @@ class TestVerbs:
         assert package["parameters"]["heavy_modules_loaded"] == ""
         assert connect["parameters"]["heavy_modules_loaded"] == ""
 
-    def test_told_to_stop_it_leaves_nothing(self, tmp_path):
+    def test_told_to_stop_it_leaves_nothing(self, tmp_path: Path):
         process = subprocess.Popen(
             [sys.executable, "-m", "cordwood", "bench", "append", "--nodes", "1"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -92,7 +92,7 @@ class TestVerbs:
         assert (process.returncode, said, problems) == (130, "", "")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_cluster_that_is_not_there(self, tmp_path):
+    def test_a_cluster_that_is_not_there(self, tmp_path: Path):
         outcome = run_verb(
             ["bench", "append", "--cluster", "cordwood://127.0.0.1:1", "--dir", str(tmp_path)]
         )
@@ -109,12 +109,15 @@ class TestSimulation:
 
 
 class TestReferences:
-    def test_the_disk_writes_to_each_file_and_leaves_nothing(self, tmp_path):
+    def test_the_disk_writes_to_each_file_and_leaves_nothing(self, tmp_path: Path):
+        def files() -> int:
+            return len(list(tmp_path.iterdir()))
+
         async def measure() -> float:
             async with disk_reference(
                 str(tmp_path), copies=2, write_bytes=5000, lanes=3
             ) as reference:
-                assert len(list(tmp_path.iterdir())) == 2
+                assert files() == 2
                 return await reference.bytes_per_second(0.02)
 
         assert run_on_uvloop(measure()) > 0

@@ -38,7 +38,7 @@ class TestPercentile:
     @pytest.mark.parametrize(
         ("share", "rank"), [(0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100), (0.001, 1)]
     )
-    def test_it_is_the_nearest_rank(self, share, rank):
+    def test_it_is_the_nearest_rank(self, share: float, rank: int):
         seconds = [number / 1000 for number in range(1, 101)]
         assert percentile_ms(seconds, share) == rank
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from scenarios import run_on_uvloop
@@ -22,7 +23,7 @@ def quiet(_: str) -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [100, 70_000])
-def test_all_of_it_is_read_back(tmp_path, block_bytes):
+def test_all_of_it_is_read_back(tmp_path: Path, block_bytes: int):
     profile = LogsDbProfile("few", block_bytes, 3 * MIB if block_bytes > 1000 else MIB // 4)
     figure = run_on_uvloop(
         bench_logsdb(profile, None, directory=str(tmp_path), repeats=2, say=quiet)
@@ -33,7 +34,7 @@ def test_all_of_it_is_read_back(tmp_path, block_bytes):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_verb_prints_json(tmp_path, monkeypatch):
+def test_the_verb_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     swap_value(monkeypatch, lambda: logsdb.STANDARD, (LogsDbProfile("few", 1000, MIB // 8),))
     outcome = run_verb(["bench", "logsdb", "--repeat", "1", "--dir", str(tmp_path), "--json"])
     assert outcome.exit_code == 0, outcome.output
@@ -42,7 +43,7 @@ def test_the_verb_prints_json(tmp_path, monkeypatch):
     assert "sequential" in figure["reference_is"] or "reading" in figure["reference_is"]
 
 
-def test_latencies_with_and_without_a_cold_reader(tmp_path):
+def test_latencies_with_and_without_a_cold_reader(tmp_path: Path):
     profile = ColdProfile(cold_bytes=40 * MIB, seconds=0.3)
     work = bench_cold_reader(profile, directory=str(tmp_path), repeats=1, say=quiet)
     figures = {figure.name: figure for figure in run_on_uvloop(work)}

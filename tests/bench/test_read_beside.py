@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ async def test_what_is_no_message_ends_the_run_with_its_words(*, answer: bytes) 
 
 
 @pytest.mark.real
-def test_a_tiny_run(tmp_path, require: Callable[[str, str], None]) -> None:
+def test_a_tiny_run(tmp_path: Path, require: Callable[[str, str], None]) -> None:
     program = find_nats()
     if program is None:
         require("nats", "nats-server is not installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_four_nodes_have_no_place_for_the_copies_of_two_lost_ones() -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_node_is_healed_and_all_figures_are_told(tmp_path) -> None:
+def test_a_lost_node_is_healed_and_all_figures_are_told(tmp_path: Path) -> None:
     profile = RebuildProfile(nodes=5, total_bytes=16 * MIB, seconds=1.0)
     work = bench_rebuild(profile, directory=str(tmp_path), repeats=1, say=lambda _: None)
     figures = {each.name: each for each in asyncio.run(work)}

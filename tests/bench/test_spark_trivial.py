@@ -14,7 +14,7 @@ def source(**more: str) -> TrivialSource:
 
 
 @pytest.mark.parametrize("rows", ["1", "8192", "20001"])
-def test_a_batch_has_all_rows(rows):
+def test_a_batch_has_all_rows(rows: str):
     trivial = source(rows=rows)
     reader = trivial.reader(trivial.schema())
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]

@@ -73,7 +73,7 @@ class TestFio:
         assert not {"--time_based", "--sync=dsync"} & set(once)
 
     @pytest.mark.parametrize("kind", ["write", "read"])
-    def test_what_it_prints_is_read_behind_its_warnings(self, kind):
+    def test_what_it_prints_is_read_behind_its_warnings(self, kind: str):
         done = {
             "iops": 1000.5, "bw_bytes": 4_098_048,
             "lat_ns": {"mean": 90_000.0, "max": 5_000_000},
@@ -85,18 +85,18 @@ class TestFio:
         )
 
     @pytest.mark.parametrize("printed", [b"", b"nothing", b"{}", b'{"jobs": []}', b'{"jobs": 1}'])
-    def test_anything_else_is_an_error_that_shows_it(self, printed):
+    def test_anything_else_is_an_error_that_shows_it(self, printed: bytes):
         with pytest.raises(Unreachable, match="something else"):
             read_result(printed)
 
-    def test_it_runs(self, tmp_path, fio):
+    def test_it_runs(self, tmp_path: Path, fio: str):
         path = tmp_path / "file"
         path.write_bytes(bytes(MIB))
         result = run_on_uvloop(run_fio(fio, FioJob(str(path), 0, MIB, 4096, 2, 0.05)))
         assert result.bytes_per_s == pytest.approx(result.operations_per_s * 4096, rel=0.05)
         assert 0 < result.p50_us <= result.p99_us <= result.max_us * 1.1
 
-    def test_that_it_failed_is_told_in_its_words(self, tmp_path, fio):
+    def test_that_it_failed_is_told_in_its_words(self, tmp_path: Path, fio: str):
         with pytest.raises(Unreachable, match=r"fio failed: .*file creation disallowed"):
             run_on_uvloop(run_fio(fio, FioJob(str(tmp_path / "none"), 0, MIB, 4096, 1, 0.05)))
 
@@ -175,7 +175,7 @@ class TestRuns:
 
         return run_on_uvloop(measure())
 
-    def test_as_fast_as_it_goes(self, tmp_path):
+    def test_as_fast_as_it_goes(self, tmp_path: Path):
         profile = WalProfile(10_000, 16, seconds=0.1, capacity_bytes=MIB)
         result = self.run_on(tmp_path, profile)
         assert result.body_bytes == result.records * 10_000
@@ -185,7 +185,9 @@ class TestRuns:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("case", STANDARD, ids=lambda case: case.name)
-    def test_as_many_writes_are_at_the_device_as_fio_has_there(self, case, tmp_path, monkeypatch):
+    def test_as_many_writes_are_at_the_device_as_fio_has_there(
+        self, case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         """The kernel had the blocks ahead as well: eight of the WAL's beside four of fio's."""
         monkeypatch.setattr(bench_wal_module, "RealDisk", CountingDisk)
         monkeypatch.setattr(CountingDisk, "most", 0)
@@ -193,20 +195,20 @@ class TestRuns:
         self.run_on(tmp_path, replace(case.profile, seconds=0.3, capacity_bytes=64 * MIB))
         assert CountingDisk.most == case.profile.depth == case.profile.writes
 
-    def test_many_at_a_time(self, tmp_path):
+    def test_many_at_a_time(self, tmp_path: Path):
         profile = WalProfile(100, 400, batch=100, seconds=0.1, capacity_bytes=MIB)
         result = self.run_on(tmp_path, profile)
         assert result.records % 100 == 0
         assert result.body_bytes == result.records * 100
         assert result.written_bytes > result.body_bytes > 0
 
-    def test_at_a_pace_it_appends_no_more_than_is_due(self, tmp_path):
+    def test_at_a_pace_it_appends_no_more_than_is_due(self, tmp_path: Path):
         result = self.run_on(
             tmp_path, WalProfile(1000, 64, bytes_per_s=200_000, seconds=0.3, capacity_bytes=MIB)
         )
         assert 1 <= result.records <= 0.3 * 200 + 1
 
-    def test_a_start_reads_all_that_is_live(self, tmp_path, no_fio):
+    def test_a_start_reads_all_that_is_live(self, tmp_path: Path, no_fio: None):
         async def measure() -> Any:
             async with bench_wal_file(str(tmp_path), MIB) as path:
                 return await bench_start(path, MIB, 1000, repeats=2, say=quiet)
@@ -217,7 +219,7 @@ class TestRuns:
 
 
 class TestPlaces:
-    def test_what_stands_there_is_refused_and_blanked_with_leave(self, tmp_path):
+    def test_what_stands_there_is_refused_and_blanked_with_leave(self, tmp_path: Path):
         path = tmp_path / "precious"
         path.write_bytes(b"x" * MIB)
 
@@ -235,7 +237,7 @@ class TestPlaces:
         run_on_uvloop(use(True))
         assert path.read_bytes() == bytes(MIB)
 
-    def test_a_file_that_was_there_blank_stays(self, tmp_path):
+    def test_a_file_that_was_there_blank_stays(self, tmp_path: Path):
         path = tmp_path / "blank"
         path.write_bytes(bytes(2 * MIB))
 
@@ -248,7 +250,7 @@ class TestPlaces:
 
 
 class TestFigures:
-    def test_without_fio_there_is_no_reference(self, tmp_path, no_fio):
+    def test_without_fio_there_is_no_reference(self, tmp_path: Path, no_fio: None):
         async def measure() -> Any:
             profile = WalProfile(4000, 4, seconds=0.02, capacity_bytes=MIB)
             async with bench_wal_file(str(tmp_path), MIB) as path:
@@ -260,7 +262,7 @@ class TestFigures:
         assert figures[0].reference_is == "fio is not installed"
 
     @pytest.mark.usefixtures("fio")
-    def test_the_verb_beside_fio(self, tmp_path):
+    def test_the_verb_beside_fio(self, tmp_path: Path):
         outcome = verb(
             str(tmp_path), "--record-size", "4000", "--in-flight", "8", "--depth", "2",
             "--duration", "0.05", "--repeat", "2", "--capacity", "4", "--json",
@@ -275,7 +277,7 @@ class TestFigures:
         assert made["wal_4000B_records_records"]["reference"] is None
         assert os.listdir(tmp_path) == []
 
-    def test_the_standard_ones_as_tables(self, tmp_path, no_fio):
+    def test_the_standard_ones_as_tables(self, tmp_path: Path, no_fio: None):
         outcome = verb(str(tmp_path), "--duration", "0.02", "--repeat", "1", "--capacity", "40")
         assert outcome.exit_code == 0, outcome.output
         for case in STANDARD:
@@ -283,7 +285,7 @@ class TestFigures:
         assert "wal_recovery_of_1024B_records" in outcome.stdout
         assert os.listdir(tmp_path) == []
 
-    def test_a_file_that_holds_something_is_one_line(self, tmp_path):
+    def test_a_file_that_holds_something_is_one_line(self, tmp_path: Path):
         path = tmp_path / "wal"
         path.write_bytes(b"x" * MIB)
         outcome = verb(str(path), "--capacity", "1", "--record-size", "100")

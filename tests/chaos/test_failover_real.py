@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_bounds_are_of_the_median_and_of_the_worst():
 @pytest.mark.parametrize(
     "kinds", [(KILL, KILL_STORAGE), pytest.param((STOP,), marks=pytest.mark.slow)]
 )
-def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path, kinds):
+def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path: Path, kinds):
     report = asyncio.run(run_failover(str(tmp_path), seed=1, rounds=len(kinds), kinds=kinds))
     assert report.problems == ()
     assert report.acked > 50
@@ -49,7 +50,7 @@ def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path, kinds):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_node_that_is_cut_off_and_one_with_a_slow_disk_break_no_promise(tmp_path, require):
+def test_a_node_that_is_cut_off_and_one_with_a_slow_disk_break_no_promise(tmp_path: Path, require):
     if reason := why_not():
         require("namespaces", reason)
     if reason := why_no_strace():

@@ -13,7 +13,7 @@ ONE = ("-E", "1", "-w", "1", "-a", "1")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory):
     """Runs a verb on an embedded store that is served; what it printed."""
     with cordwood.connect(str(tmp_path_factory.mktemp("ledgers") / "store")) as store:
         address = store.serve()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from swaps import swap_value
@@ -12,29 +14,30 @@ from swaps import swap_value
 import cordwood
 from cordwood.cli import line_appends
 from cordwood.cli.line_appends import LineAppends
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, OutcomeUnknown, TokenFenced, UnknownLog, Unreachable
 
 LINES = [b"%d" % number for number in range(10)]
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path: Path) -> Iterator[BlockingStore]:
     with cordwood.connect(tmp_path / "store") as opened:
         yield opened
 
 
-def lines_of(store, told=None, resume=None):
+def lines_of(store: BlockingStore, told=None, resume=None):
     return LineAppends(store, "log", None, resume, [].append if told is None else told.append)
 
 
-def values(store, log="log"):
+def values(store: BlockingStore, log: str = "log"):
     return [item.value for item in store.read(log, until="tail") if hasattr(item, "value")]
 
 
 class Faulty:
     """A store whose appends end with an error although they were stored, or before they were."""
 
-    def __init__(self, store, *, errors, is_stored):
+    def __init__(self, store: BlockingStore, *, errors, is_stored):
         self._store = store
         self._errors = errors
         self._is_stored = is_stored
@@ -64,7 +67,9 @@ class Waits:
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-def test_a_portion_of_unknown_outcome_is_stored_once(store, monkeypatch, is_stored):
+def test_a_portion_of_unknown_outcome_is_stored_once(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+):
     swap_value(monkeypatch, lambda: line_appends.PAUSE_S, 0.0)
     told = []
     faulty = Faulty(store, errors=[], is_stored=is_stored)
@@ -78,7 +83,9 @@ def test_a_portion_of_unknown_outcome_is_stored_once(store, monkeypatch, is_stor
     assert told == ["log does not answer, trying again: gone", "log answers again"]
 
 
-def test_a_run_that_failed_is_resumed_behind_what_it_stored(store, monkeypatch):
+def test_a_run_that_failed_is_resumed_behind_what_it_stored(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+):
     swap_value(monkeypatch, lambda: line_appends.PATIENCE_S, 0.0)
     faulty = Faulty(store, errors=[], is_stored=True)
     first = lines_of(faulty)
@@ -101,7 +108,9 @@ def test_a_run_that_failed_is_resumed_behind_what_it_stored(store, monkeypatch):
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_a_run_stays_with_its_log_whatever_the_name_leads_to(store, monkeypatch, is_made_again):
+def test_a_run_stays_with_its_log_whatever_the_name_leads_to(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+):
     """A repeat by name ended with an error, and said that what the first try stored was not."""
     swap_value(monkeypatch, lambda: line_appends.PAUSE_S, 0.0)
 
@@ -126,7 +135,9 @@ def test_a_run_stays_with_its_log_whatever_the_name_leads_to(store, monkeypatch,
         assert values(store) == [b"another"]
 
 
-def test_what_an_earlier_try_may_have_stored_is_told_though_the_log_is_gone(store, monkeypatch):
+def test_what_an_earlier_try_may_have_stored_is_told_though_the_log_is_gone(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+):
     swap_value(monkeypatch, lambda: line_appends.PAUSE_S, 0.0)
 
     class Deleting(Faulty):
@@ -148,7 +159,7 @@ def test_what_an_earlier_try_may_have_stored_is_told_though_the_log_is_gone(stor
 
 @pytest.mark.parametrize("last", [Unreachable("no node is up"), TokenFenced("a higher token")])
 def test_a_portion_that_may_be_stored_is_told_so_whatever_a_later_try_ends_with(
-    store, monkeypatch, last
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch, last
 ):
     """The first try was stored, and its answer lost. Then no node was up, which is an error that
     stored nothing: the command said that no line behind the acknowledged ones is stored."""
@@ -166,7 +177,7 @@ def test_a_portion_that_may_be_stored_is_told_so_whatever_a_later_try_ends_with(
     assert values(store) == LINES[:5]
 
 
-def test_lines_of_an_earlier_run_that_come_late_are_told_of(store):
+def test_lines_of_an_earlier_run_that_come_late_are_told_of(store: BlockingStore):
     """The second run cut other portions, and said that no line behind the first three is stored."""
     first = lines_of(store)
     first.append(LINES[:3])
@@ -183,26 +194,26 @@ def test_lines_of_an_earlier_run_that_come_late_are_told_of(store):
     assert values(store) == LINES
 
 
-def test_a_run_that_the_log_does_not_know_is_not_resumed(store):
+def test_a_run_that_the_log_does_not_know_is_not_resumed(store: BlockingStore):
     store.append("log", b"of another writer")
     with pytest.raises(BadSetting, match="does not remember this run"):
         lines_of(store, resume=7).find_place()
     assert values(store) == [b"of another writer"]
 
 
-def test_a_run_on_a_log_that_is_not_there_is_not_resumed(store):
+def test_a_run_on_a_log_that_is_not_there_is_not_resumed(store: BlockingStore):
     with pytest.raises(UnknownLog):
         lines_of(store, resume=7).find_place()
 
 
-def test_large_portions_are_cut(store):
+def test_large_portions_are_cut(store: BlockingStore):
     lines = [b""] * (line_appends.PORTION_LINES * 2 + 1)
     appends = lines_of(store)
     assert len(appends.append(lines)) == len(lines)
     assert len(values(store)) == len(lines)
 
 
-def test_the_command_says_how_far_it_came(tmp_path):
+def test_the_command_says_how_far_it_came(tmp_path: Path):
     command = [sys.executable, "-m", "cordwood", "append", "log", "--json", "-c", str(tmp_path)]
     with cordwood.connect(tmp_path):
         pass
@@ -214,7 +225,7 @@ def test_the_command_says_how_far_it_came(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["terminated", "nobody reads"])
-def test_the_command_says_how_far_it_came_when_it_is_stopped(tmp_path, how):
+def test_the_command_says_how_far_it_came_when_it_is_stopped(tmp_path: Path, how: str):
     """It ended without a word, and nobody could resume it: its lines were stored again."""
     command = [sys.executable, "-m", "cordwood", "append", "log", "-c", str(tmp_path)]
     with cordwood.connect(tmp_path):

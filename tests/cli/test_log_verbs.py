@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from verbs_at_hand import run_verb
@@ -14,7 +15,7 @@ from cordwood.lsn import make_lsn
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory):
     """Runs a verb on a store with two logs; what it printed."""
     tmp_path = tmp_path_factory.mktemp("verbs")
     with cordwood.connect(str(tmp_path / "store")) as store:
@@ -60,7 +61,7 @@ def test_attributes_are_set_shown_and_inherited_again(run):
         (["/", "nodeset_size=1000"], "goes from 0"),
     ],
 )
-def test_what_cannot_be_set_is_said_in_a_line(run, words, said):
+def test_what_cannot_be_set_is_said_in_a_line(run, words, said: str):
     assert said in run("logs", "set", *words, exit_code=1)
 
 
@@ -140,7 +141,7 @@ def test_a_node_is_not_called_empty_while_blocks_count_on_it(run):
     assert "node 1 is up" in run("nodes", "status", "1", *unchecked, exit_code=1)
 
 
-def test_a_node_may_be_called_empty_once_no_block_counts_on_it(tmp_path):
+def test_a_node_may_be_called_empty_once_no_block_counts_on_it(tmp_path: Path):
     with cordwood.connect(str(tmp_path / "store")):
         pass
     words = ["nodes", "status", "1", "authoritative-empty", "--yes"]
@@ -181,7 +182,7 @@ def test_where_a_time_lies_and_where_a_log_begins_and_ends(run):
     assert run("tail", "orders/eu", "--from", "2200-01-01") == ""
 
 
-def test_who_sent_what_is_a_table_at_the_end(tmp_path):
+def test_who_sent_what_is_a_table_at_the_end(tmp_path: Path):
     where = str(tmp_path / "store")
     with cordwood.connect(where) as store:
         for value in (b"1", b"2", b"3"):
@@ -207,7 +208,7 @@ def test_a_fenced_log_takes_appends_under_the_token_only(run):
     assert run("tail", "other").split() == ["1", "before", "with"]
 
 
-def test_one_log_that_was_deleted_is_one_line_of_the_groups(tmp_path) -> None:
+def test_one_log_that_was_deleted_is_one_line_of_the_groups(tmp_path: Path) -> None:
     """All of them failed with it, or its name was taken by an empty log."""
     where = str(tmp_path / "store")
     with cordwood.connect(where) as store:
@@ -229,7 +230,7 @@ def test_one_log_that_was_deleted_is_one_line_of_the_groups(tmp_path) -> None:
         assert [log.name for log in store.logs()] == ["/here"]
 
 
-def test_a_logs_tokens_are_set_and_not_shown(run, monkeypatch, tmp_path):
+def test_a_logs_tokens_are_set_and_not_shown(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("CORDWOOD_WRITE_TOKENS", "x,to write")
     (tmp_path / "token").write_text("to write\n")
     monkeypatch.setenv("TO_READ", "to read")
@@ -250,7 +251,7 @@ def test_a_logs_tokens_are_set_and_not_shown(run, monkeypatch, tmp_path):
     run("append", "shut/log", "another")
 
 
-def test_a_log_with_a_write_token_is_changed_by_who_has_it(run, monkeypatch):
+def test_a_log_with_a_write_token_is_changed_by_who_has_it(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TO_WRITE", "to write")
     run("logs", "create", "owned", "write_token=env:TO_WRITE")
     for words in (
@@ -273,7 +274,9 @@ def test_a_log_with_a_write_token_is_changed_by_who_has_it(run, monkeypatch):
         ("env:SEVERAL", "a log asks for one token"),
     ],
 )
-def test_a_token_does_not_stand_on_the_command_line(run, monkeypatch, value, said):
+def test_a_token_does_not_stand_on_the_command_line(
+    run, monkeypatch: pytest.MonkeyPatch, value: str, said: str
+):
     """Everybody on the machine sees it there."""
     monkeypatch.setenv("SEVERAL", "one,two")
     told = run("logs", "set", "other", f"read_token={value}", exit_code=1)

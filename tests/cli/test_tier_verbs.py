@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -28,7 +29,7 @@ def run(*arguments, ends_with: int = 0) -> str:
 
 
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path: Path):
     """An embedded store with a log, and another that is small."""
     path = tmp_path / "data"
     with cordwood.connect(str(path)) as store:
@@ -42,7 +43,7 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def objects(tmp_path, data):
+def objects(tmp_path: Path, data):
     """A directory that all of `/orders` was uploaded into."""
     path = tmp_path / "objects"
     run("upload", "/orders", "--store", path, "-c", data)
@@ -77,7 +78,7 @@ class TestUpload:
         ]
         assert "are sound" in run("verify", "--store", objects)
 
-    def test_the_log_of_another_cluster_is_kept_apart(self, objects, tmp_path):
+    def test_the_log_of_another_cluster_is_kept_apart(self, objects, tmp_path: Path):
         """It has the same number. What lay below the end of the first one was left out."""
         other = tmp_path / "other"
         for _ in range(8):
@@ -99,7 +100,7 @@ class TestUpload:
         assert len([*objects.rglob("origin")]) == 1
 
     @pytest.mark.parametrize("trimmed", [1, 3, 4])
-    def test_a_trim_inside_of_a_block_is_not_in_the_way(self, objects, data, trimmed):
+    def test_a_trim_inside_of_a_block_is_not_in_the_way(self, objects, data, trimmed: int):
         """Every later upload ended with "comes next", until a trim ended where a block does."""
         with cordwood.connect(str(data)) as store:
             for part in range(2):
@@ -120,7 +121,7 @@ class TestUpload:
         hole = Gap(Lsn(7), Lsn(9), GapKind.HOLE)
         assert _before(hole, None) == hole
 
-    def test_large_logs_become_several_objects(self, tmp_path, data):
+    def test_large_logs_become_several_objects(self, tmp_path: Path, data):
         with cordwood.connect(str(data)) as store:
             for number in range(12):
                 store.append("/large", bytes([number]) * 300_000)
@@ -129,7 +130,7 @@ class TestUpload:
         ((_, row),) = statuses(path).items()
         assert (row["records"], row["objects"]) == (12, 3)
 
-    def test_keys_headers_and_lsns_are_those_that_the_store_gives(self, tmp_path, data):
+    def test_keys_headers_and_lsns_are_those_that_the_store_gives(self, tmp_path: Path, data):
         path = tmp_path / "objects"
         run("upload", "/clicks", "--store", path, "-c", data)
         (file,) = path.rglob("*.parquet")
@@ -161,7 +162,7 @@ class TestDisaster:
         said = run("repair", log, "--store", objects, ends_with=1)
         assert "nothing to repair" in said
 
-    def test_damage_is_found_by_verify_and_not_copied_by_export(self, objects, tmp_path):
+    def test_damage_is_found_by_verify_and_not_copied_by_export(self, objects, tmp_path: Path):
         (log,) = statuses(objects)
         (file,) = objects.rglob("*.parquet")
         content = bytearray(file.read_bytes())
@@ -207,7 +208,7 @@ class TestDisaster:
 
 
 class TestOthers:
-    def test_an_export_is_a_directory_of_parquet(self, objects, tmp_path):
+    def test_an_export_is_a_directory_of_parquet(self, objects, tmp_path: Path):
         (log,) = statuses(objects)
         assert f"{RECORDS} records" in run("export", log, tmp_path / "copy", "--store", objects)
         (file,) = (tmp_path / "copy").glob("*.parquet")
@@ -243,7 +244,7 @@ class TestOthers:
         assert pq.read_table(file).num_rows == RECORDS + 3600
         run("verify", "--store", objects)
 
-    def test_what_is_not_there_is_told(self, tmp_path):
+    def test_what_is_not_there_is_told(self, tmp_path: Path):
         assert run("status", "--store", tmp_path / "new", "--json") == "[]\n"
         said = run("export", 7, tmp_path / "copy", "--store", tmp_path / "new", ends_with=1)
         assert "tier status" in said
@@ -252,7 +253,7 @@ class TestOthers:
     @pytest.mark.parametrize(
         "option", ["aws_secret_access_key=x", "access_key_id=x", "TOKEN=x", "region", "=x"]
     )
-    def test_credentials_stay_off_the_command_line(self, option):
+    def test_credentials_stay_off_the_command_line(self, option: str):
         with pytest.raises(BadSetting) as caught:
             _options([option])
         assert "=x" not in str(caught.value)
@@ -263,7 +264,7 @@ class TestOthers:
 
 class TestIceberg:
     @pytest.mark.filterwarnings("ignore")
-    def test_a_table_names_the_objects(self, objects, tmp_path):
+    def test_a_table_names_the_objects(self, objects, tmp_path: Path):
         catalog = ["--catalog", "lake", "--property", "type=sql",
                    "--property", f"uri=sqlite:///{tmp_path / 'catalog.db'}",
                    "--property", f"warehouse=file://{tmp_path / 'warehouse'}"]  # fmt: skip

@@ -94,12 +94,12 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def shell(tmp_path):
+def shell(tmp_path: Path):
     return Shell(tmp_path)
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a verb in this process, which saves its start; what it printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CORDWOOD_CLUSTER", raising=False)

@@ -27,7 +27,7 @@ HEAVY = {"pyarrow", "pyspark", "pandas", "numpy", "uvloop", "msgspec", "cordwood
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Run a command line in an empty directory; its outcome."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CORDWOOD_CLUSTER", raising=False)
@@ -81,7 +81,7 @@ class TestHelp:
           "tier export", "tier collect", "nodes scrub", "nodes status", "nodes if-lost",
          "bench sim", "version"],
     )  # fmt: skip
-    def test_every_verb_explains_itself(self, run, verb):
+    def test_every_verb_explains_itself(self, run, verb: str):
         outcome = run(*verb.split(), "--help")
         assert outcome.exit_code == 0
         assert "Usage" in outcome.stdout
@@ -131,7 +131,7 @@ class TestFailures:
         assert outcome.stderr.count("\n") == 1
         assert "127.0.0.1:1" in outcome.stderr
 
-    def test_an_address_file_that_nobody_answers_at(self, run, tmp_path):
+    def test_an_address_file_that_nobody_answers_at(self, run, tmp_path: Path):
         (tmp_path / ".cordwood").mkdir()
         (tmp_path / ".cordwood" / "address").write_text("cordwood://127.0.0.1:1\n")
         outcome = run("status")
@@ -149,7 +149,7 @@ class TestFailures:
         assert run("up", "--nodes", "0").exit_code == 2
         assert run("nonsense").exit_code == 2
 
-    def test_a_shape_that_cannot_be_leaves_nothing_behind(self, run, tmp_path):
+    def test_a_shape_that_cannot_be_leaves_nothing_behind(self, run, tmp_path: Path):
         outcome = run("up", "--nodes", "2", "--copies", "3")
         assert outcome.exit_code == 1
         assert "do not fit" in outcome.stderr
@@ -157,12 +157,14 @@ class TestFailures:
 
 
 class TestTarget:
-    def test_an_address_is_taken_with_and_without_the_scheme(self, tmp_path, monkeypatch):
+    def test_an_address_is_taken_with_and_without_the_scheme(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.chdir(tmp_path)
         assert find_target("cordwood://h:1") == Target("cordwood://h:1")
         assert find_target("h:1,i:2") == Target("cordwood://h:1,i:2")
 
-    def test_the_directory_of_a_cluster(self, tmp_path, monkeypatch):
+    def test_the_directory_of_a_cluster(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "cluster.json").write_text("{}")
@@ -171,17 +173,19 @@ class TestTarget:
         (tmp_path / "c" / "address").write_text("cordwood://h:1\n")
         assert find_target("c") == Target("cordwood://h:1", "c")
 
-    def test_the_directory_of_an_embedded_store(self, tmp_path):
+    def test_the_directory_of_an_embedded_store(self, tmp_path: Path):
         (tmp_path / "node-1").mkdir()
         (tmp_path / "node-1" / "identity").write_text("")
         assert find_target(str(tmp_path)) == Target(str(tmp_path))
 
-    def test_a_name_that_holds_nothing_makes_nothing(self, tmp_path):
+    def test_a_name_that_holds_nothing_makes_nothing(self, tmp_path: Path):
         with pytest.raises(BadSetting, match="holds no store"):
             find_target(str(tmp_path / "typo"))
         assert list(tmp_path.iterdir()) == []
 
-    def test_hints_name_a_directory_only_where_it_is_needed(self, tmp_path, monkeypatch):
+    def test_hints_name_a_directory_only_where_it_is_needed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.chdir(tmp_path)
         assert dir_option(".cordwood") == cluster_option(str(tmp_path / ".cordwood")) == ""
         assert dir_option("other") == " --dir other"
@@ -192,22 +196,22 @@ class TestShape:
     def shape(self, directory, nodes=None, racks=None, copies=None, copy_racks=None, wal=None):
         return shape_for(str(directory), nodes, racks, copies, copy_racks, wal)
 
-    def test_no_options_leave_it_to_what_is_there(self, tmp_path):
+    def test_no_options_leave_it_to_what_is_there(self, tmp_path: Path):
         assert self.shape(tmp_path) is None
 
     @pytest.mark.parametrize(
         ("nodes", "expected"),
         [(1, (1, 1, 1, 1)), (2, (2, 2, 2, 2)), (3, (3, 3, 3, 2)), (9, (9, 3, 3, 2))],
     )
-    def test_what_is_left_open_is_made_to_fit(self, tmp_path, nodes, expected):
+    def test_what_is_left_open_is_made_to_fit(self, tmp_path: Path, nodes: int, expected):
         made = self.shape(tmp_path, nodes)
         assert (made.nodes, made.racks, made.copies, made.copy_racks) == expected
 
-    def test_what_is_asked_for_is_not_bent(self, tmp_path):
+    def test_what_is_asked_for_is_not_bent(self, tmp_path: Path):
         with pytest.raises(BadSetting):
             self.shape(tmp_path, nodes=2, copies=3)
 
-    def test_a_cluster_that_is_there_fills_the_rest(self, tmp_path):
+    def test_a_cluster_that_is_there_fills_the_rest(self, tmp_path: Path):
         (tmp_path / "cluster.json").write_text(
             '{"nodes":1,"racks":1,"copies":1,"copy_racks":1,"wal_bytes":16777216,"ports":[7]}'
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from verbs_at_hand import run_verb
@@ -32,7 +33,7 @@ def recorder(*, skip: int | None = None) -> HistoryRecorder:
 
 
 @pytest.fixture
-def verify(tmp_path):
+def verify(tmp_path: Path):
     """Write bytes to a file and verify it; the outcome, and the file's path."""
 
     def run(data: bytes, *options: str):
@@ -104,7 +105,7 @@ class TestFilesThatAreNoHistory:
             (b"\n", 12, "truncated"),
         ],
     )
-    def test_the_line_is_named(self, verify, tail, line, words):
+    def test_the_line_is_named(self, verify, tail: bytes, line: int, words: str):
         outcome, path = verify(to_jsonl(recorder()) + tail)
         assert outcome.exit_code == 1
         assert outcome.stdout == ""
@@ -117,7 +118,7 @@ class TestFilesThatAreNoHistory:
         assert outcome.exit_code == 1
         assert outcome.stderr.startswith(f"cordwood: {path}: line 1: ")
 
-    def test_no_file(self, tmp_path):
+    def test_no_file(self, tmp_path: Path):
         outcome = run_verb(["verify", str(tmp_path / "none")])
         assert outcome.exit_code == 1
         assert "No such file" in outcome.stderr

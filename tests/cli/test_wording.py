@@ -36,14 +36,14 @@ class TestWords:
         [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (128 << 20, "128 MiB"),
          (3 << 40, "3.0 TiB")],
     )  # fmt: skip
-    def test_bytes(self, count, words):
+    def test_bytes(self, count: int, words: str):
         assert bytes_words(count) == words
 
     @pytest.mark.parametrize(
         ("seconds", "words"),
         [(0.2, "0 s"), (119, "119 s"), (150, "2 min"), (7300, "2 h"), (400_000, "5 d")],
     )
-    def test_durations(self, seconds, words):
+    def test_durations(self, seconds: float, words: str):
         assert duration_words(seconds) == words
 
     def test_times_are_utc(self):
@@ -74,14 +74,14 @@ class TestJson:
 
 class TestPrinter:
     def show(
-        self, portions, *, as_json=False, form=Form.RAW, gaps=True, count_max=None
+        self, portions, *, as_json: bool = False, form=Form.RAW, gaps: bool = True, count_max=None
     ) -> tuple[bytes, Printer]:
         output = io.BytesIO()
         printer = Printer(output, Form.JSON if as_json else form, gaps=gaps)
         printer.print_all(portions, count_max)
         return output.getvalue(), printer
 
-    def test_payloads_are_written_as_they_are(self, capsys):
+    def test_payloads_are_written_as_they_are(self, capsys: pytest.CaptureFixture[str]):
         portions = [
             [record(1, b"a\r"), record(2, b"")],
             [gap(GapKind.BRIDGE)],
@@ -96,7 +96,7 @@ class TestPrinter:
         shown, _ = self.show([[record(1, b"a\n"), record(2, b"\xff\x00")]], form=Form.HEX)
         assert shown == b"e1n1 610a\ne1n2 ff00\n"
 
-    def test_gaps_may_be_left_out_and_losses_not(self, capsys):
+    def test_gaps_may_be_left_out_and_losses_not(self, capsys: pytest.CaptureFixture[str]):
         portions = [[gap(GapKind.BRIDGE)], [gap(GapKind.DATA_LOSS)]]
         _, printer = self.show(portions, gaps=False)
         said = capsys.readouterr().err

@@ -212,7 +212,7 @@ class TestCalls:
             assert now() - start < 6
 
     def test_a_client_that_opens_thousands_of_logs_at_once_is_refused_by_nobody(
-        self, monkeypatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A node ran 1,024 calls and refused the others: they were errors of the caller's."""
         refused: list[Overloaded] = []
@@ -233,7 +233,9 @@ class TestCalls:
 
         simulate(scenario)
 
-    def test_what_nodes_refuse_for_want_of_time_is_asked_again(self, monkeypatch) -> None:
+    def test_what_nodes_refuse_for_want_of_time_is_asked_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 1)
 
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -248,7 +250,7 @@ class TestCalls:
 
     @as_scenario(simulate)
     async def test_nodes_that_go_on_to_refuse_are_told_of_at_the_deadline(
-        self, cluster: ClusterAtHand, *, monkeypatch
+        self, cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with cluster.client(timeout_s=3) as store:
             swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 0)

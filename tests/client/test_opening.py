@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from scenarios import as_scenario, awaited_by
@@ -72,7 +73,7 @@ class TestOpening:
 @pytest.mark.real
 class TestOnAStore:
     @as_scenario(awaited_by(asyncio.run))
-    async def test_connect_and_read_need_one_keyword_each(self, *, tmp_path) -> None:
+    async def test_connect_and_read_need_one_keyword_each(self, *, tmp_path: Path) -> None:
         async with aio.connect(tmp_path / "data") as store:
             await store.append_many("a", [b"1", b"2", b"3"])
             values = [item.value async for item in store.read("a")]
@@ -81,7 +82,7 @@ class TestOnAStore:
             await store.append("a", b"4")
 
     @as_scenario(awaited_by(asyncio.run))
-    async def test_a_second_loop_goes_on_where_the_first_was_left(self, *, tmp_path) -> None:
+    async def test_a_second_loop_goes_on_where_the_first_was_left(self, *, tmp_path: Path) -> None:
         async with aio.connect(tmp_path / "data") as store:
             await store.append_many("a", [b"1", b"2", b"3"])
             items = store.read("a")
@@ -91,7 +92,7 @@ class TestOnAStore:
             assert [item.value async for item in items] == [b"2", b"3"]
 
     @as_scenario(awaited_by(asyncio.run))
-    async def test_a_stream_that_was_entered_is_closed_at_the_end(self, *, tmp_path) -> None:
+    async def test_a_stream_that_was_entered_is_closed_at_the_end(self, *, tmp_path: Path) -> None:
         async with aio.connect(tmp_path / "data") as store:
             await store.append("a", b"1")
             async with store.read("a", until=None) as stream:
@@ -100,7 +101,7 @@ class TestOnAStore:
 
     @as_scenario(awaited_by(asyncio.run))
     async def test_a_reader_of_several_logs_and_a_consumer_are_entered_at_once(
-        self, *, tmp_path
+        self, *, tmp_path: Path
     ) -> None:
         async with aio.connect(tmp_path / "data") as store:
             await store.append("a", b"1")

@@ -45,7 +45,9 @@ CALLS: dict[str, Callable[[Store], Awaitable[object]]] = {
 }
 
 
-def test_each_call_from_another_loop_is_refused_and_does_nothing(own) -> None:
+def test_each_call_from_another_loop_is_refused_and_does_nothing(
+    own: tuple[asyncio.AbstractEventLoop, Store],
+) -> None:
     loop, store = own
 
     def here(work: Callable[[Store], Awaitable[object]]) -> object:
@@ -70,7 +72,9 @@ def test_each_call_from_another_loop_is_refused_and_does_nothing(own) -> None:
     assert [each.name for each in here(lambda store: store.logs())] == ["/log"]
 
 
-def test_what_was_opened_is_not_waited_for_in_another_loop(own) -> None:
+def test_what_was_opened_is_not_waited_for_in_another_loop(
+    own: tuple[asyncio.AbstractEventLoop, Store],
+) -> None:
     loop, store = own
 
     async def opened() -> list[Callable[[], Awaitable[object]]]:
@@ -89,7 +93,9 @@ def test_what_was_opened_is_not_waited_for_in_another_loop(own) -> None:
         asyncio.run(elsewhere(work))
 
 
-def test_two_calls_of_serve_at_once_are_told_one_address(own) -> None:
+def test_two_calls_of_serve_at_once_are_told_one_address(
+    own: tuple[asyncio.AbstractEventLoop, Store],
+) -> None:
     """The second one listened as well, and at a given port it was refused."""
     loop, store = own
 

@@ -95,7 +95,7 @@ RECORDS = 3_000 + 5 + 5 + 1 + 1 + 2
 """The long line is three pieces, and an empty file is a record too."""
 
 
-def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_path):
+def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run: Run, tmp_path: Path):
     for name, content in CONTENTS.items():
         (tmp_path / name).write_bytes(content)
     where = tmp_path / "demo"
@@ -137,7 +137,9 @@ def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run, tmp_pa
         pytest.param("Stream the log", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_stops_everything_and_removes_what_was_made(run, tmp_path, step, number):
+def test_a_signal_stops_everything_and_removes_what_was_made(
+    run: Run, tmp_path: Path, step: str, number
+):
     log = tmp_path / "a.log"
     log.write_bytes(b"".join(b"line %d of many\n" % line for line in range(200_000)))
     process = run.start([str(log)], tmp_path / "tmp", None)

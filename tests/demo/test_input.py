@@ -60,7 +60,7 @@ def pieces_of(content: bytes, limit: int = PIECE_BYTES_MAX) -> list[Piece]:
 
 
 class TestFlights:
-    def test_values_are_typed_and_na_is_null(self, tmp_path):
+    def test_values_are_typed_and_na_is_null(self, tmp_path: Path):
         source = Flights(table(tmp_path / "flights.csv.zip", HEADER_LINE + FLOWN + CANCELLED))
         flown, cancelled = (msgspec.json.decode(each.value) for each in source.records())
         assert flown == {
@@ -73,7 +73,7 @@ class TestFlights:
         nulls = [name for name, value in cancelled.items() if value is None]
         assert nulls == ["dep_time", "dep_delay", "arr_time", "arr_delay", "tailnum", "air_time"]
 
-    def test_the_key_is_the_carrier_and_the_time_the_scheduled_departure(self, tmp_path):
+    def test_the_key_is_the_carrier_and_the_time_the_scheduled_departure(self, tmp_path: Path):
         source = Flights(table(tmp_path / "flights.csv.zip", HEADER_LINE + FLOWN + CANCELLED))
         records = list(source.records())
         assert [record.key for record in records] == [b"UA", b"MQ"]
@@ -84,7 +84,7 @@ class TestFlights:
         ]
         assert [record.headers for record in records] == [(), ()]
 
-    def test_the_tally_counts_flights_and_the_delays_of_those_that_arrived(self, tmp_path):
+    def test_the_tally_counts_flights_and_the_delays_of_those_that_arrived(self, tmp_path: Path):
         late = FLOWN.replace(",11,UA", ",-30,UA")
         text = HEADER_LINE + FLOWN + late + CANCELLED
         source = Flights(table(tmp_path / "flights.csv.zip", text))
@@ -104,11 +104,11 @@ class TestFlights:
             HEADER_LINE + FLOWN.replace("T10:00:00Z", " 10:00:00"),
         ],
     )
-    def test_another_table_is_refused(self, tmp_path, text):
+    def test_another_table_is_refused(self, tmp_path: Path, text):
         with pytest.raises(BadSetting, match=r"not the table of flights|hour in UTC"):
             list(Flights(table(tmp_path / "flights.csv.zip", text)).records())
 
-    def test_a_file_that_is_no_zip_is_refused(self, tmp_path):
+    def test_a_file_that_is_no_zip_is_refused(self, tmp_path: Path):
         path = tmp_path / "flights.csv.zip"
         path.write_bytes(b"<html>")
         with pytest.raises(BadSetting, match="not the table of flights"):
@@ -220,7 +220,7 @@ def round_trip(source: Files) -> dict[str, bytes]:
 
 
 class TestFiles:
-    def test_files_return_and_are_counted(self, tmp_path):
+    def test_files_return_and_are_counted(self, tmp_path: Path):
         for number, content in enumerate(CONTENTS):
             (tmp_path / f"{number}.log").write_bytes(content)
         names = [str(tmp_path / f"{number}.log") for number in range(len(CONTENTS))]
@@ -236,7 +236,7 @@ class TestFiles:
             assert tally.total == sum(map(len, lines))
         assert not (tmp_path / "copies").exists()
 
-    def test_a_line_longer_than_a_block_returns(self, tmp_path):
+    def test_a_line_longer_than_a_block_returns(self, tmp_path: Path):
         content = b"x" * (3 * PIECE_BYTES_MAX) + b"\n" + b"y" * PIECE_BYTES_MAX
         path = tmp_path / "long.log"
         path.write_bytes(content)
@@ -245,7 +245,7 @@ class TestFiles:
         tally = source.tallies[os.fsencode(path)]
         assert (tally.units, tally.total) == (2, 4 * PIECE_BYTES_MAX)
 
-    def test_records_stay_within_what_was_said_beforehand(self, tmp_path):
+    def test_records_stay_within_what_was_said_beforehand(self, tmp_path: Path):
         path = tmp_path / "empty_lines"
         path.write_bytes(b"\n" * 50_000)
         source = open_files([str(path)], tmp_path / "copies")
@@ -259,25 +259,25 @@ class TestFiles:
         assert size <= source.record_bytes_max
         assert len(records) <= source.records_max
 
-    def test_the_real_logs_return(self, loghub, tmp_path):
+    def test_the_real_logs_return(self, loghub: Path, tmp_path: Path):
         paths = sorted(loghub.glob("*_2k.log"))
         source = open_files([str(path) for path in paths], tmp_path / "copies")
         assert round_trip(source) == {str(path): path.read_bytes() for path in paths}
 
-    def test_a_name_that_is_not_utf8_stays(self, tmp_path):
+    def test_a_name_that_is_not_utf8_stays(self, tmp_path: Path):
         name = os.path.join(os.fsencode(tmp_path), b"caf\xe9.log")
         with open(name, "wb") as file:
             file.write(b"un\ndeux")
         source = open_files([os.fsdecode(name)], tmp_path / "copies")
         assert {record.key for record in source.records()} == {name}
 
-    def test_the_same_file_twice_is_told_apart(self, tmp_path):
+    def test_the_same_file_twice_is_told_apart(self, tmp_path: Path):
         path = tmp_path / "a.log"
         path.write_bytes(b"a")
         source = open_files([str(path)] * 3, tmp_path / "copies")
         assert round_trip(source) == {str(path): b"a", f"{path}#2": b"a", f"{path}#3": b"a"}
 
-    def test_what_can_be_read_once_is_copied(self, tmp_path):
+    def test_what_can_be_read_once_is_copied(self, tmp_path: Path):
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
         writer = threading.Thread(target=pipe.write_bytes, args=(b"from\na pipe",))
@@ -288,7 +288,7 @@ class TestFiles:
         assert source.files[0].path.read_bytes() == b"from\na pipe"
 
     @pytest.mark.parametrize("name", ["missing.log", "."])
-    def test_what_cannot_be_read_is_named(self, tmp_path, name):
+    def test_what_cannot_be_read_is_named(self, tmp_path: Path, name: str):
         with pytest.raises(BadSetting, match="cannot be read"):
             open_files([str(tmp_path / name)], tmp_path / "copies")
 

@@ -16,7 +16,7 @@ CONTENTS = {"a.log": b"one\r\ntwo\n\n", "b.log": b"", "c.log": b"\xff\nno end"}
 
 
 @pytest.fixture
-def source(tmp_path) -> Files:
+def source(tmp_path: Path) -> Files:
     for name, content in CONTENTS.items():
         (tmp_path / name).write_bytes(content)
     return open_files([str(tmp_path / name) for name in CONTENTS], tmp_path / "copies")
@@ -31,7 +31,7 @@ def write(parquet: Path, rows: list[dict[str, object]], name: str) -> None:
 
 
 @pytest.fixture
-def rows(source) -> list[dict[str, object]]:
+def rows(source: Files) -> list[dict[str, object]]:
     return [
         {
             "key": record.key,
@@ -44,7 +44,7 @@ def rows(source) -> list[dict[str, object]]:
 
 
 @pytest.fixture
-def parquet(tmp_path) -> Path:
+def parquet(tmp_path: Path) -> Path:
     (tmp_path / "parquet").mkdir()
     return tmp_path / "parquet"
 
@@ -54,26 +54,30 @@ def rebuilt(source: Files, parquet: Path) -> list[bytes]:
     return [path.read_bytes() for path in paths]
 
 
-def test_files_come_back_whatever_the_names_and_runs_of_the_parquet_files(source, rows, parquet):
+def test_files_come_back_whatever_the_names_and_runs_of_the_parquet_files(
+    source: Files, rows: list[dict[str, object]], parquet: Path
+):
     write(parquet, rows[3:], "part-0.parquet")
     write(parquet, rows[:3], "part-1.parquet")
     write(parquet, [], "part-2.parquet")
     assert rebuilt(source, parquet) == list(CONTENTS.values())
 
 
-def test_a_row_that_is_missing_is_told(source, rows, parquet):
+def test_a_row_that_is_missing_is_told(source: Files, rows: list[dict[str, object]], parquet: Path):
     write(parquet, rows[1:], "part-0.parquet")
     with pytest.raises(PiecesBroken, match="piece 0 is missing"):
         rebuilt(source, parquet)
 
 
-def test_a_row_of_no_input_file_is_told(source, rows, parquet):
+def test_a_row_of_no_input_file_is_told(
+    source: Files, rows: list[dict[str, object]], parquet: Path
+):
     write(parquet, [{**rows[0], "key": b"../escape"}], "part-0.parquet")
     with pytest.raises(PiecesBroken, match="no input file"):
         rebuilt(source, parquet)
 
 
-def test_a_row_without_headers_is_told(source, rows, parquet):
+def test_a_row_without_headers_is_told(source: Files, rows: list[dict[str, object]], parquet: Path):
     write(parquet, [{**rows[0], "headers": None}], "part-0.parquet")
     with pytest.raises(PiecesBroken, match="not those of a piece"):
         rebuilt(source, parquet)
@@ -90,7 +94,9 @@ def test_a_row_without_headers_is_told(source, rows, parquet):
         (b"", b"", 0, True),
     ],
 )
-def test_same_bytes_looks_at_as_much_as_was_taken(tmp_path, one, other, size, same):
+def test_same_bytes_looks_at_as_much_as_was_taken(
+    tmp_path: Path, one: bytes, other: bytes, size: int, same: bool
+):
     (tmp_path / "one").write_bytes(one)
     (tmp_path / "other").write_bytes(other)
     assert same_bytes(tmp_path / "one", tmp_path / "other", size) is same

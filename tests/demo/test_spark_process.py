@@ -66,39 +66,39 @@ def failure(program: str, log: Path, timeout_s: float = 30.0) -> str:
 
 
 class TestWhatItSays:
-    def test_the_message_that_is_due(self, tmp_path):
+    def test_the_message_that_is_due(self, tmp_path: Path):
         async def work(spark: SparkProcess) -> None:
             assert await spark.wait_for(Booted, 30.0) == BOOTED
 
         with_process(says(pack(BOOTED)), tmp_path / "log", work)
 
-    def test_another_message(self, tmp_path):
+    def test_another_message(self, tmp_path: Path):
         landed = pack(Landed(1.0, 2, 3))
         assert "Landed(seconds=1.0" in failure(says(landed), tmp_path / "log")
 
-    def test_a_failure_in_its_own_words(self, tmp_path):
+    def test_a_failure_in_its_own_words(self, tmp_path: Path):
         text = failure(says(pack(Failed("no Java here"))), tmp_path / "log")
         assert text == "in Spark: no Java here"
 
-    def test_something_else(self, tmp_path):
+    def test_something_else(self, tmp_path: Path):
         assert "said b'Hello" in failure(says(b"Hello\n"), tmp_path / "log")
 
-    def test_nothing(self, tmp_path):
+    def test_nothing(self, tmp_path: Path):
         text = failure("import time; time.sleep(600)", tmp_path / "log", 0.05)
         assert "said nothing for 0.05 s" in text
 
-    def test_an_end_with_the_last_words(self, tmp_path):
+    def test_an_end_with_the_last_words(self, tmp_path: Path):
         program = "import sys; print('first', 'last', sep=chr(10), file=sys.stderr); sys.exit(3)"
         text = failure(program, tmp_path / "log")
         assert text.startswith("the Spark process ended (exit code 3;")
         assert text.endswith(": last)")
 
-    def test_an_end_by_a_signal(self, tmp_path):
+    def test_an_end_by_a_signal(self, tmp_path: Path):
         text = failure("import os; os.kill(os.getpid(), 9)", tmp_path / "log")
         assert "ended (SIGKILL;" in text
 
 
-def test_the_job_arrives_and_a_process_that_is_gone_is_told_of(tmp_path):
+def test_the_job_arrives_and_a_process_that_is_gone_is_told_of(tmp_path: Path):
     program = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.readline())"
 
     async def work(spark: SparkProcess) -> None:
@@ -113,7 +113,7 @@ def test_the_job_arrives_and_a_process_that_is_gone_is_told_of(tmp_path):
     assert read_job(pack(JOB)) == JOB
 
 
-def test_what_it_started_ends_with_it_in_whatever_process_group(tmp_path):
+def test_what_it_started_ends_with_it_in_whatever_process_group(tmp_path: Path):
     program = (
         "import os, sys, time\n"
         "if os.fork() == 0:\n"

@@ -100,7 +100,7 @@ class TestWhatDoesNot:
             (Record(OLDEST, b"v0", b"k0", 0, ()), "another time or other headers"),
         ],
     )
-    def test_a_record_that_is_another(self, ack_first, record, match):
+    def test_a_record_that_is_another(self, ack_first: bool, record, match: str):
         check = TailCheck()
         if ack_first:
             acked(check, (OLDEST, 0))

@@ -23,7 +23,7 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(params=list(LOOPS))
-def run(request) -> Callable[[Callable[[], Awaitable[None]]], None]:
+def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
     def run_it(main: Callable[[], Awaitable[None]]) -> None:
         async def bounded() -> None:
             async with asyncio.timeout(20):
@@ -130,7 +130,9 @@ class Silent:
     def on_lost(self, connection: Connection, error: Exception) -> None: ...
 
 
-def test_the_greeting_is_checked_there_as_on_tcp(run) -> None:
+def test_the_greeting_is_checked_there_as_on_tcp(
+    run: Callable[[Callable[[], Awaitable[None]]], None],
+) -> None:
     cluster = bytes(range(16))
 
     def members_only(theirs: Hello) -> None:
@@ -173,7 +175,7 @@ class Speaks(Quiet):
 @pytest.mark.parametrize("has_unix_sockets", [True, False])
 @as_scenario("run")
 async def test_a_connection_whose_connect_is_cancelled_hears_that_it_went(
-    *, has_unix_sockets
+    *, has_unix_sockets: bool
 ) -> None:
     """uvloop closed it and said nothing: the greeting then failed on a closed transport."""
     wrong: list[object] = []

@@ -46,7 +46,9 @@ class Quiet(asyncio.Protocol):
         self.transport.set_result(transport)
 
 
-def test_streams_do_not_wait_to_fill_a_packet(run) -> None:
+def test_streams_do_not_wait_to_fill_a_packet(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     async def main() -> None:
         network = RealNetwork(has_unix_sockets=False)
         far = Quiet()
@@ -62,7 +64,7 @@ def test_streams_do_not_wait_to_fill_a_packet(run) -> None:
     run(main())
 
 
-def test_localhost_has_one_address(run) -> None:
+def test_localhost_has_one_address(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     async def main() -> None:
         async with real_host() as host:
             far = Quiet()
@@ -140,7 +142,9 @@ async def test_a_part_that_is_no_buffer_fails_its_write_alone(*, tmp_path: Path)
         await file.write(0, [b"bytes"])
 
 
-def test_a_cancelled_wait_leaves_the_file_working(run, tmp_path: Path) -> None:
+def test_a_cancelled_wait_leaves_the_file_working(
+    run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path
+) -> None:
     async def main() -> None:
         async with real_host() as host:
             file = await host.disk.open_direct(str(tmp_path / "ring"), create_bytes=MIB)
@@ -188,7 +192,9 @@ async def test_open_files_come_back(*, tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_call_past_its_deadline_times_out_and_frees_the_caller(run) -> None:
+def test_a_call_past_its_deadline_times_out_and_frees_the_caller(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     async def main() -> None:
         async with real_host() as host:
             go_on = threading.Event()

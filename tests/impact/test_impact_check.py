@@ -179,7 +179,7 @@ class TestWhoIsMeant:
             ([], [], "name a node, or a rack"),
         ],
     )
-    def test_bad_input_is_refused(self, nodes, racks, words):
+    def test_bad_input_is_refused(self, nodes, racks, words: str):
         with pytest.raises(BadSetting, match=words.replace("'", ".")):
             find_absent(SIX, nodes, racks)
 

@@ -115,7 +115,7 @@ def test_drains_follow_and_an_operators_own_drain_stays() -> None:
         ({"ttl_s": 10**9}, "TTL"),
     ],
 )
-def test_bad_input_is_refused(change, words) -> None:
+def test_bad_input_is_refused(change, words: str) -> None:
     given = {"nodes": (1,), "wanted": GOES, "reason": "why", "user": "ann", "ttl_s": 0, "now_us": 0}
     with pytest.raises(BadSetting, match=words):
         with_request(MaintenanceSet(), **{**given, **change})

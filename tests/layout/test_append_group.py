@@ -70,7 +70,7 @@ def test_every_truncation_is_refused() -> None:
     [(0, 0), (0, GROUP_BLOCKS_MAX + 1), (4, 1), (8, 0), (8, 70_000), (12, 1 << 30), (16, 1 << 30)],
     ids=["no blocks", "too many", "reserved", "no records", "many records", "stored", "raw"],
 )
-def test_a_field_out_of_its_range_is_refused(at, value) -> None:
+def test_a_field_out_of_its_range_is_refused(at: int, value) -> None:
     data = bytearray(GOLDEN + b"xyz")
     struct.pack_into("<I", data, at, value)
     with pytest.raises(Malformed):
@@ -78,7 +78,7 @@ def test_a_field_out_of_its_range_is_refused(at, value) -> None:
 
 
 @pytest.mark.parametrize("field", ["count", "stored_bytes", "raw_bytes", "stored_crc", "codec"])
-def test_a_group_that_is_not_the_sum_of_its_blocks_is_refused(field) -> None:
+def test_a_group_that_is_not_the_sum_of_its_blocks_is_refused(field: str) -> None:
     wrong = entry(part(b"first"), part(b"second"))
     setattr(wrong, field, getattr(wrong, field) + 1)
     with pytest.raises(Malformed):

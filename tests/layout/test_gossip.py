@@ -42,7 +42,7 @@ def test_every_cut_is_refused(words, data):
 
 
 @pytest.mark.parametrize("at", [4, 24, 27])
-def test_bits_kept_at_0_are_refused(at):
+def test_bits_kept_at_0_are_refused(at: int):
     packed = bytearray(pack_gossip([(3, 7, 2, False)]))
     packed[at] |= 0x82
     with pytest.raises(Malformed):

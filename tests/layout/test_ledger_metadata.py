@@ -186,7 +186,7 @@ class TestKeys:
             (LEDGER_MAX, "922/3372/0368/5477/L5807"),
         ],
     )
-    def test_keys(self, ledger, key):
+    def test_keys(self, ledger, key: str):
         assert ledger_key(ledger) == key
         assert read_ledger_key(key) == ledger
 
@@ -199,7 +199,7 @@ class TestKeys:
             "999/9999/9999/9999/L9999", "00/00l0/L0001", "٠٠/0000/L0001", "00/0000/L0001\n",
         ],
     )  # fmt: skip
-    def test_what_is_no_key_is_refused(self, key):
+    def test_what_is_no_key_is_refused(self, key: str):
         with pytest.raises(Malformed, match="no key of a ledger"):
             read_ledger_key(key)
 

@@ -363,7 +363,7 @@ def test_containers_nested_deep_do_not_end_the_stack(opening: bytes, depth: int)
         (read_call, b"\xdf\xff\xff\xff\xff"),
     ],
 )
-def test_a_claim_of_four_billion_is_no_allocation(decode, data) -> None:
+def test_a_claim_of_four_billion_is_no_allocation(decode, data: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Malformed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -180,7 +181,7 @@ class TestRoundTrips:
 
 class TestOtherReaders:
     @pytest.fixture
-    def file(self, tmp_path):
+    def file(self, tmp_path: Path):
         path = tmp_path / "object.parquet"
         path.write_bytes(written(two_logs(), 400).content)
         return path
@@ -313,7 +314,7 @@ class TestDamage:
             _check_index(index, done.footer.metadata, len(done.content) - done.footer_bytes)
 
     @pytest.mark.parametrize("name", ["value", "timestamp"])
-    def test_a_row_without_its_value_or_time_is_refused(self, name):
+    def test_a_row_without_its_value_or_time_is_refused(self, name: str):
         header, body = opened(encode_body([b"%d" % n for n in range(40)], timestamps_us=NOW_US))
         rows = pa.Table.from_batches([block_to_rows(header, body, "/x")])
         at = OBJECT_COLUMNS.index(name)
@@ -377,7 +378,9 @@ class TestTheWriter:
             writer.begin_log(7, "/x", made.next)
 
     @pytest.mark.parametrize(("name", "wrong"), [("lsn", 1), ("log_id", 1)])
-    def test_rows_with_other_numbers_than_their_blocks_are_not_handed_out(self, name, wrong):
+    def test_rows_with_other_numbers_than_their_blocks_are_not_handed_out(
+        self, name: str, wrong: int
+    ):
         made = Made(7).block(encode_body([b"%d" % n for n in range(40)], timestamps_us=1))
         writer = ObjectWriter()
         writer.begin_log(7, "/x", made.first)

@@ -45,7 +45,7 @@ def test_every_cut_and_every_addition_is_refused(produced, data):
 
 
 @pytest.mark.parametrize(("at", "byte"), [(4, 0), (27, 0)])
-def test_a_producer_0_and_a_place_without_records_are_refused(at, byte):
+def test_a_producer_0_and_a_place_without_records_are_refused(at: int, byte: int):
     packed = bytearray(pack_produced([Produced(1, 0, (ProducedBlock(0, 1, 5),))]))
     if at == 4:
         packed[4] = byte

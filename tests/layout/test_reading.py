@@ -263,7 +263,7 @@ def test_another_length_is_refused(decode, data) -> None:
         (read_blocks_frame, BLOCKS, 16, "<Q", LSN_MAX + 1),
     ],
 )
-def test_a_field_out_of_its_range_is_refused(decode, data, offset, layout, value) -> None:
+def test_a_field_out_of_its_range_is_refused(decode, data, offset: int, layout: str, value) -> None:
     wrong = bytearray(data)
     struct.pack_into(layout, wrong, offset, value)
     with pytest.raises(Malformed):

@@ -34,7 +34,7 @@ class TestChange:
         turns = await asyncio.gather(*(change(store, "n", one_more) for _ in range(10)))
         assert sorted(map(int, turns)) == list(range(1, 11))
 
-    def test_what_decide_raises_ends_it_with_nothing_written(self, memory):
+    def test_what_decide_raises_ends_it_with_nothing_written(self, memory: MemoryMetadata):
         def refuse(found: bytes | None) -> bytes | None:
             raise ValueError
 
@@ -45,7 +45,7 @@ class TestChange:
 
         run_patiently(main())
 
-    def test_two_round_trips_when_nobody_races(self, memory):
+    def test_two_round_trips_when_nobody_races(self, memory: MemoryMetadata):
         async def main() -> float:
             memory.delay_s = (1.0, 1.0)
             await change(memory, "n", one_more)
@@ -53,7 +53,7 @@ class TestChange:
 
         assert run_patiently(main()) == pytest.approx(2.0)
 
-    def test_gives_up_when_others_always_come_first(self, memory):
+    def test_gives_up_when_others_always_come_first(self, memory: MemoryMetadata):
         tries = 0
 
         def overtaken(found: bytes | None) -> bytes:
@@ -71,7 +71,7 @@ class TestChange:
         assert tries == RACES_MAX
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_an_outage_is_unreachable(self, *, memory) -> None:
+    async def test_an_outage_is_unreachable(self, *, memory: MemoryMetadata) -> None:
         memory.is_out = True
         with pytest.raises(Unreachable):
             await change(memory, "n", one_more)
@@ -79,7 +79,9 @@ class TestChange:
 
 class TestUnknownOutcomes:
     @as_scenario(awaited_by(run_patiently))
-    async def test_gives_up_after_a_few_and_says_what_is_known(self, *, memory) -> None:
+    async def test_gives_up_after_a_few_and_says_what_is_known(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         memory.answer_loss = 1.0
         start_s = asyncio.get_running_loop().time()
         with pytest.raises(OutcomeUnknown):
@@ -88,7 +90,7 @@ class TestUnknownOutcomes:
         with pytest.raises(Unreachable, match="asked again"):
             await change_repeatably(memory, "n", one_more)
 
-    def test_an_outage_after_an_unknown_write_stays_unknown(self, memory):
+    def test_an_outage_after_an_unknown_write_stays_unknown(self, memory: MemoryMetadata):
         """To say Unreachable then would be to say that nothing was written."""
 
         def fail_after_first(found: bytes | None) -> bytes:

@@ -80,7 +80,7 @@ class TestCreating:
         ],
     )
     @as_scenario(awaited_by(run_patiently))
-    async def test_what_is_no_nodeset(self, *, memory, nodes, replication) -> None:
+    async def test_what_is_no_nodeset(self, *, memory: MemoryMetadata, nodes, replication) -> None:
         with pytest.raises(BadSetting):
             await EpochStore(memory).create(LOG, tuple(map(NodeId, nodes)), replication)
         assert await EpochStore(memory).read(LOG) is None
@@ -106,7 +106,7 @@ class TestTakingEpochs:
         assert all(record.next_epoch == epoch + 1 for epoch, record in taken)
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_two_round_trips_when_nobody_races(self, *, memory) -> None:
+    async def test_two_round_trips_when_nobody_races(self, *, memory: MemoryMetadata) -> None:
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
         memory.delay_s = (1.0, 1.0)
@@ -142,14 +142,16 @@ class TestTakingEpochs:
         assert record.next_epoch > max(taken)
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_a_log_that_nobody_made(self, *, memory) -> None:
+    async def test_a_log_that_nobody_made(self, *, memory: MemoryMetadata) -> None:
         with pytest.raises(UnknownLog):
             await EpochStore(memory).take_epoch(LOG)
         with pytest.raises(UnknownLog):
             await EpochStore(memory).set_clean(LOG, 1, 0)
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_the_last_epoch_is_handed_out_and_none_after_it(self, *, memory) -> None:
+    async def test_the_last_epoch_is_handed_out_and_none_after_it(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         since = (NodesetSince(1, THREE, 3, 1),)
         await put(memory, EpochRecord(EPOCH_MAX, 0, 0, since))
         epoch, record = await EpochStore(memory).take_epoch(LOG)
@@ -161,7 +163,9 @@ class TestTakingEpochs:
         assert await EpochStore(memory).read(LOG) == record
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_a_token_leaves_the_last_epoch_to_a_sequencer(self, *, memory) -> None:
+    async def test_a_token_leaves_the_last_epoch_to_a_sequencer(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         """One that took it would leave a log that nobody ever rules again."""
         epochs, since = EpochStore(memory), (NodesetSince(1, THREE, 3, 1),)
         await put(memory, EpochRecord(EPOCH_MAX - 1, 0, 0, since))
@@ -187,7 +191,9 @@ class TestConfiguration:
         assert [entry.since for entry in record.history] == [1, 2, 4]
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_an_epoch_that_was_not_handed_out_has_none(self, *, memory) -> None:
+    async def test_an_epoch_that_was_not_handed_out_has_none(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         epochs = EpochStore(memory)
         record = await epochs.create(LOG, THREE, Replication(3))
         with pytest.raises(BadSetting):
@@ -199,7 +205,7 @@ class TestConfiguration:
                 record.configuration(epoch)
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_what_was_never_used_leaves_no_trace(self, *, memory) -> None:
+    async def test_what_was_never_used_leaves_no_trace(self, *, memory: MemoryMetadata) -> None:
         """The first taker may change what the maker wrote: epoch 1 had no other nodeset."""
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
@@ -207,7 +213,7 @@ class TestConfiguration:
         assert record.history == (NodesetSince(1, FOUR, 3, 1),)
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_the_same_nodes_again_are_no_change(self, *, memory) -> None:
+    async def test_the_same_nodes_again_are_no_change(self, *, memory: MemoryMetadata) -> None:
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
         await epochs.take_epoch(LOG)
@@ -215,7 +221,7 @@ class TestConfiguration:
         assert len(record.history) == 1
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_a_bad_change_takes_no_epoch(self, *, memory) -> None:
+    async def test_a_bad_change_takes_no_epoch(self, *, memory: MemoryMetadata) -> None:
         epochs = EpochStore(memory)
         record = await epochs.create(LOG, THREE, Replication(3))
         with pytest.raises(BadSetting):
@@ -247,7 +253,9 @@ class TestConfiguration:
         assert [each.address for each in nowhere.members] == [""] * 3
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_a_history_of_long_locations_is_full_before_the_store_is(self, *, memory) -> None:
+    async def test_a_history_of_long_locations_is_full_before_the_store_is(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))[::-1]
         epochs = EpochStore(memory)
         places = [f"{n:0{LOCATION_CHARS_MAX}}" for n in range(len(nodes))]
@@ -268,7 +276,7 @@ class TestConfiguration:
 
     @as_scenario(awaited_by(run_patiently))
     async def test_a_record_at_every_limit_fits_the_store_and_changes_no_more(
-        self, *, memory
+        self, *, memory: MemoryMetadata
     ) -> None:
         nodes = tuple(NodeId(NODE_MAX - n) for n in range(NODESET_NODES_MAX))
         first = EPOCH_MAX - 1 - HISTORY_MAX
@@ -302,7 +310,9 @@ class TestClean:
         assert await epochs.read(LOG) == third
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_the_time_of_the_last_record_rises_and_never_falls(self, *, memory) -> None:
+    async def test_the_time_of_the_last_record_rises_and_never_falls(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
         for _ in range(4):
@@ -312,7 +322,9 @@ class TestClean:
             assert record.clean_time_us == known
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_a_run_of_empty_epochs_may_keep_the_old_tail(self, *, memory) -> None:
+    async def test_a_run_of_empty_epochs_may_keep_the_old_tail(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
         for _ in range(3):
@@ -331,7 +343,7 @@ class TestClean:
         ],
     )
     @as_scenario(awaited_by(run_patiently))
-    async def test_what_cannot_be(self, *, memory, epoch, tail) -> None:
+    async def test_what_cannot_be(self, *, memory: MemoryMetadata, epoch: int, tail) -> None:
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
         await epochs.take_epoch(LOG)
@@ -369,7 +381,9 @@ class TestClean:
         run_patiently(main())
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_taking_and_cleaning_at_once_loses_neither(self, *, memory) -> None:
+    async def test_taking_and_cleaning_at_once_loses_neither(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
         await epochs.take_epoch(LOG)
@@ -393,7 +407,9 @@ class TestForeignRecords:
         ],
     )
     @as_scenario(awaited_by(run_patiently))
-    async def test_what_cannot_be_read_is_never_written_over(self, *, memory, value) -> None:
+    async def test_what_cannot_be_read_is_never_written_over(
+        self, *, memory: MemoryMetadata, value: bytes
+    ) -> None:
         await memory.compare_and_set(f"epochs/{LOG}", value, 0)
         epochs = EpochStore(memory)
         with pytest.raises(Malformed):
@@ -476,7 +492,7 @@ class TestWhereEpochsBegan:
         assert (await epochs.note_begun(LOG, 4, 700)).begun == (Begun(4, 700),)
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_past_the_bound_the_newest_but_one_goes(self, *, memory) -> None:
+    async def test_past_the_bound_the_newest_but_one_goes(self, *, memory: MemoryMetadata) -> None:
         epochs = EpochStore(memory)
         await epochs.create(LOG, THREE, Replication(3))
         for epoch in range(1, BEGUN_MAX + 10):

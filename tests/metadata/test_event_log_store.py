@@ -94,7 +94,9 @@ class TestSaying:
 
 class TestReading:
     @as_scenario(awaited_by(run_patiently))
-    async def test_news_are_told_and_what_is_known_is_waited_for(self, *, memory) -> None:
+    async def test_news_are_told_and_what_is_known_is_waited_for(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         log = StoredEventLog(memory)
         loop = asyncio.get_running_loop()
         empty = await log.news(None, 1000)
@@ -110,7 +112,9 @@ class TestReading:
         assert loop.time() - began >= 50
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_what_came_before_the_first_wait_is_told_at_once(self, *, memory) -> None:
+    async def test_what_came_before_the_first_wait_is_told_at_once(
+        self, *, memory: MemoryMetadata
+    ) -> None:
         log = StoredEventLog(memory)
         known = await log.read()
         after = (await StoredEventLog(memory).say(NeedsRebuild(3, EVERY))).after
@@ -121,7 +125,7 @@ class TestReading:
         assert asyncio.get_running_loop().time() - began < 100
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_an_outage_is_unreachable(self, *, memory) -> None:
+    async def test_an_outage_is_unreachable(self, *, memory: MemoryMetadata) -> None:
         memory.is_out = True
         for call in (
             StoredEventLog(memory).read(),
@@ -131,7 +135,7 @@ class TestReading:
             with pytest.raises(Unreachable):
                 await call
 
-    def test_one_that_cannot_be_read(self, memory):
+    def test_one_that_cannot_be_read(self, memory: MemoryMetadata):
         packed = pack_set(RebuildingSet(7))
 
         async def main() -> None:

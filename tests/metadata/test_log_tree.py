@@ -126,7 +126,7 @@ class TestCreating:
         assert store.tries == 2
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_the_numbers_end(self, *, memory) -> None:
+    async def test_the_numbers_end(self, *, memory: MemoryMetadata) -> None:
         value = b'{"next_id":%d}' % (LOG_ID_MAX - 1)
         await memory.compare_and_set("next_log_id", value, 0)
         assert (await LogTree(memory).create("a", THREE)).log_id == LOG_ID_MAX - 1
@@ -193,7 +193,7 @@ class Slow(MemoryMetadata):
 class TestMakersThatStop:
     @pytest.mark.parametrize("writes", [0, 1, 2])
     @as_scenario(awaited_by(run_patiently))
-    async def test_there_is_no_log_and_the_next_maker_gets_the_name(self, *, writes) -> None:
+    async def test_there_is_no_log_and_the_next_maker_gets_the_name(self, *, writes: int) -> None:
         store = Stopping(random.Random(1))
         store.writes_left = writes
         with pytest.raises(asyncio.CancelledError):
@@ -356,11 +356,11 @@ class TestAttributes:
         ("text", "path"),
         [("/", "/"), ("a/", "/a/"), ("/a/", "/a/"), ("/a/b.c/", "/a/b.c/")],
     )
-    def test_directories(self, text, path):
+    def test_directories(self, text: str, path: str):
         assert normalise_directory(text) == normalise_directory(path) == path
 
     @pytest.mark.parametrize("text", ["", "a", "/a", "//", "a//", "/../", "-/", "a/ /", "a" * 256])
-    def test_what_is_no_directory(self, text):
+    def test_what_is_no_directory(self, text: str):
         with pytest.raises(BadSetting, match="no directory"):
             normalise_directory(text)
 
@@ -407,7 +407,7 @@ class TestDeletingAndRenaming:
     @pytest.mark.parametrize("first", ["logs/", "log_ids/"])
     @as_scenario(awaited_by(run_patiently))
     async def test_a_listing_shows_a_log_that_is_renamed_or_made_while_it_reads(
-        self, *, first
+        self, *, first: str
     ) -> None:
         """Names and numbers are two readings: whichever comes first, no log is left out."""
         near = MemoryMetadata(random.Random(1))
@@ -438,7 +438,7 @@ class TestDeletingAndRenaming:
 
     @pytest.mark.parametrize("writes", [0, 1, 2])
     @as_scenario(awaited_by(run_patiently))
-    async def test_one_who_stops_half_way_may_be_followed_by_another(self, *, writes) -> None:
+    async def test_one_who_stops_half_way_may_be_followed_by_another(self, *, writes: int) -> None:
         store = Stopping(random.Random(1))
         store.writes_left = 100
         log = await LogTree(store).create("a")
@@ -454,7 +454,7 @@ class TestDeletingAndRenaming:
     @pytest.mark.parametrize("name", ["a", "b"])
     @as_scenario(awaited_by(run_patiently))
     async def test_deleting_what_a_stopped_rename_left_deletes_the_log_or_only_the_name(
-        self, *, writes, name
+        self, *, writes, name: str
     ) -> None:
         """Whatever is left, no name leads to a log that was deleted."""
         store = Stopping(random.Random(1))
@@ -516,7 +516,7 @@ class TestDeletingAndRenaming:
     @pytest.mark.parametrize("is_left", [True, False])
     @as_scenario(awaited_by(run_patiently))
     async def test_a_log_whose_new_name_was_given_to_another_has_its_old_one(
-        self, *, is_left
+        self, *, is_left: bool
     ) -> None:
         """No name led to it, so neither its name nor its number found it."""
         store = Between(random.Random(1))
@@ -561,7 +561,7 @@ class TestDeletingAndRenaming:
         ids=["renames", "all", "given up and tried again"],
     )
     @pytest.mark.parametrize("seeds", [range(70), range(70, 140)])
-    def test_however_calls_of_several_cross_every_log_is_found(self, calls, gives_up, seeds):
+    def test_however_calls_of_several_cross_every_log_is_found(self, calls, gives_up: bool, seeds):
         """Logs that no name led to took no appends and no reads: not by their numbers either."""
 
         async def main(seed: int) -> None:
@@ -627,7 +627,9 @@ class TestDeletingAndRenaming:
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"log_id":1,"copies":1}', b'{"log_id":0}'])
 @as_scenario(awaited_by(run_patiently))
-async def test_an_entry_that_cannot_be_read_names_the_log(*, memory, value) -> None:
+async def test_an_entry_that_cannot_be_read_names_the_log(
+    *, memory: MemoryMetadata, value: bytes
+) -> None:
     await memory.compare_and_set("logs/a", value, 0)
     with pytest.raises(Malformed, match="/a"):
         await LogTree(memory).get("a")

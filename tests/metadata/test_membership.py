@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from metadata_play import run_patiently
+from metadata_play import Act, run_patiently
 from scenarios import as_scenario, awaited_by
 
 from cordwood.errors import BadSetting, Malformed, Rejected, Unreachable
@@ -51,7 +53,7 @@ class TestCluster:
 
     @pytest.mark.parametrize("value", [b"", b"xyz", b"00" * 15, b"\xff" * 32])
     @as_scenario(awaited_by(run_patiently))
-    async def test_one_that_cannot_be_read(self, *, memory, value) -> None:
+    async def test_one_that_cannot_be_read(self, *, memory: MemoryMetadata, value: bytes) -> None:
         await memory.compare_and_set("cluster", value, 0)
         with pytest.raises(Malformed):
             await Membership(memory).cluster()
@@ -128,14 +130,14 @@ class TestMembers:
         ],
     )
     @as_scenario(awaited_by(run_patiently))
-    async def test_what_is_refused(self, *, memory, arguments) -> None:
+    async def test_what_is_refused(self, *, memory: MemoryMetadata, arguments) -> None:
         with pytest.raises(BadSetting):
             await Membership(memory).register(*arguments)
         assert await Membership(memory).members() == ()
 
     @pytest.mark.parametrize("weight", [0, 0.0, WEIGHT_MAX])
     @as_scenario(awaited_by(run_patiently))
-    async def test_weights_at_the_ends(self, *, memory, weight) -> None:
+    async def test_weights_at_the_ends(self, *, memory: MemoryMetadata, weight) -> None:
         await Membership(memory).register(NodeId(1), "host:1", "a.b.c.d.e", weight)
         (member,) = await Membership(memory).members()
         assert (member.weight, member.location) == (weight, "a.b.c.d.e")
@@ -148,7 +150,9 @@ class TestMembers:
         ],
     )
     @as_scenario(awaited_by(run_patiently))
-    async def test_an_entry_that_cannot_be_read(self, *, memory, key, value) -> None:
+    async def test_an_entry_that_cannot_be_read(
+        self, *, memory: MemoryMetadata, key: str, value: bytes
+    ) -> None:
         await memory.compare_and_set(key, value, 0)
         with pytest.raises(Malformed):
             await Membership(memory).members()
@@ -204,7 +208,7 @@ class TestAuthority:
 
     @pytest.mark.parametrize("after", Authority)
     @pytest.mark.parametrize("before", Authority)
-    def test_what_may_follow_what(self, play, before, after):
+    def test_what_may_follow_what(self, play: Callable[[Act[Any]], Any], before, after):
         """Whoever is empty stays so until it is fully authoritative; all else may change."""
         allowed = before is not Authority.AUTHORITATIVE_EMPTY or after in (
             before, Authority.FULLY_AUTHORITATIVE,
@@ -224,7 +228,7 @@ class TestAuthority:
         play(act)
 
     @as_scenario(awaited_by(asyncio.run))
-    async def test_an_entry_of_before_there_were_any(self, *, memory) -> None:
+    async def test_an_entry_of_before_there_were_any(self, *, memory: MemoryMetadata) -> None:
         old = b'{"address":"host:1","location":"","incarnation":4,"weight":1.0}'
         await memory.compare_and_set("nodes/0000000003", old, 0)
         (member,) = await Membership(memory).members()

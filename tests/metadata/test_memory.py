@@ -30,7 +30,7 @@ def now_s() -> float:
 
 class TestTime:
     @as_scenario(awaited_by(run_patiently))
-    async def test_a_call_takes_as_long_as_was_set(self, *, memory) -> None:
+    async def test_a_call_takes_as_long_as_was_set(self, *, memory: MemoryMetadata) -> None:
         for shortest_s, longest_s in (DELAY_S, (0.0, 0.0), (2.0, 2.5)):
             memory.delay_s = (shortest_s, longest_s)
             start_s = now_s()
@@ -38,7 +38,7 @@ class TestTime:
             assert shortest_s - 1e-9 <= now_s() - start_s <= longest_s + 1e-9
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_calls_overlap(self, *, memory) -> None:
+    async def test_calls_overlap(self, *, memory: MemoryMetadata) -> None:
         memory.delay_s = (1.0, 1.0)
         await asyncio.gather(*(memory.get("a") for _ in range(10)))
         assert now_s() == pytest.approx(1.0)
@@ -46,7 +46,7 @@ class TestTime:
 
 class TestOutage:
     @as_scenario(awaited_by(run_patiently))
-    async def test_reads_end_at_the_deadline(self, *, memory) -> None:
+    async def test_reads_end_at_the_deadline(self, *, memory: MemoryMetadata) -> None:
         memory.is_out = True
         for call in (memory.get("a"), memory.list("")):
             start_s = now_s()
@@ -156,7 +156,7 @@ class TestLostAnswers:
         assert len(data.take_due(1.0)) == LATE_WRITES_MAX
 
     @as_scenario(awaited_by(run_patiently))
-    async def test_reads_are_never_lost(self, *, memory) -> None:
+    async def test_reads_are_never_lost(self, *, memory: MemoryMetadata) -> None:
         memory.answer_loss = 1.0
         assert await memory.get("a") is None
         assert await memory.list("") == []

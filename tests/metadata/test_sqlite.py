@@ -73,7 +73,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class TestProcesses:
-    def test_processes_that_make_a_file_and_race_for_epochs_share_none(self, path):
+    def test_processes_that_make_a_file_and_race_for_epochs_share_none(self, path: Path):
         """They start on no file at all, so they race for the tables and for WAL mode too."""
         body = (
             "from cordwood.nodes import NodeId, Replication\n"
@@ -86,7 +86,7 @@ class TestProcesses:
         taken = [int(word) for process in processes for word in output(process).split()]
         assert sorted(taken) == list(range(1, 101))
 
-    def test_a_killed_process_loses_nothing_it_was_told(self, path):
+    def test_a_killed_process_loses_nothing_it_was_told(self, path: Path):
         body = (
             "number = 0\n"
             "while True:\n"
@@ -112,7 +112,7 @@ class TestProcesses:
         run_on_sqlite(path, act)
 
     def test_a_file_that_another_process_has_locked_is_unreachable_and_nothing_is_written(
-        self, path
+        self, path: Path
     ):
         run_on_sqlite(path, set_a)
         holder = sqlite3.connect(path, isolation_level=None)
@@ -134,7 +134,7 @@ class TestProcesses:
 
 
 class TestThreads:
-    def test_many_calls_at_once_on_one_store(self, path):
+    def test_many_calls_at_once_on_one_store(self, path: Path):
         async def act(store: MetadataStore) -> None:
             async def one(number: int) -> int | None:
                 version = await store.compare_and_set(f"k/{number}", b"%d" % number, 0)
@@ -147,7 +147,9 @@ class TestThreads:
 
         run_on_sqlite(path, act)
 
-    def test_calls_behind_one_that_waits_end_in_time_and_know_that_nothing_was_written(self, path):
+    def test_calls_behind_one_that_waits_end_in_time_and_know_that_nothing_was_written(
+        self, path: Path
+    ):
         """The lock inside the store has a deadline too, and it ends before the call's."""
         run_on_sqlite(path, set_a)
         holder = sqlite3.connect(path, isolation_level=None)
@@ -166,7 +168,7 @@ class TestThreads:
             holder.close()
 
     @as_scenario(awaited_by(asyncio.run))
-    async def test_stores_that_make_a_file_at_the_same_moment(self, *, tmp_path) -> None:
+    async def test_stores_that_make_a_file_at_the_same_moment(self, *, tmp_path: Path) -> None:
         """SQLite tells some of them at once that the file is locked, whatever they would wait."""
         async with real_host(seed=1) as host:
             for turn in range(10):
@@ -179,7 +181,7 @@ class TestThreads:
 
     @as_scenario(awaited_by(asyncio.run))
     async def test_a_call_behind_one_that_is_stuck_in_the_disk_is_unreachable(
-        self, *, path
+        self, *, path: Path
     ) -> None:
         async with real_host(seed=1) as host:
             store = SqliteMetadata(str(path), host, deadline_s=0.5)
@@ -188,7 +190,7 @@ class TestThreads:
             assert await store.get("a") is None
             await store.close()
 
-    def test_a_file_that_another_reads_is_switched_to_wal_mode_when_it_has_read(self, path):
+    def test_a_file_that_another_reads_is_switched_to_wal_mode_when_it_has_read(self, path: Path):
         """SQLite does not wait there by itself: it holds a lock, and so could wait for ever."""
         run_on_sqlite(path, set_a)
         holder = sqlite3.connect(path, isolation_level=None)
@@ -215,7 +217,7 @@ class TestTogether:
         store._connection.set_trace_callback(seen.append)
         return seen
 
-    def test_many_writes_at_once_take_few_commits(self, path):
+    def test_many_writes_at_once_take_few_commits(self, path: Path):
         async def act(store: Any) -> None:
             assert await store.compare_and_set("k", b"", 0)
             seen = self.commits_of(store)
@@ -229,7 +231,7 @@ class TestTogether:
 
         run_on_sqlite(path, act)
 
-    def test_of_those_that_race_for_one_key_one_wins(self, path):
+    def test_of_those_that_race_for_one_key_one_wins(self, path: Path):
         async def act(store: Any) -> None:
             for round_ in range(10):
                 before = await store.get("a")
@@ -244,7 +246,7 @@ class TestTogether:
 
         run_on_sqlite(path, act)
 
-    def test_thousands_at_once_wait_for_each_other(self, path):
+    def test_thousands_at_once_wait_for_each_other(self, path: Path):
         """More than the host's threads take calls: opening a thousand logs at once ended so."""
 
         async def act(store: Any) -> None:
@@ -253,7 +255,7 @@ class TestTogether:
 
         run_on_sqlite(path, act)
 
-    def test_more_than_may_wait_are_refused(self, path, monkeypatch):
+    def test_more_than_may_wait_are_refused(self, path: Path, monkeypatch: pytest.MonkeyPatch):
         swap_value(monkeypatch, lambda: sqlite_module.CALLS_MAX, 300)
 
         async def act(store: Any) -> None:
@@ -265,7 +267,7 @@ class TestTogether:
 
         run_on_sqlite(path, act)
 
-    def test_an_error_of_one_is_not_that_of_the_others(self, path):
+    def test_an_error_of_one_is_not_that_of_the_others(self, path: Path):
         """Its transaction is rolled back, and what was in it with it is written by itself."""
 
         async def act(store: Any) -> None:
@@ -295,7 +297,7 @@ class TestTogether:
         ("code", "told"),
         [(sqlite3.SQLITE_IOERR, OutcomeUnknown), (sqlite3.SQLITE_FULL, Overloaded)],
     )
-    def test_a_commit_that_fails_fails_for_all_of_them(self, path, code, told):
+    def test_a_commit_that_fails_fails_for_all_of_them(self, path: Path, code, told):
         class NoCommits:
             def __init__(self, db: sqlite3.Connection) -> None:
                 self.close = db.close
@@ -325,7 +327,7 @@ class TestTogether:
 
         run_on_sqlite(path, act)
 
-    def test_who_is_cancelled_before_its_turn_writes_nothing(self, path):
+    def test_who_is_cancelled_before_its_turn_writes_nothing(self, path: Path):
         async def act(store: Any) -> None:
             await store.get("a")
             with store._lock:
@@ -357,7 +359,9 @@ class TestUnknownOutcome:
         return run_blocking
 
     @pytest.mark.parametrize("done", [True, False])
-    def test_a_write_that_did_not_return_is_unknown_and_a_read_unreachable(self, path, done):
+    def test_a_write_that_did_not_return_is_unknown_and_a_read_unreachable(
+        self, path: Path, done: bool
+    ):
         """One that was not begun by then never is, so its outcome is known."""
 
         async def act(store: MetadataStore) -> None:
@@ -376,7 +380,9 @@ class TestUnknownOutcome:
 
         run_on_sqlite(path, act)
 
-    def test_a_commit_that_the_disk_refuses_half_way_is_unknown_and_the_store_goes_on(self, path):
+    def test_a_commit_that_the_disk_refuses_half_way_is_unknown_and_the_store_goes_on(
+        self, path: Path
+    ):
         """A file that may not grow makes the write of the WAL fail inside COMMIT."""
         body = (
             "import os, signal\n"
@@ -398,13 +404,13 @@ class TestUnknownOutcome:
 
 class TestFiles:
     @pytest.mark.parametrize("content", [b"x", b"not a database\n" * 1000])
-    def test_a_file_that_is_no_database_is_corrupt_and_left_alone(self, path, content):
+    def test_a_file_that_is_no_database_is_corrupt_and_left_alone(self, path: Path, content: bytes):
         path.write_bytes(content)
         with pytest.raises(Corrupt, match=path.name):
             run_on_sqlite(path, get_a)
         assert path.read_bytes() == content
 
-    def test_damage_is_corrupt_and_leaves_no_lock(self, path):
+    def test_damage_is_corrupt_and_leaves_no_lock(self, path: Path):
         """Not every error of SQLite's ends the transaction that meets it."""
 
         async def fill(store: MetadataStore) -> None:
@@ -430,7 +436,7 @@ class TestFiles:
 
         run_on_sqlite(path, act)
 
-    def test_a_newer_schema_is_refused_and_left_alone(self, path):
+    def test_a_newer_schema_is_refused_and_left_alone(self, path: Path):
         run_on_sqlite(path, set_a)
         with sqlite3.connect(path) as other:
             other.execute(f"PRAGMA user_version = {SCHEMA + 1}")
@@ -441,7 +447,7 @@ class TestFiles:
             assert other.execute("PRAGMA user_version").fetchone() == (SCHEMA + 1,)
         other.close()
 
-    def test_another_programs_database_is_refused(self, path):
+    def test_another_programs_database_is_refused(self, path: Path):
         with sqlite3.connect(path) as other:
             other.execute("CREATE TABLE theirs (x)")
         other.close()
@@ -453,11 +459,11 @@ class TestFiles:
         ["missing/metadata.sqlite", "", "/proc/metadata.sqlite"],
         ids=["no such directory", "a directory", "a directory that takes no files"],
     )
-    def test_a_place_that_takes_no_file_is_named(self, tmp_path, where):
+    def test_a_place_that_takes_no_file_is_named(self, tmp_path: Path, where: str):
         with pytest.raises(BadSetting, match="cannot be opened"):
             run_on_sqlite(tmp_path / where, get_a)
 
-    def test_a_directory_without_write_permission(self, tmp_path):
+    def test_a_directory_without_write_permission(self, tmp_path: Path):
         if os.geteuid() == 0:
             pytest.skip("root may write everywhere")
         tmp_path.chmod(0o500)
@@ -467,12 +473,14 @@ class TestFiles:
         finally:
             tmp_path.chmod(0o700)
 
-    def test_names_that_sqlite_keeps_for_itself_are_files(self, tmp_path, monkeypatch):
+    def test_names_that_sqlite_keeps_for_itself_are_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.chdir(tmp_path)
         run_on_sqlite(":memory:", set_a)
         assert (tmp_path / ":memory:").is_file()
 
-    def test_a_full_store_is_overloaded_and_keeps_what_it_has(self, path):
+    def test_a_full_store_is_overloaded_and_keeps_what_it_has(self, path: Path):
         async def act(store: MetadataStore) -> None:
             first = await store.compare_and_set("a", b"1", 0)
             with pytest.raises(Overloaded, match="full"):
@@ -485,14 +493,14 @@ class TestFiles:
 
         run_on_sqlite(path, act, bytes_max=200_000)
 
-    def test_the_file_is_marked_as_ours(self, path):
+    def test_the_file_is_marked_as_ours(self, path: Path):
         run_on_sqlite(path, set_a)
         with sqlite3.connect(path) as other:
             assert other.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         other.close()
 
 
-def test_commits_are_synced_in_wal_mode(path):
+def test_commits_are_synced_in_wal_mode(path: Path):
     """`synchronous` belongs to a connection and not to the file, so the store's own is asked."""
 
     async def main() -> tuple[int, str]:

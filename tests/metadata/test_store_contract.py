@@ -7,12 +7,14 @@ import asyncio
 import itertools
 import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metadata_play import run_on_sqlite, run_on_zookeeper, run_patiently
+from metadata_play import Act, run_on_sqlite, run_on_zookeeper, run_patiently
 from scenarios import as_scenario
 
 from cordwood.errors import BadSetting, Closed
@@ -33,7 +35,7 @@ class TestValues:
         assert await store.get("a/b") == Versioned(b"one", version)
         assert await store.get("a") is None
 
-    def test_what_was_set_outlives_its_writer(self, play):
+    def test_what_was_set_outlives_its_writer(self, play: Callable[[Act[Any]], Any]):
         async def write(store: MetadataStore) -> int | None:
             return await store.compare_and_set("a", b"\x00\xff", 0)
 
@@ -80,7 +82,7 @@ class TestCompareAndSet:
         assert await store.get("a") is None
         assert await store.compare_and_set("a", None, version) is None
 
-    def test_versions_never_repeat_even_after_a_delete(self, play):
+    def test_versions_never_repeat_even_after_a_delete(self, play: Callable[[Act[Any]], Any]):
         """Or a compare-and-set from before the delete would hit what was made after it."""
 
         async def act(store: MetadataStore) -> list[int]:
@@ -174,7 +176,7 @@ class TestWatch:
     @pytest.mark.parametrize("prefix", ["", "a", "/", "a//"])
     @as_scenario("play")
     async def test_a_prefix_without_a_whole_part_is_refused(
-        self, store: MetadataStore, *, prefix
+        self, store: MetadataStore, *, prefix: str
     ) -> None:
         with pytest.raises(BadSetting):
             await store.changed(prefix, None, 1)
@@ -212,7 +214,9 @@ class TestLeases:
         [("", b"", 1), ("a//b", b"", 1), ("a", b"x" * 1025, 1), ("a", b"", 0), ("a", b"", 1e9)],
     )
     @as_scenario("play")
-    async def test_leases_that_cannot_be(self, store: MetadataStore, *, key, value, ttl_s) -> None:
+    async def test_leases_that_cannot_be(
+        self, store: MetadataStore, *, key: str, value: bytes, ttl_s: float
+    ) -> None:
         with pytest.raises(BadSetting):
             await store.take_lease(key, value, ttl_s)
 
@@ -262,7 +266,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("prefix", ["/", "a//", "-", "a/.", "%", "a\n", "a" * 5000 + "!"])
     @as_scenario("play")
-    async def test_prefixes_that_no_key_has(self, store: MetadataStore, *, prefix) -> None:
+    async def test_prefixes_that_no_key_has(self, store: MetadataStore, *, prefix: str) -> None:
         with pytest.raises(BadSetting):
             await store.list(prefix)
 
@@ -270,7 +274,7 @@ class TestRefusals:
         ("value", "expected"), [(b"\x00" * (VALUE_BYTES_MAX + 1), 0), (b"", -1), (None, 0)]
     )
     @as_scenario("play")
-    async def test_writes(self, store: MetadataStore, *, value, expected) -> None:
+    async def test_writes(self, store: MetadataStore, *, value, expected: int) -> None:
         with pytest.raises(BadSetting):
             await store.compare_and_set("a", value, expected)
         assert await store.get("a") is None
@@ -332,7 +336,7 @@ def test_memory_does_as_a_dict_would(plan):
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=steps)
-def test_zookeeper_does_as_a_dict_would(zookeeper, plan):
+def test_zookeeper_does_as_a_dict_would(zookeeper: str, plan):
     where = f"{zookeeper}/{next(plans)}"
     run_on_zookeeper(where, lambda store: same_as_a_dict(store, plan))
 

@@ -20,7 +20,7 @@ OURS, THEIRS = b"o" * NONCE_BYTES, b"t" * NONCE_BYTES
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"\x00" * 100])
-def test_a_value_comes_back(value):
+def test_a_value_comes_back(value: bytes):
     assert read_stored("a", pack_stored(value, OURS)) == value
 
 
@@ -30,7 +30,7 @@ def test_nothing_is_what_was_deleted_or_only_leads_to_others():
 
 
 @pytest.mark.parametrize("data", [b"hello", b"\x01", b"\x01short", b"\x00" * 40, b"\x02" * 40])
-def test_what_others_wrote_is_refused(data):
+def test_what_others_wrote_is_refused(data: bytes):
     with pytest.raises(Malformed, match="by hand"):
         read_stored("a", data)
 

@@ -18,7 +18,7 @@ from cordwood.metadata.where import parse_zookeeper
         ("zookeeper://[::1]/x/", "[::1]:2181", "/x"),
     ],
 )
-def test_an_ensemble_and_a_path(url, hosts, root):
+def test_an_ensemble_and_a_path(url: str, hosts: str, root: str):
     assert parse_zookeeper(url) == (hosts, root)
 
 
@@ -28,6 +28,6 @@ def test_an_ensemble_and_a_path(url, hosts, root):
      "zookeeper://a//b", "zookeeper://a/b c", "zookeeper://a/b:c", "zookeeper://a,,b",
      "zookeeper://::1:2181/x"],
 )  # fmt: skip
-def test_others_are_refused(url):
+def test_others_are_refused(url: str):
     with pytest.raises(BadSetting):
         parse_zookeeper(url)

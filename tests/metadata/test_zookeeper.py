@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,7 +57,9 @@ async def lose(proxy: CutProxy, seconds: float = 0.1) -> None:
 
 
 class TestLostWrites:
-    def test_one_whose_answer_is_lost_is_found_to_be_done(self, zookeeper, behind, proxy):
+    def test_one_whose_answer_is_lost_is_found_to_be_done(
+        self, zookeeper: str, behind: str, proxy: CutProxy
+    ):
         async def act(store: MetadataStore) -> None:
             first = await store.compare_and_set("a", b"1", 0)
             assert first
@@ -68,7 +71,7 @@ class TestLostWrites:
 
         run_on_zookeeper(behind, act)
 
-    def test_one_that_never_arrived_is_made_again_and_done_once(self, behind, proxy):
+    def test_one_that_never_arrived_is_made_again_and_done_once(self, behind: str, proxy: CutProxy):
         async def act(store: MetadataStore) -> None:
             first = await store.compare_and_set("a", b"1", 0)
             assert first
@@ -86,7 +89,7 @@ class TestLostWrites:
 
     @pytest.mark.parametrize("is_done", [True, False])
     def test_one_that_others_wrote_over_is_unknown_only_if_that_cannot_be_told(
-        self, zookeeper, behind, proxy, is_done
+        self, zookeeper: str, behind: str, proxy: CutProxy, is_done: bool
     ):
         async def write_over(store: MetadataStore) -> None:
             found = await store.get("a")
@@ -113,7 +116,7 @@ class TestLostWrites:
 
         run_on_zookeeper(behind, act)
 
-    def test_a_delete_whose_answer_is_lost(self, behind, proxy):
+    def test_a_delete_whose_answer_is_lost(self, behind: str, proxy: CutProxy):
         async def act(store: MetadataStore) -> None:
             first = await store.compare_and_set("a", b"1", 0)
             assert first
@@ -127,7 +130,9 @@ class TestLostWrites:
 
         run_on_zookeeper(behind, act)
 
-    def test_without_a_server_a_write_in_flight_is_unknown_and_others_are_not(self, behind, proxy):
+    def test_without_a_server_a_write_in_flight_is_unknown_and_others_are_not(
+        self, behind: str, proxy: CutProxy
+    ):
         async def act(store: MetadataStore) -> None:
             first = await store.compare_and_set("a", b"1", 0)
             assert first
@@ -153,7 +158,7 @@ class TestLostWrites:
 
         run_on_zookeeper(behind, act, deadline_s=0.5)
 
-    def test_a_change_meets_cuts_at_any_moment_and_is_made_once(self, behind, proxy):
+    def test_a_change_meets_cuts_at_any_moment_and_is_made_once(self, behind: str, proxy: CutProxy):
         """Fifty increments while connections break: none lost, none done twice."""
 
         def decide(found: bytes | None) -> bytes:
@@ -185,7 +190,9 @@ class TestLostWrites:
 
 
 class TestSessions:
-    def test_a_connection_that_comes_back_keeps_session_and_leases(self, behind, proxy):
+    def test_a_connection_that_comes_back_keeps_session_and_leases(
+        self, behind: str, proxy: CutProxy
+    ):
         async def act(store: MetadataStore) -> None:
             assert await store.take_lease("a", b"1", 60)
             proxy.cut()
@@ -195,7 +202,7 @@ class TestSessions:
         run_on_zookeeper(behind, act)
 
     def test_a_session_that_ended_loses_its_leases_and_another_begins(
-        self, zookeeper, behind, proxy
+        self, zookeeper: str, behind: str, proxy: CutProxy
     ):
         async def other(store: MetadataStore) -> None:
             until = time.monotonic() + 20
@@ -217,7 +224,7 @@ class TestSessions:
         run_on_zookeeper(behind, act, session_s=SESSION_S)
 
     def test_who_watches_is_told_of_what_changed_while_it_was_cut_off(
-        self, zookeeper, behind, proxy
+        self, zookeeper: str, behind: str, proxy: CutProxy
     ):
         async def write(store: MetadataStore) -> None:
             assert await store.compare_and_set("a/b", b"1", 0)
@@ -238,7 +245,7 @@ class TestSessions:
 
 class TestServers:
     @pytest.fixture
-    def server(self, tmp_path, require):
+    def server(self, tmp_path: Path, require):
         if want_of_zookeeper():
             require("zookeeper", want_of_zookeeper())
         with zookeeper_server(tmp_path) as made:
@@ -285,7 +292,7 @@ class TestServers:
 
 
 class TestPaths:
-    def test_what_others_wrote_below_our_root_is_told(self, zookeeper):
+    def test_what_others_wrote_below_our_root_is_told(self, zookeeper: str):
         async def act(store: ZooKeeperMetadata) -> None:
             assert await store.compare_and_set("a/b", b"1", 0)
             await store._session.make(f"/{zookeeper.partition('/')[2]}/a/c", b"hello")
@@ -301,7 +308,7 @@ class TestPaths:
             open_metadata("zookeeper://", host=None)  # type: ignore[arg-type]
 
 
-def test_taking_an_epoch_costs_two_round_trips(behind, proxy):
+def test_taking_an_epoch_costs_two_round_trips(behind: str, proxy: CutProxy):
     async def act(store: MetadataStore) -> None:
         epochs = EpochStore(store)
         await epochs.create(1, (NodeId(1), NodeId(2), NodeId(3)), Replication(3))

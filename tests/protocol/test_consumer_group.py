@@ -234,7 +234,7 @@ class TestSaving:
         ("now", "expected", "wanted", "saved"),
         [(0, 0, 5, True), (5, 5, 9, True), (5, 0, 9, False), (7, 5, 9, False), (9, 5, 9, True)],
     )
-    def test_compare_and_set(self, now, expected, wanted, saved) -> None:
+    def test_compare_and_set(self, now: int, expected: int, wanted: int, saved: bool) -> None:
         """The last row: an earlier try was stored, and its answer was lost."""
         group = Group(positions={"a": now} if now else {})
         if saved:

@@ -13,7 +13,16 @@ from cordwood.protocol.digest import Copy, Digest, Mend
 EPOCH = 3
 
 
-def copy(first: int, last: int, *, kind=BlockKind.DATA, seal=0, wave=1, producer=0, body=""):
+def copy(
+    first: int,
+    last: int,
+    *,
+    kind=BlockKind.DATA,
+    seal: int = 0,
+    wave: int = 1,
+    producer: int = 0,
+    body: str = "",
+):
     flags = EnvelopeFlag.BY_RECOVERY if seal else 0
     header = BlockHeader(
         1, make_lsn(EPOCH, first), last - first + 1, 0, kind=kind, producer=producer

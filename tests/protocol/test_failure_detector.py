@@ -37,7 +37,7 @@ def ticks(made: FailureDetector, count: int) -> None:
 @pytest.mark.parametrize(
     ("silence", "state"), [(0, ALIVE), (3, ALIVE), (4, SUSPECT), (6, SUSPECT), (7, DEAD)]
 )
-def test_silence_makes_suspect_then_dead(silence, state):
+def test_silence_makes_suspect_then_dead(silence: int, state):
     made = detector()
     ticks(made, silence)
     assert made.state(2) is state

@@ -171,7 +171,7 @@ GONE, EMPTY, AWAY = (
         ({"n4": AWAY, "n5": AWAY}, (1, 2, 3), True, "data_loss"),
     ],
 )
-def test_who_must_have_spoken_before_a_loss(statuses, passed, grace_over, said) -> None:
+def test_who_must_have_spoken_before_a_loss(statuses, passed, grace_over: bool, said: str) -> None:
     """Three copies on five nodes, by what became of them."""
     reader = buffer()
     for node in passed:
@@ -212,7 +212,9 @@ UR = {2, 3}
         (2, (1, 2, 4, 5), True, "wait"),
     ],
 )
-def test_nodes_that_know_that_they_lost_records(copies, passed, grace_over, said) -> None:
+def test_nodes_that_know_that_they_lost_records(
+    copies: int, passed, grace_over: bool, said: str
+) -> None:
     """Five nodes; 2 and 3 are damaged. They make no f-majority, and when all others have
     spoken and so have they, nobody is left who could have it."""
     reader = buffer()
@@ -261,7 +263,7 @@ def test_a_damaged_copy_says_nothing_of_the_records_around_it() -> None:
     assert drain(reader, judge) == ["e1n4..e1n5", "data_loss e1n6..e1n8"]
 
 
-def test_a_node_with_too_many_damaged_copies_knows_nothing(monkeypatch) -> None:
+def test_a_node_with_too_many_damaged_copies_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     swap_value(monkeypatch, lambda: gap_detection.BAD_RANGES_MAX, 3)
     reader = buffer()
     for esn in range(100, 104):

@@ -54,7 +54,9 @@ def mend(lng: int, *copies: Copy[str]) -> Mend[str]:
     return digest.mend()
 
 
-def copy(first, last, group=(0, 0), *, kind=BlockKind.DATA, seal=0, producer=0) -> Copy[str]:
+def copy(
+    first, last, group=(0, 0), *, kind=BlockKind.DATA, seal: int = 0, producer: int = 0
+) -> Copy[str]:
     flags = EnvelopeFlag.BY_RECOVERY if seal else 0
     made = header(first, last, group, kind=kind, producer=producer)
     return Copy(made, Envelope((1, 2, 3), 1, seal, 0, flags), "")

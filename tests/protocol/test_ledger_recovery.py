@@ -297,7 +297,7 @@ def begin(world: World, *fenced: int) -> LedgerRecovery:
 
 
 @pytest.mark.parametrize("reads_fence", [True, False])
-def test_2614_a_read_that_does_not_fence_lets_the_writer_pass_the_end(reads_fence):
+def test_2614_a_read_that_does_not_fence_lets_the_writer_pass_the_end(reads_fence: bool):
     """Entry 0 is on node 3. Nodes 1 and 3 are fenced, nodes 1 and 2 deny the entry, the ledger is
     closed empty; then the writer's message comes to node 2."""
     world = history(1)
@@ -316,7 +316,7 @@ def test_2614_a_read_that_does_not_fence_lets_the_writer_pass_the_end(reads_fenc
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_4812_a_fence_that_is_forgotten_lets_the_writer_pass_the_end(is_kept):
+def test_4812_a_fence_that_is_forgotten_lets_the_writer_pass_the_end(is_kept: bool):
     """Nodes 1 and 2 are fenced, the ledger is closed empty, node 2 is made anew under its name."""
     world = history(1)
     begin(world, 1, 2)
@@ -333,7 +333,7 @@ def test_4812_a_fence_that_is_forgotten_lets_the_writer_pass_the_end(is_kept):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_2612_a_node_that_lost_an_entry_must_not_deny_it(is_known):
+def test_2612_a_node_that_lost_an_entry_must_not_deny_it(is_known: bool):
     """Nodes 1 and 3 acknowledged entry 0. Node 1 lost its disk; node 2 never had the entry."""
     world = history(1)
     pass_on(world, WRITER, "SendEntry", 1, 3)

@@ -203,7 +203,7 @@ class TestEnsembles:
 
 class TestEnds:
     @pytest.mark.parametrize("node", [3, 9], ids=["a member", "a node that was one"])
-    def test_a_fence_leaves_what_is_in_flight_unknown(self, node):
+    def test_a_fence_leaves_what_is_in_flight_unknown(self, node: int):
         made = writer(added=3)
         store(made, 0, 1, 2)
         unknown = [Failed(1, Outcome.UNKNOWN), Failed(2, Outcome.UNKNOWN)]
@@ -371,7 +371,9 @@ class TestDeferredSync:
             ((5, 0, 7), (5, 0, 7), 0),  # node 2 tells no run: it always syncs
         ],
     )
-    def test_a_force_counts_only_in_the_run_that_acknowledged(self, stored, forced, lac):
+    def test_a_force_counts_only_in_the_run_that_acknowledged(
+        self, stored, forced, lac: int | None
+    ):
         made = writer(added=1, defers_sync=True)
         for node, run in enumerate(stored, 1):
             if run is not None:

@@ -28,7 +28,7 @@ def answer(before: int = 0, at: int = 0, trim: int = 0) -> TimeAnswer:
         ([answer(0, 5, trim=OLDEST + 2)], True, 3, True),  # the one after the trim point
     ],
 )
-def test_where_a_time_lies(answers, heard_all, lsn, is_complete) -> None:
+def test_where_a_time_lies(answers, heard_all: bool, lsn: int, is_complete: bool) -> None:
     assert find_time(answers, TAIL, heard_all=heard_all) == (OLDEST + lsn, is_complete)
 
 

@@ -86,7 +86,7 @@ class TestTurns:
         append(later, entry(later.end, later.end, fence=5), 5, grown.seal)
 
     @pytest.mark.parametrize("fence", [0, 4, 5])
-    def test_a_turn_is_higher_than_those_before_it(self, fence):
+    def test_a_turn_is_higher_than_those_before_it(self, fence: int):
         head = take_turn(Grown(1).head, 5, "b")
         with pytest.raises(Fenced):
             take_turn(head, fence, "c")
@@ -179,7 +179,7 @@ class TestTheDead:
         ],
     )
     def test_an_object_is_dead_once_it_can_never_be_committed(
-        self, first, last, fence, found, dead
+        self, first: int, last: int, fence: int, found: str | None, dead: bool
     ):
         at = {"it": entry(FIRST + first, FIRST + last, name="it"),
               "other": entry(FIRST + 15, FIRST + 40, name="other"), None: None}[found]  # fmt: skip

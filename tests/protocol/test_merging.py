@@ -223,7 +223,9 @@ class TestTurns:
         ("holder", "waits_us", "waits"),
         [("n", 0, False), ("n", 1, True), ("n", 1000, True), ("n", 1001, False), ("m", 5, False)],
     )
-    def test_a_holder_may_wait_for_the_turn_of_another_one(self, holder, waits_us, waits):
+    def test_a_holder_may_wait_for_the_turn_of_another_one(
+        self, holder: str, waits_us: int, waits: bool
+    ):
         grown = Merged(3)
         grown.take(until_us=1000)
         if waits:
@@ -245,7 +247,9 @@ class TestTheDead:
             (2, True, False),
         ],
     )
-    def test_what_a_merge_put_is_dead_once_its_turn_is_over(self, number, named, dead):
+    def test_what_a_merge_put_is_dead_once_its_turn_is_over(
+        self, number: int, named: bool, dead: bool
+    ):
         grown = Merged(10)
         grown.take()
         grown.take()

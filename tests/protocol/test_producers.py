@@ -29,7 +29,9 @@ def table(*places: tuple[int, int, int], epoch: int = 0) -> ProducerTable:
     ("epoch", "end", "last"),
     [(0, 5, 100), (0, 10, 100), (0, 11, 110), (0, 20, 110), (0, 21, 142), (0, 99, 142), (1, 99, 0)],
 )
-def test_up_to_where_a_log_is_stored_if_a_producers_blocks_below_a_sequence_are(epoch, end, last):
+def test_up_to_where_a_log_is_stored_if_a_producers_blocks_below_a_sequence_are(
+    epoch: int, end: int, last: int
+):
     """Of what is not remembered it is known that it lies below what is."""
     assert table((10, 10, 101), (20, 3, 140)).last_below(7, epoch, end) == last
     assert ProducerTable().last_below(7, epoch, end) == 0
@@ -47,7 +49,7 @@ def test_up_to_where_a_log_is_stored_if_a_producers_blocks_below_a_sequence_are(
         (14, 1, ProducerVerdict.GAP, 0),
     ],
 )
-def test_a_block_is_next_or_a_repeat_or_neither(sequence, count, verdict, first):
+def test_a_block_is_next_or_a_repeat_or_neither(sequence: int, count: int, verdict, first: int):
     assert table((0, 10, 101), (10, 3, 140)).look(7, 0, sequence, count) == (verdict, first)
 
 

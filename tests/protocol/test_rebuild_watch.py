@@ -30,7 +30,9 @@ def test_a_node_that_was_seen_meanwhile_is_counted_anew() -> None:
 @pytest.mark.parametrize(
     ("me", "after_s", "dead"), [(2, 10.0, {3}), (1, 0.0, {3}), (1, 10.0, {1, 2, 3})]
 )
-def test_only_the_first_node_that_lives_says_it_and_only_if_it_may(me, after_s, dead) -> None:
+def test_only_the_first_node_that_lives_says_it_and_only_if_it_may(
+    me: int, after_s: float, dead
+) -> None:
     watch = LossWatch(me, after_s)
     watch.due(0.0, (1, 2, 3), dead, NOBODY)
     assert watch.due(100.0, (1, 2, 3), dead, NOBODY) == []
@@ -64,7 +66,7 @@ EMPTY = LostNode(2, 7, is_empty=True)
         (LostNode(2, 7, ranges=(TimeRange(1, 2),)), False, None, Start.SERVE),
     ],
 )
-def test_what_a_node_does_that_starts(entry, is_blank, anew, start) -> None:
+def test_what_a_node_does_that_starts(entry, is_blank: bool, anew: int | None, start) -> None:
     assert on_start(entry, is_known=True, is_blank=is_blank, anew=anew) is start
 
 

@@ -53,7 +53,7 @@ def test_nodes_are_asked_about_few_places_and_the_oldest_is_one(lasts):
         ((15, 10, 5), 5, 29),
     ],
 )
-def test_what_is_left_of_the_whole_log_has_so_many_bytes(kept, bytes_max, trim):
+def test_what_is_left_of_the_whole_log_has_so_many_bytes(kept, bytes_max: int, trim: int):
     assert fitting_trim((9, 19, 29), kept, bytes_max) == trim
 
 

@@ -25,7 +25,9 @@ NODESET = Nodeset(tuple(Member(NodeId(n), f"n{n}:1") for n in (1, 2, 3)))
         (5, 4, 6, False),  # a recovery that has not sealed here may not store here
     ],
 )
-def test_what_a_sealed_node_admits(sealed, epoch, by_recovery_of, admitted) -> None:
+def test_what_a_sealed_node_admits(
+    sealed: int, epoch: int, by_recovery_of: int, admitted: bool
+) -> None:
     table = SealTable()
     assert table.seal(1, sealed)
     assert table.admits(1, epoch, by_recovery_of) is admitted

@@ -165,7 +165,7 @@ def play(script: str, made: SenderChoice) -> str:
          "one! 1 | one! 1 2 | one! 1 2 3 | one! 1 2 3 4 | all! 1 2 3 4 5"),
     ],
 )  # fmt: skip
-def test_what_a_reader_asks_for(script, said) -> None:
+def test_what_a_reader_asks_for(script: str, said: str) -> None:
     assert play(script, choice()) == said
 
 
@@ -192,7 +192,9 @@ def test_who_is_slow_sends_nothing_while_others_can() -> None:
         ("down 2 | take | slow 1", True),
     ],
 )
-def test_who_is_merely_slow_is_changed_for_others_at_the_next_window(script, gentle) -> None:
+def test_who_is_merely_slow_is_changed_for_others_at_the_next_window(
+    script: str, gentle: bool
+) -> None:
     made = choice()
     for event in script.split(" | "):
         name, *nodes = event.split()

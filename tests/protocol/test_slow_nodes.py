@@ -53,7 +53,7 @@ class Play:
         ({"n1": 0.9, "n2": 0.9, "n3": 0.9, "n4": 0.9, "n5": 0.9}, 5, ()),
     ],
 )
-def test_who_is_slow(took, windows, slow) -> None:
+def test_who_is_slow(took, windows: int, slow) -> None:
     play = Play()
     for _ in range(windows):
         play.window(**took)

@@ -31,19 +31,23 @@ def largest() -> tuple[Folding, Walked]:
     return folding, folding.walk()
 
 
-def test_three_blocks_and_two_recoveries_at_once_lose_nothing_and_end_in_one_way(largest):
+def test_three_blocks_and_two_recoveries_at_once_lose_nothing_and_end_in_one_way(
+    largest: tuple[Folding, Walked],
+):
     _, walked = largest
     assert (walked.worlds, walked.ended) == (301_735, 32_126)
 
 
-def test_an_epoch_of_three_blocks_ends_in_every_way_that_it_may(largest):
+def test_an_epoch_of_three_blocks_ends_in_every_way_that_it_may(largest: tuple[Folding, Walked]):
     """Whatever the two do; a walk that missed one would have gone too short a way."""
     subsets = [set(kept) for n in range(4) for kept in itertools.combinations((1, 2, 3), n)]
     assert largest[1].ends == {(tuple(kept), max(kept, default=0) + 1) for kept in subsets}
 
 
 @pytest.mark.slow
-def test_any_way_through_the_unfolded_worlds_stays_within_the_folded_ones(largest):
+def test_any_way_through_the_unfolded_worlds_stays_within_the_folded_ones(
+    largest: tuple[Folding, Walked],
+):
     """All of them are too many to hold them against each other."""
     folding, walked = largest
     draw, met = random.Random(1), set()
@@ -108,7 +112,7 @@ def test_the_folded_search_reaches_what_the_whole_one_reaches(size, worlds, fold
     assert walk_unfolded(folding) == (worlds, walked.seen, walked.ends)
 
 
-def test_rules_do_not_know_nodes_by_name(largest):
+def test_rules_do_not_know_nodes_by_name(largest: tuple[Folding, Walked]):
     """What the folds rely on, for every argument that they are asked with."""
     for count in range(len(NODES) + 1):
         heard = map(frozenset, itertools.combinations(NODES, count))
@@ -126,16 +130,16 @@ def test_rules_do_not_know_nodes_by_name(largest):
         assert len({small_scope.decide(place, lng, each) for each in orders}) == 1
 
 
-def seals_are_not_obeyed(monkeypatch):
+def seals_are_not_obeyed(monkeypatch: pytest.MonkeyPatch):
     swap(monkeypatch, SealTable.admits, lambda self, *_: True)
 
 
-def lng_too_high(monkeypatch):
+def lng_too_high(monkeypatch: pytest.MonkeyPatch):
     right = SealTally.lng
     swap(monkeypatch, SealTally.lng, lambda self, epoch: min(right(self, epoch) + 1, (1 << 32) + 2))
 
 
-def last_copy_unseen(monkeypatch):
+def last_copy_unseen(monkeypatch: pytest.MonkeyPatch):
     right = Digest.add
     swap(
         monkeypatch,
@@ -157,7 +161,7 @@ def is_found(size: tuple[int, int], match: str | None = None, attempts: int = 1)
     [seals_are_not_obeyed, lng_too_high, last_copy_unseen],
     ids=lambda plant: plant.__name__,
 )
-def test_a_rule_that_is_wrong_is_found_out(plant, monkeypatch):
+def test_a_rule_that_is_wrong_is_found_out(plant, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
     is_found((2, 1))
 
@@ -166,12 +170,12 @@ def test_a_rule_that_is_wrong_is_found_out(plant, monkeypatch):
     "bug",
     ["lng-too-high", "digest-drops-last", "bridge-too-low", "hole-over-record", "seal-not-obeyed"],
 )
-def test_a_bug_that_is_planted_is_found_out(bug):
+def test_a_bug_that_is_planted_is_found_out(bug: str):
     with planted(find_bug(bug)):
         is_found((2, 1))
 
 
-def test_a_seal_that_recoveries_do_not_name_is_found_out(monkeypatch):
+def test_a_seal_that_recoveries_do_not_name_is_found_out(monkeypatch: pytest.MonkeyPatch):
     """One that was overtaken stores on, and a node shows another end than the one that counts."""
     swap(monkeypatch, small_scope.in_time, lambda outcome, end: outcome)
     with planted(find_bug("seal-unnamed")):
@@ -184,17 +188,19 @@ def test_a_node_that_knows_the_end_makes_up_for_a_seal_that_is_not_named():
         assert Folding(blocks=2, recoveries=2).walk().ended > 1_000
 
 
-def test_a_seal_that_is_named_makes_up_for_a_node_that_forgot_the_end(monkeypatch):
+def test_a_seal_that_is_named_makes_up_for_a_node_that_forgot_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+):
     swap(monkeypatch, small_scope.in_time, lambda outcome, end: outcome)
     assert Folding(blocks=2, recoveries=2).walk().worlds == 56_667
 
 
-def attempts_share_a_place(monkeypatch):
+def attempts_share_a_place(monkeypatch: pytest.MonkeyPatch):
     """What the next attempt of a recovery stores and tells counts as much as the one before."""
     swap(monkeypatch, small_scope.place_of, lambda mine: (mine.seal, 1))
 
 
-def late_copies_are_taken(monkeypatch):
+def late_copies_are_taken(monkeypatch: pytest.MonkeyPatch):
     """A node that knows the end takes what a given-up attempt sent before."""
     swap(monkeypatch, small_scope.in_time, lambda outcome, end: outcome)
 
@@ -202,7 +208,9 @@ def late_copies_are_taken(monkeypatch):
 @pytest.mark.parametrize(
     "plant", [attempts_share_a_place, late_copies_are_taken], ids=lambda plant: plant.__name__
 )
-def test_attempts_of_which_an_earlier_one_counts_are_found_out(plant, monkeypatch):
+def test_attempts_of_which_an_earlier_one_counts_are_found_out(
+    plant, monkeypatch: pytest.MonkeyPatch
+):
     plant(monkeypatch)
     is_found((1, 1), "shows", attempts=2)
 
@@ -212,7 +220,9 @@ def test_copies_of_a_given_up_attempt_that_count_are_found_out():
         is_found((1, 1), "shows", attempts=2)
 
 
-def test_without_a_second_attempt_nobody_sees_that_attempts_share_a_place(monkeypatch):
+def test_without_a_second_attempt_nobody_sees_that_attempts_share_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """So it is the step that gives an attempt up which finds that."""
     attempts_share_a_place(monkeypatch)
     assert Folding(blocks=2, recoveries=2).walk().worlds == 56_667

@@ -59,12 +59,14 @@ class TestWhen:
             (0.001, -10, 0, None),  # a clock that went back
         ],
     )
-    def test_by_size_by_age_or_because_the_disk_fills_up(self, mib, age_s, presses, reason):
+    def test_by_size_by_age_or_because_the_disk_fills_up(
+        self, mib: float, age_s: int, presses: int, reason: str | None
+    ):
         made = plan(waiting(mib=mib, age_s=age_s), presses=Pressure(presses))
         assert shares(made) == ([[(1, reason)]] if reason else [])
 
     @pytest.mark.parametrize(("after_bytes", "after_s"), [(0, 3600), (64 * MIB, 0)])
-    def test_at_once_if_a_log_asks_for_it(self, after_bytes, after_s):
+    def test_at_once_if_a_log_asks_for_it(self, after_bytes, after_s: int):
         policy = TierPolicy(after_bytes, after_s)
         assert len(plan(waiting(mib=0.001, age_s=0, policy=policy)).objects) == 1
 
@@ -88,7 +90,7 @@ class TestHowFar:
         ],
     )
     def test_never_across_what_is_lost_or_unknown_and_that_is_told(
-        self, next_, stop, barrier, goes, blocked
+        self, next_: int, stop: int, barrier: int | None, goes, blocked: int | None
     ):
         made = plan(waiting(mib=99, next=next_, stop=stop, barrier=barrier))
         went = [(s.first, s.stop) for each in made.objects for s in each.shares]
@@ -214,7 +216,7 @@ class TestDropping:
         ],
     )
     def test_only_what_is_committed_oldest_first_and_early_on_a_full_disk(
-        self, committed, presses, through
+        self, committed, presses: int, through: int
     ):
         assert droppable(self.PARTS, committed, POLICY, NOW_US, Pressure(presses)) == through
 
@@ -247,7 +249,7 @@ class TestPressure:
         [(100, Pressure.NONE), (25, Pressure.NONE), (24, Pressure.UPLOAD), (15, Pressure.UPLOAD),
          (14, Pressure.DROP), (0, Pressure.DROP)],
     )  # fmt: skip
-    def test_by_what_is_free(self, free, expected):
+    def test_by_what_is_free(self, free: int, expected):
         assert pressure(free, 100) is expected
 
     def test_uploads_are_paced_until_the_disk_presses(self):

@@ -59,7 +59,9 @@ def statuses(text: str) -> dict[NodeId, Authority]:
         ("a:1 b:2 c:3", 3, 2, "3e", "1 2", "COMPLETE"),
     ],
 )  # fmt: skip
-def test_what_the_nodes_heard_amount_to(members, copies, racks, marked, heard, verdict) -> None:
+def test_what_the_nodes_heard_amount_to(
+    members, copies: int, racks: int, marked: str, heard, verdict: str
+) -> None:
     found = weigh_replies(
         nodes(heard), nodeset(members), Replication(copies, racks), statuses(marked)
     )

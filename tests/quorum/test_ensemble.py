@@ -45,7 +45,7 @@ def members(text: str) -> frozenset[int]:
         ((7, 3, 2), ENTRY_MAX, "0 1 2"),
     ],
 )
-def test_where_an_entry_lies(shape, entry, expected):
+def test_where_an_entry_lies(shape, entry, expected: str):
     assert write_set(entry, Striping(*shape)) == tuple(map(int, expected.split()))
 
 
@@ -79,7 +79,7 @@ def test_an_entry_has_63_bits(entry):
         ((3, 3, 2), "0 3 4", False),
     ],
 )
-def test_who_must_be_fenced(shape, answered, covered):
+def test_who_must_be_fenced(shape, answered: str, covered: bool):
     assert covers(members(answered), Striping(*shape)) is covered
 
 
@@ -96,7 +96,7 @@ def test_who_must_be_fenced(shape, answered, covered):
         ((5, 3, 2), 1, "1 3", True),
     ],
 )
-def test_who_must_not_have_it(shape, entry, negative, absent):
+def test_who_must_not_have_it(shape, entry: int, negative: str, absent: bool):
     assert proves_absence(members(negative), entry, Striping(*shape)) is absent
 
 
@@ -111,7 +111,7 @@ def test_who_must_not_have_it(shape, entry, negative, absent):
         ((5, 3, 1), 4, "1", True),
     ],
 )
-def test_when_an_entry_is_acknowledged(shape, entry, stored, acknowledged):
+def test_when_an_entry_is_acknowledged(shape, entry: int, stored: str, acknowledged: bool):
     assert is_acknowledged(members(stored), entry, Striping(*shape)) is acknowledged
 
 
@@ -128,7 +128,7 @@ def test_when_an_entry_is_acknowledged(shape, entry, stored, acknowledged):
         (Answer.REFUSED, False, False),
     ],
 )
-def test_what_an_answer_says(answer, negative, known):
+def test_what_an_answer_says(answer, negative: bool, known: bool):
     assert (answer.is_negative, answer.is_known) == (negative, known)
 
 

@@ -22,11 +22,11 @@ def members(*racks: str, weights: dict[int, float] | None = None) -> dict[NodeId
     }
 
 
-def chosen(able, kept, write, placement=ANYWHERE, seed=1):
+def chosen(able, kept, write, placement=ANYWHERE, seed: int = 1):
     return choose_ensemble(able, kept, write, random.Random(seed), placement)
 
 
-def new(able, count, write, placement=ANYWHERE, seed=1):
+def new(able, count, write, placement=ANYWHERE, seed: int = 1):
     return chosen(able, [None] * count, write, placement, seed)
 
 

@@ -70,7 +70,7 @@ class TestTables:
             ("a:1 a:2 a:3", 3, 2, "1 2 3", True),
         ],
     )
-    def test_who_must_be_heard(self, members, copies, racks, heard, reached):
+    def test_who_must_be_heard(self, members, copies: int, racks: int, heard: str, reached: bool):
         wanted = Replication(copies, racks)
         assert weigh_replies(nodes(heard), nodeset(members), wanted, {}).is_f_majority is reached
 
@@ -92,7 +92,7 @@ class TestTables:
             ({"node": 4, "rack": 3, "region": 2}, "1 3 5", True),
         ],
     )
-    def test_several_scopes(self, counts, heard, reached):
+    def test_several_scopes(self, counts, heard: str, reached: bool):
         racks = ("west.d.c.r.a", "west.d.c.r.b", "east.d.c.r.c")
         members = [Member(NodeId(n), "", racks[(n - 1) // 2]) for n in range(1, 7)]
         wanted = Replication.across(counts)
@@ -113,7 +113,9 @@ class TestTables:
             (FIVE_NODES, 3, 1, "1 2 9", False),
         ],
     )
-    def test_what_can_hold_a_record(self, members, copies, racks, candidates, can):
+    def test_what_can_hold_a_record(
+        self, members, copies: int, racks: int, candidates: str, can: bool
+    ):
         found = can_replicate(nodes(candidates), nodeset(members), Replication(copies, racks))
         assert found is can
 

@@ -154,12 +154,12 @@ async def test_a_bound_that_is_told_late_takes_back_no_end_that_nodes_were_told(
 
 
 @pytest.mark.parametrize("name", ["begins-below-a-seal"])
-def test_a_bound_that_comes_too_late_is_noticed(name):
+def test_a_bound_that_comes_too_late_is_noticed(name: str):
     with planted(find_bug(name)), pytest.raises(AssertionError):
         test_a_bound_that_is_told_late_takes_back_no_end_that_nodes_were_told()
 
 
 @pytest.mark.parametrize("name", ["bound-of-own-epoch", "beginnings-untold"])
-def test_a_bound_that_is_too_late_is_noticed(name):
+def test_a_bound_that_is_too_late_is_noticed(name: str):
     with planted(find_bug(name)), pytest.raises(AssertionError):
         test_a_record_of_a_clock_ahead_does_not_come_back_behind_an_epoch_that_did_not_see_it()

@@ -60,7 +60,7 @@ def test_an_lng_below_a_trim_of_a_higher_epoch_can_be_told_to_nodes() -> None:
         ({3: (make_lsn(4, 1), make_lsn(3, 5))}, (2, ESN_MAX - 1), 4),
     ],
 )
-def test_what_is_released_or_trimmed_is_no_hole(told, lng, over_by) -> None:
+def test_what_is_released_or_trimmed_is_no_hole(told, lng, over_by: int) -> None:
     found = collected(told)
     assert (found.lng, found.over_by) == (make_lsn(*lng), over_by)
     assert found.digest.mend().holes == ()

@@ -20,7 +20,9 @@ from cordwood.sequencer.releases import Releases
 from cordwood.sim.planted import find_bug, planted
 
 
-def test_a_trim_that_another_recovery_allowed_makes_no_holes(monkeypatch) -> None:
+def test_a_trim_that_another_recovery_allowed_makes_no_holes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Epoch 3 had read that epoch 1 is unclean when epoch 2 called it clean, released, and nodes
     trimmed. What was trimmed was a hole to epoch 3, and the producer's records above it went."""
     late_read, late_clean = asyncio.Event(), asyncio.Event()

@@ -41,7 +41,7 @@ def nodes(text: str) -> set[NodeId]:
         ("1 2 3", {3: GONE}, QuorumVerdict.INCOMPLETE, True),  # it answers, so it is there
     ],
 )
-def test_what_is_said_of_the_silent_decides(heard, said, verdict, enough) -> None:
+def test_what_is_said_of_the_silent_decides(heard: str, said, verdict, enough: bool) -> None:
     statuses = {NodeId(node): status for node, status in said.items()}
     assert weigh(nodes(heard), FIVE, Replication(3), statuses) is verdict
     assert is_enough(nodes(heard), FIVE, Replication(3), statuses) is enough
@@ -59,5 +59,5 @@ def test_a_pair_of_one_rack_is_not_enough_to_hold_a_tail_over_two() -> None:
     ("left", "copies", "racks"),
     [("1 2 3 4", 3, 2), ("1 2", 2, 2), ("1 4", 2, 1), ("3", 1, 1), ("", 1, 1)],
 )
-def test_a_tail_is_stored_as_well_as_what_is_left_can(left, copies, racks) -> None:
+def test_a_tail_is_stored_as_well_as_what_is_left_can(left: str, copies: int, racks: int) -> None:
     assert attainable(nodes(left), FIVE, Replication(3, 2)) == Replication(copies, racks)

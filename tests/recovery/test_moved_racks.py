@@ -116,7 +116,9 @@ async def test_a_record_outlives_that_its_holders_answer_late_and_one_has_anothe
     assert kept == [b"1", b"2", b"3", b"acknowledged", b"after"]
 
 
-def test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(monkeypatch):
+def test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+):
     swap_value(monkeypatch, lambda: log_watch.WATCH_S, 2.0)
 
     async def scenario(cluster: ClusterAtHand) -> None:
@@ -172,6 +174,6 @@ def test_racks_of_today_in_a_reader_are_noticed():
         test_a_reader_judges_each_epoch_by_the_racks_of_then()
 
 
-def test_a_move_that_takes_no_epoch_is_noticed(monkeypatch):
+def test_a_move_that_takes_no_epoch_is_noticed(monkeypatch: pytest.MonkeyPatch):
     with planted(find_bug("move-unseen")), pytest.raises(TimeoutError):
         test_a_node_in_another_rack_takes_a_new_epoch_that_records_where_it_stands(monkeypatch)

@@ -141,7 +141,9 @@ def outcome_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, set[tup
     return told[0]
 
 
-def test_what_the_first_attempt_plugged_and_the_second_kept_every_reader_gets(monkeypatch) -> None:
+def test_what_the_first_attempt_plugged_and_the_second_kept_every_reader_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The retry was acknowledged where it stood, and half of the readers were told of a bridge."""
     placed, seen = outcome_of("keep-last", monkeypatch)
     records = ("e1n1", "e1n2", "e1n3", "e1n4")
@@ -149,14 +151,16 @@ def test_what_the_first_attempt_plugged_and_the_second_kept_every_reader_gets(mo
     assert seen == {(*records, "bridge e1n5", "bridge e2n1")}
 
 
-def test_what_the_first_attempt_kept_and_the_second_plugged_no_reader_gets(monkeypatch) -> None:
+def test_what_the_first_attempt_kept_and_the_second_plugged_no_reader_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     placed, seen = outcome_of("plug-last", monkeypatch)
     assert placed == "e3n1"
     assert seen == {("e1n1", "e1n2", "e1n3", "bridge e1n4", "bridge e2n1", "e3n1")}
 
 
 @pytest.mark.parametrize("bug", ["attempts-alike", "failed-attempt-counts"])
-def test_attempts_that_count_alike_are_noticed(bug: str, monkeypatch) -> None:
+def test_attempts_that_count_alike_are_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with planted(find_bug(bug)), pytest.raises(AssertionError):
         test_what_the_first_attempt_plugged_and_the_second_kept_every_reader_gets(monkeypatch)
 
@@ -167,7 +171,7 @@ def known_producers(cluster: ClusterAtHand) -> dict[int, list[int]]:
     return {n: [p.producer for p in read_produced(e.produced)] for n, e in ends.items() if e}
 
 
-def test_what_a_second_clean_tells_takes_no_producer_away(monkeypatch) -> None:
+def test_what_a_second_clean_tells_takes_no_producer_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the second attempt stored was noted beside the end that was there already; a restart
     took that for all that the end told, and acknowledged blocks were stored twice."""
     right = recover_log._check_absent
@@ -216,6 +220,6 @@ def test_what_a_second_clean_tells_takes_no_producer_away(monkeypatch) -> None:
     simulate(scenario, nodes=5)
 
 
-def test_producers_that_an_end_replaces_are_noticed(monkeypatch) -> None:
+def test_producers_that_an_end_replaces_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with planted(find_bug("second-clean-forgets")), pytest.raises(AssertionError):
         test_what_a_second_clean_tells_takes_no_producer_away(monkeypatch)

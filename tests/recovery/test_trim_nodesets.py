@@ -43,7 +43,7 @@ END_3, END_5 = make_lsn(3, ESN_MAX), make_lsn(5, ESN_MAX)
         (6, {}, {}, (), 1),  # nobody asked for a trim
     ],
 )
-def test_what_may_go(clean, trims, firsts, gone, since) -> None:
+def test_what_may_go(clean: int, trims, firsts, gone, since: int) -> None:
     history = tuple(NodesetSince(first, nodes, 2, 1) for first, nodes in HISTORY)
     record = EpochRecord(8, clean, 0, history)
     extents = {

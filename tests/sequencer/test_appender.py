@@ -329,7 +329,9 @@ class TestBounds:
         simulate(scenario, nodes=3, wal_bytes=64 << 20, sequencer=settings)
 
     @pytest.mark.parametrize(("over", "refused"), [(0, False), (1, True)])
-    def test_a_group_of_as_many_bytes_as_are_allowed_is_taken(self, over, refused) -> None:
+    def test_a_group_of_as_many_bytes_as_are_allowed_is_taken(
+        self, over: int, refused: bool
+    ) -> None:
         settings = SequencerSettings()
         group = entry(1, b"")
         group.stored_bytes = settings.group_bytes_max + over
@@ -391,7 +393,7 @@ class TestHostileClients:
         ],
     )
     def test_an_entry_that_no_header_may_describe_closes_its_connection_only(
-        self, wrong: AppendEntry, caplog
+        self, wrong: AppendEntry, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:

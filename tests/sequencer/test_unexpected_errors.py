@@ -40,7 +40,7 @@ def failing_once(step) -> Iterator[None]:
 )
 @as_scenario(simulate)
 async def test_it_is_reported_with_the_log_and_tried_again_after_a_pause(
-    cluster, *, step, text
+    cluster, *, step, text: str
 ) -> None:
     """The error ended the node, then the next node that took the log, and so on."""
     async with cluster.client(timeout_s=30) as store:

@@ -78,7 +78,7 @@ def test_without_damage_nothing_stored_is_destroyed():
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
 @pytest.mark.parametrize("racks", [1, 3])
-def test_the_atlas_leaves_enough_nodes_to_recover_with(copies, racks):
+def test_the_atlas_leaves_enough_nodes_to_recover_with(copies: int, racks: int):
     cluster = ClusterOptions(nodes=5, racks=racks, replication=Replication(copies))
     nodeset = nodeset_of(cluster)
     within = options(damage=Damage.WITHIN, nodeset=nodeset, replication=cluster.replication)

@@ -159,7 +159,7 @@ class TestSalt:
 class TestWalBytes:
     """A WAL's size is that of the first start."""
 
-    def test_other_settings_are_told_which_size_counts(self, caplog):
+    def test_other_settings_are_told_which_size_counts(self, caplog: pytest.LogCaptureFixture):
         assert sizes_of_starts(2 * MIB, 2 * MIB) == [2 * MIB, 2 * MIB]
         assert "storage.wal_bytes" not in caplog.text
         assert sizes_of_starts(2 * MIB, 8 * MIB) == [2 * MIB, 2 * MIB]

@@ -28,7 +28,7 @@ class TestCallersThatDoNotWait:
         assert [v.invariant for v in check("L1", given_up_after(6))] == ["L1"]
 
     @pytest.mark.parametrize(("deadline_s", "broken"), [(4, []), (5, ["L1"])])
-    def test_a_deadline_below_the_bound_owes_nothing(self, deadline_s, broken):
+    def test_a_deadline_below_the_bound_owes_nothing(self, deadline_s: int, broken):
         history = play(
             f"w1 put a @ e1n1\nwait 10\nw1 send b within {deadline_s}\nw1 lose b\nstart n1"
         )

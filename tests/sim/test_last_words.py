@@ -7,6 +7,8 @@ import contextlib
 import gc
 import sys
 
+import pytest
+
 from cordwood.sim.host import Simulation
 
 
@@ -40,7 +42,7 @@ async def scenario(simulation):
     await asyncio.sleep(1)
 
 
-def test_dead_processes_raise_nothing_that_a_test_run_would_report(monkeypatch):
+def test_dead_processes_raise_nothing_that_a_test_run_would_report(monkeypatch: pytest.MonkeyPatch):
     heard = []
     monkeypatch.setattr(sys, "unraisablehook", heard.append)
     Simulation(1).run(scenario)

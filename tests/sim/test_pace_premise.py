@@ -35,7 +35,7 @@ def is_stored(*copysets: tuple[int, ...]) -> bool:
     return asyncio.run(aftermath.is_stored_on(cluster, 3))
 
 
-def test_a_slow_node_that_no_copyset_has_is_noticed_by_nobody(monkeypatch):
+def test_a_slow_node_that_no_copyset_has_is_noticed_by_nobody(monkeypatch: pytest.MonkeyPatch):
     """Seed 1000325. Copysets stick, so nothing came to the slow node in the ten seconds that
     the others had to notice it; the first stores there, within the measured stretch, were late."""
     swap_value(monkeypatch, lambda: aftermath.TRIED_S, 0.1)
@@ -48,7 +48,7 @@ def test_a_slow_node_that_no_copyset_has_is_noticed_by_nobody(monkeypatch):
     [((), 2, (1, 2, 3, 4)), ((4,), 2, (4,)), ((4,), 3, (1, 2, 3, 4)), ((1, 4), 3, (1, 4))],
 )
 def test_beside_nodes_that_lost_records_no_other_is_hampered_where_that_is_one_too_many(
-    damaged, copies, may_be
+    damaged, copies: int, may_be
 ):
     """Seed 1390029638. Two copies, one node that had lost its WAL, another stopped: the epoch
     that was under way could not be recovered, the next came to its last esn, and appends

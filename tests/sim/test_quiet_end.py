@@ -98,7 +98,7 @@ def test_a_run_counts_that_loses_what_its_logs_need_to_go_on():
 
 
 @pytest.mark.parametrize("seed", [7, 10])
-def test_a_member_without_a_log_hears_of_the_end_of_the_run(seed):
+def test_a_member_without_a_log_hears_of_the_end_of_the_run(seed: int):
     """Seed 4400109. One log and three members: a member looped over the items of no log, forty
     times 2.5 s, and the run was taken for stuck."""
     options = RunOptions(

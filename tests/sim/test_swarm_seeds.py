@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from cordwood.sim import command
 
 SEEDS = 3
 
 
-def test_seeds_break_no_promise(capsys):
+def test_seeds_break_no_promise(capsys: pytest.CaptureFixture[str]):
     command.run(SEEDS, 1, None, jobs=2, as_json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["seeds"] == SEEDS

@@ -46,7 +46,9 @@ def test_probes_that_no_seed_hit_are_named_in_order():
 
 
 @pytest.mark.parametrize(("invalid", "too_little"), [(2, False), (3, True)])
-def test_a_sweep_of_which_more_than_a_tenth_does_not_count_proves_too_little(invalid, too_little):
+def test_a_sweep_of_which_more_than_a_tenth_does_not_count_proves_too_little(
+    invalid: int, too_little: bool
+):
     dull = [report(seed, invalid=("900 records",)) for seed in range(invalid)]
     good = [report(seed) for seed in range(INVALID_JUDGED_MIN - invalid)]
     totals = totals_of(*dull, *good)
@@ -54,7 +56,9 @@ def test_a_sweep_of_which_more_than_a_tenth_does_not_count_proves_too_little(inv
     assert totals.proves_too_little is too_little
 
 
-def test_where_nobody_watches_a_line_tells_now_and_then_how_far_it_is(monkeypatch, capsys):
+def test_where_nobody_watches_a_line_tells_now_and_then_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     seeds = (report(seed) for seed in range(1, 6))
     swap(monkeypatch, command._sweep, lambda *_: seeds)
     swap_value(monkeypatch, lambda: command.NEWS_EVERY_S, 0.0)

@@ -33,7 +33,7 @@ class FakeStore:
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch: pytest.MonkeyPatch):
     """Seconds that pass when the test says so."""
     now = SimpleNamespace(s=1000.0)
     monkeypatch.setattr(catalog, "time", SimpleNamespace(monotonic=lambda: now.s))
@@ -42,7 +42,7 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def store(monkeypatch):
+def store(monkeypatch: pytest.MonkeyPatch):
     fake = FakeStore()
     swap(monkeypatch, catalog.shared_store, lambda *_: fake, within=catalog)
     return fake

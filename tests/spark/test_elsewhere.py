@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import pytest
+from live_cluster import LiveCluster
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from cordwood.block import Record
 from cordwood.client.aio import open_store
-from cordwood.client.blocking.blocking_store import open_blocking
+from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.settings import MIB, ClientSettings
@@ -22,7 +25,7 @@ SECRET = "hunter2-hunter2"
 
 
 @pytest.fixture
-def embedded(tmp_path):
+def embedded(tmp_path: Path):
     settings = ClientSettings(timeout_s=30.0)
     with open_blocking(
         lambda: open_store(embedded_store(str(tmp_path / "data"), settings, 16 * MIB)), settings
@@ -30,7 +33,9 @@ def embedded(tmp_path):
         yield opened
 
 
-def test_an_embedded_store_that_is_served_is_read_and_written_exactly_once(spark, embedded):
+def test_an_embedded_store_that_is_served_is_read_and_written_exactly_once(
+    spark: SparkSession, embedded
+):
     lsns = embedded.append_many("/orders", [b"%d" % n for n in range(100)])
     address = embedded.serve()
     frame = spark.read.format("cordwood").options(**{SERVERS: address, "subscribe": "orders"})
@@ -43,7 +48,7 @@ def test_an_embedded_store_that_is_served_is_read_and_written_exactly_once(spark
     assert copied == [b"%d" % n for n in range(100)]
 
 
-def test_its_bare_directory_is_refused_in_words(spark, tmp_path):
+def test_its_bare_directory_is_refused_in_words(spark: SparkSession, tmp_path: Path):
     options = {SERVERS: str(tmp_path), "subscribe": "orders"}
     with pytest.raises(
         PySparkException, match=r"a directory: an embedded store .*store\.serve\(\)"
@@ -51,7 +56,9 @@ def test_its_bare_directory_is_refused_in_words(spark, tmp_path):
         spark.read.format("cordwood").options(**options).load().collect()
 
 
-def test_a_log_that_asks_for_a_write_token(spark, cluster, store, tmp_path):
+def test_a_log_that_asks_for_a_write_token(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     """The sink is refused without it, writes with it, and shows it nowhere."""
     log = f"/e-{uuid.uuid4().hex[:8]}"
     store.create_log(log, attributes=LogAttributes(write_token=token_digest(SECRET)))
@@ -79,7 +86,9 @@ def test_a_log_that_asks_for_a_write_token(spark, cluster, store, tmp_path):
         assert [item.value for item in reader if isinstance(item, Record)] == [b"1", b"2", b"2"]
 
 
-def test_secrets_are_in_no_plan_and_no_error(spark, cluster, store):
+def test_secrets_are_in_no_plan_and_no_error(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore
+):
     """Under any name that Spark's own redaction knows, and in words of ours."""
     log = f"/e-{uuid.uuid4().hex[:8]}"
     store.append(log, b"1")

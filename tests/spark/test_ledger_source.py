@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_cluster import LiveCluster
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
@@ -38,7 +40,7 @@ def made(store: BlockingStore) -> Iterator[BlockingWritableLedger]:
 
 
 @pytest.fixture
-def source(cluster):
+def source(cluster: LiveCluster):
     """A source as Spark makes it; options by name."""
 
     def make(ledgers: Any, **options: str) -> CordwoodSource:
@@ -75,13 +77,17 @@ def values(reader, partitions) -> list[bytes]:
 
 
 class TestBatch:
-    def test_a_closed_ledger_is_read_whole(self, store, made, source):
+    def test_a_closed_ledger_is_read_whole(
+        self, store: BlockingStore, made: BlockingWritableLedger, source
+    ):
         made.append_many(numbers(0, 500))
         made.close()
         reader = batch(source(made.ledger_id))
         assert values(reader, reader.partitions()) == numbers(0, 500)
 
-    def test_an_open_ledger_is_read_as_far_as_it_is_confirmed(self, made, source):
+    def test_an_open_ledger_is_read_as_far_as_it_is_confirmed(
+        self, made: BlockingWritableLedger, source
+    ):
         made.append_many(numbers(0, 20))
         made.append_many(numbers(20, 21))  # tells that those before are confirmed
         reader = batch(source(made.ledger_id))
@@ -90,7 +96,7 @@ class TestBatch:
         found = values(reader, planned)
         assert found in (numbers(0, 20), numbers(0, 21))
 
-    def test_it_is_cut_by_size_and_by_wish(self, made, source):
+    def test_it_is_cut_by_size_and_by_wish(self, made: BlockingWritableLedger, source):
         made.append_many([b"x" * 1000] * 300)
         made.close()
         for options in ({"minPartitions": "6"}, {"targetPartitionBytes": "50k"}):
@@ -99,7 +105,7 @@ class TestBatch:
             assert len(planned) >= 5
             assert len(values(reader, planned)) == 300
 
-    def test_places_and_columns(self, store, made, source):
+    def test_places_and_columns(self, store: BlockingStore, made: BlockingWritableLedger, source):
         made.append_many(numbers(0, 9))
         made.close()
         other = store.ledgers.create(ensemble=3, write=2, ack=2)
@@ -121,7 +127,9 @@ class TestBatch:
             "epoch": 1, "offset": 2, "timestamp": None,
         }  # fmt: skip
 
-    def test_what_is_wrong_is_said(self, store, made, source):
+    def test_what_is_wrong_is_said(
+        self, store: BlockingStore, made: BlockingWritableLedger, source
+    ):
         with pytest.raises(UnknownLedger):
             batch(source(999_999_999)).partitions()
         locked = store.ledgers.create(ensemble=3, write=3, ack=2, password=b"sesame")
@@ -136,12 +144,12 @@ class TestBatch:
         with pytest.raises(BadSetting, match="exclude one another"):
             source(made.ledger_id, subscribe="orders").schema()
 
-    def test_nothing_is_confirmed(self, made, source):
+    def test_nothing_is_confirmed(self, made: BlockingWritableLedger, source):
         assert batch(source(made.ledger_id)).partitions() == []
 
 
 class TestStream:
-    def test_it_follows_an_open_ledger_to_its_end(self, made, source):
+    def test_it_follows_an_open_ledger_to_its_end(self, made: BlockingWritableLedger, source):
         reader = stream(source(made.ledger_id))
         place = stored(reader.initialOffset())
         found: list[bytes] = []
@@ -159,7 +167,7 @@ class TestStream:
         assert found == numbers(0, 50)
         assert reader.reportLatestOffset() == place
 
-    def test_a_batch_that_is_run_again_is_the_same(self, made, source):
+    def test_a_batch_that_is_run_again_is_the_same(self, made: BlockingWritableLedger, source):
         made.append_many(numbers(0, 30))
         made.append(b"30")
         first = stream(source(made.ledger_id))
@@ -171,7 +179,7 @@ class TestStream:
         assert values(again, again.partitions(start, end)) == numbers(0, 12)
         assert again.partitions(end, end) == []
 
-    def test_available_now_ends_where_it_began(self, made, source):
+    def test_available_now_ends_where_it_began(self, made: BlockingWritableLedger, source):
         made.append_many(numbers(0, 5))
         made.append(b"5")
         reader = stream(source(made.ledger_id))
@@ -182,7 +190,9 @@ class TestStream:
         assert len(values(reader, reader.partitions(start, end))) in (5, 6)
         assert reader.latestOffset(end, ALL) is end
 
-    def test_the_checkpoint_of_another_cluster_is_refused(self, made, source):
+    def test_the_checkpoint_of_another_cluster_is_refused(
+        self, made: BlockingWritableLedger, source
+    ):
         reader = stream(source(made.ledger_id))
         place = {**reader.initialOffset(), "cluster": "another"}
         with pytest.raises(BadSetting, match="cluster"):
@@ -193,10 +203,12 @@ class TestStream:
 class TestSpark:
     """Once through Spark itself: its processes, its pickles, its checkpoint."""
 
-    def options(self, cluster, *ledgers: int) -> dict[str, str]:
+    def options(self, cluster: LiveCluster, *ledgers: int) -> dict[str, str]:
         return {SERVERS: cluster.url, "ledgers": ",".join(map(str, ledgers))}
 
-    def test_as_a_table(self, spark, cluster, made):
+    def test_as_a_table(
+        self, spark: SparkSession, cluster: LiveCluster, made: BlockingWritableLedger
+    ):
         made.append_many(numbers(0, 1000))
         made.close()
         frame = spark.read.format("cordwood").options(**self.options(cluster, made.ledger_id))
@@ -209,7 +221,13 @@ class TestSpark:
         ]
         assert table.count() == 1000
 
-    def test_as_a_stream_that_is_stopped_and_goes_on(self, spark, cluster, made, tmp_path: Path):
+    def test_as_a_stream_that_is_stopped_and_goes_on(
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        made: BlockingWritableLedger,
+        tmp_path: Path,
+    ):
         def run() -> None:
             query = (
                 spark.readStream.format("cordwood")

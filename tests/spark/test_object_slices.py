@@ -68,7 +68,7 @@ def values(connect, *slices: Slice, fails: bool = True) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 62), (5, 21), (20, 22), (30, 31)])
-def test_objects_give_a_slice_and_no_node_is_asked(tmp_path, low: int, high: int) -> None:
+def test_objects_give_a_slice_and_no_node_is_asked(tmp_path: Path, low: int, high: int) -> None:
     made = history()
     address = upload(made, tmp_path / "history")
     asked = Slice(LOG, "/orders", made.first + low, made.first + high, address)
@@ -77,7 +77,7 @@ def test_objects_give_a_slice_and_no_node_is_asked(tmp_path, low: int, high: int
     assert values(nobody, asked) == expected
 
 
-def test_what_objects_do_not_give_nodes_do(tmp_path) -> None:
+def test_what_objects_do_not_give_nodes_do(tmp_path: Path) -> None:
     """The store's address means another directory where the task runs, or an object is damaged."""
     with cordwood.connect(tmp_path / "cluster") as store:
         log = store.create_log("/orders").log_id
@@ -86,7 +86,7 @@ def test_what_objects_do_not_give_nodes_do(tmp_path) -> None:
         assert values(lambda: store, asked) == [b"%d" % n for n in range(COUNT)]
 
 
-def test_a_damaged_object_is_read_from_nodes_from_there_on(tmp_path) -> None:
+def test_a_damaged_object_is_read_from_nodes_from_there_on(tmp_path: Path) -> None:
     with cordwood.connect(tmp_path / "cluster") as store:
         log = store.create_log("/orders").log_id
         assert log < LOG
@@ -116,7 +116,7 @@ def test_a_damaged_object_is_read_from_nodes_from_there_on(tmp_path) -> None:
         assert calls == [1]
 
 
-def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path) -> None:
+def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path: Path) -> None:
     made = history()
     address = upload(made, tmp_path / "history")
 
@@ -135,7 +135,7 @@ def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path) -> None:
     assert values(nobody, asked, fails=False) == [b"%d" % n for n in range(28, 60)]
 
 
-def test_a_store_of_another_cluster_gives_nothing(tmp_path) -> None:
+def test_a_store_of_another_cluster_gives_nothing(tmp_path: Path) -> None:
     """The same path on the task's machine is another cluster's, which has a log of this number."""
     with cordwood.connect(tmp_path / "cluster") as store:
         while store.create_log(f"/orders-{len(store.logs())}").log_id < LOG:
@@ -169,7 +169,7 @@ def test_marks_move_no_cut() -> None:
     assert mark_objects(cuts, {1: held(99)})[1] == (Slice(1, "/a", 10, 30, "s3://x", 5),)
 
 
-def test_gaps_are_told_from_objects(tmp_path) -> None:
+def test_gaps_are_told_from_objects(tmp_path: Path) -> None:
     made = history()
     address = upload(made, tmp_path / "history")
     asked = Slice(LOG, "/orders", made.first, made.next, address)

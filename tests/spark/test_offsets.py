@@ -238,7 +238,7 @@ class TestBounds:
             ("earliest", '{"c":"e1n5"}', "endingOffsets names /c"),
         ],
     )
-    def test_a_place_outside_its_log_is_refused(self, starts, ends, said):
+    def test_a_place_outside_its_log_is_refused(self, starts: str, ends: str, said: str):
         options = self.options(startingOffsets=starts, endingOffsets=ends)
         with pytest.raises(BadSetting, match=re.escape(said)):
             batch_ranges(options, self.logs, self.tails)

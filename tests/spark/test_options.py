@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,7 @@ class TestWhatIsTaken:
         "servers",
         ["127.0.0.1:4440", " a.example:1,b.example:2 ", "cordwood://a.example:1,b.example:2"],
     )
-    def test_servers_are_addresses_with_or_without_the_scheme(self, servers):
+    def test_servers_are_addresses_with_or_without_the_scheme(self, servers: str):
         found = parse_options({**LEAST, SERVERS: servers}).servers
         assert found == "cordwood://" + servers.strip().removeprefix("cordwood://")
 
@@ -69,7 +70,7 @@ class TestWhatIsTaken:
             ("assign", '["17", "orders", "/a"]', ("/a", "/orders", "17")),
         ],
     )
-    def test_logs_are_selected(self, option, value, logs):
+    def test_logs_are_selected(self, option: str, value: str, logs):
         found = parse_options({SERVERS: "h:1", option: value})
         assert found.selection == Selection(option, logs)
 
@@ -81,7 +82,7 @@ class TestWhatIsTaken:
         ("text", "size"),
         [("1", 1), ("64k", 1 << 16), ("64 MB", 1 << 26), ("1gib", 1 << 30), ("512b", 512)],
     )
-    def test_sizes_have_sparks_units(self, text, size):
+    def test_sizes_have_sparks_units(self, text: str, size: int):
         assert options(targetPartitionBytes=text).target_partition_bytes == size
 
     def test_columns_follow_the_flags(self):
@@ -158,7 +159,7 @@ class TestWhatIsRefused:
             ("failondataloss_", "failOnDataLoss"),
         ],
     )
-    def test_a_near_miss_is_pointed_at(self, wrong, right):
+    def test_a_near_miss_is_pointed_at(self, wrong: str, right):
         assert f"did you mean {right}?" in refusal({**LEAST, wrong: "x"})
 
     @pytest.mark.parametrize("name", NOT_YET)
@@ -180,18 +181,20 @@ class TestWhatIsRefused:
         assert f"{SERVERS} is missing" in refusal({**LEAST, SERVERS: " "})
 
     @pytest.mark.parametrize("servers", ["./data", "/var/lib/cordwood", "~/data", "file:///d"])
-    def test_a_directory_is_no_cluster(self, servers):
+    def test_a_directory_is_no_cluster(self, servers: str):
         told = refusal({**LEAST, SERVERS: servers})
         assert "embedded store" in told
         assert "cordwood up" in told
 
-    def test_a_directory_that_is_there_is_seen_without_a_slash(self, tmp_path, monkeypatch):
+    def test_a_directory_that_is_there_is_seen_without_a_slash(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         (tmp_path / "data").mkdir()
         monkeypatch.chdir(tmp_path)
         assert "embedded store" in refusal({**LEAST, SERVERS: "data"})
 
     @pytest.mark.parametrize("servers", ["data", "host", "host:", "host:0", "host:99999", "h:1,,"])
-    def test_other_texts_are_no_address(self, servers):
+    def test_other_texts_are_no_address(self, servers: str):
         assert f"{SERVERS}: " in refusal({**LEAST, SERVERS: servers})
 
     def test_no_selection_or_two(self):
@@ -213,7 +216,7 @@ class TestWhatIsRefused:
             ("assign", '{"orders": [0, 1]}'),
         ],
     )
-    def test_a_selection_that_is_none(self, option, value):
+    def test_a_selection_that_is_none(self, option: str, value: str):
         assert refusal({SERVERS: "h:1", option: value}).startswith(option)
 
     @pytest.mark.parametrize(
@@ -248,7 +251,7 @@ class TestWhatIsRefused:
             ("endingOffsets", '{"orders": "earliest"}'),
         ],
     )
-    def test_a_wrong_value_names_its_option(self, option, value):
+    def test_a_wrong_value_names_its_option(self, option: str, value: str):
         assert refusal({**LEAST, option: value}).startswith(option)
 
     def test_two_names_for_one_limit(self):
@@ -289,7 +292,7 @@ class TestWhatIsRefused:
         assert "startingOffsets and startingTimestamp exclude one another" in told
 
     @pytest.mark.parametrize("name", ["cordwood.password", "accessToken", "aws.secret.key"])
-    def test_the_value_of_a_secret_is_never_told(self, name):
+    def test_the_value_of_a_secret_is_never_told(self, name: str):
         told = refusal({**LEAST, name: "hunter2", "minPartitions": "no"})
         assert name in told
         assert "hunter2" not in told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cordwood.cli import spark as spark_verbs
@@ -12,7 +14,7 @@ from cordwood.spark.secrets import SECRET_BYTES_MAX, tokens_at
 from cordwood.spark.sink_options import WRITE_TOKENS
 
 
-def test_tokens_of_a_variable_and_of_a_file(tmp_path):
+def test_tokens_of_a_variable_and_of_a_file(tmp_path: Path):
     assert tokens_at("t", "env:X", {"X": "a, b"}) == "a,b"
     (tmp_path / "tokens").write_text("a\n\n b \nc,d\n")
     assert tokens_at("t", f"file:{tmp_path}/tokens") == "a,b,c,d"
@@ -29,7 +31,7 @@ def test_tokens_of_a_variable_and_of_a_file(tmp_path):
     ],
     ids=["none", "empty", "blank", "bytes", "large"],
 )
-def test_files_without(tmp_path, content, told):
+def test_files_without(tmp_path: Path, content, told: str):
     if content is not None:
         (tmp_path / "tokens").write_bytes(content)
     with pytest.raises(BadSetting, match=told) as raised:
@@ -44,7 +46,7 @@ def test_a_variable_that_is_not_set():
 
 
 @pytest.mark.parametrize("verb", ["land", "stats", "audit", "replay"])
-def test_a_verb_that_reads_refuses_a_token_too(verb, capfd):
+def test_a_verb_that_reads_refuses_a_token_too(verb: str, capfd: pytest.CaptureFixture[str]):
     more = {"land": ["--table", "t"], "replay": ["--checkpoint", "c", "--to", "b"]}
     asked = ["spark", verb, "a", *more.get(verb, []), "--cluster", "h:1"]
     assert run([*asked, "--read-tokens", "hunter2"]) == 1
@@ -53,7 +55,7 @@ def test_a_verb_that_reads_refuses_a_token_too(verb, capfd):
     assert "hunter2" not in told.out + told.err
 
 
-def test_a_verb_takes_the_variable_of_all_verbs(monkeypatch):
+def test_a_verb_takes_the_variable_of_all_verbs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CORDWOOD_READ_TOKENS", "a,b")
     monkeypatch.setenv("CORDWOOD_WRITE_TOKENS", "c")
     monkeypatch.setenv("MINE", "d")
@@ -63,7 +65,9 @@ def test_a_verb_takes_the_variable_of_all_verbs(monkeypatch):
 
 
 @pytest.mark.parametrize("verb", [["replay", "a", "--checkpoint", "c"], ["backfill", "t"]])
-def test_a_verb_refuses_a_token_and_does_not_repeat_it(verb, tmp_path, capfd):
+def test_a_verb_refuses_a_token_and_does_not_repeat_it(
+    verb, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     (tmp_path / "notes").mkdir()
     more = ["--to", "b", "--progress", str(tmp_path)] if verb[0] == "backfill" else ["--to", "b"]
     asked = ["spark", *verb, *more, "--cluster", "h:1", "--write-tokens", "hunter2"]

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from swaps import swap
@@ -35,7 +36,7 @@ def started(pythonpath: str) -> str:
         ("/s/python/lib/pyspark.zip", ""),
     ],
 )  # fmt: skip
-def test_a_worker_has_all_of_the_path_but_sparks_zips(given, left):
+def test_a_worker_has_all_of_the_path_but_sparks_zips(given: str, left: str):
     assert started(given) == left
 
 
@@ -56,7 +57,7 @@ def test_workers_do_not_end_by_ctrl_c():
         (OSError, BrokenPipeError, True),
     ],
 )
-def test_an_interrupt_is_no_error_to_log(first, then, is_told):
+def test_an_interrupt_is_no_error_to_log(first, then, is_told: bool):
     error = then()
     error.__context__ = first()
     told = (type(error), error, None)
@@ -66,7 +67,7 @@ def test_an_interrupt_is_no_error_to_log(first, then, is_told):
 
 class TestEnvironment:
     @pytest.fixture(autouse=True)
-    def clean(self, monkeypatch):
+    def clean(self, monkeypatch: pytest.MonkeyPatch):
         swap(monkeypatch, session.ensure_java, lambda: None, within=session)
         for name in ("PYSPARK_PYTHON", "CORDWOOD_SPARK_PYTHON"):
             # Set first, so that what the session sets is taken back, too.
@@ -83,7 +84,7 @@ class TestEnvironment:
         session._prepare_environment(is_local=False)
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
-    def test_what_the_user_says_stands(self, monkeypatch):
+    def test_what_the_user_says_stands(self, monkeypatch: pytest.MonkeyPatch):
         swap(monkeypatch, session.check_worker_python, lambda _: None)
         monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3.11")
         for is_local in (True, False):
@@ -100,7 +101,7 @@ class TestEnvironment:
         ],
     )  # fmt: skip
     def test_a_python_without_this_package_is_told_before_spark_starts(
-        self, monkeypatch, tmp_path, text, why
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, why: str
     ):
         """Each query failed, and where the source is looked up nothing said why."""
         python = tmp_path / "python"
@@ -112,7 +113,9 @@ class TestEnvironment:
             session._prepare_environment(is_local=True)
         session._prepare_environment(is_local=False)  # it is a path of other machines
 
-    def test_where_pyspark_is_no_installed_package_the_zip_is_left(self, monkeypatch):
+    def test_where_pyspark_is_no_installed_package_the_zip_is_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
         swap(monkeypatch, session._has_pyspark, lambda: False)
         session._prepare_environment(is_local=True)
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
@@ -127,7 +130,9 @@ class TestEnvironment:
             ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8"}, None),
         ],
     )
-    def test_a_jvm_can_name_files_with_all_letters(self, monkeypatch, given, left):
+    def test_a_jvm_can_name_files_with_all_letters(
+        self, monkeypatch: pytest.MonkeyPatch, given, left: str | None
+    ):
         for name in ("LC_ALL", "LC_CTYPE", "LANG"):
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)

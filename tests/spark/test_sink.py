@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,7 +50,7 @@ UTC = datetime.UTC
 
 
 @pytest.fixture
-def store(tmp_path: Path):
+def store(tmp_path: Path) -> Iterator[BlockingStore]:
     settings = ClientSettings(timeout_s=10.0)
     with open_blocking(
         lambda: open_store(embedded_store(str(tmp_path), settings, 16 * MIB)), settings
@@ -66,14 +67,14 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def write_batches(store, batches, log):
+def write_batches(store: BlockingStore, batches, log):
     """As a task that appends."""
     options = parse_sink_options({**LEAST, "log": log, "deliveryMode": AT_LEAST_ONCE})
     return write_portions(store, row_blocks(batches, options.log), options, "q", 0, 0)
 
 
 class TestWriting:
-    def test_rows_keep_their_order_over_many_batches(self, store):
+    def test_rows_keep_their_order_over_many_batches(self, store: BlockingStore):
         batches = [
             batch(value=pa.array([b"%d" % n for n in range(at, at + 700)]))
             for at in range(0, 21_000, 700)
@@ -83,7 +84,7 @@ class TestWriting:
         assert [int(each.value) for each in records(store, "/a")] == list(range(21_000))
         assert written.bytes == sum(len(each.value) for each in records(store, "/a"))
 
-    def test_all_that_a_record_has(self, store):
+    def test_all_that_a_record_has(self, store: BlockingStore):
         when = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
         header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         pairs = [{"key": "h", "value": b"x"}, {"key": "n", "value": None}]
@@ -100,7 +101,7 @@ class TestWriting:
         assert (two.value, two.key, two.headers) == (b"", None, ())
         assert one.timestamp_us == two.timestamp_us == int(when.timestamp() * 1_000_000)
 
-    def test_a_column_says_which_log(self, store):
+    def test_a_column_says_which_log(self, store: BlockingStore):
         logs = ["/a", "/b", None, "/a", "/b"]
         rows = batch(value=pa.array([b"%d" % n for n in range(5)]), log=pa.array(logs))
         write_batches(store, iter([rows, rows]), "/c")
@@ -113,16 +114,16 @@ class TestWriting:
         with pytest.raises(BadSetting, match="log is null"):
             write_batches(store, iter([rows]), "")
 
-    def test_a_null_value_is_no_record(self, store):
+    def test_a_null_value_is_no_record(self, store: BlockingStore):
         with pytest.raises(BadSetting, match="value is null"):
             write_batches(store, iter([batch(value=pa.array([b"x", None]))]), "/a")
 
-    def test_a_failure_is_told(self, store):
+    def test_a_failure_is_told(self, store: BlockingStore):
         rows = batch(value=pa.array([b"x", bytes(8 * MIB)]))
         with pytest.raises(RecordTooLarge):
             write_batches(store, iter([rows]), "/a")
 
-    def test_nothing_is_fine(self, store):
+    def test_nothing_is_fine(self, store: BlockingStore):
         assert write_batches(store, iter([]), "/a").records == 0
 
 
@@ -152,7 +153,7 @@ class TestPortions:
         (found,) = row_blocks(iter(rows), "/a")
         assert (found.values, found.keys) == ([b"1", b"2"], [None, b"k"])
 
-    def test_many_logs_do_not_fill_the_memory(self, monkeypatch):
+    def test_many_logs_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch):
         swap_value(monkeypatch, lambda: sink_rows_module.HELD_BYTES, 1000)
         rows = batch(
             value=pa.array([b"x" * 100] * 50), log=pa.array([f"/l{n % 25}" for n in range(50)])
@@ -165,7 +166,7 @@ class TestPortions:
 class TestOnce:
     """What two attempts of a task, or two runs of a batch, leave in the log."""
 
-    def test_staged_rows_are_there_when_they_are_published_and_once(self, store):
+    def test_staged_rows_are_there_when_they_are_published_and_once(self, store: BlockingStore):
         for attempt in range(2):
             refs, count, _ = stage_all(store, row_blocks(iter(numbered(0, 20_000)), "/a"), 60.0)
             assert count == 20_000
@@ -174,14 +175,16 @@ class TestOnce:
             publish(store, "q", 3, refs)
         assert values(store, "/a") == list(range(20_000))
 
-    def test_an_attempt_of_other_partitions_changes_nothing(self, store):
+    def test_an_attempt_of_other_partitions_changes_nothing(self, store: BlockingStore):
         once, _, _ = stage_all(store, row_blocks(iter(numbered(0, 900)), "/a"), 60.0)
         publish(store, "q", 0, once)
         again, _, _ = stage_all(store, row_blocks(iter(numbered(100, 900)), "/a"), 60.0)
         assert publish(store, "q", 0, again).is_repeat
         assert values(store, "/a") == list(range(900))
 
-    def test_a_producers_rows_are_there_once_though_the_log_forgot_where(self, store):
+    def test_a_producers_rows_are_there_once_though_the_log_forgot_where(
+        self, store: BlockingStore
+    ):
         """A task of more row blocks than the log remembers, and a first try that died half-way."""
         rows = numbered(0, 7 * ROW_BLOCK_RECORDS)
         cut = list(row_blocks(iter(rows), "/a"))
@@ -194,7 +197,9 @@ class TestOnce:
         assert values(store, "/a")[-10:] == list(range(10))
 
     @pytest.mark.parametrize("done", [1, 2, 3])
-    def test_a_try_whose_rows_come_in_other_batches_stores_each_once(self, store, done):
+    def test_a_try_whose_rows_come_in_other_batches_stores_each_once(
+        self, store: BlockingStore, done: int
+    ):
         """Arrow's batches may be cut in another way, and so are row blocks."""
 
         def cut(size: int) -> list[pa.RecordBatch]:
@@ -207,7 +212,7 @@ class TestOnce:
             OnceAppender(store, "q", 0, 1).append(row_blocks(iter(cut(size)), "/a"))
         assert values(store, "/a") == list(range(40_000))
 
-    def test_a_log_spelled_in_two_ways_is_one_sequence(self, store):
+    def test_a_log_spelled_in_two_ways_is_one_sequence(self, store: BlockingStore):
         rows = batch(
             value=pa.array([b"%d" % n for n in range(200)]),
             log=pa.array([("four", "/four", None)[n % 3] for n in range(200)]),
@@ -216,7 +221,9 @@ class TestOnce:
             OnceAppender(store, "q", 0, 1).append(row_blocks(iter([rows, rows]), "/four"))
         assert values(store, "/four") == [*range(200)] * 2
 
-    def test_rows_before_which_some_are_missing_are_not_taken_for_stored(self, store):
+    def test_rows_before_which_some_are_missing_are_not_taken_for_stored(
+        self, store: BlockingStore
+    ):
         (block,) = row_blocks(iter(numbered(0, 10)), "/a")
         OnceAppender(store, "q", 0, 1).append([block])
         ahead = OnceAppender(store, "q", 0, 1)
@@ -226,7 +233,7 @@ class TestOnce:
             ahead.append([block])
         assert values(store, "/a") == list(range(10))
 
-    def test_a_name_that_is_given_to_another_log_within_a_task(self, store):
+    def test_a_name_that_is_given_to_another_log_within_a_task(self, store: BlockingStore):
         """The other log took the second block for its first, and the next attempt's first
         block for a repeat of it."""
         store.append("/new", b"100")
@@ -251,7 +258,7 @@ class TestOnce:
         assert values(store, "/old") == list(range(10))
         assert values(store, "/a") == [100, *range(20)]
 
-    def test_names_that_change_logs_between_two_attempts(self, store):
+    def test_names_that_change_logs_between_two_attempts(self, store: BlockingStore):
         """Rows for one log were taken for those of the other, and were nowhere."""
         cut = [
             next(row_blocks(iter(numbered(at, at + 10)), log))
@@ -268,7 +275,7 @@ class TestOnce:
         OnceAppender(store, "q", 0, 1, "/e").append([renamed])
         assert values(store, "/e") == list(range(20, 30)), "the one log of a query, renamed"
 
-    def test_more_partitions_than_a_log_tells_apart_are_refused(self, store):
+    def test_more_partitions_than_a_log_tells_apart_are_refused(self, store: BlockingStore):
         with pytest.raises(BadSetting, match=r"up to 1000 partitions.*coalesce"):
             OnceAppender(store, "q", 0, 1000)
 
@@ -277,7 +284,9 @@ class TestOnce:
         assert len(found) == 200
         assert min(found) >= 1
 
-    def test_a_write_that_nobody_runs_again_is_published_in_parts(self, store, monkeypatch):
+    def test_a_write_that_nobody_runs_again_is_published_in_parts(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
         """It is so where it is more than one group holds; order is kept."""
         refs = [
             stage_all(store, row_blocks(iter(numbered(at, at + 100)), "/a"), 60.0)[0][0]
@@ -294,7 +303,9 @@ class TestOnce:
         publish_in_parts(store, "w", refs)
         assert values(store, "/a") == list(range(1000))
 
-    def test_a_batch_that_is_too_large_says_what_to_do(self, store, monkeypatch):
+    def test_a_batch_that_is_too_large_says_what_to_do(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
         def narrow(self, *_, **__):
             raise RecordTooLarge("a batch of 5000 staged blocks; it has at most 4000")
 
@@ -305,7 +316,9 @@ class TestOnce:
         with pytest.raises(RecordTooLarge, match=r"idempotent.*coalesce.*maxBytesPerTrigger"):
             writer.commit([message])
 
-    def test_a_version_that_was_written_is_skipped(self, store, monkeypatch):
+    def test_a_version_that_was_written_is_skipped(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
         swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         for version, rows in (("1", (0, 5)), ("1", (5, 9)), ("0", (5, 9)), ("2", (5, 7))):
             asked = {**LEAST, "txnAppId": "nightly", "txnVersion": version}
@@ -313,7 +326,9 @@ class TestOnce:
             writer.commit([writer.write(iter(numbered(*rows)))])
         assert values(store, "/a") == list(range(7))
 
-    def test_a_version_is_each_logs_own(self, store, monkeypatch):
+    def test_a_version_is_each_logs_own(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
         """As in Delta's foreachBatch, which writes one version into two tables."""
         swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         for log in ("good", "bad", "/good"):
@@ -322,7 +337,9 @@ class TestOnce:
             writer.commit([writer.write(iter(numbered(0, 10)))])
         assert values(store, "/good") == values(store, "/bad") == list(range(10))
 
-    def test_a_version_is_not_skipped_for_other_logs_of_the_column(self, store, monkeypatch):
+    def test_a_version_is_not_skipped_for_other_logs_of_the_column(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
         swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         asked = {SERVERS: "h:1", "txnAppId": "app", "txnVersion": "7"}
 
@@ -337,7 +354,9 @@ class TestOnce:
             write("/two")
         assert values(store, "/one") == [1]
 
-    def test_a_version_goes_into_a_log_that_was_made_again(self, store, monkeypatch):
+    def test_a_version_goes_into_a_log_that_was_made_again(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
         swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         for _ in range(2):
             store.create_log("/a")
@@ -348,7 +367,9 @@ class TestOnce:
             assert values(store, "/a") == list(range(10))
             store.log_tree.delete("/a")
 
-    def test_a_batch_that_was_planned_anew_is_no_repeat(self, store, monkeypatch, tmp_path):
+    def test_a_batch_that_was_planned_anew_is_no_repeat(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ):
         """A power cut took offsets/1: Spark plans batch 1 anew, with a later end."""
         swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         offsets = tmp_path / "checkpoint" / "offsets"
@@ -373,7 +394,9 @@ class TestOnce:
         commit(2, 20, 30, 5)
         assert values(store, "/a") == list(range(30))
 
-    def test_what_was_aborted_is_not_there_and_what_was_published_stays(self, store, monkeypatch):
+    def test_what_was_aborted_is_not_there_and_what_was_published_stays(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
         with monkeypatch.context() as here:
             swap(here, sink_module.shared_store, lambda *_: store, within=sink_module)
             writer = CordwoodWriter(parse_sink_options(LEAST))
@@ -436,7 +459,7 @@ class TestColumns:
             ({"value": StringType(), "log": IntegerType()}, "", "log is int"),
         ],
     )  # fmt: skip
-    def test_what_is_refused(self, fields, log, said):
+    def test_what_is_refused(self, fields, log: str, said: str):
         schema = StructType([StructField(name, type_) for name, type_ in fields.items()])
         with pytest.raises(BadSetting, match=said):
             check_columns(schema, log)

@@ -5,15 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from live_cluster import LiveCluster
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 
 from cordwood.block import Record
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.spark.options import SERVERS
 
 pytestmark = pytest.mark.spark
 
 
-def run(spark, cluster, checkpoint: Path, log: str = "back/into", name: str = "") -> None:
+def run(
+    spark: SparkSession,
+    cluster: LiveCluster,
+    checkpoint: Path,
+    log: str = "back/into",
+    name: str = "",
+) -> None:
     """Copy what is there, and stop.
 
     Args:
@@ -36,7 +45,7 @@ def run(spark, cluster, checkpoint: Path, log: str = "back/into", name: str = ""
     query.stop()
 
 
-def values(store, log: str = "/back/into") -> list[bytes]:
+def values(store: BlockingStore, log: str = "/back/into") -> list[bytes]:
     with store.read(log) as reader:
         return [item.value for item in reader if isinstance(item, Record)]
 
@@ -46,7 +55,9 @@ def newest(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_lost_its_newest_plan_is_refused(spark, cluster, store, tmp_path):
+def test_a_checkpoint_that_lost_its_newest_plan_is_refused(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     rows = [b"%d" % n for n in range(300)]
     checkpoint = tmp_path / "checkpoint"
     for at in (0, 100):
@@ -63,7 +74,9 @@ def test_a_checkpoint_that_lost_its_newest_plan_is_refused(spark, cluster, store
     assert values(store) == rows[:200]
 
 
-def test_a_checkpoint_that_the_session_names_is_looked_at_too(spark, cluster, store, tmp_path):
+def test_a_checkpoint_that_the_session_names_is_looked_at_too(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     """Spark hands the sink an option of the query, and nothing of the session's settings."""
     setting = "spark.sql.streaming.checkpointLocation"
     spark.conf.set(setting, str(tmp_path))

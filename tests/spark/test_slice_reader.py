@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,7 +102,7 @@ class TestBatches:
         assert [batch.num_rows for batch in batches] == [40] * 30
 
     @pytest.mark.parametrize("count", [5, 31])
-    def test_a_block_of_large_records_is_cut_by_bytes(self, count):
+    def test_a_block_of_large_records_is_cut_by_bytes(self, count: int):
         batches = gather(in_a_row([count], size=1 << 20))
         assert sum(batch.num_rows for batch in batches) == count
         assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
@@ -181,7 +183,7 @@ class TestContinuity:
         assert self.walk([block(OLDEST, 5), gap], fail=False) == [OLDEST]
 
     @pytest.mark.parametrize("fail", [True, False])
-    def test_what_may_not_be_read_is_never_passed_over(self, fail):
+    def test_what_may_not_be_read_is_never_passed_over(self, fail: bool):
         gap = Gap(Lsn(OLDEST + 5), Lsn(OLDEST + 19), GapKind.ACCESS)
         with pytest.raises(AccessDenied, match=r"cordwood\.read\.tokens"):
             self.walk([block(OLDEST, 5), gap], fail=fail)
@@ -197,7 +199,7 @@ class TestContinuity:
         ]
 
 
-def test_a_log_that_has_the_name_of_a_planned_one_is_not_read_for_it(tmp_path):
+def test_a_log_that_has_the_name_of_a_planned_one_is_not_read_for_it(tmp_path: Path):
     """Deleted and made again between the plan and the task: none of its records were planned."""
     with cordwood.connect(tmp_path) as store:
         planned = store.create_log("/log").log_id
@@ -213,7 +215,7 @@ def test_a_log_that_has_the_name_of_a_planned_one_is_not_read_for_it(tmp_path):
         assert list(read_slices(lambda: store, asked, ["value"], fail_on_data_loss=False)) == []
 
 
-def test_a_task_that_fails_has_stopped_reading(tmp_path, monkeypatch):
+def test_a_task_that_fails_has_stopped_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its reader was left to the garbage collector, which cannot close it in every thread."""
     opened = []
     with cordwood.connect(tmp_path) as store:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_cluster import LiveCluster
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -50,7 +51,7 @@ def log() -> str:
 
 
 @pytest.fixture
-def source(spark, cluster, log) -> Source:
+def source(spark: SparkSession, cluster: LiveCluster, log: str) -> Source:
     return Source(spark, cluster.url, log)
 
 
@@ -101,7 +102,7 @@ def numbers(first: int, stop: int) -> list[str]:
 
 
 class TestBatch:
-    def test_equals_what_was_appended(self, source, store, log):
+    def test_equals_what_was_appended(self, source: Source, store: BlockingStore, log: str):
         fill(store, log, 0, 500)
         for number in range(500, 520):
             fill(store, log, number, number + 1)
@@ -114,7 +115,7 @@ class TestBatch:
         assert frame.rdd.getNumPartitions() == 3
         assert sorted(map(as_tuple, frame.collect()), key=lambda row: row[4]) == appended
 
-    def test_reads_the_range_it_is_told(self, source, store, log):
+    def test_reads_the_range_it_is_told(self, source: Source, store: BlockingStore, log: str):
         fill(store, log, 0, 50)
         first = store.tail(log) - 49
         frame = source.batch(
@@ -122,17 +123,17 @@ class TestBatch:
         )
         assert values(frame) == numbers(10, 20)
 
-    def test_of_an_empty_log_is_empty(self, source, store, log):
+    def test_of_an_empty_log_is_empty(self, source: Source, store: BlockingStore, log: str):
         store.create_log(log)
         assert source.batch().collect() == []
 
-    def test_leaves_out_what_is_not_asked_for(self, source, store, log):
+    def test_leaves_out_what_is_not_asked_for(self, source: Source, store: BlockingStore, log: str):
         fill(store, log, 0, 5)
         frame = source.batch(includePayload="false")
         assert "value" not in frame.columns
         assert frame.count() == 5
 
-    def test_is_a_view_in_sql(self, source, store, log):
+    def test_is_a_view_in_sql(self, source: Source, store: BlockingStore, log: str):
         fill(store, log, 0, 40)
         pairs = ", ".join(f"`{name}` '{value}'" for name, value in source.options.items())
         source.spark.sql(f"CREATE TEMPORARY VIEW orders USING cordwood OPTIONS ({pairs})")
@@ -144,7 +145,7 @@ class TestBatch:
             source.spark.catalog.dropTempView("orders")
         assert row.asDict() == {"records": 40, "keys": 26, "first": 1}
 
-    def test_gaps_and_filters_through_sql(self, source, store, log):
+    def test_gaps_and_filters_through_sql(self, source: Source, store: BlockingStore, log: str):
         """Filters leave a log out and narrow the other; what is left is as without them."""
         lsns = store.append_many(f"{log}/a", [b"%d" % number for number in range(30)])
         store.append_many(f"{log}/b", [b"x"] * 30)
@@ -169,7 +170,9 @@ class TestBatch:
         assert [row.value for row in rows] == [str(number) for number in range(20, 30)]
         assert {(row.record_type, row.gap_type) for row in rows} == {("record", None)}
 
-    def test_goes_on_while_one_of_three_copies_is_gone(self, source, cluster, store, log):
+    def test_goes_on_while_one_of_three_copies_is_gone(
+        self, source: Source, cluster: LiveCluster, store: BlockingStore, log: str
+    ):
         fill(store, log, 0, 300)
         number = store.log(log).log_id
         victim = next(
@@ -189,7 +192,7 @@ class TestSchema:
     def test_is_the_arrow_schema_that_batches_have(self, columns):
         assert to_arrow_schema(spark_schema(columns), timezone="UTC") == batch_schema(columns)
 
-    def test_is_fixed(self, source):
+    def test_is_fixed(self, source: Source):
         other = StructType([StructField("value", StringType())])
         reader = source.spark.read.format("cordwood").options(**source.options).schema(other)
         with pytest.raises(PySparkException, match="columns of Cordwood are fixed"):
@@ -197,7 +200,7 @@ class TestSchema:
 
 
 class TestRegistration:
-    def test_by_hand_is_fine_too_and_twice(self, source, store, log):
+    def test_by_hand_is_fine_too_and_twice(self, source: Source, store: BlockingStore, log: str):
         cordwood.spark.register(source.spark)
         cordwood.spark.register(source.spark)
         store.append(log, b"value 0")
@@ -205,18 +208,18 @@ class TestRegistration:
 
 
 class TestErrors:
-    def test_a_wrong_option_lists_the_right_ones(self, source):
+    def test_a_wrong_option_lists_the_right_ones(self, source: Source):
         with pytest.raises(AnalysisException) as raised:
             source.batch(subscribePatern="/x")
         told = str(raised.value)
         assert "there is no subscribepatern (did you mean subscribePattern?)" in told
         assert all(name in told for name in OPTIONS)
 
-    def test_a_log_that_is_not_there_is_named(self, source, log):
+    def test_a_log_that_is_not_there_is_named(self, source: Source, log: str):
         with pytest.raises(PySparkException, match=f"there is no log {log}"):
             source.batch().collect()
 
-    def test_a_cluster_that_is_not_there_says_how_to_start_one(self, source):
+    def test_a_cluster_that_is_not_there_says_how_to_start_one(self, source: Source):
         with pytest.raises(PySparkException, match=r"no Cordwood node answers at 127\.0\.0\.1:1 "):
             source.batch(**{SERVERS: "127.0.0.1:1"}).collect()
 
@@ -227,7 +230,9 @@ def to(source: Source, log: str, **more: str) -> dict[str, str]:
 
 
 class TestSink:
-    def test_a_batch_and_a_stream_copy_a_log(self, source, store, log, tmp_path):
+    def test_a_batch_and_a_stream_copy_a_log(
+        self, source: Source, store: BlockingStore, log: str, tmp_path: Path
+    ):
         """The batch twice, as one version of an application: the second is skipped."""
         fill(store, log, 0, 300)
         asked = {"txnAppId": log, "txnVersion": "7"}
@@ -277,14 +282,16 @@ class Landing:
 
 
 @pytest.fixture
-def landing(source, tmp_path) -> Iterator[Landing]:
+def landing(source: Source, tmp_path: Path) -> Iterator[Landing]:
     yield Landing(source, tmp_path)
     for query in source.spark.streams.active:
         query.stop()
 
 
 class TestStream:
-    def test_lands_each_record_once_over_restarts(self, landing, store, log):
+    def test_lands_each_record_once_over_restarts(
+        self, landing: Landing, store: BlockingStore, log: str
+    ):
         """Two restarts, with records appended while it runs and while it does not."""
         for start in (0, 200, 400):
             fill(store, log, start, start + 100)
@@ -299,7 +306,9 @@ class TestStream:
         # One batch for each append, and none while idle.
         assert landing.batches() == list(range(6))
 
-    def test_reads_what_is_available_now_and_ends(self, landing, store, log):
+    def test_reads_what_is_available_now_and_ends(
+        self, landing: Landing, store: BlockingStore, log: str
+    ):
         fill(store, log, 0, 250)
         for _ in range(2):
             query = (
@@ -315,7 +324,9 @@ class TestStream:
         assert query.awaitTermination(QUERY_TIMEOUT_S)
         assert landing.landed() == numbers(0, 300)
 
-    def test_a_crash_in_batch_0_loses_and_repeats_nothing(self, landing, store, log):
+    def test_a_crash_in_batch_0_loses_and_repeats_nothing(
+        self, landing: Landing, store: BlockingStore, log: str
+    ):
         """It starts at latest, and that moves between the crash and the restart."""
         fill(store, log, 0, 50)
         seen: dict[int, list[str]] = {}
@@ -346,7 +357,9 @@ class TestStream:
         again.stop()
         assert [value for batch in sorted(seen) for value in seen[batch]] == numbers(50, 100)
 
-    def test_a_wrong_checkpoint_says_what_is_wrong(self, landing, store, log):
+    def test_a_wrong_checkpoint_says_what_is_wrong(
+        self, landing: Landing, store: BlockingStore, log: str
+    ):
         """The text of a failure on the driver reaches whoever waits for the query."""
         store.append(log, b"value 0")
         query = landing.writer(startingOffsets="earliest").start()

@@ -6,11 +6,13 @@ import gc
 import json
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from calls_counted import counted_calls
+from live_cluster import LiveCluster
 from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThanOrEqual
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -55,7 +57,7 @@ def log() -> str:
 
 
 @pytest.fixture
-def new_reader(cluster, log):
+def new_reader(cluster: LiveCluster, log: str) -> Callable[..., CordwoodStreamReader]:
     """A reader as a restarted query makes it; options by name."""
 
     def make(**options: str) -> CordwoodStreamReader:
@@ -96,7 +98,9 @@ def numbers(first: int, stop: int) -> list[bytes]:
 
 
 class TestBatch0:
-    def test_crashes_after_it_was_planned_and_latest_moved(self, store, log, new_reader):
+    def test_crashes_after_it_was_planned_and_latest_moved(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, numbers(0, 500))
         first = new_reader()
         start = stored(first.initialOffset())
@@ -111,7 +115,9 @@ class TestBatch0:
         after = stored(again.latestOffset(end, ALL))
         assert values(again, again.partitions(end, after)) == numbers(540, 570)
 
-    def test_crashes_while_it_is_empty(self, store, log, new_reader):
+    def test_crashes_while_it_is_empty(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         """Spark then stores the initial offset itself as the end of batch 0."""
         store.append_many(log, numbers(0, 5))
         first = new_reader()
@@ -124,7 +130,9 @@ class TestBatch0:
         after = stored(again.latestOffset(start, ALL))
         assert values(again, again.partitions(start, after)) == numbers(5, 9)
 
-    def test_starts_where_it_is_told(self, store, log, new_reader):
+    def test_starts_where_it_is_told(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         lsns = store.append_many(log, numbers(0, 5))
         for starts, wanted in (
             ("earliest", numbers(0, 5)),
@@ -138,14 +146,18 @@ class TestBatch0:
 
 
 class TestIdle:
-    def test_nothing_new_is_the_very_same_offset(self, store, log, new_reader):
+    def test_nothing_new_is_the_very_same_offset(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(log, b"1")
         reader = new_reader(startingOffsets="earliest")
         end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
         for _ in range(3):
             assert reader.latestOffset(end, ALL) is end
 
-    def test_polls_wait_for_their_turn(self, store, log, new_reader):
+    def test_polls_wait_for_their_turn(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(log, b"1")
         reader = new_reader()
         start = stored(reader.initialOffset())
@@ -157,7 +169,9 @@ class TestIdle:
         assert time.monotonic() - began >= polls * POLL_S * 0.99
         assert 1 / POLL_S < IDLE_CALLS_PER_S_MAX
 
-    def test_costs_less_than_five_calls_a_second(self, store, log, new_reader):
+    def test_costs_less_than_five_calls_a_second(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         """Counted, for many logs on all nodes and a pattern that looks for more."""
         for number in range(12):
             store.append(f"{log}/{number}", b"1")
@@ -175,7 +189,9 @@ class TestIdle:
         assert calls["AskReleased"] >= 3
         assert calls.total() / seconds <= IDLE_CALLS_PER_S_MAX, calls
 
-    def test_what_comes_is_seen_at_the_next_poll(self, store, log, new_reader):
+    def test_what_comes_is_seen_at_the_next_poll(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(log, b"1")
         reader = new_reader()
         start = stored(reader.initialOffset())
@@ -197,7 +213,9 @@ class TestLimit:
             batches.append(values(reader, reader.partitions(start, stored(end))))
             start = stored(end)
 
-    def test_is_the_option_and_caps_every_batch(self, store, log, new_reader):
+    def test_is_the_option_and_caps_every_batch(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, numbers(0, 250))
         reader = new_reader(startingOffsets="earliest", maxOffsetsPerTrigger="100")
         assert reader.getDefaultReadLimit() == ReadMaxRows(100)
@@ -205,18 +223,24 @@ class TestLimit:
         assert list(map(len, batches)) == [100, 100, 50]
         assert [value for batch in batches for value in batch] == numbers(0, 250)
 
-    def test_is_left_aside_when_spark_asks_for_all(self, store, log, new_reader):
+    def test_is_left_aside_when_spark_asks_for_all(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, numbers(0, 250))
         reader = new_reader(startingOffsets="earliest", maxRecordsPerTrigger="10")
         start = stored(reader.initialOffset())
         end = stored(reader.latestOffset(start, ALL))
         assert values(reader, reader.partitions(start, end)) == numbers(0, 250)
 
-    def test_without_the_option_there_is_none(self, store, log, new_reader):
+    def test_without_the_option_there_is_none(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(log, b"1")
         assert new_reader().getDefaultReadLimit() == ALL
 
-    def test_is_shared_by_logs(self, store, log, new_reader):
+    def test_is_shared_by_logs(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(f"{log}/a", numbers(0, 90))
         store.append_many(f"{log}/b", numbers(100, 110))
         reader = new_reader(subscribe=f"{log}/a,{log}/b", startingOffsets="earliest")
@@ -229,7 +253,9 @@ class TestLimit:
 
 
 class TestBytes:
-    def test_a_batch_has_about_so_many(self, store, log, new_reader):
+    def test_a_batch_has_about_so_many(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, [bytes(1000)] * 100)
         store.append_many(log, [bytes(10)] * 1000)
         reader = new_reader(startingOffsets="earliest", maxBytesPerTrigger="25k")
@@ -244,7 +270,9 @@ class TestBytes:
         assert all(sum(batch) <= 26 << 10 for batch in sizes)
         assert len(sizes) <= 8
 
-    def test_with_a_limit_of_records_both_hold(self, store, log, new_reader):
+    def test_with_a_limit_of_records_both_hold(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, [bytes(1000)] * 100)
         reader = new_reader(
             startingOffsets="earliest", maxBytesPerTrigger="50k", maxRecordsPerTrigger="20"
@@ -253,7 +281,9 @@ class TestBytes:
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         assert len(values(reader, reader.partitions(start, stored(end)))) == 20
 
-    def test_a_record_that_is_larger_still_comes(self, store, log, new_reader):
+    def test_a_record_that_is_larger_still_comes(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, [bytes(5000)] * 3)
         reader = new_reader(startingOffsets="earliest", maxBytesPerTrigger="1k")
         start = stored(reader.initialOffset())
@@ -262,7 +292,9 @@ class TestBytes:
 
 
 class TestWaiting:
-    def test_few_records_wait_for_more_but_not_too_long(self, store, log, new_reader):
+    def test_few_records_wait_for_more_but_not_too_long(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, numbers(0, 20))
         reader = new_reader(
             startingOffsets="earliest", minOffsetsPerTrigger="15", maxTriggerDelay="700ms"
@@ -282,7 +314,9 @@ class TestWaiting:
             assert time.monotonic() - began < 5
         assert values(reader, reader.partitions(second, stored(third))) == [b"36"]
 
-    def test_nothing_waits_when_all_there_is_was_asked_for(self, store, log, new_reader):
+    def test_nothing_waits_when_all_there_is_was_asked_for(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(log, b"1")
         reader = new_reader(startingOffsets="earliest", minOffsetsPerTrigger="15")
         reader.prepareForTriggerAvailableNow()
@@ -291,7 +325,9 @@ class TestWaiting:
 
 
 class TestTimes:
-    def test_a_stream_starts_at_what_was_appended_then(self, store, log, new_reader):
+    def test_a_stream_starts_at_what_was_appended_then(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, numbers(0, 30))
         cut_ms = append_time_ms(store, log) + 1
         while time.time() * 1000 < cut_ms + 1:
@@ -307,7 +343,7 @@ class TestTimes:
             end = stored(reader.latestOffset(start, ALL))
             assert values(reader, reader.partitions(start, end)) == numbers(30, 50)
 
-    def test_a_batch_has_both_ends(self, cluster, store, log):
+    def test_a_batch_has_both_ends(self, cluster: LiveCluster, store: BlockingStore, log: str):
         store.append_many(log, numbers(0, 30))
         cut_ms = append_time_ms(store, log) + 1
         while time.time() * 1000 < cut_ms + 1:
@@ -322,7 +358,9 @@ class TestTimes:
             reader = source.reader(source.schema())
             assert values(reader, reader.partitions()) == wanted
 
-    def test_a_time_after_the_last_record_is_an_error_or_the_end(self, store, log, new_reader):
+    def test_a_time_after_the_last_record_is_an_error_or_the_end(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         last = store.append(log, b"1")
         late = str(int(time.time() * 1000) + 60_000)
         with pytest.raises(BadSetting, match=f"{log} has no record from .* on"):
@@ -339,12 +377,17 @@ class TestGroup:
     def group(self) -> str:
         return f"g-{uuid.uuid4().hex[:8]}"
 
-    def positions(self, store, group) -> dict[str, int]:
+    def positions(self, store: BlockingStore, group) -> dict[str, int]:
         (found,) = store.consumers(group)
         return found.positions
 
     def test_cursors_follow_what_is_done_and_never_what_is_planned(
-        self, store, log, new_reader, group, monkeypatch
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        group: str,
+        monkeypatch: pytest.MonkeyPatch,
     ):
         swap_value(monkeypatch, lambda: group_module.SAVE_EVERY_S, 0.0)
         store.append_many(log, numbers(0, 30))
@@ -358,7 +401,13 @@ class TestGroup:
         number = str(store.log(log).log_id)
         assert self.positions(store, group) == {log: parse_lsn(end["logs"][number])}
 
-    def test_the_last_batch_of_available_now_is_saved(self, store, log, new_reader, group):
+    def test_the_last_batch_of_available_now_is_saved(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        group: str,
+    ):
         last = store.append_many(log, numbers(0, 30))[-1]
         reader = new_reader(startingOffsets="earliest", groupId=group)
         reader.prepareForTriggerAvailableNow()
@@ -367,7 +416,13 @@ class TestGroup:
         assert reader.latestOffset(end, ReadMaxRows(20)) is end
         assert self.positions(store, group) == {log: last + 1}
 
-    def test_a_new_query_starts_where_the_consumer_stands(self, store, log, new_reader, group):
+    def test_a_new_query_starts_where_the_consumer_stands(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        group: str,
+    ):
         lsns = store.append_many(f"{log}/a", numbers(0, 10))
         store.append_many(f"{log}/b", numbers(10, 13))
         store.save_cursors(group, {f"{log}/a": lsns[7]})
@@ -380,7 +435,13 @@ class TestGroup:
         batch = source.reader(source.schema())
         assert values(batch, batch.partitions()) == numbers(7, 13)
 
-    def test_cursors_never_go_back(self, store, log, new_reader, group):
+    def test_cursors_never_go_back(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        group: str,
+    ):
         lsns = store.append_many(log, numbers(0, 10))
         store.save_cursors(group, {log: lsns[8]})
         reader = new_reader(startingOffsets="earliest", groupId=group)
@@ -389,7 +450,13 @@ class TestGroup:
         reader.latestOffset(end, ReadMaxRows(3))
         assert self.positions(store, group) == {log: lsns[8]}
 
-    def test_a_consumer_with_members_is_not_a_querys(self, store, log, new_reader, group):
+    def test_a_consumer_with_members_is_not_a_querys(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        group: str,
+    ):
         store.append(log, b"1")
         with (
             store.consumer(group, log, member="anna"),
@@ -397,7 +464,13 @@ class TestGroup:
         ):
             new_reader(groupId=group).initialOffset()
 
-    def test_a_cluster_that_does_not_answer_fails_no_query(self, store, log, new_reader, group):
+    def test_a_cluster_that_does_not_answer_fails_no_query(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        group: str,
+    ):
         store.append(log, b"1")
         reader = new_reader(startingOffsets="earliest", groupId=group)
         reader.prepareForTriggerAvailableNow()
@@ -414,7 +487,7 @@ class TestGroup:
 
 
 class TestGapRows:
-    def test_rows_tile_what_was_read(self, cluster, store, log):
+    def test_rows_tile_what_was_read(self, cluster: LiveCluster, store: BlockingStore, log: str):
         """Also below the first epoch, where a bridge says that nobody ever wrote."""
         last = store.append_many(log, numbers(0, 5))[-1]
         source = CordwoodSource({SERVERS: cluster.url, "subscribe": log, "includeGaps": "true"})
@@ -437,14 +510,21 @@ class TestTrimmed:
     """What was trimmed, by those who ask for it all the same."""
 
     @pytest.fixture
-    def kept_from(self, store, log) -> Lsn:
+    def kept_from(self, store: BlockingStore, log: str) -> Lsn:
         """A log of 30 records whose first 12 were trimmed."""
         lsns = store.append_many(log, numbers(0, 12))
         kept = store.append_many(log, numbers(12, 30))[0]
         store.trim(log, lsns[-1])
         return kept
 
-    def test_is_told_when_a_batch_is_planned(self, cluster, store, log, new_reader, kept_from):
+    def test_is_told_when_a_batch_is_planned(
+        self,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        kept_from: Lsn,
+    ):
         said = f"requested={format_lsn(OLDEST)} oldest={format_lsn(kept_from)} type=TRIM"
         source = CordwoodSource({SERVERS: cluster.url, "subscribe": log})
         with pytest.raises(DataLoss, match=said):
@@ -455,12 +535,14 @@ class TestTrimmed:
         with pytest.raises(DataLoss, match="type=TRIM"):
             reader.partitions(start, end)
 
-    def test_is_passed_over_and_never_read_again_from_the_start(self, cluster, log, kept_from):
+    def test_is_passed_over_and_never_read_again_from_the_start(
+        self, cluster: LiveCluster, log: str, kept_from: Lsn
+    ):
         source = CordwoodSource({SERVERS: cluster.url, "subscribe": log, "failOnDataLoss": "false"})
         reader = source.reader(source.schema())
         assert values(reader, reader.partitions()) == numbers(12, 30)
 
-    def test_is_a_row_with_include_gaps(self, cluster, log, kept_from):
+    def test_is_a_row_with_include_gaps(self, cluster: LiveCluster, log: str, kept_from: Lsn):
         source = CordwoodSource({SERVERS: cluster.url, "subscribe": log, "includeGaps": "true"})
         reader = source.reader(source.schema())
         rows = [
@@ -475,7 +557,7 @@ class TestTrimmed:
 
 
 class TestFilters:
-    def test_narrow_what_is_planned(self, cluster, store, log):
+    def test_narrow_what_is_planned(self, cluster: LiveCluster, store: BlockingStore, log: str):
         lsns = store.append_many(f"{log}/a", numbers(0, 20))
         store.append_many(f"{log}/b", numbers(20, 40))
         source = CordwoodSource(
@@ -489,7 +571,7 @@ class TestFilters:
         assert rest == [kept]
         assert values(reader, reader.partitions()) == numbers(5, 20)
 
-    def test_are_not_even_defined_unless_asked_for(self, cluster, log):
+    def test_are_not_even_defined_unless_asked_for(self, cluster: LiveCluster, log: str):
         """Spark refuses a reader that has `pushFilters` while its own switch is off."""
         source = CordwoodSource({SERVERS: cluster.url, "subscribe": log})
         reader = source.reader(source.schema())
@@ -497,7 +579,9 @@ class TestFilters:
 
 
 class TestAvailableNow:
-    def test_reads_up_to_what_was_there(self, store, log, new_reader):
+    def test_reads_up_to_what_was_there(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append_many(log, numbers(0, 30))
         reader = new_reader(startingOffsets="earliest")
         reader.prepareForTriggerAvailableNow()
@@ -512,13 +596,15 @@ class TestAvailableNow:
 
 class TestDiscovery:
     @pytest.fixture(autouse=True)
-    def lists_at_once(self, monkeypatch):
+    def lists_at_once(self, monkeypatch: pytest.MonkeyPatch):
         """However slow the machine is."""
         swap_value(monkeypatch, lambda: catalog.DISCOVER_EVERY_S, 0.0)
         swap_value(monkeypatch, lambda: catalog.DISCOVER_SHARE, 0)
         swap_value(monkeypatch, lambda: catalog.DISCOVER_WAIT_S, 30.0)
 
-    def test_a_log_that_comes_is_read_whole(self, store, log, new_reader):
+    def test_a_log_that_comes_is_read_whole(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(f"{log}/a", b"old")
         source = {"subscribePattern": f"{log}/.*", "startingOffsets": "latest"}
         reader = new_reader(**source)
@@ -531,7 +617,9 @@ class TestDiscovery:
         moved = stored(again.initialOffset())
         assert values(again, again.partitions(moved, end)) == [b"new1", b"new2"]
 
-    def test_an_empty_log_is_no_news(self, store, log, new_reader):
+    def test_an_empty_log_is_no_news(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(f"{log}/a", b"old")
         source = {"subscribePattern": f"{log}/.*"}
         reader = new_reader(**source)
@@ -539,7 +627,13 @@ class TestDiscovery:
         store.create_log(f"{log}/b")
         assert reader.latestOffset(start, ALL) is start
 
-    def test_a_list_that_takes_long_holds_no_batch_up(self, store, log, new_reader, monkeypatch):
+    def test_a_list_that_takes_long_holds_no_batch_up(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        monkeypatch: pytest.MonkeyPatch,
+    ):
         """It comes with a later batch; what is known is read meanwhile."""
         swap_value(monkeypatch, lambda: catalog.DISCOVER_WAIT_S, 0.0)
         store.append(f"{log}/a", b"1")
@@ -555,7 +649,12 @@ class TestDiscovery:
         assert sorted(found) == [b"1", b"2"]
 
     def test_a_list_that_nobody_gives_fails_no_batch(
-        self, store, log, new_reader, monkeypatch, caplog
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ):
         store.append(f"{log}/a", b"1")
         reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
@@ -573,7 +672,11 @@ class TestDiscovery:
 
     @pytest.mark.parametrize("fails", ["true", "false"])
     def test_a_log_that_is_deleted_between_a_plan_and_its_batch(
-        self, store, log, new_reader, fails
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        fails: str,
     ):
         for name in "ab":
             store.append(f"{log}/{name}", name.encode())
@@ -593,7 +696,9 @@ class TestDiscovery:
             assert values(again, again.partitions(start, end)) == [b"a"]
 
     @pytest.mark.parametrize("comes_back", [False, True])
-    def test_a_log_that_is_gone_when_its_task_begins(self, cluster, store, log, comes_back):
+    def test_a_log_that_is_gone_when_its_task_begins(
+        self, cluster: LiveCluster, store: BlockingStore, log: str, comes_back: bool
+    ):
         """Also where another log took its name: none of its records were planned."""
         store.append(log, b"planned")
         gone = Slice(store.log(log).log_id, log, OLDEST, store.tail(log) + 1)
@@ -614,7 +719,14 @@ class TestNames:
     """A log's number is its identity: names that change under a stream."""
 
     @pytest.mark.parametrize("fails", ["true", "false"])
-    def test_a_log_that_is_renamed_is_read_on(self, cluster, store, log, new_reader, fails):
+    def test_a_log_that_is_renamed_is_read_on(
+        self,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        fails: str,
+    ):
         """It was LOG_GONE, or batches without rows, in tasks that had not read it before."""
         store.append(log, b"1")
         reader = new_reader(startingOffsets="earliest", failOnDataLoss=fails)
@@ -634,7 +746,7 @@ class TestNames:
         assert values(reader, reader.partitions(middle, end)) == [b"2"]
 
     def test_a_log_that_is_made_again_fails_or_is_read_from_its_beginning(
-        self, store, log, new_reader
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
     ):
         """Tails of the new log were taken for the old one's, and its first records passed over."""
         store.append_many(log, numbers(0, 9))
@@ -659,7 +771,11 @@ class TestNames:
 
     @pytest.mark.parametrize("fails", ["true", "false"])
     def test_a_log_of_several_epochs_that_is_deleted_under_an_available_now_run(
-        self, store, log, new_reader, fails
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        fails: str,
     ):
         """The ends of its epochs could not be asked any more: UnknownLog, whatever was chosen."""
         store.append_many(f"{log}/a", numbers(0, 5))
@@ -685,7 +801,9 @@ class TestNames:
         end = stored(reader.latestOffset(start, ReadMaxBytes(1 << 30)))
         assert values(reader, reader.partitions(start, end)) == numbers(20, 25)
 
-    def test_a_cursor_follows_its_log_and_not_its_name(self, store, log, new_reader):
+    def test_a_cursor_follows_its_log_and_not_its_name(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         lsns = store.append_many(log, numbers(0, 9))
         store.save_cursors(f"{log[1:]}-group".replace("/", "-"), {log: lsns[4]})
         group = f"{log[1:]}-group".replace("/", "-")
@@ -706,7 +824,9 @@ def follow_for(reader: CordwoodStreamReader, offset: dict[str, Any], seconds: fl
 
 
 class TestReport:
-    def test_tells_the_ends_for_the_progress_of_the_query(self, store, log, new_reader):
+    def test_tells_the_ends_for_the_progress_of_the_query(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         last = store.append_many(log, numbers(0, 9))[-1]
         reader = new_reader(startingOffsets="earliest")
         assert reader.reportLatestOffset() is None
@@ -717,17 +837,23 @@ class TestReport:
 
 
 class TestWrongPlaces:
-    def test_a_log_that_is_not_there(self, new_reader, log):
+    def test_a_log_that_is_not_there(
+        self, new_reader: Callable[..., CordwoodStreamReader], log: str
+    ):
         with pytest.raises(UnknownLog, match=f"no log {log}"):
             new_reader().initialOffset()
 
-    def test_a_start_beyond_the_end(self, store, log, new_reader):
+    def test_a_start_beyond_the_end(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         last = store.append(log, b"1")
         starts = json.dumps({log: str(Lsn(last + 2))})
         with pytest.raises(BadSetting, match="ends before"):
             new_reader(startingOffsets=starts).initialOffset()
 
-    def test_a_checkpoint_of_another_cluster(self, store, log, new_reader):
+    def test_a_checkpoint_of_another_cluster(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(log, b"1")
         reader = new_reader()
         start = {**reader.initialOffset(), "cluster": "f" * 32}
@@ -735,7 +861,7 @@ class TestWrongPlaces:
             reader.latestOffset(start, ALL)
 
     @pytest.mark.parametrize(("logs", "after"), [(1, 700), (1000, 50_000)])
-    def test_of_many_logs_has_garbage_looked_for_less_often(self, logs, after):
+    def test_of_many_logs_has_garbage_looked_for_less_often(self, logs: int, after: int):
         before = gc.get_threshold()
         try:
             gc.set_threshold(700, 10, 10)
@@ -747,7 +873,9 @@ class TestWrongPlaces:
         finally:
             gc.set_threshold(*before)
 
-    def test_a_log_of_the_checkpoint_that_is_gone(self, store, log, new_reader):
+    def test_a_log_of_the_checkpoint_that_is_gone(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
         store.append(log, b"1")
         start = new_reader(startingOffsets="earliest").initialOffset()
         start = {**start, "logs": {**start["logs"], "987654": "e3n7"}}
@@ -763,7 +891,13 @@ class TestWrongPlaces:
 class TestEpochs:
     """The sequencer's node dies, and the log goes on in another epoch."""
 
-    def test_limits_and_cuts_count_records_and_not_lsns(self, cluster, store, log, new_reader):
+    def test_limits_and_cuts_count_records_and_not_lsns(
+        self,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+    ):
         store.append_many(log, numbers(0, 70))
         first = store.tail(log)
         restart_sequencer(cluster, store, log)
@@ -781,7 +915,13 @@ class TestEpochs:
         assert [len(values(split, [each])) for each in partitions] == [25, 25, 25, 25]
         assert values(split, partitions) == numbers(0, 100)
 
-    def test_an_epoch_without_records_is_no_news(self, cluster, store, log, new_reader):
+    def test_an_epoch_without_records_is_no_news(
+        self,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+    ):
         store.append_many(log, numbers(0, 7))
         reader = new_reader(startingOffsets="earliest")
         start = stored(reader.initialOffset())
@@ -802,14 +942,14 @@ def wait_until_gone(reader: CordwoodStreamReader, number: int) -> None:
     pytest.fail("nobody hears of the deletion")
 
 
-def restart_sequencer(cluster, store, log: str) -> None:
+def restart_sequencer(cluster: LiveCluster, store: BlockingStore, log: str) -> None:
     """Kill the node that sequences `log` and start it again."""
     node = sequencer(store, log)
     cluster.kill(node)
     cluster.start(node)
 
 
-def sequencer(store, log: str):
+def sequencer(store: BlockingStore, log: str):
     """The node that sequences `log` now."""
     number = store.log(log).log_id
     for node, status in store.status().items():

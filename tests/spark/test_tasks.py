@@ -9,8 +9,10 @@ import uuid
 from pathlib import Path
 
 import pytest
+from live_cluster import LiveCluster
 from swaps import swap_value
 
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import Unreachable
 from cordwood.lsn import Lsn
 from cordwood.spark import slice_reader
@@ -47,10 +49,12 @@ def log() -> str:
 
 
 class TestSharedStore:
-    def test_is_one_for_each_cluster(self, cluster):
+    def test_is_one_for_each_cluster(self, cluster: LiveCluster):
         assert shared_store(cluster.url, 10.0) is shared_store(cluster.url, 10.0)
 
-    def test_is_made_anew_once_it_was_closed(self, cluster, store, log):
+    def test_is_made_anew_once_it_was_closed(
+        self, cluster: LiveCluster, store: BlockingStore, log: str
+    ):
         last = store.append(log, b"1")
         first = shared_store(cluster.url, 10.0)
         first.close()
@@ -58,7 +62,7 @@ class TestSharedStore:
         assert again is not first
         assert again.tail(log) == last
 
-    def test_is_not_carried_over_a_fork(self, cluster, store, log):
+    def test_is_not_carried_over_a_fork(self, cluster: LiveCluster, store: BlockingStore, log: str):
         """Spark forks its workers; the child connects by itself, the parent's still works."""
         last = store.append(log, b"1")
         done = subprocess.run(
@@ -75,11 +79,11 @@ class TestSharedStore:
 
 
 class TestReadSlices:
-    def read(self, store, *slices: Slice, fail: bool = True) -> list[int]:
+    def read(self, store: BlockingStore, *slices: Slice, fail: bool = True) -> list[int]:
         batches = read_slices(lambda: store, slices, ("lsn",), fail_on_data_loss=fail)
         return [lsn for batch in batches for lsn in batch["lsn"].to_pylist()]
 
-    def test_reads_one_after_another(self, store, log):
+    def test_reads_one_after_another(self, store: BlockingStore, log: str):
         lsns = [store.append_many(f"{log}/{name}", [b"x"] * 10) for name in "ab"]
         ids = [store.log(f"{log}/{name}").log_id for name in "ab"]
         slices = [
@@ -89,21 +93,23 @@ class TestReadSlices:
         ]
         assert self.read(store, *slices) == [*lsns[0][2:5], *lsns[1], lsns[0][9]]
 
-    def test_a_task_that_is_given_nothing_says_what_it_waited_for(self, store, log, monkeypatch):
+    def test_a_task_that_is_given_nothing_says_what_it_waited_for(
+        self, store: BlockingStore, log: str, monkeypatch: pytest.MonkeyPatch
+    ):
         swap_value(monkeypatch, lambda: slice_reader.STALL_TIMEOUT_S, 0.1)
         last = store.append(log, b"x")
         asked = Slice(store.log(log).log_id, log, last, last + 2)
         with pytest.raises(Unreachable, match=f"no node sent {log} from {Lsn(last + 1)} on"):
             self.read(store, asked)
 
-    def test_another_log_of_the_same_name_is_not_read(self, store, log):
+    def test_another_log_of_the_same_name_is_not_read(self, store: BlockingStore, log: str):
         last = store.append(log, b"x")
         asked = Slice(987654, log, last, last + 1)
         with pytest.raises(DataLoss, match=r"log=987654 .* type=LOG_GONE"):
             self.read(store, asked)
         assert self.read(store, asked, fail=False) == []
 
-    def test_a_reader_that_is_left_early_is_closed(self, store, log):
+    def test_a_reader_that_is_left_early_is_closed(self, store: BlockingStore, log: str):
         last = store.append_many(log, [b"x" * 100] * 50_000)[-1]
         first = last - 49_999
         asked = Slice(store.log(log).log_id, log, first, last + 1)

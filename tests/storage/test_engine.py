@@ -580,7 +580,9 @@ class TestReplay:
             with pytest.raises(Malformed, match="was it written by a newer one"):
                 await open_engine(disk, wal)
 
-    def test_lost_durable_records_are_told_and_the_rest_is_there(self, caplog) -> None:
+    def test_lost_durable_records_are_told_and_the_rest_is_there(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scenario() -> None:
             made = await Made.new()
             for number in range(1, 6):

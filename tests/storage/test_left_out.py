@@ -134,7 +134,9 @@ def rotten(store: LogsStore, what: str, monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 @as_scenario(run)
-async def test_one_bad_block_is_told_and_the_others_are_sent(*, what, told, monkeypatch) -> None:
+async def test_one_bad_block_is_told_and_the_others_are_sent(
+    *, what: str, told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It used to be read again each second for ever, and nothing behind it was sent."""
     store = await stored(*(block(at(n), b"body%d" % n) for n in range(1, 6)))
     rotten(store, what, monkeypatch)
@@ -150,7 +152,9 @@ async def test_one_bad_block_is_told_and_the_others_are_sent(*, what, told, monk
 
 
 @as_scenario(run)
-async def test_a_digest_of_which_a_part_is_not_known_is_none(*, monkeypatch) -> None:
+async def test_a_digest_of_which_a_part_is_not_known_is_none(
+    *, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = await stored(*(block(at(n), b"body%d" % n) for n in range(1, 6)))
     rotten(store, "body", monkeypatch)
     cache = LogCache()
@@ -165,7 +169,7 @@ async def test_a_digest_of_which_a_part_is_not_known_is_none(*, monkeypatch) -> 
 
 @as_scenario(run)
 async def test_a_client_with_many_cold_streams_lets_one_with_few_have_its_turn(
-    *, monkeypatch
+    *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All streams of the first client stood in one queue before the second one's."""
     store = await stored(*(block(at(n), b"body") for n in range(1, 4)))
@@ -194,7 +198,7 @@ async def test_a_client_with_many_cold_streams_lets_one_with_few_have_its_turn(
 
 
 @as_scenario(run)
-async def test_a_tick_ends_after_so_many_batches(*, monkeypatch) -> None:
+async def test_a_tick_ends_after_so_many_batches(*, monkeypatch: pytest.MonkeyPatch) -> None:
     swap_value(monkeypatch, lambda: read_streams.TICK_BATCHES, 3)
     end = ReaderEnd()
     streams = ReadStreams(cached(block(at(1))))

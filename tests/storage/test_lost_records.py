@@ -134,7 +134,9 @@ class TestAccepted:
 
     @pytest.mark.parametrize("is_flushed", [False, True])
     @as_scenario(run)
-    async def test_the_node_knows_again_whatever_its_wal_still_shows(self, *, is_flushed) -> None:
+    async def test_the_node_knows_again_whatever_its_wal_still_shows(
+        self, *, is_flushed: bool
+    ) -> None:
         made = await with_rot()
         if is_flushed:
             await store_one(made, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from swaps import swap_value
 
 from cordwood.block import BlockHeader, ProducedBlock
@@ -45,7 +46,9 @@ def test_producers_and_their_epochs_are_told_apart_and_dropped_with_the_epoch():
     assert index.of(1) == ()
 
 
-def test_a_query_that_commits_often_puts_no_other_producer_out_of_memory(monkeypatch):
+def test_a_query_that_commits_often_puts_no_other_producer_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Each commit is an epoch of the query: they counted as so many producers."""
     swap_value(monkeypatch, lambda: producers.USERS, Budget(4, 1))
     swap_value(monkeypatch, lambda: producers.QUERIES, Budget(4, 1))
@@ -62,7 +65,7 @@ def test_a_query_that_commits_often_puts_no_other_producer_out_of_memory(monkeyp
     assert ProducedIndex({1: told}).of(1) == told
 
 
-def test_the_newest_of_each_kind_are_remembered(monkeypatch):
+def test_the_newest_of_each_kind_are_remembered(monkeypatch: pytest.MonkeyPatch):
     swap_value(monkeypatch, lambda: producers.USERS, Budget(3, 1))
     swap_value(monkeypatch, lambda: producers.QUERIES, Budget(2, 1))
     index = ProducedIndex()

@@ -174,7 +174,9 @@ async def test_a_body_that_fails_its_checksum_is_not_taken(cluster: ClusterAtHan
     assert all(repairs.is_good(block, block.header) for block in found.values())
 
 
-def test_a_range_counts_as_damaged_until_its_copy_is_durable(monkeypatch) -> None:
+def test_a_range_counts_as_damaged_until_its_copy_is_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[bool] = []
     right = Repairs._store
 
@@ -330,7 +332,9 @@ async def test_a_repaired_block_is_not_counted_again_by_retention_by_size(
     assert 0 < sum(kept) <= 20 * 1000 + 4
 
 
-def test_a_read_that_begins_before_a_repair_does_not_tell_its_block_absent(monkeypatch) -> None:
+def test_a_read_that_begins_before_a_repair_does_not_tell_its_block_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A drop of another partition has the read begin anew amid the repair."""
 
     async def scenario(cluster: ClusterAtHand) -> None:

@@ -54,7 +54,9 @@ def test_files_that_it_names_are_there():
     assert missing == []
 
 
-def test_the_example_of_the_fixture_passes(pytester, monkeypatch):
+def test_the_example_of_the_fixture_passes(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_it=example("def test_orders_survive"))
     result = pytester.runpytest_inprocess("-p", "cordwood.testing.plugin", "-p", "no:cacheprovider")
@@ -62,7 +64,7 @@ def test_the_example_of_the_fixture_passes(pytester, monkeypatch):
 
 
 @pytest.mark.real
-def test_the_example_of_a_recording_verifies(tmp_path):
+def test_the_example_of_a_recording_verifies(tmp_path: Path):
     """On an embedded store in place of the cluster's address."""
     text = example("Recording(")
     assert text.count(CLUSTER_URL) == 1

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
-def pytest_run(pytester, monkeypatch):
+def pytest_run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Run pytest in this process on a test file with the plugin; its result."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 

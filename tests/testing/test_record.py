@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from pathlib import Path
 
 import pytest
 from swaps import swap
@@ -35,7 +36,7 @@ from cordwood.testing.recorded_stream import RecordedStream
 
 
 @pytest.fixture
-def on_store(tmp_path):
+def on_store(tmp_path: Path):
     """Run `await work(store, recording)` on an embedded store; the recording."""
 
     def run(work, **settings) -> Recording:
@@ -59,7 +60,7 @@ def of(recording: Recording, kind: type) -> list:
 
 
 class TestEndToEnd:
-    def test_a_run_on_an_embedded_store_verifies(self, on_store, tmp_path):
+    def test_a_run_on_an_embedded_store_verifies(self, on_store, tmp_path: Path):
         async def work(store, _):
             await store.append("orders", b"1", key=b"k", headers=[("a", b"x")])
             await store.append_many("orders", [b"2", b"2", b"2"])
@@ -79,7 +80,9 @@ class TestEndToEnd:
         assert "9 records acknowledged in 7 calls" in outcome.stdout
         assert "9 records and 0 gaps in 1 reads" in outcome.stdout
 
-    def test_a_store_that_loses_a_record_is_caught(self, on_store, tmp_path, monkeypatch):
+    def test_a_store_that_loses_a_record_is_caught(
+        self, on_store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         """The history is what the application saw, so a store that lies shows in it."""
 
         async def work(store, _):
@@ -177,7 +180,7 @@ class TestAppends:
         assert ids == ["app/0", "app/1"]
 
     @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65])
-    def test_a_name_that_is_none(self, name):
+    def test_a_name_that_is_none(self, name: str):
         with pytest.raises(BadSetting):
             Recording().wrap(None, name)
 
@@ -210,7 +213,7 @@ class TestReads:
         assert names == ["app.log1", "app.log1.1", "app.log1"]
 
     @pytest.mark.parametrize("how", ["next", "take", "next_many"])
-    def test_blocks_are_recorded_as_their_records(self, on_store, how):
+    def test_blocks_are_recorded_as_their_records(self, on_store, how: str):
         async def work(store, _):
             await store.append_many("orders", [b"1", b"2"])
             stream = await store.read("orders")

@@ -105,7 +105,7 @@ class TestOneRun:
         assert sum(len(slots.payloads) for dump in dumps for slots in dump.slots) == 36
 
     @pytest.mark.parametrize("nodes", [1, 2, 3])
-    def test_small_clusters(self, nodes):
+    def test_small_clusters(self, nodes: int):
         async def scenario(cluster):
             store = await cluster.connect()
             await store.append("orders", b"1")
@@ -403,7 +403,9 @@ class TestEndings:
             simulate(scenario)
         assert type(caught.value) is TimeoutError
 
-    def test_a_broken_promise_fails_a_scenario_that_saw_nothing(self, monkeypatch):
+    def test_a_broken_promise_fails_a_scenario_that_saw_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
         async def scenario(cluster):
             store = await cluster.connect()
             for number in range(9):
@@ -421,7 +423,9 @@ class TestEndings:
         assert {each.invariant for each in caught.value.violations} == {"S2", "S6"}
         assert "record reader=last-look" in str(caught.value)
 
-    def test_a_scenario_that_fails_says_if_the_cluster_did_so_first(self, monkeypatch):
+    def test_a_scenario_that_fails_says_if_the_cluster_did_so_first(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
         async def scenario(cluster):
             store = await cluster.connect()
             await store.append_many("orders", [b"%d" % n for n in range(3)])
@@ -441,7 +445,9 @@ class TestEndings:
         assert not isinstance(caught.value, BrokenPromise)
         assert "S2 log 1 e1n1: reader test.log1 passed" in caught.value.__notes__[0]
 
-    def test_a_log_that_cannot_be_read_in_the_end_is_a_broken_promise(self, monkeypatch):
+    def test_a_log_that_cannot_be_read_in_the_end_is_a_broken_promise(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
         async def scenario(cluster):
             store = await cluster.connect()
             await store.append("orders", b"1")

@@ -52,7 +52,7 @@ class TestTheSimulatedStore:
     )
     @as_scenario(simulate)
     async def test_no_answer_says_nothing_of_whether_it_happened(
-        self, simulation: Simulation, *, faults, happens
+        self, simulation: Simulation, *, faults, happens: bool
     ) -> None:
         bucket = Bucket(simulation.faults, faults)
         with pytest.raises(OutcomeUnknown):
@@ -190,7 +190,7 @@ class TestTheLibrary:
     @pytest.mark.parametrize(
         "url", ["history", "ftp://x/y", "s3:history", f"s3://key:{SECRET}@bucket/x", ""]
     )
-    def test_an_address_that_is_none_is_refused_without_its_secrets(self, url):
+    def test_an_address_that_is_none_is_refused_without_its_secrets(self, url: str):
         with pytest.raises(BadSetting) as caught:
             open_obstore(url)
         assert SECRET not in str(caught.value)
@@ -234,7 +234,9 @@ class TestTheLibrary:
             ("operation timed out", OutcomeUnknown),
         ],
     )
-    def test_what_the_library_says_is_told_by_what_the_caller_may_do(self, text, kind, require):
+    def test_what_the_library_says_is_told_by_what_the_caller_may_do(
+        self, text: str, kind, require
+    ):
         need(OBSTORE, require)
         from obstore.exceptions import GenericError
 

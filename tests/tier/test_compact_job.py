@@ -46,7 +46,7 @@ class Steps:
 
 
 @pytest.fixture
-def steps(monkeypatch):
+def steps(monkeypatch: pytest.MonkeyPatch):
     counted = Steps()
     for name in ("put", "put_if", "read", "get", "list_page", "head", "delete"):
         monkeypatch.setattr(LocalStore, name, counted.wrap(getattr(LocalStore, name)))
@@ -64,7 +64,7 @@ def run(directory: Path) -> job.CompactedObjects:
     return job.run(str(directory), (), 64, merge_all, lambda _: None)
 
 
-def test_shared_objects_become_one_of_each_log(tmp_path, steps):
+def test_shared_objects_become_one_of_each_log(tmp_path: Path, steps):
     made_store(tmp_path)
     before = digest(tmp_path)
     assert objects(tmp_path) == ROUNDS
@@ -78,7 +78,9 @@ def test_shared_objects_become_one_of_each_log(tmp_path, steps):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(tmp_path, steps, after):
+def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(
+    tmp_path: Path, steps, after: bool
+):
     """The crash matrix: each call to the store is a step, and the run dies before or after it."""
     made_store(tmp_path / "whole")
     before = digest(tmp_path / "whole")
@@ -103,7 +105,7 @@ def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(tmp_pa
         assert objects(directory) == 2, f"orphans are left of step {step}"
 
 
-def test_two_drivers_at_once_make_each_object_once(tmp_path, steps):
+def test_two_drivers_at_once_make_each_object_once(tmp_path: Path, steps):
     made_store(tmp_path)
     before = digest(tmp_path)
     one, two = BlockingMerges(str(tmp_path)), BlockingMerges(str(tmp_path))

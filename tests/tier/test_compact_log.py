@@ -131,7 +131,7 @@ class MergedSwarm(Swarm):
 
 
 @pytest.fixture(autouse=True)
-def small_pages(monkeypatch):
+def small_pages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rule, "FANOUT", 4)
 
 
@@ -205,7 +205,7 @@ def replaced_goes_at_once(patch):
         pytest.param(replaced_goes_at_once, marks=pytest.mark.slow),
     ],
 )
-def test_a_planted_bug_is_caught(plant, monkeypatch):
+def test_a_planted_bug_is_caught(plant, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
     for seed in range(HUNT_SEEDS):
         try:

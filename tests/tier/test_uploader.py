@@ -192,7 +192,7 @@ def leaves_out_gaps(patch):
 
 
 @pytest.mark.parametrize("plant", [commit_before_the_put, objects_need_not_follow, leaves_out_gaps])
-def test_a_planted_bug_is_caught(plant, monkeypatch):
+def test_a_planted_bug_is_caught(plant, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
     for seed in range(HUNT_SEEDS):
         try:
@@ -217,7 +217,9 @@ def uploader_of(store, host: Host) -> LogUploader:
 
 
 class TestReadingBack:
-    def test_an_object_that_does_not_read_as_it_was_written_is_not_committed(self, monkeypatch):
+    def test_an_object_that_does_not_read_as_it_was_written_is_not_committed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
         """Memory is damaged while the object is on its way."""
         write_out = ObjectWriter.write_out
 

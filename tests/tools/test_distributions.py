@@ -42,19 +42,19 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(ROOT / "proof", tmp_path_factory.mktemp("proof"))
 
 
-def test_together_they_hold_each_module_once(product, proof):
+def test_together_they_hold_each_module_once(product: Path, proof: Path):
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "cordwood").rglob("*.py")}
     here.add("pyspark_cordwood.py")
     assert modules(product) | modules(proof) == here
     assert modules(product) & modules(proof) == set()
 
 
-def test_the_product_has_nothing_of_the_proof(product, proof):
+def test_the_product_has_nothing_of_the_proof(product: Path, proof: Path):
     assert [name for name in modules(product) if name.startswith(PROOF)] == []
     assert [name for name in modules(proof) if not name.startswith(PROOF)] == []
 
 
-def test_the_fixture_s_entry_point_comes_with_the_proof_alone(product, proof):
+def test_the_fixture_s_entry_point_comes_with_the_proof_alone(product: Path, proof: Path):
     """pytest loads entry points of all it finds: one that cannot be imported ends every run."""
     for wheel, has in ((product, False), (proof, True)):
         with zipfile.ZipFile(wheel) as files:
@@ -66,7 +66,7 @@ def test_the_fixture_s_entry_point_comes_with_the_proof_alone(product, proof):
 
 
 @pytest.mark.parametrize("verb", ["sim run", "chaos", "verify x", "bench sim"])
-def test_a_verb_of_the_proof_says_how_to_get_it(product, tmp_path, verb):
+def test_a_verb_of_the_proof_says_how_to_get_it(product: Path, tmp_path: Path, verb: str):
     with zipfile.ZipFile(product) as files:
         files.extractall(tmp_path)
     done = subprocess.run(
@@ -83,7 +83,7 @@ def test_a_verb_of_the_proof_says_how_to_get_it(product, tmp_path, verb):
     assert "Traceback" not in done.stderr
 
 
-def test_the_product_alone_stores_and_reads(product, tmp_path):
+def test_the_product_alone_stores_and_reads(product: Path, tmp_path: Path):
     with zipfile.ZipFile(product) as files:
         files.extractall(tmp_path)
     program = (

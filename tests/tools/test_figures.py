@@ -12,7 +12,7 @@ FIGURES = Path(__file__).resolve().parents[2] / "tools" / "figures.py"
 
 
 @pytest.fixture
-def told(tmp_path):
+def told(tmp_path: Path):
     """A run with a stand-in for `cordwood` that tells of one figure, or fails."""
 
     def run(only: str, name: str = "simulated_seconds", *, fails: bool = False):

@@ -17,7 +17,7 @@ PROVE = Path(__file__).resolve().parents[2] / "tools" / "prove.py"
 
 
 @pytest.fixture
-def simulator(tmp_path):
+def simulator(tmp_path: Path):
     """A stand-in for `cordwood` that notes how it is called; the demo's seed 12 fails."""
     script = tmp_path / "sim.py"
     script.write_text(
@@ -169,7 +169,7 @@ def test_all_that_can_be_done_to_a_real_cluster_is_and_nothing_is_left_of_it(sim
 @pytest.mark.parametrize(
     ("ratios", "code", "runs"), [([0.9], 0, 1), ([0.2, 0.6, 0.7], 0, 3), ([0.6, 0.1, 0.69], 1, 3)]
 )
-def test_a_reader_beside_a_slow_node_has_three_tries(tmp_path, ratios, code, runs):
+def test_a_reader_beside_a_slow_node_has_three_tries(tmp_path: Path, ratios, code: int, runs: int):
     script = tmp_path / "bench.py"
     script.write_text(
         "import json, sys\n"
@@ -240,7 +240,7 @@ class TestFullCrashSweeps:
             ((90_000, 20_000), "", []),
         ],
     )
-    def test_all_cores_together_count(self, tool, states, left_out, missed):
+    def test_all_cores_together_count(self, tool, states, left_out: str, missed):
         half = len(PROBES) // 2
         met = [frozenset(PROBES[:half]), frozenset(PROBES[half:])]
         swept = [

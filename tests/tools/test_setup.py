@@ -28,7 +28,7 @@ setup = load_setup()
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path: Path):
     """A clone as far as set-up looks at one."""
     (tmp_path / "tools").mkdir()
     for name in setup.INPUTS:
@@ -67,7 +67,7 @@ class TestTheStamp:
             file.write("\n# changed\n")
         assert not setup.is_done(finished, with_jre=False)
 
-    def test_moving_the_clone_undoes_it(self, finished, tmp_path_factory):
+    def test_moving_the_clone_undoes_it(self, finished, tmp_path_factory: pytest.TempPathFactory):
         elsewhere = tmp_path_factory.mktemp("moved") / "clone"
         finished.root.rename(elsewhere)
         assert not setup.is_done(setup.Place(elsewhere), with_jre=False)
@@ -90,7 +90,7 @@ class TestTheStamp:
         assert setup.is_done(finished, with_jre=True)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"packages": "installed"}'])
-    def test_a_torn_stamp_counts_as_none(self, finished, text):
+    def test_a_torn_stamp_counts_as_none(self, finished, text: str):
         finished.stamp.write_text(text)
         assert finished.read_stamp() == {}
 
@@ -135,13 +135,13 @@ ERROR: No matching distribution found for hatchling==1.33.0
         ("something nobody thought of", "pip failed", " ".join(COMMAND)),
     ],
 )
-def test_what_pip_says_becomes_what_is_missing_and_what_mends_it(place, output, what, mend):
+def test_what_pip_says_becomes_what_is_missing_and_what_mends_it(place, output, what: str, mend):
     failed = setup.explain_pip(output, COMMAND, place)
     assert what in failed.what
     assert mend in failed.mend
 
 
-def test_a_python_without_ensurepip_names_the_package_to_install(monkeypatch):
+def test_a_python_without_ensurepip_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(setup.shutil, "which", lambda name: f"/usr/bin/{name}")
     with pytest.raises(setup.SetUpFailed) as caught:
@@ -151,7 +151,9 @@ def test_a_python_without_ensurepip_names_the_package_to_install(monkeypatch):
     assert caught.value.mend.endswith(f"apt-get install python{version}-venv")
 
 
-def test_a_nearly_full_disk_is_told_before_anything_is_downloaded(place, monkeypatch):
+def test_a_nearly_full_disk_is_told_before_anything_is_downloaded(
+    place, monkeypatch: pytest.MonkeyPatch
+):
     usage = shutil.disk_usage(place.root)._replace(free=300_000_000)
     monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(setup.SetUpFailed, match=r"needs 3\.4 GB .* 0\.3 GB are free there"):
@@ -194,13 +196,15 @@ class TestFindingAPython:
         executable.chmod(0o755)
         return executable
 
-    def test_a_newer_one_beside_an_old_python3_is_taken(self, tmp_path):
+    def test_a_newer_one_beside_an_old_python3_is_taken(self, tmp_path: Path):
         self.old_python(tmp_path / "bin")
         (tmp_path / "bin" / "python3.12").symlink_to(sys.executable)
         done = self.run(tmp_path / "bin", ["-c", "print('ran')"])
         assert (done.returncode, done.stdout) == (0, "ran\n")
 
-    def test_none_that_fits_is_told_with_what_was_found_and_the_lines_that_mend_it(self, tmp_path):
+    def test_none_that_fits_is_told_with_what_was_found_and_the_lines_that_mend_it(
+        self, tmp_path: Path
+    ):
         self.old_python(tmp_path / "bin")
         for tool in ("tail", "sh"):
             (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
@@ -210,7 +214,7 @@ class TestFindingAPython:
         assert "python3: Python 3.9.2" in done.stderr
         assert "apt-get install python3 python3-venv" in done.stderr
 
-    def test_the_one_that_was_named_is_the_only_one_tried(self, tmp_path):
+    def test_the_one_that_was_named_is_the_only_one_tried(self, tmp_path: Path):
         old = self.old_python(tmp_path / "old", "python3.9")
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "python3").symlink_to(sys.executable)
@@ -224,7 +228,9 @@ class TestFindingAPython:
     ("script", "told"),
     [("exit 0", "made"), ("echo first >&2; echo no Java here >&2; exit 1", "no Java here")],
 )
-def test_an_archive_that_cannot_be_made_costs_nothing_but_time(tmp_path, capsys, script, told):
+def test_an_archive_that_cannot_be_made_costs_nothing_but_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, told: str
+):
     place = setup.Place(tmp_path)
     place.python.parent.mkdir(parents=True)
     place.python.write_text(f"#!/bin/sh\n{script}\n")

@@ -53,7 +53,7 @@ from cordwood.wire.connection import CALLS_MAX, Connection, dial
 
 
 @pytest.fixture(params=[memory_ends, simulated_ends])
-def make_ends(request):
+def make_ends(request: pytest.FixtureRequest):
     return request.param
 
 
@@ -107,7 +107,7 @@ class TestGreeting:
         ],
     )
     def test_a_caller_that_means_another_is_refused_and_told_why(
-        self, make_ends, caller: Hello, why: str, caplog
+        self, make_ends, caller: Hello, why: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scenario() -> None:
             ends = make_ends()
@@ -154,7 +154,9 @@ class TestGreeting:
             (bytes(20),),
         ],
     )
-    def test_nothing_but_a_hello_is_read_before_the_greeting(self, make_ends, said, caplog) -> None:
+    def test_nothing_but_a_hello_is_read_before_the_greeting(
+        self, make_ends, said, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scenario() -> None:
             ends = make_ends()
             accepted = await listen(ends)
@@ -183,7 +185,9 @@ class TestGreeting:
         await settle()
         assert kept(accepted[0]).frames == [(Kind.STORE, 1, b"a"), (Kind.STORE, 2, b"b")]
 
-    def test_four_gib_behind_the_hello_close_the_connection_at_once(self, caplog) -> None:
+    def test_four_gib_behind_the_hello_close_the_connection_at_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scenario() -> None:
             ends = memory_ends()
             accepted = await listen(ends)
@@ -244,7 +248,7 @@ class TestDamage:
         ],
     )
     def test_it_closes_its_own_connection_with_a_logged_reason_and_no_other(
-        self, make_ends, said, error, caplog
+        self, make_ends, said, error, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scenario() -> None:
             ends = make_ends()
@@ -385,7 +389,7 @@ class TestTurns:
     """A client's calls, held back here so that no node has to refuse them."""
 
     @pytest.fixture(autouse=True)
-    def two_at_once(self, monkeypatch) -> None:
+    def two_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: connection_module.CLIENT_CALLS_AT_ONCE, 2)
 
     @as_scenario(run)
@@ -465,7 +469,7 @@ class TestTurns:
         ours.close()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def test_those_who_wait_are_bounded(self, monkeypatch) -> None:
+    def test_those_who_wait_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: connection_module.CLIENT_CALLS_WAITING_MAX, 3)
 
         async def scenario() -> None:
@@ -524,7 +528,7 @@ class TestSending:
             assert len(transport.writes) == writes
             assert all(b"too late" not in write for write in transport.writes)
 
-    def test_a_peer_that_does_not_read_is_cut_off(self, monkeypatch) -> None:
+    def test_a_peer_that_does_not_read_is_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: connection_module.BACKLOG_BYTES_MAX, 1000)
 
         async def scenario() -> None:

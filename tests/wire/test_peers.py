@@ -167,7 +167,9 @@ async def test_a_new_address_is_dialled_at_once() -> None:
         assert now() - start < 0.01
 
 
-def test_another_node_at_the_address_is_not_taken_for_the_one_wanted(caplog) -> None:
+def test_another_node_at_the_address_is_not_taken_for_the_one_wanted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario() -> None:
         network = MemoryNetwork()
         async with node(network, 2, "a:1"), watching(network) as (peers, kept):

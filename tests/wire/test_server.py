@@ -84,7 +84,9 @@ class TestCalls:
             assert fenced.value.epoch == 9
             assert service.calls == [DeleteLog("quick"), DeleteLog("log")]
 
-    def test_a_ping_is_answered_at_once_whatever_the_service_does(self, monkeypatch) -> None:
+    def test_a_ping_is_answered_at_once_whatever_the_service_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 0)
 
         async def scenario() -> None:
@@ -116,7 +118,9 @@ class TestCalls:
                 await asking
             assert now() == pytest.approx(CALL_TIMEOUT_S, abs=0.01)
 
-    def test_calls_of_clients_that_wait_keep_no_node_s_call_out(self, monkeypatch) -> None:
+    def test_calls_of_clients_that_wait_keep_no_node_s_call_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Clients that ask for a tail wait until the log is recovered, and that takes seals."""
         swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 2)
 
@@ -144,7 +148,7 @@ class TestCalls:
 
         run(scenario)
 
-    def test_calls_of_nodes_are_bounded_too(self, monkeypatch) -> None:
+    def test_calls_of_nodes_are_bounded_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: server_module.NODE_CALLS_MAX, 0)
 
         async def scenario() -> None:
@@ -156,7 +160,7 @@ class TestCalls:
 
         run(scenario)
 
-    def test_calls_that_run_at_once_are_bounded(self, monkeypatch) -> None:
+    def test_calls_that_run_at_once_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: server_module.CLIENT_CALLS_MAX, 3)
 
         async def scenario() -> None:
@@ -182,7 +186,9 @@ class TestCalls:
 
         run(scenario)
 
-    def test_a_call_that_cannot_be_read_closes_its_connection_only(self, caplog) -> None:
+    def test_a_call_that_cannot_be_read_closes_its_connection_only(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scenario() -> None:
             ends, service = memory_ends(), Offering()
             async with serving(ends, service):
@@ -235,7 +241,9 @@ class TestStrangers:
             assert connection.is_open
 
     @pytest.mark.parametrize("ends", [memory_ends, simulated_ends])
-    def test_strangers_are_bounded_and_those_who_greeted_are_none(self, ends, monkeypatch) -> None:
+    def test_strangers_are_bounded_and_those_who_greeted_are_none(
+        self, ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap_value(monkeypatch, lambda: server_module.STRANGERS_MAX, 3)
 
         async def scenario() -> None:
@@ -252,7 +260,7 @@ class TestStrangers:
 
         run(scenario)
 
-    def test_connections_are_bounded(self, monkeypatch) -> None:
+    def test_connections_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: server_module.CONNECTIONS_MAX, 2)
 
         async def scenario() -> None:
@@ -269,7 +277,7 @@ class TestStrangers:
         run(scenario)
 
     def test_on_real_sockets_those_over_the_limit_are_closed_and_counted_off(
-        self, monkeypatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         swap_value(monkeypatch, lambda: server_module.STRANGERS_MAX, 2)
 

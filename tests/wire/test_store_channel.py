@@ -202,7 +202,9 @@ async def test_a_connection_that_goes_while_something_is_held_for_it(
 
 
 @pytest.mark.parametrize("wave", [2, 2**64 - 1])
-def test_an_answer_to_what_was_never_sent_closes_the_connection(wave: int, caplog) -> None:
+def test_an_answer_to_what_was_never_sent_closes_the_connection(
+    wave: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(sending: Sending, ends: list[RawEnd]) -> None:
         sending.store("a")
         await settle()

@@ -50,7 +50,9 @@ class TestTheRule:
         arrivals.note("a", 2, 10 * FRAME_BYTES_S_MIN, 30.0, is_new=True)
         assert arrivals.late(FRAME_GRACE_S + 30.1) == []
 
-    def test_over_the_sum_the_one_that_began_first_goes(self, monkeypatch) -> None:
+    def test_over_the_sum_the_one_that_began_first_goes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap_value(monkeypatch, lambda: arrivals_module.UNFINISHED_BYTES_MAX, 100)
         arrivals: Arrivals[str] = Arrivals()
         arrivals.note("old", 40, 50, 0.0, is_new=False)
@@ -109,7 +111,9 @@ async def test_frames_that_go_on_ending_are_never_late() -> None:
         assert len(service.kept.frames) == 100
 
 
-def test_unfinished_frames_of_all_connections_are_bounded_together(monkeypatch) -> None:
+def test_unfinished_frames_of_all_connections_are_bounded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """20 connections with 70 of 71 MiB each kept 1.47 GB for as long as they liked."""
     swap_value(monkeypatch, lambda: arrivals_module.UNFINISHED_BYTES_MAX, 10 * MIB)
 
@@ -131,7 +135,7 @@ def test_unfinished_frames_of_all_connections_are_bounded_together(monkeypatch) 
     run(scenario)
 
 
-def test_for_a_large_one_as_many_small_ones_go_as_it_takes(monkeypatch) -> None:
+def test_for_a_large_one_as_many_small_ones_go_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one went for each that arrived, and the sum grew past its bound."""
     swap_value(monkeypatch, lambda: arrivals_module.UNFINISHED_BYTES_MAX, 10 * MIB)
 

@@ -34,7 +34,7 @@ class TestRule:
             ((token_digest(W),), None, "write token"),
         ],
     )
-    def test_of_a_log_with_both(self, tokens, becomes, refused) -> None:
+    def test_of_a_log_with_both(self, tokens, becomes, refused: str) -> None:
         if refused:
             with pytest.raises(AccessDenied, match=f"wants its {refused}"):
                 who_has(tokens)("/a", BOTH, becomes)

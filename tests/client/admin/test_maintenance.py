@@ -88,7 +88,7 @@ async def test_bad_input_is_refused_and_changes_nothing(cluster: ClusterAtHand) 
 
 @as_scenario(simulate, nodes=4)
 async def test_a_write_of_unknown_outcome_makes_one_request(
-    cluster: ClusterAtHand, *, monkeypatch
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = cluster.metadata.compare_and_set
     lost: list[str] = []
@@ -133,7 +133,9 @@ def answers_late(
     return late
 
 
-def test_a_call_that_a_second_node_gets_makes_one_request_and_ends_it_once(monkeypatch) -> None:
+def test_a_call_that_a_second_node_gets_makes_one_request_and_ends_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=20) as store:
             await store.append("a", b"value")
@@ -155,7 +157,7 @@ def test_a_call_that_a_second_node_gets_makes_one_request_and_ends_it_once(monke
 
 @as_scenario(simulate, nodes=4)
 async def test_a_node_that_was_stopped_asks_for_nothing_once_the_request_is_over(
-    cluster: ClusterAtHand, *, monkeypatch
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = MaintenanceStore.read
     held: list[MaintenanceStore] = []
@@ -178,7 +180,7 @@ async def test_a_node_that_was_stopped_asks_for_nothing_once_the_request_is_over
 
 @as_scenario(simulate, nodes=4)
 async def test_a_request_that_ends_before_its_call_is_told_as_over(
-    cluster: ClusterAtHand, *, monkeypatch
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster.client(timeout_s=20) as store:
         await store.append("a", b"value")
@@ -189,7 +191,9 @@ async def test_a_request_that_ends_before_its_call_is_told_as_over(
 
 
 @pytest.mark.parametrize(("given", "back"), [("drain", "undrain"), ("start", "abort")])
-def test_an_order_that_a_second_node_gets_is_carried_out_once(monkeypatch, given, back) -> None:
+def test_an_order_that_a_second_node_gets_is_carried_out_once(
+    monkeypatch: pytest.MonkeyPatch, given: str, back: str
+) -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=20) as store:
             await store.append("a", b"value")

@@ -284,7 +284,7 @@ class TestRefused:
     )
     @as_scenario(simulate)
     async def test_many_at_once_are_all_checked_before_any_is_sent(
-        self, cluster: ClusterAtHand, *, columns, error, why
+        self, cluster: ClusterAtHand, *, columns, error, why: str
     ) -> None:
         async with cluster.client(block_bytes=1000, block_records=1, timeout_s=3) as store:
             await store.open_log("log")

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
@@ -25,7 +26,9 @@ from cordwood.lsn import Lsn
 
 class TestOrder:
     @pytest.mark.parametrize("is_made", [True, False])
-    def test_calls_made_while_a_log_is_looked_up_keep_their_order(self, monkeypatch, is_made):
+    def test_calls_made_while_a_log_is_looked_up_keep_their_order(
+        self, monkeypatch: pytest.MonkeyPatch, is_made: bool
+    ):
         """A call that came as the answer did found the log known, and went first."""
         calls: list[asyncio.Task[list[Lsn]]] = []
 
@@ -123,7 +126,7 @@ class TestBuffers:
             assert await values(store, "one") == [b"viewed"]
             assert await values(store, "two") == [b"same turn", b"later"]
 
-    def test_records_that_cannot_be_encoded_end_alone(self, monkeypatch):
+    def test_records_that_cannot_be_encoded_end_alone(self, monkeypatch: pytest.MonkeyPatch):
         from cordwood.client.append import pending_block
 
         encode = pending_block.encode_body
@@ -160,7 +163,7 @@ class TestLoopThread:
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
     @pytest.mark.parametrize("way", ["call", "start"])
-    def test_a_signal_at_any_moment_of_a_call_leaves_the_loop_free(self, way):
+    def test_a_signal_at_any_moment_of_a_call_leaves_the_loop_free(self, way: str):
         """A handler that raised within the library's Condition left the loop waiting for ever."""
         thread = LoopThread("test")
 
@@ -195,7 +198,7 @@ class TestLoopThread:
             signal.signal(signal.SIGALRM, before)
             thread.close()
 
-    def test_what_comes_late_is_still_the_answer(self, monkeypatch):
+    def test_what_comes_late_is_still_the_answer(self, monkeypatch: pytest.MonkeyPatch):
         """As after a pause of the whole process: the waiting thread wakes before the loop."""
         thread = LoopThread("test")
 
@@ -209,7 +212,9 @@ class TestLoopThread:
             thread.close()
 
     @pytest.mark.parametrize(("changes", "error"), [(True, OutcomeUnknown), (False, Unreachable)])
-    def test_a_call_that_changes_something_ends_as_unknown(self, monkeypatch, changes, error):
+    def test_a_call_that_changes_something_ends_as_unknown(
+        self, monkeypatch: pytest.MonkeyPatch, changes: bool, error
+    ):
         swap_value(monkeypatch, lambda: loop_thread.LATE_S, 0.05)
         thread = LoopThread("test")
         try:
@@ -218,7 +223,7 @@ class TestLoopThread:
         finally:
             thread.close()
 
-    def test_calls_of_other_threads_end_when_it_closes(self, monkeypatch):
+    def test_calls_of_other_threads_end_when_it_closes(self, monkeypatch: pytest.MonkeyPatch):
         swap_value(monkeypatch, lambda: loop_thread.END_S, 0.2)
         thread = LoopThread("test")
         ended: list[BaseException | int] = []
@@ -250,7 +255,7 @@ class TestLoopThread:
             thread.call(asyncio.sleep(0))
 
 
-def test_no_call_hangs_when_the_store_is_closed(tmp_path):
+def test_no_call_hangs_when_the_store_is_closed(tmp_path: Path):
     for _ in range(3):
         store = cordwood.connect(tmp_path / "store")
         outcomes: list[str] = []
@@ -281,7 +286,7 @@ def test_no_call_hangs_when_the_store_is_closed(tmp_path):
         assert len(outcomes) == 4
 
 
-def test_a_writer_refuses_after_its_client_was_closed(tmp_path):
+def test_a_writer_refuses_after_its_client_was_closed(tmp_path: Path):
     store = cordwood.connect(tmp_path / "store")
     writer = store.buffered_writer()
     writer.append("log", b"1")
@@ -292,7 +297,7 @@ def test_a_writer_refuses_after_its_client_was_closed(tmp_path):
     assert writer._memory.bytes == 0
 
 
-def test_a_forked_child_may_leave_the_block(tmp_path):
+def test_a_forked_child_may_leave_the_block(tmp_path: Path):
     with cordwood.connect(tmp_path / "store") as store:
         store.append("log", b"1")
         child = os.fork()

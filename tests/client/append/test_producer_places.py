@@ -244,7 +244,7 @@ async def test_a_call_that_never_found_its_log_is_not_taken_for_a_later_one(clus
 
 @pytest.mark.parametrize("size", [10, 10_000], ids=["records kept", "a digest kept"])
 @as_scenario(simulate)
-async def test_the_last_call_is_sent_again_with_its_own_records_only(cluster, *, size) -> None:
+async def test_the_last_call_is_sent_again_with_its_own_records_only(cluster, *, size: int) -> None:
     """Its answer may have been lost to a signal."""
     async with cluster.client() as store:
         producer = Producer(12)
@@ -260,7 +260,7 @@ async def test_the_last_call_is_sent_again_with_its_own_records_only(cluster, *,
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_headers_and_times_make_another_record(atomic):
+def test_headers_and_times_make_another_record(atomic: bool):
     """Only the values and keys were compared: a record that differs in these was told the LSN of
     the other one, and lost."""
 

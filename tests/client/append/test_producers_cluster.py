@@ -120,7 +120,7 @@ async def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes
     assert (behind.value.kind, behind.value.expected) == (Misplaced.BEHIND, None)
 
 
-def test_queries_that_published_leave_producers_their_memory(monkeypatch):
+def test_queries_that_published_leave_producers_their_memory(monkeypatch: pytest.MonkeyPatch):
     swap_value(monkeypatch, lambda: producers.QUERIES, Budget(20, 60_000_000))
 
     async def scenario(cluster):
@@ -135,7 +135,7 @@ def test_queries_that_published_leave_producers_their_memory(monkeypatch):
 
 
 def test_more_producers_than_a_log_remembers_are_refused_and_those_before_keep_their_places(
-    monkeypatch,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     swap_value(monkeypatch, lambda: producers.USERS, Budget(3, 60_000_000))
 
@@ -211,12 +211,14 @@ async def test_of_two_that_expect_one_tail_one_is_stored(cluster, store) -> None
 
 
 @pytest.mark.parametrize(("producer", "epoch"), [(0, 0), (1 << 63, 0), (1, -1), (1, 1 << 32)])
-def test_identities_have_bounds(producer, epoch):
+def test_identities_have_bounds(producer: int, epoch: int):
     with pytest.raises(BadSetting):
         Producer(producer, epoch)
 
 
-def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(monkeypatch):
+def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Swarm seed 12130: the answer to a first try was lost. A sequencer that did not know yet that
     it was replaced refused the second one, and its word was taken for the last."""
     answers = [OutcomeUnknown("planted"), OutOfSequence("planted")]
@@ -238,7 +240,7 @@ def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(monk
 @pytest.mark.parametrize("paused_s", [2.5, 7.0])
 @as_scenario(simulate)
 async def test_an_append_of_unknown_outcome_is_sent_again_at_its_place(
-    cluster, *, paused_s
+    cluster, *, paused_s: float
 ) -> None:
     """Nothing of it is read meanwhile. By another epoch, or without one, it was stored twice."""
     async with cluster.client(timeout_s=2) as store:

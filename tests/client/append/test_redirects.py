@@ -117,7 +117,7 @@ def apart() -> Callable[[ClusterAtHand, Store, Store], Awaitable[int]]:
 
 @as_scenario(simulate)
 async def test_clients_that_see_different_nodes_share_the_one_that_both_see(
-    cluster: ClusterAtHand, *, apart
+    cluster: ClusterAtHand, *, apart: Callable[[ClusterAtHand, Store, Store], Awaitable[int]]
 ) -> None:
     """The log went to and fro between two nodes, with an epoch for each append of the client
     that could not reach the first: a hundred in a minute."""
@@ -135,7 +135,7 @@ async def test_clients_that_see_different_nodes_share_the_one_that_both_see(
 
 @as_scenario(simulate, nodes=5)
 async def test_who_gave_a_log_up_takes_it_again_after_a_while(
-    cluster: ClusterAtHand, *, apart
+    cluster: ClusterAtHand, *, apart: Callable[[ClusterAtHand, Store, Store], Awaitable[int]]
 ) -> None:
     async with cluster.client() as one, cluster.client() as two:
         owner = await apart(cluster, one, two)
@@ -152,7 +152,10 @@ async def test_who_gave_a_log_up_takes_it_again_after_a_while(
 @pytest.mark.parametrize("returns", [False, True])
 @as_scenario(simulate, nodes=5)
 async def test_a_successor_that_is_gone_or_knows_nothing_of_it_is_not_waited_for(
-    cluster: ClusterAtHand, *, apart, returns: bool
+    cluster: ClusterAtHand,
+    *,
+    apart: Callable[[ClusterAtHand, Store, Store], Awaitable[int]],
+    returns: bool,
 ) -> None:
     async with cluster.client() as one, cluster.client() as two:
         await apart(cluster, one, two)

@@ -143,7 +143,7 @@ class TestRenamed:
 
     @as_scenario(simulate)
     async def test_a_change_that_nobody_counted_is_found_by_age(
-        self, cluster: ClusterAtHand, *, monkeypatch
+        self, cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The node that made the change died before it could count it."""
         async with cluster.client() as store, cluster.client() as other:
@@ -213,7 +213,7 @@ class TestCutOff:
     @pytest.mark.parametrize("has_changed", [False, True])
     @as_scenario(simulate, create_logs=False)
     async def test_it_reads_and_appends_by_what_it_remembers(
-        self, cluster: ClusterAtHand, *, has_changed
+        self, cluster: ClusterAtHand, *, has_changed: bool
     ) -> None:
         loop = asyncio.get_running_loop()
         async with cluster.client() as store, cluster.client() as other:
@@ -305,7 +305,7 @@ class TestConsumers:
     @pytest.mark.parametrize("member", ["", "m1"])
     @as_scenario(simulate)
     async def test_a_rename_keeps_the_position_and_a_log_made_again_has_none(
-        self, cluster: ClusterAtHand, *, member
+        self, cluster: ClusterAtHand, *, member: str
     ) -> None:
         """The position was kept by name: a log made again was passed over up to it, and one that
         was renamed was read anew."""

@@ -109,6 +109,6 @@ async def test_a_producer_that_no_query_has_is_forgotten_for_a_query(
         ("late-unsaid", a_publisher_wakes_up_late),
     ],
 )
-def test_planted_bugs_are_caught(bug, scene) -> None:
+def test_planted_bugs_are_caught(bug: str, scene) -> None:
     with planted(find_bug(bug)), pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         simulate(scene)

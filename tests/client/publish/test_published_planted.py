@@ -138,7 +138,7 @@ SCENES = [
 
 @pytest.mark.parametrize("bug", [True, False], ids=["planted", "right"])
 @pytest.mark.parametrize(("name", "play"), SCENES, ids=[name for name, _ in SCENES])
-def test_a_batch_that_is_published_wrongly_is_seen(name, play, bug) -> None:
+def test_a_batch_that_is_published_wrongly_is_seen(name, play, bug: bool) -> None:
     async def scenario(cluster: ClusterAtHand) -> list[str]:
         loop = asyncio.get_running_loop()
         async with cluster.client(block_records=3) as store:
@@ -169,7 +169,7 @@ def test_what_expired_is_published_by_a_wrong_pin_and_then_lost() -> None:
 
 
 @pytest.mark.parametrize("name", ["groups-of-one-place", "first-group-alone"])
-def test_a_large_share_that_is_published_wrongly_lacks_records(name) -> None:
+def test_a_large_share_that_is_published_wrongly_lacks_records(name: str) -> None:
     async def scenario(cluster: ClusterAtHand) -> bool:
         async with cluster.client() as store:
             wanted = large_share(0, blocks=30)  # groups of like counts, which repeats look like
@@ -181,7 +181,9 @@ def test_a_large_share_that_is_published_wrongly_lacks_records(name) -> None:
         assert not simulate(scenario, sequencer=SMALL_GROUPS)
 
 
-def test_what_goes_before_its_commit_is_noted_as_done_stops_the_query(monkeypatch) -> None:
+def test_what_goes_before_its_commit_is_noted_as_done_stops_the_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(cluster: ClusterAtHand) -> type[BaseException] | None:
         async with cluster.client(timeout_s=3) as store:
             finish, failed = Publications._decide, []
@@ -218,7 +220,7 @@ async def half_stored(cluster: ClusterAtHand, lsn: int) -> None:
 @pytest.mark.parametrize(
     ("name", "caught"), [("half-group-kept", True), ("lng-in-group", True), (None, False)]
 )
-def test_half_a_group_is_seen(name, caught) -> None:
+def test_half_a_group_is_seen(name: str | None, caught: bool) -> None:
     """A group is on its way run by run, and the node that numbers it dies."""
 
     async def scenario(cluster: ClusterAtHand) -> list[str]:

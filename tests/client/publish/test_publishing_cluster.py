@@ -63,7 +63,7 @@ async def test_nothing_is_published_into_a_log_that_was_deleted_and_made_again(
 @pytest.mark.parametrize("logs", [1, 20])
 @as_scenario(simulate)
 async def test_what_was_staged_for_a_log_that_is_renamed_is_published(
-    cluster: ClusterAtHand, *, logs
+    cluster: ClusterAtHand, *, logs: int
 ) -> None:
     async with cluster.client() as task, cluster.client() as driver:
         staged = [await task.stage(f"a{number}", records(number)) for number in range(logs)]

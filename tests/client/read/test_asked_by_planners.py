@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from calls_counted import counted_calls
 from cluster_at_hand import ClusterAtHand, simulate
@@ -19,26 +21,26 @@ from cordwood.settings import MIB, ClientSettings
 
 
 class TestTails:
-    def test_are_in_the_order_asked(self, tmp_path):
+    def test_are_in_the_order_asked(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             one = store.append("one", b"1")
             last = store.append_many("two", [b"1", b"2", b"3"])[-1]
             assert store.tails(["two", "one", "two"]) == [last, one, last]
 
-    def test_of_no_log_are_none(self, tmp_path):
+    def test_of_no_log_are_none(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             assert store.tails([]) == []
 
 
 class TestReleased:
-    def test_is_the_tail_where_the_sequencer_runs(self, tmp_path):
+    def test_is_the_tail_where_the_sequencer_runs(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             one = store.append("one", b"1")
             last = store.append_many("two", [b"1", b"2", b"3"])[-1]
             assert store.released(["two", "one", "two"]) == [last, one, last]
             assert store.released([]) == []
 
-    def test_is_the_same_by_number(self, tmp_path):
+    def test_is_the_same_by_number(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             tails = [store.append(log, b"1") for log in ("one", "two")]
             numbers = {store.log(log).log_id: log for log in ("one", "two")}
@@ -47,7 +49,7 @@ class TestReleased:
                 number: f"/{log}" for number, log in numbers.items()
             }
 
-    def test_starts_the_sequencer_of_a_log_that_has_none(self, tmp_path):
+    def test_starts_the_sequencer_of_a_log_that_has_none(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             last = store.append("log", b"1")
         with open_at(tmp_path) as store:
@@ -78,7 +80,7 @@ class TestReleased:
 
 
 class TestEpochEnd:
-    def test_is_where_the_bridge_begins(self, tmp_path):
+    def test_is_where_the_bridge_begins(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             first = store.append_many("log", [b"x"] * 7)[-1]
         with open_at(tmp_path) as store:
@@ -86,7 +88,7 @@ class TestEpochEnd:
             assert second.epoch > first.epoch
             assert store.epoch_end("log", first.epoch) == first + 1
 
-    def test_of_an_epoch_without_records_is_its_first_lsn(self, tmp_path):
+    def test_of_an_epoch_without_records_is_its_first_lsn(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             store.create_log("log")
             empty = store.tail("log").epoch
@@ -94,7 +96,7 @@ class TestEpochEnd:
             store.append("log", b"y")
             assert store.epoch_end("log", empty) == make_lsn(empty, 1)
 
-    def test_of_an_open_epoch_is_waited_for_no_longer_than_the_timeout(self, tmp_path):
+    def test_of_an_open_epoch_is_waited_for_no_longer_than_the_timeout(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             store.append("log", b"x")
         settings = ClientSettings(timeout_s=0.2)
@@ -107,7 +109,7 @@ class TestEpochEnd:
 
 
 class TestBlockRuns:
-    def test_tile_the_range_with_what_blocks_gives(self, tmp_path):
+    def test_tile_the_range_with_what_blocks_gives(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             for number in range(50):
                 store.append_many("log", [b"%d" % number] * (1 + number % 3))
@@ -120,7 +122,7 @@ class TestBlockRuns:
             assert all(runs)
             assert 1 < len(runs) < len(one_by_one)
 
-    def test_end_in_an_error_once_nothing_came_in_time(self, tmp_path):
+    def test_end_in_an_error_once_nothing_came_in_time(self, tmp_path: Path):
         with open_at(tmp_path) as store:
             last = store.append("log", b"x")
             with store.read("log", until=Lsn(last + 1)) as reader:
@@ -131,14 +133,14 @@ class TestBlockRuns:
 
 
 class TestIdentity:
-    def test_is_the_clusters_own_and_stays(self, tmp_path):
+    def test_is_the_clusters_own_and_stays(self, tmp_path: Path):
         with open_at(tmp_path / "a") as store:
             first = store.cluster_id
         with open_at(tmp_path / "a") as store, open_at(tmp_path / "b") as other:
             assert len(first) == 32
             assert store.cluster_id == first != other.cluster_id
 
-    def test_a_closed_store_says_so(self, tmp_path):
+    def test_a_closed_store_says_so(self, tmp_path: Path):
         store = open_at(tmp_path)
         assert not store.is_closed
         store.close()

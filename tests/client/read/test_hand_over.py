@@ -246,7 +246,7 @@ class TestBrokenOff:
             assert numbers(found) == [*range(count)]
 
     def test_blocks_that_come_as_a_call_gives_up_are_not_dropped(
-        self, tmp_path: Path, monkeypatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A timeout cancels the call on the loop, which may have taken something by then."""
         swap_value(monkeypatch, lambda: loop_thread.LATE_S, 0.0)
@@ -362,7 +362,7 @@ class TestLeft:
 class TestEnds:
     @pytest.mark.parametrize("reads", [100, pytest.param(600, marks=pytest.mark.slow)])
     def test_readers_that_came_to_their_end_leave_nothing_behind(
-        self, tmp_path: Path, monkeypatch, reads: int
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int
     ) -> None:
         """README's loop, for ever: no more memory, no stream left, and no bound is met."""
         swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, reads - 50)
@@ -398,7 +398,9 @@ class TestEnds:
             assert soon(lambda: node_streams(store) == 0)
             assert not store._inner._streams.by_number
 
-    def test_one_stream_too_many_is_refused_by_itself(self, tmp_path: Path, monkeypatch) -> None:
+    def test_one_stream_too_many_is_refused_by_itself(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 5)
         swap_value(monkeypatch, lambda: read_gate.STREAMS_MAX, 5)
         with open_at(tmp_path) as store:
@@ -441,7 +443,7 @@ class TestGapsLeftOut:
 class TestUnopened:
     @as_scenario(simulate)
     async def test_what_cannot_be_opened_is_not_passed(
-        self, cluster: ClusterAtHand, *, monkeypatch
+        self, cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The other logs go on, and the cursor stays before it."""
         async with cluster.client() as store:

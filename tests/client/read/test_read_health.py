@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_one_who_is_connected_and_knows_the_tail_is_well_unless_behind() -> None
 
 
 @pytest.mark.parametrize("kind", ["reader", "consumer"])
-def test_the_blocking_client_tells_it_too(kind, tmp_path) -> None:
+def test_the_blocking_client_tells_it_too(kind: str, tmp_path: Path) -> None:
     told: list[tuple[str, str]] = []
     was_told = threading.Event()
 

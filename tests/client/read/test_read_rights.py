@@ -61,7 +61,7 @@ class TestReading:
     @pytest.mark.parametrize("scd", [True, False])
     @as_scenario(simulate)
     async def test_who_has_the_token_reads_and_who_has_not_gets_one_gap(
-        self, cluster: ClusterAtHand, *, scd
+        self, cluster: ClusterAtHand, *, scd: bool
     ) -> None:
         tokens = {"read_tokens": ("x", SECRET), "scd_enabled": scd}
         async with cluster.client(**tokens) as store:
@@ -248,7 +248,9 @@ class TestQuestions:
                 await ask(store)
             assert await store.tail("log") == ALL + 3
 
-    def test_a_client_that_says_it_may_is_asked_by_the_nodes(self, monkeypatch) -> None:
+    def test_a_client_that_says_it_may_is_asked_by_the_nodes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap(monkeypatch, positions.check_read_token, lambda *_: "", within=positions)
 
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -263,7 +265,7 @@ class TestQuestions:
 
 
 class TestTokens:
-    def test_are_shown_and_logged_nowhere(self, caplog) -> None:
+    def test_are_shown_and_logged_nowhere(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.DEBUG)
 
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -292,7 +294,9 @@ class TestTokens:
 
 
 class TestLearning:
-    def test_what_many_logs_ask_is_learnt_by_one_listing(self, monkeypatch) -> None:
+    def test_what_many_logs_ask_is_learnt_by_one_listing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """After a change of the tree, and of the logs that are read alone."""
         count = LIST_FROM + 5
 

@@ -247,7 +247,9 @@ class TestCopies:
             assert tiles(seen, at(1), at(1200))
 
     @pytest.mark.parametrize("single", [False, True])
-    def test_a_damaged_copy_is_passed_over_and_told(self, caplog, single) -> None:
+    def test_a_damaged_copy_is_passed_over_and_told(
+        self, caplog: pytest.LogCaptureFixture, single: bool
+    ) -> None:
         """Only one copy is intact. Where all are sent, it may come first: not each time."""
 
         def scenario_with(intact: int) -> Callable[[ClusterAtHand], Awaitable[None]]:
@@ -364,7 +366,7 @@ class TestOver:
 
     @as_scenario(simulate)
     async def test_a_reader_that_may_not_read_gets_what_is_here_and_one_gap(
-        self, cluster: ClusterAtHand, *, monkeypatch
+        self, cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Here the sequencer says so; of what storage nodes ask see test_read_rights.py."""
         async with cluster.client() as store:

@@ -334,7 +334,9 @@ class TestLeftOut:
                 assert all(each.schema.names == columns for each in rows)
                 assert gaps == [Gap(at(123), at(172), GapKind.FILTERED)]
 
-    def test_single_copies_tile_where_blocks_are_left_out(self, monkeypatch) -> None:
+    def test_single_copies_tile_where_blocks_are_left_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         swap_value(monkeypatch, lambda: appender.STICKY_BYTES, 1)
 
         async def scenario(cluster: ClusterAtHand) -> None:
@@ -593,7 +595,7 @@ class TestHealth:
     @pytest.mark.parametrize("kind", ["reader", "consumer"])
     @as_scenario(simulate)
     async def test_one_that_is_cut_off_from_everybody_says_so_though_it_knows_of_nothing_more(
-        self, cluster: ClusterAtHand, *, kind
+        self, cluster: ClusterAtHand, *, kind: str
     ) -> None:
         """It had read all there was, and nobody could tell it of more: it was silent for good."""
         network = cluster.simulation.network

@@ -61,7 +61,9 @@ def spread(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"local_scd_enabled": True, "location": "rack2"}, 1.0, 1.05),
     ],
 )
-def test_each_byte_is_sent_once_and_three_times_without(monkeypatch, settings, low, high) -> None:
+def test_each_byte_is_sent_once_and_three_times_without(
+    monkeypatch: pytest.MonkeyPatch, settings, low: float, high: float
+) -> None:
     spread(monkeypatch)
 
     async def scenario(cluster: ClusterAtHand) -> None:
@@ -78,7 +80,7 @@ def test_each_byte_is_sent_once_and_three_times_without(monkeypatch, settings, l
 
 @pytest.mark.parametrize(("setting", "attribute"), [(True, None), (False, True)])
 def test_a_reader_in_a_region_is_sent_all_that_the_region_has(
-    monkeypatch, setting, attribute
+    monkeypatch: pytest.MonkeyPatch, setting: bool, attribute: bool | None
 ) -> None:
     """Here a region is a rack of one node. The client asks for it, or the log does."""
     spread(monkeypatch)
@@ -97,7 +99,9 @@ def test_a_reader_in_a_region_is_sent_all_that_the_region_has(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut off"])
-def test_when_a_sender_fails_others_send_within_seconds(monkeypatch, how) -> None:
+def test_when_a_sender_fails_others_send_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """LogDevice waits five minutes for one that merely says nothing; here it takes two seconds,
     and none where the connection ends."""
     spread(monkeypatch)
@@ -127,7 +131,7 @@ def test_when_a_sender_fails_others_send_within_seconds(monkeypatch, how) -> Non
     simulate(scenario, **FIVE)
 
 
-def test_a_node_that_comes_back_sends_its_share_again(monkeypatch) -> None:
+def test_a_node_that_comes_back_sends_its_share_again(monkeypatch: pytest.MonkeyPatch) -> None:
     spread(monkeypatch)
     swap_value(monkeypatch, lambda: read_window.LSNS_MIN, 20)
     swap_value(monkeypatch, lambda: read_window.LSNS_MAX, 20)
@@ -162,7 +166,9 @@ def forget(cluster: ClusterAtHand, number: int, esn: int) -> None:
         del held._lasts[index]
 
 
-def test_what_its_sender_has_lost_is_asked_of_all_and_is_no_loss(monkeypatch) -> None:
+def test_what_its_sender_has_lost_is_asked_of_all_and_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spread(monkeypatch)
     swap_value(monkeypatch, lambda: read_window.LSNS_MIN, 50)
     swap_value(monkeypatch, lambda: read_window.LSNS_MAX, 50)
@@ -187,7 +193,7 @@ def test_what_its_sender_has_lost_is_asked_of_all_and_is_no_loss(monkeypatch) ->
 
 @pytest.mark.parametrize("efficiency", [False, True])
 def test_a_loss_is_told_in_single_copy_mode_only_to_those_who_ask_for_it(
-    monkeypatch, efficiency
+    monkeypatch: pytest.MonkeyPatch, efficiency: bool
 ) -> None:
     """Nodes 1 to 5 have lost a record; with the setting the reader never asks all for it."""
     spread(monkeypatch)
@@ -210,7 +216,9 @@ def test_a_loss_is_told_in_single_copy_mode_only_to_those_who_ask_for_it(
     simulate(scenario, **FIVE)
 
 
-def test_where_nodes_are_gone_for_good_the_others_are_enough(monkeypatch) -> None:
+def test_where_nodes_are_gone_for_good_the_others_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Three copies, three nodes down: the reader waits, until it is known that two of them will
     not come back; then what lay on these three alone is lost, and said to be."""
     spread(monkeypatch)

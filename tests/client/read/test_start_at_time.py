@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
@@ -80,7 +81,7 @@ def test_a_time_without_a_zone_and_one_to_read_up_to_are_refused() -> None:
     simulate(scenario)
 
 
-def test_the_blocking_client_takes_times_as_well(tmp_path) -> None:
+def test_the_blocking_client_takes_times_as_well(tmp_path: Path) -> None:
     with cordwood.connect(tmp_path) as store:
         for value in (b"0", b"1", b"2"):
             store.append("log", value)

@@ -16,12 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from live_cluster import LiveCluster
 from py4j.protocol import Py4JJavaError
 from pyarrow.dataset import dataset
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from test_crash_matrix import landed
 from test_sink_crashes import values
 
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, CordwoodError
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.spark.jobs.land import Lander, land
@@ -96,7 +99,9 @@ RIGHTS_S = 3.0
 class Query:
     """A log that grows by 40 records before each run, and the query over it."""
 
-    def __init__(self, spark, cluster, store, directory: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, cluster: LiveCluster, store: BlockingStore, directory: Path
+    ) -> None:
         self.spark = spark
         self.store = store
         self.log = f"/m-{uuid.uuid4().hex[:8]}"
@@ -135,7 +140,14 @@ class Query:
 class Table(Query):
     """A landing."""
 
-    def __init__(self, spark, cluster, store, directory: Path, format_: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        directory: Path,
+        format_: str,
+    ) -> None:
         super().__init__(spark, cluster, store, directory)
         self.format = format_
         self.path = directory / "table"
@@ -155,7 +167,14 @@ class Table(Query):
 class Copy(Query):
     """A stream into a log, with a name that outlives its checkpoint."""
 
-    def __init__(self, spark, cluster, store, directory: Path, **sink: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        directory: Path,
+        **sink: str,
+    ) -> None:
         super().__init__(spark, cluster, store, directory)
         self.to = f"{self.log}-copy"
         self.sink = {SERVERS: cluster.url, "log": self.to, **sink}
@@ -186,7 +205,9 @@ class Copy(Query):
 @pytest.mark.slow
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_landing_with_a_damaged_checkpoint(spark, cluster, store, tmp_path, format_, damage):
+def test_a_landing_with_a_damaged_checkpoint(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path, format_, damage
+):
     table = Table(spark, cluster, store, tmp_path, format_)
     for _ in range(2):
         assert not table.refused()
@@ -203,7 +224,9 @@ def test_a_landing_with_a_damaged_checkpoint(spark, cluster, store, tmp_path, fo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_landing_with_the_checkpoint_of_another(spark, cluster, store, tmp_path, format_):
+def test_a_landing_with_the_checkpoint_of_another(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path, format_
+):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one = Table(spark, cluster, store, tmp_path / "one", format_)
@@ -222,7 +245,13 @@ def test_a_landing_with_the_checkpoint_of_another(spark, cluster, store, tmp_pat
 @pytest.mark.parametrize("is_begun", [True, False])
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_landing_with_its_first_checkpoint_put_back(
-    spark, cluster, store, tmp_path, monkeypatch, format_, is_begun
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format_,
+    is_begun: bool,
 ):
     """Another query landed meanwhile: the first one's next batch is in the table already.
 
@@ -260,7 +289,12 @@ def dying(*_) -> None:
 @pytest.mark.parametrize("keep", [0.0, 0.5, None])
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_a_delta_log_whose_newest_commit_is_torn(
-    spark, cluster, store, tmp_path, keep, is_committed
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    tmp_path: Path,
+    keep: float | None,
+    is_committed: bool,
 ):
     """A power cut took the bytes, or the name, of what nobody synced."""
     table = Table(spark, cluster, store, tmp_path, "delta")
@@ -286,7 +320,12 @@ def test_a_delta_log_whose_newest_commit_is_torn(
 @pytest.mark.parametrize("mode", ["exactlyOnce", "idempotent"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_stream_into_a_log_with_a_damaged_checkpoint(
-    spark, cluster, store, tmp_path, damage, mode
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    tmp_path: Path,
+    damage,
+    mode: str,
 ):
     """Without rows lost or doubled, or refused by the sink or by Spark itself."""
     copy = Copy(spark, cluster, store, tmp_path, txnAppId=uuid.uuid4().hex, deliveryMode=mode)
@@ -304,7 +343,9 @@ def test_a_stream_into_a_log_with_a_damaged_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_sink_log_that_is_renamed_and_made_again(spark, cluster, store, tmp_path):
+def test_a_sink_log_that_is_renamed_and_made_again(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     """A stream writes to a name: what is there at each batch gets it, whole."""
     copy = Copy(spark, cluster, store, tmp_path)
     assert not copy.refused()
@@ -319,7 +360,9 @@ def test_a_sink_log_that_is_renamed_and_made_again(spark, cluster, store, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["table", "copy"])
-def test_the_right_to_read_is_taken_away_and_given_back(spark, cluster, store, tmp_path, kind):
+def test_the_right_to_read_is_taken_away_and_given_back(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path, kind: str
+):
     make = Copy if kind == "copy" else lambda *them: Table(*them, "parquet")
     query = make(spark, cluster, store, tmp_path)
     query.source["failOnDataLoss"] = "false"
@@ -336,7 +379,7 @@ def test_the_right_to_read_is_taken_away_and_given_back(spark, cluster, store, t
 
 @pytest.mark.slow
 def test_a_delta_table_that_was_restored_is_landed_on_from_there(
-    spark, cluster, store, tmp_path
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
 ) -> None:
     from deltalake import DeltaTable
 
@@ -354,7 +397,7 @@ def test_a_delta_table_that_was_restored_is_landed_on_from_there(
 
 @pytest.mark.slow
 def test_a_restore_that_is_undone_brings_back_what_was_set_apart(
-    spark, cluster, store, tmp_path
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
 ) -> None:
     """The landing that was refused in between removed it: it was in the table or nowhere."""
     from deltalake import DeltaTable

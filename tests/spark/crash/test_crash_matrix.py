@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 from landing_process import DIED, POINTS, Order, run_landing
+from live_cluster import LiveCluster
 from tally import LANDINGS
 
 from cordwood.block import Record
@@ -60,7 +61,9 @@ def digest(rows: list[tuple[int, bytes]]) -> str:
 class Case:
     """A log and a table; runs die and more is appended between them."""
 
-    def __init__(self, cluster, store: BlockingStore, table: Path, format_: str) -> None:
+    def __init__(
+        self, cluster: LiveCluster, store: BlockingStore, table: Path, format_: str
+    ) -> None:
         self.store = store
         self.table = table
         self.format = format_
@@ -97,7 +100,7 @@ class Case:
 
 
 @pytest.mark.slow
-def test_a_sample(cluster, store, tmp_path):
+def test_a_sample(cluster: LiveCluster, store: BlockingStore, tmp_path: Path):
     """Batch 0 dies between two renames; then more comes, and the tasks are others."""
     case = Case(cluster, store, tmp_path / "table", "parquet")
     assert case.run("in-publish", 0, parts=2) == DIED
@@ -108,7 +111,7 @@ def test_a_sample(cluster, store, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_a_schedule(cluster, store, tmp_path, seed):
+def test_a_schedule(cluster: LiveCluster, store: BlockingStore, tmp_path: Path, seed):
     chance = random.Random(seed)
     case = Case(cluster, store, tmp_path / "table", FORMATS[seed % len(FORMATS)])
     deaths = 0
@@ -127,7 +130,9 @@ STEPS_MAX = 90
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_a_driver_that_dies_between_any_two_steps(cluster, store, tmp_path, seed):
+def test_a_driver_that_dies_between_any_two_steps(
+    cluster: LiveCluster, store: BlockingStore, tmp_path: Path, seed
+):
     """Twice: before any rename, sync or commit of all that a landing does to the disk."""
     chance = random.Random(1000 + seed)
     format_ = FORMATS[seed % len(FORMATS)]
@@ -141,14 +146,18 @@ def test_a_driver_that_dies_between_any_two_steps(cluster, store, tmp_path, seed
 
 
 @pytest.mark.slow
-def test_a_worker_is_killed_and_its_task_tried_again(cluster, store, tmp_path):
+def test_a_worker_is_killed_and_its_task_tried_again(
+    cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     case = Case(cluster, store, tmp_path / "table", "parquet")
     assert case.run("never", parts=2, master="local[2,4]", workers_die=True) == 0
     case.check()
 
 
 @pytest.mark.slow
-def test_a_node_is_killed_while_it_lands(cluster, store, tmp_path):
+def test_a_node_is_killed_while_it_lands(
+    cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     case = Case(cluster, store, tmp_path / "table", "parquet")
     number = store.log(case.log).log_id
     victim = next(

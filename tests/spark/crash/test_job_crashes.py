@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import uuid
 from collections import Counter
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from compaction import collect_all, digest, made_store, objects
 from job_process import run_job
+from live_cluster import LiveCluster
 from test_sink_crashes import values
 
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.spark.options import SERVERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.slow]
@@ -31,7 +34,9 @@ def until_done(job: str, chance: random.Random, steps_max: int, **how):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_backfill_writes_every_row(cluster, store, tmp_path, seed):
+def test_a_backfill_writes_every_row(
+    cluster: LiveCluster, store: BlockingStore, tmp_path: Path, seed
+):
     """At least once: the files of the step that died come again, and no others."""
     log, table = f"/b-{uuid.uuid4().hex[:8]}", tmp_path / "table"
     table.mkdir()
@@ -54,7 +59,7 @@ def test_a_backfill_writes_every_row(cluster, store, tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_compaction_loses_no_record_and_repeats_none(tmp_path, seed):
+def test_a_compaction_loses_no_record_and_repeats_none(tmp_path: Path, seed):
     """Each put and each replaced head of the driver's is a step; its tasks live on for a while."""
     history = tmp_path / "history"
     made_store(history)
@@ -70,7 +75,9 @@ def test_a_compaction_loses_no_record_and_repeats_none(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("job", ["stats", "audit"])
-def test_a_count_and_an_audit_tell_the_same(cluster, store, tmp_path, job, seed):
+def test_a_count_and_an_audit_tell_the_same(
+    cluster: LiveCluster, store: BlockingStore, tmp_path: Path, job: str, seed
+):
     logs = [f"/{job}-{uuid.uuid4().hex[:8]}" for _ in range(FILES)]
     for log in logs:
         store.append_many(log, [b"%d" % number for number in range(30)])

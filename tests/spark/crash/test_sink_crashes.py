@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from copy_process import DIED, run_copy
 from dying_sink import POINTS
+from live_cluster import LiveCluster
 from tally import COPIES
 
 from cordwood.block import Record
@@ -42,7 +43,12 @@ class Case:
     """Two logs and a checkpoint; runs die and more is appended between them."""
 
     def __init__(
-        self, cluster, store: BlockingStore, directory: Path, *, batch_records: int = 60
+        self,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        directory: Path,
+        *,
+        batch_records: int = 60,
     ) -> None:
         self.store = store
         self.log = f"/k-{uuid.uuid4().hex[:8]}"
@@ -81,7 +87,7 @@ class Case:
 
 
 @pytest.mark.slow
-def test_a_sample(cluster, store, tmp_path):
+def test_a_sample(cluster: LiveCluster, store: BlockingStore, tmp_path: Path):
     """Batch 0 was published, the driver died before Spark noted it. Its tasks are others now."""
     case = Case(cluster, store, tmp_path, batch_records=200)
     assert case.run("after-publish:0") == DIED
@@ -92,7 +98,7 @@ def test_a_sample(cluster, store, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_a_schedule(cluster, store, tmp_path, seed):
+def test_a_schedule(cluster: LiveCluster, store: BlockingStore, tmp_path: Path, seed):
     """Every point is met by some seed; batch 0 dies in every second one."""
     chance = random.Random(seed)
     case = Case(cluster, store, tmp_path)
@@ -109,14 +115,16 @@ def test_a_schedule(cluster, store, tmp_path, seed):
 
 
 @pytest.mark.slow
-def test_a_worker_is_killed_and_its_task_tried_again(cluster, store, tmp_path):
+def test_a_worker_is_killed_and_its_task_tried_again(
+    cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     case = Case(cluster, store, tmp_path)
     assert case.run("worker:0") == 0
     case.check()
 
 
 @pytest.mark.slow
-def test_a_node_is_killed_while_it_runs(cluster, store, tmp_path):
+def test_a_node_is_killed_while_it_runs(cluster: LiveCluster, store: BlockingStore, tmp_path: Path):
     """Staging goes on with two of three copies only if the log asks for no more: it has two."""
     case = Case(cluster, store, tmp_path)
     store.create_log(f"{case.log}-copy", copies=2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from engine import Context
 from swaps import swap, swap_value
 
 from cordwood.client.aio import open_store
-from cordwood.client.blocking.blocking_store import open_blocking
+from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.embedded import embedded_store
 from cordwood.settings import MIB, ClientSettings
 from cordwood.spark import catalog, delivery, sink, sink_rows, source
@@ -15,7 +17,7 @@ from cordwood.spark.shared_store import shared_store
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlockingStore]:
     settings = ClientSettings(timeout_s=20.0)
     directory = str(tmp_path_factory.mktemp("store"))
     with open_blocking(
@@ -25,7 +27,7 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def in_this_process(store, monkeypatch):
+def in_this_process(store: BlockingStore, monkeypatch: pytest.MonkeyPatch):
     """Source and sink use this store; there is no other process to connect from."""
     for room in (source, catalog, sink):
         swap(monkeypatch, shared_store, lambda *_: store, within=room)

@@ -38,7 +38,9 @@ def values(store: BlockingStore, log: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_idempotent_attempts_that_run_beside_each_other_write_each_row_once(store, seed):
+def test_idempotent_attempts_that_run_beside_each_other_write_each_row_once(
+    store: BlockingStore, seed
+):
     log = f"/z-{uuid.uuid4().hex[:8]}"
     with ThreadPoolExecutor(3) as pool:
         attempts = [
@@ -50,7 +52,7 @@ def test_idempotent_attempts_that_run_beside_each_other_write_each_row_once(stor
     assert values(store, log) == [b"0 %d" % number for number in range(ROWS)]
 
 
-def test_a_zombie_of_an_earlier_batch_is_shut_out(store):
+def test_a_zombie_of_an_earlier_batch_is_shut_out(store: BlockingStore):
     log = f"/z-{uuid.uuid4().hex[:8]}"
     first = cut(1, log)
     zombie = OnceAppender(store, log, 0, 0)
@@ -63,7 +65,7 @@ def test_a_zombie_of_an_earlier_batch_is_shut_out(store):
     assert values(store, log) == rows
 
 
-def test_what_a_zombie_stages_after_the_publish_is_in_no_log(store):
+def test_what_a_zombie_stages_after_the_publish_is_in_no_log(store: BlockingStore):
     log = f"/z-{uuid.uuid4().hex[:8]}"
     refs, *_ = stage_all(store, cut(1, log), 60.0)
     publish(store, log, 0, refs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import uuid
+from pathlib import Path
 
 import pytest
 from engine import Checkpoint, Died, Engine, at_the_sink, in_the_source
@@ -87,7 +88,7 @@ class Schedule:
         self._count += count
 
 
-def test_no_row_is_lost_or_doubled(store, tmp_path):
+def test_no_row_is_lost_or_doubled(store: BlockingStore, tmp_path: Path):
     refused = 0
     for seed in range(SEEDS):
         schedule = Schedule(store, seed, tmp_path / str(seed))
@@ -97,7 +98,7 @@ def test_no_row_is_lost_or_doubled(store, tmp_path):
 
 
 @pytest.mark.parametrize("bug", MODE_BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_caught(store, tmp_path, bug):
+def test_a_planted_bug_is_caught(store: BlockingStore, tmp_path: Path, bug):
     """By one of the schedules that the right code passes."""
     with planted(bug):
         for seed in range(SEEDS):

@@ -12,6 +12,7 @@ import random
 import uuid
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from engine import Checkpoint, Died, Engine, at_the_sink, by_chance, in_the_source
@@ -65,9 +66,14 @@ class Schedule:
     """A query over one log; more comes and its checkpoint suffers between its starts."""
 
     def __init__(
-        self, store: BlockingStore, seed: int, event: str, directory, monkeypatch,
+        self,
+        store: BlockingStore,
+        seed: int,
+        event: str,
+        directory: Path,
+        monkeypatch: pytest.MonkeyPatch,
         mode: str = EXACTLY_ONCE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._chance = random.Random(seed)
         self._mode = mode
         self._store = store
@@ -155,13 +161,17 @@ class Schedule:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("event", ["goes back", "power cut"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_no_row_is_lost_or_doubled(store, monkeypatch, tmp_path, seed, event, mode):
+def test_no_row_is_lost_or_doubled(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed, event: str, mode
+):
     outcome = Schedule(store, seed, event, tmp_path, monkeypatch, mode).run()
     assert outcome.is_right, outcome
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_some_schedule_is_refused(store, monkeypatch, tmp_path, mode):
+def test_some_schedule_is_refused(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode
+):
     """Else the others show nothing of the refusal."""
     outcomes = []
     for seed in range(SEEDS):
@@ -171,7 +181,9 @@ def test_some_schedule_is_refused(store, monkeypatch, tmp_path, mode):
 
 
 @pytest.mark.parametrize("bug", CHECKPOINT_BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_caught(store, monkeypatch, tmp_path, bug):
+def test_a_planted_bug_is_caught(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bug
+):
     """By one of the schedules that the right code passes."""
     with planted(bug):
         for mode, event, seed in itertools.product(MODES, ("goes back", "power cut"), range(SEEDS)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -36,7 +37,7 @@ def values(store: BlockingStore, log: str) -> list[int]:
         return [int(item.value) for item in reader if isinstance(item, Record)]
 
 
-def planned_again(store: BlockingStore, log: str, tmp_path) -> bool:
+def planned_again(store: BlockingStore, log: str, tmp_path: Path) -> bool:
     """A power cut took offsets/0 after its publish; the plan made anew is the same."""
     offsets = tmp_path / "offsets"
     offsets.mkdir()
@@ -54,7 +55,7 @@ def planned_again(store: BlockingStore, log: str, tmp_path) -> bool:
     return values(store, log) == list(range(10))
 
 
-def two_queries_of_one_name(store: BlockingStore, log: str, tmp_path) -> bool:
+def two_queries_of_one_name(store: BlockingStore, log: str, tmp_path: Path) -> bool:
     """Two streams over one source share a txnAppId; each goes into a log of its own."""
     for name in (log, f"{log}-bad"):
         checkpoint = tmp_path / name.replace("/", "")
@@ -139,7 +140,7 @@ SCENES = {
 
 
 @pytest.mark.parametrize("bug", SCENE_BUGS, ids=lambda bug: bug.name)
-def test_the_scene_shows_the_bug(store, tmp_path, bug):
+def test_the_scene_shows_the_bug(store: BlockingStore, tmp_path: Path, bug):
     scene = SCENES[bug.name]
     for name in ("right", "wrong"):
         (tmp_path / name).mkdir()

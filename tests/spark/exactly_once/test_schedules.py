@@ -93,14 +93,16 @@ def outcomes() -> dict[int, tuple[Schedule, list[Violation]]]:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_every_row_once(store, outcomes, seed):
+def test_every_row_once(
+    store: BlockingStore, outcomes: dict[int, tuple[Schedule, list[Violation]]], seed
+):
     schedule = Schedule(store, seed)
     outcomes[seed] = (schedule, schedule.run())
     assert [str(each) for each in outcomes[seed][1]] == []
     assert sum(len(each.rows or ()) for each in schedule.history) > 50
 
 
-def test_the_schedules_die_everywhere(outcomes):
+def test_the_schedules_die_everywhere(outcomes: dict[int, tuple[Schedule, list[Violation]]]):
     """Over these seeds every point is met, in batch 0 too."""
     assert len(outcomes) == SEEDS
     deaths = {each for schedule, _ in outcomes.values() for each in schedule.deaths}
@@ -108,7 +110,7 @@ def test_the_schedules_die_everywhere(outcomes):
     assert {point for point, batch in deaths if batch == 0} >= {"planned", "after publish"}
 
 
-def test_a_publish_whose_answer_is_lost(store, monkeypatch):
+def test_a_publish_whose_answer_is_lost(store: BlockingStore, monkeypatch: pytest.MonkeyPatch):
     """It is asked again, and was done: nothing is doubled."""
     publish, lost = BlockingStore.publish, []
 
@@ -126,14 +128,14 @@ def test_a_publish_whose_answer_is_lost(store, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_idempotent_where_tasks_get_the_same_rows_again(store, seed):
+def test_idempotent_where_tasks_get_the_same_rows_again(store: BlockingStore, seed):
     schedule = Schedule(store, seed, deliveryMode="idempotent")
     assert [str(each) for each in schedule.run()] == []
     assert schedule.deaths
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_caught(store, bug):
+def test_a_planted_bug_is_caught(store: BlockingStore, bug):
     """By one of the seeds that the right code passes."""
     with planted(bug):
         for seed in range(SEEDS):

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from live_cluster import LiveCluster
+from pyspark.sql import SparkSession
 from scenarios import as_scenario
 from swaps import swap, swap_value
 
 from cordwood import durable
 from cordwood.cli.app import run
-from cordwood.client.blocking.blocking_store import connect
+from cordwood.client.blocking.blocking_store import BlockingStore, connect
 from cordwood.client.read.replica_scan import Copy, scan_copies
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.lsn import OLDEST
@@ -93,7 +95,9 @@ async def test_nodes_tell_what_they_hold_and_a_lost_block_is_found(cluster: Clus
 
 @pytest.mark.real
 @pytest.mark.spark
-def test_a_healthy_log_has_no_findings_and_a_dead_node_is_told(cluster, store, log):
+def test_a_healthy_log_has_no_findings_and_a_dead_node_is_told(
+    cluster: LiveCluster, store: BlockingStore, log: str
+):
     """Without Spark: what each of its tasks does."""
     store.append_many(log, [b"%d" % n for n in range(5000)])
     info, tail = store.log(log), store.tail(log)
@@ -117,7 +121,9 @@ def test_a_healthy_log_has_no_findings_and_a_dead_node_is_told(cluster, store, l
 
 
 @pytest.mark.real
-def test_a_log_of_the_plan_that_is_renamed_deleted_or_made_again(cluster, store, log):
+def test_a_log_of_the_plan_that_is_renamed_deleted_or_made_again(
+    cluster: LiveCluster, store: BlockingStore, log: str
+):
     """An audit that was stopped goes on days later: it ended each time at the first such log."""
     logs = [f"{log}-{what}" for what in ("renamed", "deleted", "again")]
     for each in logs:
@@ -140,7 +146,12 @@ def test_a_log_of_the_plan_that_is_renamed_deleted_or_made_again(cluster, store,
 @pytest.mark.real
 @pytest.mark.spark
 def test_findings_are_durable_before_their_step_is_noted(
-    spark, cluster, store, log, tmp_path, monkeypatch
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     store.append_many(log, [bytes(100)] * 20)
     steps: list[str] = []
@@ -154,7 +165,15 @@ def test_findings_are_durable_before_their_step_is_noted(
 
 @pytest.mark.real
 @pytest.mark.spark
-def test_an_audit_that_is_stopped_goes_on(spark, cluster, store, log, tmp_path, monkeypatch, capfd):
+def test_an_audit_that_is_stopped_goes_on(
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
     """The verb, in steps of one task of a few records each."""
     swap_value(monkeypatch, lambda: audit.TASK_BYTES, 100_000)
     swap_value(monkeypatch, lambda: audit.STEP_TASKS, 1)

@@ -11,11 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from job_logs import appended
+from live_cluster import LiveCluster
 from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import SparkSession
 
 from cordwood.block import Record
 from cordwood.blocking import connect
 from cordwood.cli.app import run
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Malformed
 from cordwood.spark.jobs.backfill import (
     NOTE,
@@ -34,7 +37,9 @@ from cordwood.spark.options import SERVERS
 pytestmark = [pytest.mark.spark, pytest.mark.real]
 
 
-def test_a_log_is_landed_written_back_copied_and_counted(spark, cluster, store, log, tmp_path):
+def test_a_log_is_landed_written_back_copied_and_counted(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+):
     """One log through all of these jobs, so that Spark is asked for as little as can be."""
     values = [b"%d" % n for n in range(500)]
     day_us = 86_400_000_000
@@ -72,7 +77,12 @@ def test_a_log_is_landed_written_back_copied_and_counted(spark, cluster, store, 
 
 
 def test_an_iceberg_table_is_written_back_with_what_came_later(
-    spark, cluster, store, log, tmp_path, capfd
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ):
     """In a directory with a space and a dot; the headers are in the second batch's files only."""
     store.append_many(log, [b"%d" % n for n in range(40)])
@@ -112,7 +122,9 @@ def test_an_iceberg_table_is_written_back_with_what_came_later(
         backfill(spark, str(tmp_path / "moved"), sink, str(tmp_path / "n2"), format_="iceberg")
 
 
-def test_the_verbs_say_what_they_would_do(cluster, store, log, capfd):
+def test_the_verbs_say_what_they_would_do(
+    cluster: LiveCluster, store: BlockingStore, log: str, capfd: pytest.CaptureFixture[str]
+):
     lsns = store.append_many(log, [b"%d" % n for n in range(30)])
     at = ["--cluster", cluster.url]
     assert run(["spark", "stats", log, *at, "--dry-run", "--json"]) == 0
@@ -124,7 +136,9 @@ def test_the_verbs_say_what_they_would_do(cluster, store, log, capfd):
         assert "which logs? name them, or give --pattern" in capfd.readouterr().err
 
 
-def test_a_checkpoint_of_a_replay_into_another_log_is_refused(spark, cluster, store, log, tmp_path):
+def test_a_checkpoint_of_a_replay_into_another_log_is_refused(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+):
     """What was copied to the first log was not copied to the second, with exit code 0."""
     store.append_many(log, [b"%d" % n for n in range(20)])
     source, checkpoint = {SERVERS: cluster.url, "subscribe": log}, str(tmp_path / "checkpoint")
@@ -136,7 +150,7 @@ def test_a_checkpoint_of_a_replay_into_another_log_is_refused(spark, cluster, st
 
 
 def test_a_checkpoint_of_a_replay_into_another_cluster_is_refused(
-    spark, cluster, store, log, tmp_path
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):
     """What was copied to the first cluster was not copied to the second, with exit code 0."""
     store.append(log, b"0")
@@ -150,7 +164,9 @@ def test_a_checkpoint_of_a_replay_into_another_cluster_is_refused(
         replay(spark, source, {**sink, SERVERS: other.serve()}, checkpoint)
 
 
-def test_a_replay_counts_and_tells_every_batch(spark, cluster, store, log, tmp_path):
+def test_a_replay_counts_and_tells_every_batch(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+):
     """Of each, and not of the last one alone."""
     store.append_many(log, [b"%d" % n for n in range(50)])
     source = {SERVERS: cluster.url, "subscribe": log, "maxRecordsPerTrigger": "10"}
@@ -162,7 +178,7 @@ def test_a_replay_counts_and_tells_every_batch(spark, cluster, store, log, tmp_p
 
 
 class TestSteps:
-    def test_hold_about_so_many_bytes(self, tmp_path):
+    def test_hold_about_so_many_bytes(self, tmp_path: Path):
         files = []
         for number, size in enumerate([10, 10, 50, 5, 5, 5]):
             files.append(tmp_path / f"{number}.parquet")
@@ -171,7 +187,7 @@ class TestSteps:
             ["0", "1"], ["2"], ["3", "4", "5"],
         ]  # fmt: skip
 
-    def test_what_is_no_table(self, tmp_path):
+    def test_what_is_no_table(self, tmp_path: Path):
         (tmp_path / "_cordwood").mkdir()
         (tmp_path / "_cordwood" / "staged.parquet").write_bytes(b"x")
         for format_ in FORMATS:
@@ -180,7 +196,7 @@ class TestSteps:
         with pytest.raises(BadSetting, match="parquet, delta, iceberg, not 'csv'"):
             table_files(tmp_path, "csv")
 
-    def test_delta_files_that_count(self, tmp_path):
+    def test_delta_files_that_count(self, tmp_path: Path):
         """Not those that a later version replaced, which lie there too."""
         for number in range(3):
             write_deltalake(tmp_path, pa.table({"value": [b"%d" % number]}), mode="append")
@@ -191,7 +207,7 @@ class TestSteps:
         with pytest.raises(BadSetting, match=r"a table of delta, in which .* say --format delta"):
             table_files(tmp_path, "parquet")
 
-    def test_tables_whose_files_alone_are_not_what_they_say(self, tmp_path):
+    def test_tables_whose_files_alone_are_not_what_they_say(self, tmp_path: Path):
         write_deltalake(
             tmp_path, pa.table({"value": [b"1"]}),
             configuration={"delta.enableDeletionVectors": "true"},
@@ -199,7 +215,7 @@ class TestSteps:
         with pytest.raises(BadSetting, match="has Delta's deletionVectors"):
             table_files(tmp_path, "delta")
 
-    def test_an_iceberg_table_of_another_catalog(self, tmp_path):
+    def test_an_iceberg_table_of_another_catalog(self, tmp_path: Path):
         with closing(SqlCatalog("c", uri="sqlite://", warehouse=str(tmp_path))) as catalog:
             catalog.create_namespace("n")
             rows = pa.table({"value": [b"1", b"2"]})
@@ -215,7 +231,7 @@ class TestSteps:
             table.overwrite(rows)
             assert len(iceberg_names(place)) == 1
 
-    def test_files_are_in_one_order_and_hidden_ones_left_out(self, tmp_path):
+    def test_files_are_in_one_order_and_hidden_ones_left_out(self, tmp_path: Path):
         for name in ("b/2.parquet", "a/1.parquet", "_cordwood/3.parquet", "a/.4.parquet"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(json.dumps(name))
@@ -231,7 +247,7 @@ class TestNotes:
     """What lies in the directory for progress may have been written by anybody."""
 
     @pytest.fixture
-    def planned(self, tmp_path):
+    def planned(self, tmp_path: Path):
         table = tmp_path / "table"
         table.mkdir()
         for name in ("a", "b"):
@@ -245,7 +261,7 @@ class TestNotes:
 
         return plan
 
-    def test_files_that_are_done_are_left_out(self, planned, tmp_path):
+    def test_files_that_are_done_are_left_out(self, planned, tmp_path: Path):
         found = planned({"files": ["a.parquet"]})
         assert (found.files, found.steps, found.done) == (1, 1, 1)
         table = str(tmp_path / "table")

@@ -39,7 +39,7 @@ def end(batch: int) -> dict:
 
 
 @pytest.fixture
-def checkpoint(tmp_path) -> Checkpoint:
+def checkpoint(tmp_path: Path) -> Checkpoint:
     """Of batches 0 to 2, of which 0 and 1 are done."""
     for name in ("offsets", "commits"):
         (tmp_path / name).mkdir()
@@ -52,11 +52,11 @@ def checkpoint(tmp_path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("published", [1, 2])
-def test_one_of_the_table_passes(checkpoint, published):
+def test_one_of_the_table_passes(checkpoint: Checkpoint, published: int):
     checkpoint.check(published, end(published))
 
 
-def test_a_start_that_failed_before_its_first_batch_has_begun_nothing(tmp_path):
+def test_a_start_that_failed_before_its_first_batch_has_begun_nothing(tmp_path: Path):
     (tmp_path / "metadata").write_text('{"id":"q"}')
     assert Checkpoint(tmp_path).is_new
     Checkpoint(tmp_path).check(-1, None)
@@ -71,24 +71,24 @@ def test_a_start_that_failed_before_its_first_batch_has_begun_nothing(tmp_path):
         (2, None, "nothing notes where batch 2 of the table ends"),
     ],
 )
-def test_one_of_another_time_is_told(checkpoint, published, noted, told):
+def test_one_of_another_time_is_told(checkpoint: Checkpoint, published: int, noted, told: str):
     with pytest.raises(BadSetting, match=rf"{told}.* Remove that directory and start again"):
         checkpoint.check(published, noted)
 
 
 @pytest.mark.parametrize("published", [1, 2])
-def test_one_whose_query_landed_last_passes(checkpoint, published):
+def test_one_whose_query_landed_last_passes(checkpoint: Checkpoint, published: int):
     checkpoint.check_newest(published, end(published))
 
 
-def test_one_that_was_put_back_after_another_query_landed_is_told(checkpoint):
+def test_one_that_was_put_back_after_another_query_landed_is_told(checkpoint: Checkpoint):
     """Its own batches are as it left them, and its next one would be in the table twice."""
     for published in (1, 2):
         with pytest.raises(BadSetting, match=r"another query landed records since.* Remove that"):
             checkpoint.check_newest(published, end(5))
 
 
-def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint):
+def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint: Checkpoint):
     last = {"cluster": "c", "from": {}, "logs": {"1": "e1n7", "2": "e1n9", "3": "e1n4"}, "v": 1}
     # Log 3 was deleted, log 4 found.
     first = {"cluster": "c", "from": {"1": "e1n7", "2": "e1n9", "4": "e0n1"}, "v": 1,
@@ -98,7 +98,7 @@ def test_a_first_batch_that_begins_where_the_table_ended_passes(checkpoint):
     assert not begins_at({**first, "from": {**first["from"], "2": "e1n8"}}, last)
 
 
-def test_a_first_batch_that_begins_behind_what_a_restore_took_away_is_told(checkpoint):
+def test_a_first_batch_that_begins_behind_what_a_restore_took_away_is_told(checkpoint: Checkpoint):
     """It had begun where the table ended then, and what lay before was in no table any more."""
     last = {"cluster": "c", "from": {}, "logs": {"1": "e1n7"}, "v": 1}
     first = {"cluster": "c", "from": {"1": "e1n7"}, "logs": {"1": "e1n8"}, "v": 1}
@@ -117,7 +117,7 @@ def test_a_first_batch_that_begins_behind_what_a_restore_took_away_is_told(check
     checkpoint.check_newest(-1, last)
 
 
-def test_a_delta_table_says_whether_it_was_restored_to_nothing(tmp_path):
+def test_a_delta_table_says_whether_it_was_restored_to_nothing(tmp_path: Path):
     root = tmp_path / "table"
     root.mkdir()
     lake = DeltaLake(root, ())
@@ -130,26 +130,28 @@ def test_a_delta_table_says_whether_it_was_restored_to_nothing(tmp_path):
     assert not lake.was_emptied
 
 
-def test_a_first_batch_that_does_not_know_a_log_of_the_table_is_told(checkpoint):
+def test_a_first_batch_that_does_not_know_a_log_of_the_table_is_told(checkpoint: Checkpoint):
     last = {**end(0), "logs": {"1": "e1n7", "2": "e1n9"}}
     checkpoint.check_knows(last, [1, 3])
     with pytest.raises(BadSetting, match=r"does not know log 2, .* Remove that directory"):
         checkpoint.check_knows(last, [1, 2])
 
 
-def test_one_that_runs_ahead_of_its_table_is_told(checkpoint):
+def test_one_that_runs_ahead_of_its_table_is_told(checkpoint: Checkpoint):
     with pytest.raises(BadSetting, match="batches up to 2, and the last one in the table is 0"):
         checkpoint.check_newest(0, end(0))
 
 
 @pytest.mark.parametrize("name", ["offsets/2", "commits/1", "metadata"])
-def test_a_file_that_a_power_cut_emptied_is_told(checkpoint, name):
+def test_a_file_that_a_power_cut_emptied_is_told(checkpoint: Checkpoint, name: str):
     (checkpoint.directory / name).write_bytes(b"")
     with pytest.raises(BadSetting, match="Remove that directory"):
         _ = checkpoint.query(), checkpoint.check(1, end(1))
 
 
-def test_what_names_a_batch_is_synced_before_it_is_published(checkpoint, monkeypatch):
+def test_what_names_a_batch_is_synced_before_it_is_published(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
     synced = []
     for step in ("sync_file", "sync_directory"):
         monkeypatch.setattr(durable, step, lambda path: synced.append(path.name))
@@ -158,7 +160,7 @@ def test_what_names_a_batch_is_synced_before_it_is_published(checkpoint, monkeyp
     assert synced == ["metadata", ".2.crc", "2", "offsets", checkpoint.directory.name]
 
 
-def test_a_delta_log_that_was_cleaned_does_not_say_where_the_landing_ends(tmp_path):
+def test_a_delta_log_that_was_cleaned_does_not_say_where_the_landing_ends(tmp_path: Path):
     """A landing without its checkpoint began once more at the beginning of its logs."""
     root = tmp_path / "table"
     root.mkdir()
@@ -193,7 +195,7 @@ def landed(root: Path, lake: LakeTable, batch: int, query: str = "q") -> None:
 
 @pytest.mark.parametrize("is_restored", [True, False])
 def test_a_delta_table_that_was_restored_and_whose_log_was_cleaned_is_refused(
-    tmp_path, is_restored
+    tmp_path: Path, is_restored: bool
 ):
     """Nothing told of the restore any more, and the landing went on behind what it took away."""
     root = tmp_path / "table"
@@ -220,7 +222,9 @@ def test_a_delta_table_that_was_restored_and_whose_log_was_cleaned_is_refused(
     assert lake.published("q") == 2
 
 
-def test_a_delta_table_that_was_restored_says_where_it_ends_now(tmp_path, checkpoint):
+def test_a_delta_table_that_was_restored_says_where_it_ends_now(
+    tmp_path: Path, checkpoint: Checkpoint
+):
     """The landing went on behind the batches that the restore took away, which were missing."""
     root = tmp_path / "table"
     root.mkdir()
@@ -250,7 +254,9 @@ def test_a_delta_table_that_was_restored_says_where_it_ends_now(tmp_path, checkp
         lake.published("q")
 
 
-def test_an_iceberg_table_that_was_rolled_back_is_refused_until_it_is_rolled_forward(tmp_path):
+def test_an_iceberg_table_that_was_rolled_back_is_refused_until_it_is_rolled_forward(
+    tmp_path: Path,
+):
     root = tmp_path / "table"
     root.mkdir()
     lake = IcebergTable(root, ())
@@ -275,7 +281,9 @@ def test_an_iceberg_table_that_was_rolled_back_is_refused_until_it_is_rolled_for
     assert lake.last_offset() == end(2)
 
 
-def test_an_iceberg_table_that_was_rolled_back_and_whose_snapshots_expired_is_refused(tmp_path):
+def test_an_iceberg_table_that_was_rolled_back_and_whose_snapshots_expired_is_refused(
+    tmp_path: Path,
+):
     """Without the snapshot that was rolled back nothing told of it, and the landing went on."""
     root = tmp_path / "table"
     root.mkdir()
@@ -303,7 +311,7 @@ def test_an_iceberg_table_that_was_rolled_back_and_whose_snapshots_expired_is_re
 
 
 def test_an_iceberg_table_that_is_rolled_back_while_a_batch_is_published_is_refused(
-    tmp_path, monkeypatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The commit was made again on top of the older snapshot, and hid what that lacked."""
     root = tmp_path / "table"
@@ -341,7 +349,7 @@ def test_an_iceberg_table_that_is_rolled_back_while_a_batch_is_published_is_refu
     assert sorted(table.refresh().scan().to_arrow()["lsn"].to_pylist()) == [0, 1, 2, 4, 7]
 
 
-def test_records_that_a_dead_batch_set_apart_go(tmp_path):
+def test_records_that_a_dead_batch_set_apart_go(tmp_path: Path):
     """They were there twice, once the checkpoint was lost and another query landed them."""
     root, query = tmp_path / "table", "01234567-89ab"
     root.mkdir()
@@ -359,7 +367,7 @@ def test_records_that_a_dead_batch_set_apart_go(tmp_path):
     assert left == sorted(set(names) - {f"01234567-{1:012}"})
 
 
-def test_records_of_a_batch_that_a_restore_took_away_come_back_with_it(tmp_path):
+def test_records_of_a_batch_that_a_restore_took_away_come_back_with_it(tmp_path: Path):
     """A landing that was refused removed them, and the restore was undone."""
     root, query = tmp_path / "table", "01234567-89ab"
     root.mkdir()
@@ -393,7 +401,7 @@ def test_records_of_a_batch_that_a_restore_took_away_come_back_with_it(tmp_path)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_batch_whose_column_has_another_type_is_refused(tmp_path, format_):
+def test_a_batch_whose_column_has_another_type_is_refused(tmp_path: Path, format_):
     """A new decode function gave text for numbers: the batch was landed, and no reader took it."""
     landing = Landing({SERVERS: "h:1", "subscribe": "log"}, str(tmp_path), format_, ())
     table = open_table(tmp_path, landing)

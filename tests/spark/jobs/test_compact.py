@@ -7,10 +7,13 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from live_cluster import LiveCluster
+from pyspark.sql import SparkSession
 
 from cordwood import aio
 from cordwood.block import Gap
 from cordwood.client.blocking.blocking_history import BlockingHistory
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.host.real import real_host
 from cordwood.spark.jobs.compact import compact, plan
 from cordwood.tier.addresses import open_object_store
@@ -56,7 +59,9 @@ def digest(directory: Path, log: int) -> tuple[int, str]:
     return count, summed.hexdigest()
 
 
-def test_small_objects_become_large_ones_on_executors(spark, cluster, store, tmp_path):
+def test_small_objects_become_large_ones_on_executors(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
+):
     logs = {}
     for log in ("/compact-a", "/compact-b"):
         for number in range(OBJECTS):

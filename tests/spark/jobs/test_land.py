@@ -12,11 +12,14 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 from job_logs import appended
+from live_cluster import LiveCluster
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from swaps import swap
 
 import cordwood
 from cordwood.cli.app import run
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, StoreInUse
 from cordwood.spark.jobs.iceberg_table import IcebergTable
 from cordwood.spark.jobs.land import Landed, Lander, land
@@ -51,7 +54,9 @@ def values(path: Path, format_: str, columns: tuple[str, ...] | None = None) -> 
 
 
 @pytest.fixture
-def lands(spark, cluster, log, tmp_path) -> Callable[..., Landed]:
+def lands(
+    spark: SparkSession, cluster: LiveCluster, log: str, tmp_path: Path
+) -> Callable[..., Landed]:
     """Runs a landing of the test's log into `tmp_path/table`."""
 
     def run(source: dict[str, str] | None = None, **options) -> Landed:
@@ -64,7 +69,13 @@ def lands(spark, cluster, log, tmp_path) -> Callable[..., Landed]:
 class TestFormats:
     @pytest.mark.parametrize("format_", FORMATS)
     def test_hold_the_log_over_a_crash_and_new_columns(
-        self, lands, store, log, tmp_path, format_, monkeypatch
+        self,
+        lands: Callable[..., Landed],
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
+        format_,
+        monkeypatch: pytest.MonkeyPatch,
     ):
         """Killed after it published and before Spark knew; then fields come, and broken ones."""
         table = tmp_path / "table"
@@ -104,7 +115,9 @@ class TestFormats:
 class TestOddRecords:
     """What one producer may send stops no landing, today or ever."""
 
-    def test_json_of_names_and_depths_that_tables_do_not_have(self, lands, store, log, tmp_path):
+    def test_json_of_names_and_depths_that_tables_do_not_have(
+        self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
+    ):
         odd = [
             b'{"id": 1, "ID": 2, "Id": "three"}',
             b'{"_broken": 1, "_parsed": 2, "_error": 3, "_cordwood": 4}',
@@ -124,7 +137,9 @@ class TestOddRecords:
         assert (third["lsn_2"], third["event_date_2"], third["a_b"], third["c_d"]) == (1, 3, 5, 6)
 
     @pytest.mark.parametrize("format_", FORMATS)
-    def test_times_and_partitions_that_no_table_spells(self, lands, store, log, tmp_path, format_):
+    def test_times_and_partitions_that_no_table_spells(
+        self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path, format_
+    ):
         keys = ["a/b c%d=é", "", None, "#?&:", "..", "a b"]
         times = [0, 253_402_300_800_000_000, 2**62, -(2**62), 1, 2]
         values_ = [json.dumps({"k": key}).encode() for key in keys]
@@ -138,7 +153,7 @@ class TestOddRecords:
 
     @pytest.mark.parametrize("format_", FORMATS)
     def test_values_that_name_no_directory_are_set_apart(
-        self, lands, store, log, tmp_path, format_
+        self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path, format_
     ):
         """Too long, of a NUL, or the text that readers take for null; the longest are landed."""
         longest = {"parquet": 253, "delta": 253, "iceberg": 248}[format_]  # k= and part_k=
@@ -176,7 +191,9 @@ class TestOddRecords:
             assert lands(**asked, compact=True).compacted.removed == 2 * (len(fits) - 1)
             assert [row["k"] for row in rows(table, format_)] == [key or None for key in fits] * 2
 
-    def test_bytes_name_no_directory(self, lands, store, log):
+    def test_bytes_name_no_directory(
+        self, lands: Callable[..., Landed], store: BlockingStore, log: str
+    ):
         store.append(log, b"x", key=b"\xff")
         with pytest.raises(StreamingQueryException, match=r"cannot partition by key, .* is binary"):
             lands(partition_by=("key",))
@@ -184,7 +201,12 @@ class TestOddRecords:
 
 class TestRestart:
     def test_a_crash_before_publishing_leaves_nothing_behind(
-        self, lands, store, log, tmp_path, monkeypatch
+        self,
+        lands: Callable[..., Landed],
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ):
         store.append_many(log, [b"%d" % n for n in range(50)])
 
@@ -201,7 +223,9 @@ class TestRestart:
         assert landed.records == 60
         assert values(tmp_path / "table", "parquet") == appended(store, log)
 
-    def test_a_lost_checkpoint_goes_on_where_the_table_ends(self, lands, store, log, tmp_path):
+    def test_a_lost_checkpoint_goes_on_where_the_table_ends(
+        self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
+    ):
         store.append_many(log, [b"%d" % n for n in range(30)])
         lands()
         shutil.rmtree(tmp_path / "table" / OURS / "checkpoint")
@@ -210,7 +234,12 @@ class TestRestart:
         assert values(tmp_path / "table", "parquet") == appended(store, log)
 
     def test_a_lost_checkpoint_and_logs_that_went_and_came(
-        self, spark, cluster, store, log, tmp_path
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
     ):
         """The places of a log that was deleted stopped the landing for good."""
         names = [f"{log}/{name}" for name in ("stays", "renamed", "deleted")]
@@ -237,7 +266,12 @@ class TestRestart:
         assert f"logs of the table that are not there any more: number {gone}" in said
 
     def test_a_lost_checkpoint_and_a_log_that_is_selected_again_later(
-        self, spark, cluster, store, log, tmp_path
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
     ):
         """It was taken for a new one, and landed from its beginning once more."""
         store.append_many(f"{log}/stays", [b"stays %d" % n for n in range(10)])
@@ -259,7 +293,12 @@ class TestRestart:
         assert lands() == 0
 
     def test_a_lost_checkpoint_and_another_cluster_is_refused(
-        self, spark, cluster, store, log, tmp_path
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
     ):
         """Places of one cluster were taken for those of the other, and its records left out."""
         store.append_many(log, [b"%d" % n for n in range(30)])
@@ -280,7 +319,13 @@ class TestRestart:
         assert land(spark, landing).records == 0
 
     def test_a_first_checkpoint_that_is_put_back_after_another_query_found_a_log(
-        self, spark, cluster, store, log, tmp_path, monkeypatch
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ):
         """It took that log for a new one too, and landed it once more from its beginning."""
         table, aside = tmp_path / "t", tmp_path / "aside"
@@ -323,7 +368,7 @@ class TestRestart:
         assert sorted(row["value"] for row in rows(table, "parquet")) == sorted(wanted)
 
     def test_decoding_that_sets_other_records_apart_each_time_lands_nothing(
-        self, lands, store, log, tmp_path
+        self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
     ):
         """One that asks a service which fails at times: records were in neither place."""
         store.append_many(log, [b"%d" % n for n in range(50)])
@@ -334,7 +379,14 @@ class TestRestart:
 
 
 class TestDryRun:
-    def test_tells_what_is_new_and_writes_nothing(self, lands, cluster, store, log, tmp_path):
+    def test_tells_what_is_new_and_writes_nothing(
+        self,
+        lands: Callable[..., Landed],
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
+    ):
         lsns = store.append_many(log, [b"%d" % n for n in range(30)])
         asked = {SERVERS: cluster.url, "subscribe": log}
         landing = Landing(asked, str(tmp_path / "table"))
@@ -347,7 +399,15 @@ class TestDryRun:
         (planned,) = dry_run(landing)
         assert (planned.first, planned.stop, planned.records) == (more[0], more[-1] + 1, 5)
 
-    def test_the_verb_lands_and_says_so(self, spark, cluster, store, log, tmp_path, capfd):
+    def test_the_verb_lands_and_says_so(
+        self,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
+        capfd: pytest.CaptureFixture[str],
+    ):
         store.append_many(log, [b"%d" % n for n in range(30)])
         verb = ["spark", "land", log, "--cluster", cluster.url, "--table", str(tmp_path / "t")]
         assert run([*verb, "--dry-run", "--json"]) == 0
@@ -360,7 +420,7 @@ class TestDryRun:
 
 
 class TestRefusals:
-    def test_a_table_does_not_change_what_it_is_made_of(self, tmp_path):
+    def test_a_table_does_not_change_what_it_is_made_of(self, tmp_path: Path):
         asked = {SERVERS: "h:1", "subscribe": "a"}
         settle(tmp_path, Landing(asked, str(tmp_path)))
         for other in (
@@ -371,7 +431,7 @@ class TestRefusals:
             with pytest.raises(BadSetting, match="say the same, or give another directory"):
                 settle(tmp_path, other)
 
-    def test_one_job_at_a_time(self, tmp_path):
+    def test_one_job_at_a_time(self, tmp_path: Path):
         with (
             only_writer(tmp_path),
             pytest.raises(StoreInUse, match="another job lands into"),

@@ -33,7 +33,7 @@ def write(path: Path, content: object) -> None:
 
 
 class TestManifests:
-    def test_one_of_ours_is_rolled_forward(self, tmp_path):
+    def test_one_of_ours_is_rolled_forward(self, tmp_path: Path):
         staged = io.BytesIO()
         pq.write_table(pa.table({"lsn": [1]}), staged)
         data = staged.getvalue()
@@ -66,7 +66,7 @@ class TestManifests:
             MANIFEST | {"files": [FILE | {"directory": None}]},
         ],
     )
-    def test_any_other_is_told_and_nothing_is_moved(self, tmp_path, wrong):
+    def test_any_other_is_told_and_nothing_is_moved(self, tmp_path: Path, wrong):
         table = tmp_path / "table"
         write(table / FILE["from"], b"data")
         write(tmp_path / "outside", b"not ours")
@@ -88,7 +88,7 @@ class TestManifests:
             JOIN | {"from": None},
         ],
     )
-    def test_a_compaction_removes_nothing_elsewhere(self, tmp_path, wrong):
+    def test_a_compaction_removes_nothing_elsewhere(self, tmp_path: Path, wrong):
         table = tmp_path / "table"
         write(table / "k=1" / "a.parquet", b"data")
         write(tmp_path / "outside", b"not ours")
@@ -100,7 +100,7 @@ class TestManifests:
 
 
 @pytest.mark.parametrize("wrong", [*GARBAGE, {"format": "parquet"}])
-def test_what_a_table_is_made_of(tmp_path, wrong):
+def test_what_a_table_is_made_of(tmp_path: Path, wrong):
     landing = Landing({SERVERS: "h:1", "subscribe": "a"}, str(tmp_path))
     write(tmp_path / OURS / "table.json", wrong)
     for job in (lambda: settle(tmp_path, landing), lambda: dry_run(landing)):
@@ -111,7 +111,7 @@ def test_what_a_table_is_made_of(tmp_path, wrong):
 COLUMN = {"field": "Id", "name": "id", "type": "BIGINT"}
 
 
-def test_columns_of_json(tmp_path):
+def test_columns_of_json(tmp_path: Path):
     note = tmp_path / "json_columns.json"
     assert read_columns(note) == []
     write(note, [COLUMN])
@@ -128,7 +128,7 @@ def test_columns_of_json(tmp_path):
         [COLUMN, COLUMN | {"name": "ID"}],
     ],
 )
-def test_columns_that_are_none(tmp_path, wrong):
+def test_columns_that_are_none(tmp_path: Path, wrong):
     note = tmp_path / "json_columns.json"
     write(note, wrong)
     with pytest.raises(Malformed, match=r"json_columns\.json is no note as this job writes it"):
@@ -136,7 +136,7 @@ def test_columns_that_are_none(tmp_path, wrong):
 
 
 @pytest.mark.parametrize("wrong", ["", "{", "[]", "{}", "[" * 100_000, 7, None])
-def test_an_offset_in_a_tables_own_log(tmp_path, wrong):
+def test_an_offset_in_a_tables_own_log(tmp_path: Path, wrong: int | str | None):
     with pytest.raises(Malformed, match="restore it from a copy"):
         offset_in(tmp_path, wrong)
     assert offset_in(tmp_path, json.dumps(OFFSET)) == OFFSET

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from live_cluster import LiveCluster
+from pyspark.sql import SparkSession
 
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.demo.flights import FLIGHTS, find_flights
@@ -55,7 +57,14 @@ def flights() -> bytes:
         return archive.read("flights.csv")
 
 
-def check(spark, cluster, store, log: str, table: Path, files: Mapping[str, bytes]) -> None:
+def check(
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    table: Path,
+    files: Mapping[str, bytes],
+) -> None:
     """Append, land in micro-batches, rebuild, compare."""
     lines = sum(
         append_file(store, f"{log}/{name}", content) for name, content in sorted(files.items())
@@ -71,7 +80,12 @@ def check(spark, cluster, store, log: str, table: Path, files: Mapping[str, byte
 
 
 def test_loghub_and_flights_are_rebuilt_from_the_table(
-    spark, cluster, store, log, loghub, tmp_path
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    loghub: Path,
+    tmp_path: Path,
 ):
     files = {path.stem: path.read_bytes() for path in sorted(loghub.glob("*_2k.log"))}
     assert files
@@ -81,7 +95,9 @@ def test_loghub_and_flights_are_rebuilt_from_the_table(
 
 
 @pytest.mark.slow
-def test_all_flights(spark, cluster, store, log, tmp_path):
+def test_all_flights(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+):
     content = flights()
     assert content.count(b"\n") == FLIGHTS + 1
     check(spark, cluster, store, log, tmp_path / "table", {"flights": content})

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from live_cluster import LiveCluster
+from pyspark.sql import SparkSession
 
 from cordwood.cli.app import run
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Malformed
 from cordwood.spark.jobs.stats import NOTE, stats
 from cordwood.spark.jobs.stats_steps import (
@@ -70,7 +74,7 @@ def test_a_step_reads_its_own_ranges_and_keeps_all_else():
 
 
 class TestNotes:
-    def test_a_note_is_read_back_whatever_its_slices_know(self, tmp_path):
+    def test_a_note_is_read_back_whatever_its_slices_know(self, tmp_path: Path):
         note = tmp_path / NOTE
         note.write_text(json.dumps(NOTED))
         progress = Progress(note, SOURCE, 1)
@@ -82,14 +86,14 @@ class TestNotes:
         assert again.steps == [*progress.steps[:2], [Slice(3, "/c", 1, 9)], [Slice(3, "/c", 1, 9)]]
 
     @pytest.mark.parametrize("more", [[""], ["s3://bucket/store"], ["s3://bucket/store", 77]])
-    def test_a_note_of_a_version_that_noted_more_is_read(self, more, tmp_path):
+    def test_a_note_of_a_version_that_noted_more_is_read(self, more, tmp_path: Path):
         (tmp_path / NOTE).write_text(
             json.dumps(NOTED | {"steps": [[[1, "/a", 1, 10, *more]], [[2, "/b", 1, 3]]]})
         )
         steps = Progress(tmp_path / NOTE, SOURCE, 1).steps
         assert steps == [[Slice(1, "/a", 1, 10)], [Slice(2, "/b", 1, 3)]]
 
-    def test_what_is_done_is_not_done_again_and_the_note_goes_in_the_end(self, tmp_path):
+    def test_what_is_done_is_not_done_again_and_the_note_goes_in_the_end(self, tmp_path: Path):
         note = tmp_path / NOTE
         note.write_text(json.dumps(NOTED))
         progress = Progress(note, SOURCE, 1)
@@ -99,7 +103,7 @@ class TestNotes:
         assert progress.sums.gaps == [GAPS]
         assert not note.exists()
 
-    def test_other_logs_are_refused(self, tmp_path):
+    def test_other_logs_are_refused(self, tmp_path: Path):
         (tmp_path / NOTE).write_text(json.dumps(NOTED))
         with pytest.raises(BadSetting, match="give another directory"):
             Progress(tmp_path / NOTE, {"subscribe": "b"}, 1)
@@ -116,7 +120,7 @@ class TestNotes:
         ],
         ids=str,
     )  # fmt: skip
-    def test_one_that_is_damaged_is_told(self, change, tmp_path):
+    def test_one_that_is_damaged_is_told(self, change, tmp_path: Path):
         (tmp_path / NOTE).write_text(json.dumps(NOTED | change))
         with pytest.raises(Malformed, match="begin"):
             Progress(tmp_path / NOTE, SOURCE, 1)
@@ -125,7 +129,14 @@ class TestNotes:
 @pytest.mark.real
 @pytest.mark.spark
 @pytest.mark.slow
-def test_statistics_that_are_stopped_go_on(spark, cluster, store, log, tmp_path, capfd):
+def test_statistics_that_are_stopped_go_on(
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+):
     """In steps of a few blocks each, beside one pass; what came later is not counted."""
     for hour in range(6):
         values = [b"%d" % n for n in range(500)]

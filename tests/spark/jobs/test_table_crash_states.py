@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import warnings
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,7 +117,7 @@ ICEBERG = pytest.param("iceberg", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("format_", ["parquet", "delta", ICEBERG])
-def test_a_power_cut_anywhere_leaves_each_record_once(tmp_path, format_):
+def test_a_power_cut_anywhere_leaves_each_record_once(tmp_path: Path, format_):
     assert crash_everywhere(tmp_path / "t", format_) > 20
 
 
@@ -178,7 +179,9 @@ def metadata_not_synced(patch):
         pytest.param(metadata_not_synced, "iceberg", marks=pytest.mark.slow),
     ],
 )
-def test_a_planted_bug_is_caught(tmp_path, monkeypatch, bug, format_):
+def test_a_planted_bug_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug, format_: str
+):
     bug(monkeypatch)
     with pytest.raises(Broken):
         crash_everywhere(tmp_path / "t", format_)
@@ -188,7 +191,7 @@ class TestRollForward:
     """What is rolled forward is compared with the manifest."""
 
     @pytest.mark.parametrize("left", ["gone", "empty", "short", "no footer"])
-    def test_a_file_that_is_not_as_published_is_told(self, tmp_path, left):
+    def test_a_file_that_is_not_as_published_is_told(self, tmp_path: Path, left: str):
         land(tmp_path, ParquetTable(tmp_path), 0)
         file = tmp_path / "part-0-0.parquet"
         whole = file.read_bytes()
@@ -198,13 +201,13 @@ class TestRollForward:
         with pytest.raises(Corrupt, match="restore the file from a copy"):
             ParquetTable(tmp_path)
 
-    def test_files_that_were_joined_are_not_missed(self, tmp_path):
+    def test_files_that_were_joined_are_not_missed(self, tmp_path: Path):
         lake = ParquetTable(tmp_path)
         land(tmp_path, lake, 0)
         assert lake.compact(1 << 20).removed == 2
         assert ParquetTable(tmp_path).published("q") == 0
 
-    def test_names_of_joined_files_do_not_grow(self, tmp_path):
+    def test_names_of_joined_files_do_not_grow(self, tmp_path: Path):
         lake = ParquetTable(tmp_path)
         lengths = set()
         for batch in range(3):
@@ -215,7 +218,7 @@ class TestRollForward:
         assert len(lengths) == 1
 
 
-def test_what_a_zombie_attempt_writes_is_not_taken(tmp_path):
+def test_what_a_zombie_attempt_writes_is_not_taken(tmp_path: Path):
     rows = pa.table({"lsn": pa.array([1], pa.int64())})
     for part in ("day=1", "_day=1", "_temporary/0/_temporary/attempt_1/day=1", ".hidden"):
         (tmp_path / part).mkdir(parents=True)
@@ -223,7 +226,7 @@ def test_what_a_zombie_attempt_writes_is_not_taken(tmp_path):
     assert [file.directory for file in staged_files(tmp_path)] == ["_day=1", "day=1"]
 
 
-def test_delta_finds_the_end_behind_commits_of_others(tmp_path):
+def test_delta_finds_the_end_behind_commits_of_others(tmp_path: Path):
     from deltalake import DeltaTable
 
     lake = opened(tmp_path, "delta")

@@ -9,9 +9,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+from live_cluster import LiveCluster
 from spark_servers import ROOT, environment
 
 from cordwood.block import Record
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.spark.options import SERVERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.slow]
@@ -38,7 +40,9 @@ def copied():
 """
 
 
-def test_source_and_sink_in_a_pipeline(cluster, store, tmp_path, connect_python):
+def test_source_and_sink_in_a_pipeline(
+    cluster: LiveCluster, store: BlockingStore, tmp_path: Path, connect_python: str
+):
     log = f"/d-{uuid.uuid4().hex[:8]}"
     store.append_many(log, [b"%d" % number for number in range(RECORDS)])
     source = {SERVERS: cluster.url, "subscribe": log, "startingOffsets": "earliest"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from live_cluster import LiveCluster
 from spark_servers import ROOT, connect_server, environment, standalone
 
 from cordwood.block import Record
@@ -23,7 +24,7 @@ RUN_TIMEOUT_S = 400
 
 
 @pytest.fixture
-def logs(store) -> tuple[str, str]:
+def logs(store: BlockingStore) -> tuple[str, str]:
     """A log with records, and the name of one that they are copied to."""
     name = f"/m-{uuid.uuid4().hex[:8]}"
     store.append_many(name, numbers())
@@ -35,7 +36,12 @@ def numbers() -> list[bytes]:
 
 
 def run(
-    cluster, logs, scratch: Path, master: str, python: str = sys.executable, workers: str = ""
+    cluster: LiveCluster,
+    logs,
+    scratch: Path,
+    master: str,
+    python: str = sys.executable,
+    workers: str = "",
 ) -> dict:
     """Run the script; what it printed.
 
@@ -72,11 +78,13 @@ def check(store: BlockingStore, logs, told: dict) -> None:
     assert copied == dict.fromkeys(numbers(), 2)
 
 
-def test_local(cluster, store, logs, tmp_path):
+def test_local(cluster: LiveCluster, store: BlockingStore, logs: tuple[str, str], tmp_path: Path):
     check(store, logs, run(cluster, logs, tmp_path, "local[2]"))
 
 
-def test_a_standalone_cluster_with_two_workers(cluster, store, logs, tmp_path):
+def test_a_standalone_cluster_with_two_workers(
+    cluster: LiveCluster, store: BlockingStore, logs: tuple[str, str], tmp_path: Path
+):
     with standalone(tmp_path / "spark") as master:
         told = run(cluster, logs, tmp_path / "scratch", master)
     check(store, logs, told)
@@ -84,19 +92,31 @@ def test_a_standalone_cluster_with_two_workers(cluster, store, logs, tmp_path):
     assert len({each.parts[-5] for each in executors}) == 2, "one of the workers did nothing"
 
 
-def test_spark_connect(cluster, store, logs, tmp_path, connect_python):
+def test_spark_connect(
+    cluster: LiveCluster,
+    store: BlockingStore,
+    logs: tuple[str, str],
+    tmp_path: Path,
+    connect_python: str,
+):
     with connect_server(tmp_path / "spark", python=connect_python) as master:
         told = run(cluster, logs, tmp_path / "scratch", master, connect_python)
     check(store, logs, told)
 
 
 def test_workers_of_another_environment_of_the_same_python(
-    cluster, store, logs, tmp_path, connect_python
+    cluster: LiveCluster,
+    store: BlockingStore,
+    logs: tuple[str, str],
+    tmp_path: Path,
+    connect_python: str,
 ):
     check(store, logs, run(cluster, logs, tmp_path, "local[2]", workers=connect_python))
 
 
-def test_workers_without_the_package_say_so(cluster, store, logs, tmp_path):
+def test_workers_without_the_package_say_so(
+    cluster: LiveCluster, store: BlockingStore, logs: tuple[str, str], tmp_path: Path
+):
     with pytest.raises(AssertionError, match="No module named 'cordwood'"):
         run(cluster, logs, tmp_path / "scratch", "local[2]", workers=bare_python(tmp_path / "bare"))
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from live_cluster import LiveCluster
+from pyspark.sql import SparkSession
 
 from cordwood.block import Record
 from cordwood.cli.app import run
+from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.spark.jobs.landing import Landing
@@ -43,7 +47,9 @@ def mistakes(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", ["validate", "show", "run"])
-def test_without_yaml_the_verbs_say_what_to_install(monkeypatch, capfd, verb):
+def test_without_yaml_the_verbs_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], verb: str
+):
     rooms = "cordwood.spark.pipeline."
     for name in [each for each in sys.modules if each.startswith((rooms, "yaml"))]:
         monkeypatch.delitem(sys.modules, name)
@@ -112,7 +118,7 @@ class TestReading:
             (WHOLE.replace("1g", "lots"), "maxBytesPerTrigger is 'lots'"),
         ],
     )  # fmt: skip
-    def test_what_is_wrong(self, text, told):
+    def test_what_is_wrong(self, text, told: str):
         assert any(told in line for line in mistakes(text))
 
     def test_many_mistakes_are_not_all_told(self):
@@ -141,7 +147,9 @@ def test_main_storage_is_merged_by_a_pipeline():
 class TestTokens:
     """A file says where they are; a token in it is a mistake, and is not shown again."""
 
-    def test_where_they_are_is_drawn_and_they_are_not(self, monkeypatch, tmp_path, capfd):
+    def test_where_they_are_is_drawn_and_they_are_not(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ):
         monkeypatch.setenv("ORDERS", "hunter2")
         file = tmp_path / "p.yaml"
         for place, drawn in (
@@ -175,7 +183,7 @@ class TestTokens:
         assert "hunter2" not in told
 
 
-def test_the_verbs_tell_mistakes_line_by_line(tmp_path, capfd):
+def test_the_verbs_tell_mistakes_line_by_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     file = tmp_path / "pipeline.yaml"
     file.write_text(WHOLE.replace("format", "fromat"))
     assert run(["pipeline", "validate", str(file)]) == 1
@@ -190,7 +198,14 @@ def test_the_verbs_tell_mistakes_line_by_line(tmp_path, capfd):
 
 @pytest.mark.spark
 @pytest.mark.real
-def test_a_run_takes_each_sink_where_it_was(spark, cluster, store, tmp_path, capfd, monkeypatch):
+def test_a_run_takes_each_sink_where_it_was(
+    spark: SparkSession,
+    cluster: LiveCluster,
+    store: BlockingStore,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
     store.append_many("/pipe/a", [b"%d" % n for n in range(50)])
     store.append_many("/pipe/b", [b"%d" % n for n in range(50, 80)])
     monkeypatch.setenv("PIPE_TOKENS", "other,sesame")

@@ -117,7 +117,7 @@ class TestWhatIsSent:
         ],
     )
     @as_scenario(run)
-    async def test_bounds(self, *, changes, firsts, marker) -> None:
+    async def test_bounds(self, *, changes, firsts, marker: int | None) -> None:
         """Blocks of two records at 1, 4 and 7; released up to 8."""
         cache, end = LogCache(), ReaderEnd()
         for esn in (1, 4, 7, 10):
@@ -251,7 +251,7 @@ class TestSingleCopies:
             await pumped()
             assert sum(each.sent_bytes for each in nodes) - before == 120 * BLOCK.wire_bytes
 
-    def test_copysets_remembered_are_bounded(self, monkeypatch) -> None:
+    def test_copysets_remembered_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: read_streams.CHOICES_MAX, 2)
 
         async def scenario() -> None:
@@ -368,7 +368,7 @@ class TestBatches:
         assert [head.blocks for head, _ in found] == [4, 4, 2]
         assert [head.next for head, _ in found] == [at(5), at(9), at(11)]
 
-    def test_a_batch_ends_after_so_many_tiny_blocks(self, monkeypatch) -> None:
+    def test_a_batch_ends_after_so_many_tiny_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: read_streams.BATCH_BLOCKS, 3)
 
         async def scenario() -> None:
@@ -411,7 +411,7 @@ class TestBatches:
         assert slow.firsts() == [at(esn) for esn in range(5, 11)]
 
     def test_many_streams_of_a_slow_reader_hold_about_one_batch_and_take_turns(
-        self, monkeypatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each used to send one: a client that read 256 logs at once had 256 MiB queued in one
         turn, and was cut off as one that does not read."""
@@ -559,7 +559,7 @@ class TestLife:
         streams.drop_connection(two.connection)
         streams.on_change(LOG)
 
-    def test_streams_on_one_connection_are_bounded(self, monkeypatch) -> None:
+    def test_streams_on_one_connection_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, 3)
 
         async def scenario() -> None:

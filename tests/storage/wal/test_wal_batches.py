@@ -81,7 +81,7 @@ async def test_batches_come_back_in_order_with_lone_records_between() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 57, 98, 99])
 @as_scenario(run)
-async def test_a_trim_inside_a_batch_keeps_the_rest_of_it(*, at) -> None:
+async def test_a_trim_inside_a_batch_keeps_the_rest_of_it(*, at: int) -> None:
     disk, wal = await made()
     bodies = [b"%d" % n for n in range(100)]
     offsets, _ = wal.append_many(bodies)

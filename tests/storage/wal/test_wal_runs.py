@@ -172,7 +172,7 @@ def test_headers_read_as_columns_are_those_read_alone(records, salt, data):
 
 
 @pytest.mark.parametrize("flags", [2, 255])
-def test_a_header_that_no_writer_makes_is_none(flags):
+def test_a_header_that_no_writer_makes_is_none(flags: int):
     packed = bytearray(pack_wal_record(WalRecord(WalKind.DATA, 9, 1, 80, 3, 1, False), SALT))
     packed[5] = flags
     packed[36:40] = crc32c(bytes(packed[:36]), SALT).to_bytes(4, "little")
