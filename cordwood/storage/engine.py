@@ -172,7 +172,7 @@ class StorageEngine:
             unheard: stores of epochs that it does not know wait here; None takes them.
         Raises:
             Corrupt: a record passes its checksum but is not one of ours.
-            NotOurCluster: WAL and LogsDB are of different times: some records are missing.
+            NotOurCluster: LogsDB is older than the WAL: some records are missing.
         """
         staged = StagedIndex(await logs.staged.heads())
         ledgers = LedgerIndex(await logs.ledgers.states())
@@ -189,12 +189,17 @@ class StorageEngine:
                     await engine.amends.restore()
         found = wal.recovery
         assert found is not None, "the WAL was recovered to its end"
-        if logs.offset >= found.resume:
-            raise NotOurCluster(
-                f"this node's LogsDB has what came up to {logs.offset}, its WAL ends at "
-                f"{found.resume}: bring back the WAL that belongs to it"
-            )
         engine.has_lost = logs.note_lost(found.damage)
+        if logs.offset >= found.resume:
+            # The disk lost the WAL's newest writes, the header among them. LogsDB has what it
+            # flushed of the rest, and what came later is lost. Records written from the WAL's end
+            # on would pass for those that LogsDB has.
+            start = wal.far_above(logs.offset)
+            engine.has_lost = logs.note_lost(((found.resume, start),)) or engine.has_lost
+            await logs.keep_lost()  # Before the WAL goes on, which does not show it any more.
+            await wal.go_on_at(start)
+            found = wal.recovery
+            assert found is not None, "it goes on"
         if is_older or promised >= found.resume:
             # Records written from here on will cover the offsets of the missing end.
             missing = (found.resume, max(found.resume, promised) + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from made_blocks import LIMITS, OWNER, PATH, Made, at, open_engine, packed, restart, run, turns
 from scenarios import as_scenario
+from swaps import swap
 
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent
@@ -14,6 +15,7 @@ from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_search import LogSearch
 from cordwood.storage.logs_db.tables import TablesFailed
 from cordwood.storage.wal.delta_wal import Wal
+from cordwood.storage.wal.wal_errors import WalFailed
 
 BIG = bytes(5_000)
 """A block of two of the WAL's units, so that its neighbours have others."""
@@ -242,3 +244,65 @@ class TestPromised:
             return engine
 
         run(scenario)
+
+
+async def with_lost_writes(count: int = 3) -> Made:
+    """An engine whose blocks are in LogsDB; the disk lost all that the WAL wrote since the start,
+    the trim in its header too, and had said that it was durable."""
+    made = await Made.new()
+    before = bytes(made.disk.files[PATH].stable)
+    for number in range(1, count + 1):
+        await store_one(made, number)
+    await flush(made)
+    await made.engine.wal.close()
+    made.disk.files[PATH].stable[:] = before
+    return made
+
+
+class TestLostWrites:
+    """Tier seed 9610332: such a node refused to start for ever."""
+
+    @as_scenario(run)
+    async def test_the_node_starts_and_says_that_it_lost_records(self) -> None:
+        made = await with_lost_writes()
+        await made.open()
+        (lost,) = made.engine.logs.lost
+        assert lost[0] <= made.engine.logs.offset < lost[1]
+        assert str(lost) in made.engine.damage
+        for life in range(3):
+            await store_one(made, 4 + life)
+            await restart(made)
+            # What came behind it is in the WAL, at places that LogsDB does not have.
+            assert made.held()[-1:] == [packed(at(4 + life), BIG)]
+            assert made.engine.logs.lost == (lost,)
+            await flush(made)
+
+    def test_a_crash_amid_it_begins_it_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def dies(self: Wal, start: int) -> None:
+            raise WalFailed("the process ends here")
+
+        async def scenario() -> None:
+            made = await with_lost_writes()
+            with monkeypatch.context() as patch:
+                swap(patch, Wal.go_on_at, dies)
+                with pytest.raises(WalFailed):
+                    await made.open()
+            await made.open()
+            assert made.engine.damage
+            await store_one(made, 4)
+            await restart(made)
+            assert made.held() == [packed(at(4), BIG)]
+            assert made.engine.damage
+
+        run(scenario)
+
+    def test_a_wal_that_goes_on_at_its_end_is_caught(self) -> None:
+        async def scenario() -> None:
+            made = await with_lost_writes()
+            await made.open()
+            await store_one(made, 4)
+            await restart(made)
+            assert made.held() == [], "the record passed for one that LogsDB has"
+
+        with planted(find_bug("lost-writes-passed-over")):
+            run(scenario)

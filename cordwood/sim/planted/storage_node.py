@@ -242,6 +242,11 @@ async def _empty_disk_taken(self: DataDirectory) -> None:
     return
 
 
+def _at_its_end(right: Any, self: Wal, offset: int) -> int:
+    assert self.recovery is not None
+    return self.recovery.resume
+
+
 BUGS = (
     PlantedBug("ack-before-durable", "a node confirms a store before its WAL has it",
                at(StorageEngine.append_store).around(_ack_before_durable)),
@@ -262,6 +267,10 @@ BUGS = (
     PlantedBug("damage-forgotten", "what a node has lost it knows until its WAL is trimmed",
                at(LogsStore.flush_metadata).around(_damage_is_forgotten),
                scenario=scenarios.BAD_DISKS, scene="tests/client/read/test_damaged_wal.py"),
+    PlantedBug("lost-writes-passed-over",
+               "a WAL that lost what LogsDB has goes on where it ends",
+               at(Wal.far_above).around(_at_its_end),
+               scene="tests/storage/test_lost_records.py"),
     PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
                at(StorageRole.on_store_settled).around(_refusal_settles_earlier),
                scenario=scenarios.FULL_DISKS),

@@ -271,6 +271,29 @@ class Wal:
         await self._write_header(trim=stop - 1, scan=stop, durable=self._known_durable)
         return stop
 
+    def far_above(self, offset: int) -> int:
+        """So far above an offset that nothing which stands in the ring can pass for new there."""
+        header = self._headers.durable
+        known = max(offset, header.scan, header.durable, header.resume)
+        return wal_ring.reset_offset(header.ring, known)
+
+    async def go_on_at(self, start: int) -> None:
+        """Go on where `far_above` says, for the one who has records that this WAL lost.
+
+        After `recover`, before the first append. What came back is let go of: they have that too.
+
+        Raises:
+            WalFailed: a write failed.
+        """
+        self._check_usable()
+        self._last_offset = -1
+        self._batches = BatchPlaces()
+        self._recovery = None  # until it is recovered anew, the ring is not trimmed
+        incarnation = self._headers.durable.incarnation
+        # The trim stays: nobody has a record of a higher offset yet.
+        verdict = ScanVerdict(start, start, (), (), incarnation, start)
+        await self.resume(verdict, 0, 0, durable=start)
+
     def _open_ring(self, start: int) -> None:
         opened = self._limits.open_ring(self._headers.durable, start)
         self._space, self._window, self.record_bytes_max = opened
