@@ -366,6 +366,7 @@ class Node:
         self._space = SpaceWatch(
             self._engine, self.host.disk, self.settings.directory, settings, self._on_space,
             self._flusher.give_space,
+            lambda fill: self._membership.set_fill(self.settings.node, fill),
         )  # fmt: skip
         self._scrub = Scrub(
             self._engine, self.host.clock, settings,

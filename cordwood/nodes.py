@@ -31,6 +31,10 @@ COPIES_MAX = 16
 """More copies than this is a typing error, and the envelope reserves one byte."""
 
 
+FILL_MAX = 3
+"""Levels of a disk's fill above the first, see `protocol.disk_space`."""
+
+
 class Authority(enum.Enum):
     """The state of a node's data: its *authoritative status*, see `quorum.authority`."""
 
@@ -59,6 +63,7 @@ class Member:
         authority: the status of its data. read_only: an operator forbade new records: the node is
             still sealed and read, also by recoveries. Its weight is 0 meanwhile.
         room: bytes of the largest store that it ever takes; 0 if it did not say.
+        fill: how full its disk is, see `protocol.disk_space.DiskFill`.
     """
 
     node: NodeId
@@ -69,6 +74,12 @@ class Member:
     authority: Authority = Authority.FULLY_AUTHORITATIVE
     read_only: bool = False
     room: int = 0
+    fill: int = 0
+
+    @property
+    def ledger_weight(self) -> float:
+        """The node's share of new ledgers: its weight, halved for each level of its disk's fill."""
+        return self.weight / (1 << self.fill)
 
     def domain(self, scope: str) -> str:
         """Name the failure domain this node is in at `scope`, unique in the cluster.

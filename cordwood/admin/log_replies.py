@@ -38,6 +38,8 @@ def epoch_nodes(record: EpochRecord) -> list[EpochNodes]:
 def member_infos(members: Mapping[NodeId, Member]) -> list[MemberInfo]:
     """Members in node order."""
     return [
-        MemberInfo(m.node, m.address, m.location, m.incarnation, m.weight, m.authority, m.read_only)
+        MemberInfo(
+            m.node, m.address, m.location, m.incarnation, m.weight, m.authority, m.read_only, m.fill
+        )
         for _, m in sorted(members.items())
     ]

@@ -352,6 +352,7 @@ class Cluster(LogFinding):
                 m.weight,
                 m.authority,
                 m.read_only,
+                fill=m.fill,
             )
             for m in members
         }

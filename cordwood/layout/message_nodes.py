@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from cordwood.layout.message_fields import U32, Location, Name
-from cordwood.nodes import Authority
+from cordwood.nodes import FILL_MAX, Authority
 
 
 class MemberInfo(Struct, frozen=True):
@@ -23,6 +23,7 @@ class MemberInfo(Struct, frozen=True):
     weight: float
     authority: Authority = Authority.FULLY_AUTHORITATIVE
     read_only: bool = False
+    fill: Annotated[int, Meta(ge=0, le=FILL_MAX)] = 0
 
 
 class AskMembers(Struct, frozen=True, tag="ask_members"):

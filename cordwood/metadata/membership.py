@@ -29,7 +29,7 @@ from cordwood.host.address import split_address
 from cordwood.layout.json_text import read_json
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
-from cordwood.nodes import SCOPES, Authority, Member, NodeId
+from cordwood.nodes import FILL_MAX, SCOPES, Authority, Member, NodeId
 from cordwood.quorum.authority import may_become
 
 CLUSTER_BYTES = 16
@@ -82,6 +82,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     authority: Authority = Authority.FULLY_AUTHORITATIVE
     read_only: bool = False
     room: Annotated[int, msgspec.Meta(ge=0)] = 0
+    fill: Annotated[int, msgspec.Meta(ge=0, le=FILL_MAX)] = 0
 
 
 class Membership:
@@ -292,6 +293,26 @@ class Membership:
         assert stored is not None, "the entry was there"
         return parse_member(node_id, stored)
 
+    async def set_fill(self, node_id: NodeId, fill: int) -> None:
+        """Say how full a node's disk is.
+
+        Args:
+            fill: a level, 0 to FILL_MAX.
+        Raises:
+            BadSetting: the node never registered.
+        """
+        assert 0 <= fill <= FILL_MAX, "a level"
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is None:
+                raise BadSetting(f"there is no node {node_id}")
+            entry = _decode(node_id, found)
+            if entry.fill == fill:
+                return None
+            return msgspec.json.encode(msgspec.structs.replace(entry, fill=fill))
+
+        await change_repeatably(self._store, _key(node_id), decide)
+
     async def set_storage(self, node_id: NodeId, *, read_only: bool) -> Member:
         """Say whether a node stores nothing, until the other is said; it outlives its starts.
 
@@ -350,6 +371,7 @@ def parse_member(node_id: NodeId, value: bytes) -> Member:
     return Member(
         node_id, entry.address, entry.location, entry.incarnation,
         0.0 if entry.read_only else entry.weight, entry.authority, entry.read_only, entry.room,
+        entry.fill,
     )  # fmt: skip
 
 

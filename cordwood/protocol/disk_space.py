@@ -14,6 +14,8 @@ Source: docs/sources/logdevice.md 2.13 ("Disk"); docs/sources/bookkeeper.md (c),
 
 from __future__ import annotations
 
+from cordwood.nodes import FILL_MAX
+
 LOW_SHARE = 0.05
 BACK_SHARE = 0.1
 """Shares of the whole disk. They apply to a small disk, of which the bytes would be most."""
@@ -21,6 +23,15 @@ BACK_SHARE = 0.1
 LOW_BYTES_MIN = 8 << 20
 """Free bytes of a very small disk, at most a quarter of it. Dropping a partition first writes to
 LogsDB's metadata, and the files of a new partition also need space."""
+
+FILL_SHARES = (0.5, 0.25, 0.1)
+"""A node is a level fuller below each of these free shares of its disk. Each level halves what it
+gets of new ledgers: a few levels even disks out, and more would write metadata all the time."""
+
+assert len(FILL_SHARES) == FILL_MAX
+
+FILL_BACK_SHARE = 0.05
+"""So much more has to be free before it counts as less full again: a trim of some partitions."""
 
 FLUSH_GROWTH = 1.1
 """Bytes that a flush writes for each byte of blocks, index entries and file headers included."""
@@ -95,3 +106,22 @@ class DiskSpace:
         was = self.is_low
         self.is_low = free_bytes < low or (was and free_bytes < back)
         return self.is_low != was
+
+
+class DiskFill:
+    """How full a disk is, in a few levels that do not flutter.
+
+    Attributes:
+        level: 0 for a disk of which half or more is free, up to `len(FILL_SHARES)`.
+    """
+
+    def __init__(self) -> None:
+        self.level = 0
+
+    def on_free(self, free_bytes: int, total_bytes: int) -> bool:
+        """The disk was measured; whether the level changed."""
+        share = free_bytes / total_bytes if total_bytes > 0 else 1.0
+        least = sum(share < each for each in FILL_SHARES)
+        most = sum(share < each + FILL_BACK_SHARE for each in FILL_SHARES)
+        before, self.level = self.level, max(least, min(self.level, most))
+        return self.level != before

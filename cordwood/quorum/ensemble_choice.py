@@ -4,9 +4,10 @@ Entries go to Qw neighbours on the ring, its *windows*. So every window has to h
 racks, or of two regions or other domains if that is asked for. Where the nodes do not give that,
 the rule is soft unless it is enforced: then there is no ensemble.
 
-Nodes are drawn by weight. A place is filled by a node of another domain than its neighbours' if
-there is one. Where that leads to a window in one domain, other domains are tried for the places
-before it, so an enforced rule finds an ensemble if there is one.
+Nodes are drawn by weight, and a node with a fuller disk less often. A place is filled by a node of
+another domain than its neighbours' if there is one. Where that leads to a window in one domain,
+other domains are tried for the places before it, so an enforced rule finds an ensemble if there is
+one.
 
 Source: docs/sources/bookkeeper.md (e).
 """
@@ -186,9 +187,9 @@ class _Ring:
 
 
 def _draw(members: Sequence[Member], chance: Chance) -> Member:
-    at = chance.random() * sum(member.weight for member in members)
+    at = chance.random() * sum(member.ledger_weight for member in members)
     for member in members:
-        at -= member.weight
+        at -= member.ledger_weight
         if at < 0:
             return member
     return members[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cordwood.protocol.disk_space import DiskSpace
+from cordwood.protocol.disk_space import DiskFill, DiskSpace
 
 MIB = 1 << 20
 LARGE = 1 << 40
@@ -33,3 +33,25 @@ def test_a_small_disk_has_its_share():
 @pytest.mark.parametrize("free", [0, 1, 10**6])
 def test_no_mark_no_refusal(free):
     assert not DiskSpace(0, 0).on_free(free, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("free", "levels"),
+    [
+        ((100, 50, 49, 54, 55), (0, 0, 1, 1, 0)),
+        ((100, 24, 29, 30, 54, 55), (0, 2, 2, 1, 1, 0)),
+        ((9, 14, 16, 100), (3, 3, 2, 0)),
+        ((0, 100, 0), (3, 0, 3)),
+    ],
+)
+def test_levels_of_fill_do_not_flutter(free: tuple[int, ...], levels: tuple[int, ...]) -> None:
+    fill, before = DiskFill(), 0
+    for each, level in zip(free, levels, strict=True):
+        assert fill.on_free(each, 100) is (level != before)
+        assert fill.level == level
+        before = level
+
+
+def test_a_disk_of_no_size_is_not_full() -> None:
+    fill = DiskFill()
+    assert not fill.on_free(0, 0)

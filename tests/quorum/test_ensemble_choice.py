@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -120,6 +121,13 @@ def test_heavier_nodes_are_drawn_more_often() -> None:
     able = members("a", "b", "c", weights={1: 10.0})
     first = Counter(node for seed in range(300) for node in new(able, 1, 1, seed=seed))
     assert first[1] > 200
+
+
+def test_nodes_with_fuller_disks_are_drawn_less_often() -> None:
+    able = members("a", "b")
+    able[NodeId(1)] = replace(able[NodeId(1)], fill=3)
+    first = Counter(node for seed in range(900) for node in new(able, 1, 1, seed=seed))
+    assert 50 < first[1] < 150, "one in nine"
 
 
 def test_too_few_nodes_are_none() -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Disk
-from cordwood.protocol.disk_space import DiskSpace, to_write
+from cordwood.protocol.disk_space import DiskFill, DiskSpace, to_write
 from cordwood.settings import StorageSettings
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.said_once import SaidOnce
@@ -33,12 +33,14 @@ class SpaceWatch:
         settings: StorageSettings,
         on_space: Callable[[], None],
         on_low: Callable[[], None] = lambda: None,
+        tell_fill: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
             path: a directory on the disk.
             on_space: called when the node takes new records again.
             on_low: called at each measurement while it takes none: drop trimmed records at once.
+            tell_fill: tells the cluster how full the disk is; None for nobody to tell.
         """
         self._engine = engine
         self._disk = disk
@@ -48,6 +50,9 @@ class SpaceWatch:
         self._on_space = on_space
         self._on_low = on_low
         self._said = SaidOnce(logger)
+        self._fill = DiskFill()
+        self._tell_fill = tell_fill
+        self._told_fill = 0  # what the entry of a node that starts says
 
     async def run(self) -> None:
         """Measure at intervals, until cancelled."""
@@ -57,7 +62,9 @@ class SpaceWatch:
 
     async def look(self) -> None:
         """Measure the free space; while there is too little, drop trimmed records."""
-        if not await self._measure() or not self._space.is_low or self._engine.failed:
+        is_known = await self._measure()
+        await self._tell()
+        if not is_known or not self._space.is_low or self._engine.failed:
             return
         self._on_low()
         try:
@@ -67,6 +74,18 @@ class SpaceWatch:
             return
         if dropped:
             await self._measure()
+
+    async def _tell(self) -> None:
+        """Tell the cluster of another level of fill; if that fails, at the next measurement."""
+        level = self._fill.level
+        if self._tell_fill is None or level == self._told_fill:
+            return
+        try:
+            await self._tell_fill(level)
+        except CordwoodError as error:
+            logger.info("how full the disk is could not be told: %s", error)
+        else:
+            self._told_fill = level
 
     async def _measure(self) -> bool:
         """Whether the free space is known."""
@@ -80,6 +99,7 @@ class SpaceWatch:
 
     def _on_free(self, free_bytes: int, total_bytes: int) -> None:
         low, back = self._space.marks(total_bytes)
+        self._fill.on_free(free_bytes, total_bytes)
         engine = self._engine
         room = engine.free_bytes
         engine.disk.on_free(free_bytes, low * 3 // 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
@@ -32,6 +33,7 @@ from cordwood.ledger import NO_ENTRY, DigestKind, LedgerState
 from cordwood.metadata.memory import LateWrite
 from cordwood.protocol.ledger_writer import WriterLimits
 from cordwood.quorum.ensemble_choice import Placement
+from cordwood.sim.disk import DISK_BYTES
 
 E3 = {"ensemble": 3, "write": 3, "ack": 2}
 DEFERRED = WriterLimits(defers_sync=True)
@@ -567,6 +569,28 @@ class TestDeletion:
 
 
 class TestPlacement:
+    @as_scenario(simulate, nodes=4)
+    async def test_a_node_whose_disk_fills_up_gets_fewer_ledgers(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        cluster.machine(2).disk.free_bytes = DISK_BYTES // 20
+        async with cluster.client() as store:
+            await asyncio.sleep(10)  # the node measures, tells, and clients hear
+            firsts: Counter[int] = Counter()
+            for _ in range(120):
+                made = await store.ledgers.create(ensemble=1, write=1, ack=1)
+                firsts.update(made.metadata.newest.nodes)
+                made.abandon()
+            assert firsts[2] < 15, "an eighth of each other one's"
+            cluster.machine(2).disk.free_bytes = DISK_BYTES
+            await asyncio.sleep(10)
+            firsts.clear()
+            for _ in range(120):
+                made = await store.ledgers.create(ensemble=1, write=1, ack=1)
+                firsts.update(made.metadata.newest.nodes)
+                made.abandon()
+            assert firsts[2] > 15
+
     def test_an_enforced_rule_holds_over_changes_of_the_ensemble(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
