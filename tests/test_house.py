@@ -34,6 +34,7 @@ LONG = {
     "cordwood/client/read/read_stream.py": "one class: a read stream, from senders to items",
     "cordwood/storage/engine.py": "one class: every change that a storage node makes",
     "cordwood/storage/logs_db/logs_store.py": "one class: LogsDB, over its partitions and tables",
+    "cordwood/storage/wal/delta_wal.py": "one class: an open WAL, from recovery to close",
 }
 """Modules that are longer, and why: a length is a reason to look for a second noun. Where there
 is none the module stays whole and stands here."""

@@ -258,11 +258,8 @@ class Wal:
         """
         if not self._recovery_begun:
             self._begin_recovery()
-            header = self._headers.durable
-            known = max(header.scan, header.durable, header.resume)
-            start = wal_ring.reset_offset(header.ring, known)
-            beyond = ScanVerdict(start, start, (), (), header.incarnation, start)
-            await self.resume(beyond, 0, 0, trim=start - 1, durable=start)
+            start = self.far_above(0)
+            await self._resume_at(start, trim=start - 1)
             return start
         self._check_usable()
         stop = self._space.next
@@ -286,13 +283,15 @@ class Wal:
             WalFailed: a write failed.
         """
         self._check_usable()
-        self._last_offset = -1
-        self._batches = BatchPlaces()
+        self._last_offset, self._batches = -1, BatchPlaces()
         self._recovery = None  # until it is recovered anew, the ring is not trimmed
-        incarnation = self._headers.durable.incarnation
         # The trim stays: nobody has a record of a higher offset yet.
-        verdict = ScanVerdict(start, start, (), (), incarnation, start)
-        await self.resume(verdict, 0, 0, durable=start)
+        await self._resume_at(start)
+
+    async def _resume_at(self, start: int, **changes: Any) -> None:
+        incarnation = self._headers.durable.incarnation
+        beyond = ScanVerdict(start, start, (), (), incarnation, start)
+        await self.resume(beyond, 0, 0, durable=start, **changes)
 
     def _open_ring(self, start: int) -> None:
         opened = self._limits.open_ring(self._headers.durable, start)
