@@ -16,7 +16,7 @@ from cordwood import errors
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.checkers.evidence import Append, Evidence, Read, last_of
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.end_events import NodesBack, PaceBegan, PaceEnded
+from cordwood.sim.end_events import DiskLost, NodesBack, PaceBegan, PaceEnded
 from cordwood.sim.history import (
     GIVEN_UP,
     AppendFailed,
@@ -24,6 +24,7 @@ from cordwood.sim.history import (
     AppendUnknown,
     EndReason,
     Idled,
+    NodeStarted,
 )
 from cordwood.sim.name_events import LogSought, NameLeads
 
@@ -72,12 +73,13 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
     soon known to be unknown is no such try: another sequencer took the log, and a caller may stop
     there. What nodes that are lost for good had in flight is not looked at, nor what comes before
     anybody said so. Nodes that come back are as a fault that ends: what was begun up to `bound_s`
-    after that may end with an unknown outcome, and in no other way.
+    after that may end with an unknown outcome, and in no other way. So are nodes that are let in
+    again after their disk was lost.
     """
     if evidence.healed_at is None:
         return []
     bound_us = round(bound_s * 1e6)
-    back_us = [event.time_us for _, event in evidence.of(NodesBack)]
+    back_us = [event.time_us for _, event in evidence.of(NodesBack)] + _let_in_us(evidence)
     found: list[Violation] = []
     for log in evidence.logs:
         tried = [
@@ -95,6 +97,16 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
             if append.invoked.time_us >= settled_us:
                 found.extend(_succeeds_by(evidence, append, append.invoked.time_us + bound_us))
     return found
+
+
+def _let_in_us(evidence: Evidence) -> list[int]:
+    """When nodes started whose disks were lost."""
+    lost = {e.node for _, e in evidence.of(DiskLost) if isinstance(e, DiskLost)}
+    return [
+        e.time_us
+        for _, e in evidence.of(NodeStarted)
+        if isinstance(e, NodeStarted) and e.node in lost
+    ]
 
 
 def _says_nothing(append: Append, bound_us: int) -> bool:
