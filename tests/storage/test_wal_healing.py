@@ -11,11 +11,14 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import missing, put_records
 from scenarios import as_scenario
+from swaps import swap
 
 from cordwood.errors import OutcomeUnknown
 from cordwood.layout.message_rebuilding import AskRebuilding, RebuildingReply
+from cordwood.protocol.wal_heal import is_settled
 from cordwood.settings import StorageSettings
 from cordwood.sim.damage import damage_wal
+from cordwood.storage.repair import wal_healing
 
 UNFLUSHED = StorageSettings(flush_age_s=3600.0, flush_quiet_s=60.0, scrub_bytes_s=0)
 
@@ -130,3 +133,33 @@ async def test_appends_go_on_meanwhile(cluster: ClusterAtHand) -> None:
     async with cluster.client() as store:
         found = await values(store, "log-1")
     assert [value for value in found if value in set(acked)] == acked
+
+
+@as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+async def test_a_log_that_was_begun_and_never_written_keeps_nobody_waiting(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    async with cluster.client() as store:
+        await store.create_log("empty", copies=3)
+        await store.tail("empty")
+        await rot_wal(cluster, 2, 1)
+        await knows_again(cluster, 2)
+
+
+def test_a_log_that_is_deleted_meanwhile_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tier seed 9620257: its end was to be settled by a sequencer that never came again."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        swap(monkeypatch, is_settled, lambda bound, readable: False, within=wal_healing)
+        await put_records(cluster, logs=1)
+        await rot_wal(cluster, 2, 1)
+        healing = cluster.running[2]._healing
+        await until(lambda: healing.state().waits.endswith("its end is not settled yet"))
+        async with cluster.client() as store:
+            await store.log_tree.delete("log-1")
+        await knows_again(cluster, 2)
+
+    simulate(scenario, nodes=5, storage=UNFLUSHED)

@@ -166,8 +166,10 @@ class WalHealing:
         assert bound is not None, "just noted"
         held = self._engine.cache.log(log)
         if not is_settled(bound, held.readable):
-            await self._tail(log)  # its sequencer sends the release once more
-            return "its end is not settled yet"
+            # Its sequencer sends the release once more; of a log that was deleted meanwhile nobody
+            # does.
+            is_there = await self._tail(log) is not None
+            return "its end is not settled yet" if is_there else ""
         for _ in range(RESTORE_TRIES):
             plan = await self._repairs.restore(log, held.gone + 1, bound)
             self._blocks += len(plan.takes)
