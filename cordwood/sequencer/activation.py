@@ -156,6 +156,10 @@ class Activation:
             return None
         return Configuration.of(Nodeset(tuple(members[node] for node in nodes)), replication)
 
+    def able(self) -> frozenset[NodeId]:
+        """The members that take new records."""
+        return frozenset(node for node, m in self._members().items() if m.weight > 0)
+
     def has_moved(self, nodeset: Nodeset) -> bool:
         """Whether a node of an epoch's nodeset has another location than that epoch recorded."""
         members = self._members()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import msgspec
 
@@ -22,6 +22,8 @@ from cordwood.metadata.epoch_store import Configuration
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import CHANGES_PREFIX, LogTree
 from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import NodeId
+from cordwood.protocol.nodeset_growth import NodesetGrowth
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender
 from cordwood.sequencer.role import SequencerRole
@@ -67,6 +69,7 @@ class LogWatch:
         self._activation = activation
         self._sequencer = sequencer
         self._on_change = on_change
+        self._growth = NodesetGrowth()
         # Epochs that were told to end, and the time at which they are late.
         self._draining: dict[tuple[int, int], float] = {}
 
@@ -81,17 +84,20 @@ class LogWatch:
             try:
                 seen, mark = mark, await self._metadata.changed(CHANGES_PREFIX, mark, patience_s)
                 is_due = loop.time() - looked_s >= WATCH_S or bool(self._draining)
-                if mark == seen and not is_due and not self._has_moved():
+                growing = self._growing()
+                if mark == seen and not (is_due or growing or self._has_moved()):
                     continue
                 looked_s = loop.time()
                 was, count = count, await self._logs.changes()
                 self.changes = count
                 self._end_late()
                 # Trap: the mark counts every write of the metadata store, so it seldom stays.
-                if count != was or mark == seen or looked_s - checked_s >= WATCH_S:
+                is_late = looked_s - checked_s >= WATCH_S
+                if count != was or mark == seen or growing or is_late:
                     checked_s = looked_s
                     self._on_change()
-                    await self._look()
+                    await self._look(growing)
+                    self._growth.on_looked_at(growing)
             except CordwoodError as error:
                 logger.warning("the log tree could not be read: %s", error)
                 count = None
@@ -102,15 +108,31 @@ class LogWatch:
         appenders = self._sequencer.sequencing().values()
         return any(self._activation.has_moved(each.nodeset) for each in appenders)
 
-    async def _look(self) -> None:
-        """Bring every log that is sequenced here up to its attributes."""
+    def _growing(self) -> frozenset[int]:
+        """Logs that are due to take in nodes that joined."""
+
+        def nodesets() -> dict[int, tuple[NodeId, ...]]:
+            sequencing = self._sequencer.sequencing()
+            return {log: each.nodeset.nodes for log, each in sequencing.items()}
+
+        now_s = asyncio.get_running_loop().time()
+        return self._growth.due(now_s, self._activation.able(), nodesets)
+
+    async def _look(self, growing: Set[int]) -> None:
+        """Bring every log that is sequenced here up to its attributes.
+
+        Args:
+            growing: logs that are due to take in nodes that joined.
+        """
         if not self._sequencer.sequencing() and not self._activation.is_beginning:
             return
         infos = {info.log_id: info for info in await self._logs.list()}
         self._activation.note_attributes(infos)
         for log, appender in self._sequencer.sequencing().items():
             info = infos.get(LogId(log)) or await self._logs.by_id(log)
-            wants_another = info is not None and self._asks_for_another(info, appender)
+            wants_another = info is not None and self._asks_for_another(
+                info, appender, grows=log in growing
+            )
             may_have_it = wants_another and await self._may_have_it(log, appender)
             if self._sequencer.sequencing().get(log) is not appender:
                 continue  # it ended meanwhile; its next epoch begins with the present attributes
@@ -124,7 +146,7 @@ class LogWatch:
                 appender.attributes = msgspec.structs.replace(info.attributes, nodeset_size=size)
             else:
                 logger.info(
-                    "log %d: epoch %d ends, its attributes or locations changed",
+                    "log %d: epoch %d ends, its attributes, locations or nodes changed",
                     log,
                     appender.epoch,
                 )
@@ -132,19 +154,23 @@ class LogWatch:
                 self._draining.setdefault((log, appender.epoch), late_s)
                 appender.drain()
 
-    def _asks_for_another(self, info: LogInfo, appender: LogAppender) -> bool:
-        """Whether a log's attributes or locations need another epoch than the present one.
+    def _asks_for_another(self, info: LogInfo, appender: LogAppender, *, grows: bool) -> bool:
+        """Whether a log's attributes, locations or nodes need another epoch than the present one.
 
-        Nodes that came or went do not need one: the next epoch will take them into account. A node
-        of the nodeset with a new location does, because copies are spread over racks that do not
-        exist any more. Stored records keep the locations of their own epoch.
+        Nodes that went do not need one: the next epoch will take that into account. Nodes that
+        joined do where the log is due, see `protocol.nodeset_growth`. A node of the nodeset with a
+        new location does, because copies are spread over racks that do not exist any more. Stored
+        records keep the locations of their own epoch.
         """
         asked, had = info.attributes, appender.attributes
         is_as_asked = info.replication == appender.replication
         has_moved = self._activation.has_moved(appender.nodeset)
-        if is_as_asked and asked.nodeset_size == had.nodeset_size and not has_moved:
+        is_same = is_as_asked and asked.nodeset_size == had.nodeset_size and not has_moved
+        if is_same and not grows:
             return False
         wanted = self._activation.wanted(info.log_id, asked)
+        if is_same and wanted is not None and not {*wanted.nodes} - {*appender.nodeset.nodes}:
+            return False  # none of the nodes that joined is for this log
         return wanted not in (None, Configuration.of(appender.nodeset, appender.replication))
 
     async def _may_have_it(self, log: int, appender: LogAppender) -> bool:

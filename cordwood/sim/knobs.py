@@ -21,7 +21,7 @@ from cordwood.client import cluster
 from cordwood.client.append import log_appends
 from cordwood.client.read import consumer, read_stream, shared_tail
 from cordwood.protocol import ledger_autorecovery as ledger_rule
-from cordwood.protocol import node_states, producers, read_window, slow_nodes
+from cordwood.protocol import node_states, nodeset_growth, producers, read_window, slow_nodes
 from cordwood.protocol.producers import Budget
 from cordwood.recovery import ask, collect_digest
 from cordwood.sequencer import activation, appender, releases, role
@@ -97,6 +97,7 @@ KNOBS: Mapping[str, Knob[Any]] = {
         Knob(lambda: role.ACTIVATING_BYTES_MAX, (2000, 50_000)),
         Knob(lambda: activation.TRIES_MAX, (1, 5)),
         Knob(lambda: node_states.SLOW_S, (0.2, 6.0)),
+        Knob(lambda: nodeset_growth.GROW_AFTER_S, (0.5, 3.0)),
         Knob(lambda: read_streams.BATCH_BYTES, (70_000, 100_000)),
         Knob(lambda: read_streams.BATCH_BLOCKS, (1, 5, 50)),
         Knob(lambda: read_streams.TICK_BATCHES, (1, 2)),

@@ -37,6 +37,7 @@ from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.protocol.node_states import NodeStates
+from cordwood.protocol.nodeset_growth import NodesetGrowth
 from cordwood.protocol.wal_ring import WalScan
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery import recover_log
@@ -113,6 +114,12 @@ STORAGE_ROWS: tuple[Row, ...] = (
     ),
     counted(
         "read-only-refused", "a read-only node refused a store", StoreRefused, lambda d: d.read_only
+    ),
+    row(
+        "nodeset-due",
+        "logs were due to take in nodes that joined",
+        NodesetGrowth.due,
+        gave,
     ),
     row(
         "weight-zero-there",

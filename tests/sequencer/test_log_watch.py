@@ -12,6 +12,7 @@ from swaps import swap
 from cordwood.client.find import tail_calls
 from cordwood.errors import AccessDenied, OutcomeUnknown
 from cordwood.log_attributes import LogAttributes, token_digest
+from cordwood.protocol.nodeset_growth import GROW_AFTER_S
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender
 from cordwood.sequencer.log_watch import DRAIN_S, WATCH_S, LogWatch
@@ -119,3 +120,48 @@ def test_all_logs_are_checked_once_a_minute_whatever_else_is_written(
     swap(monkeypatch, Activation.note_attributes, lambda *_: None)  # a change that is missed
     heard_s = 2 * WATCH_S
     simulate(lambda cluster: a_token_is_set_while_an_epoch_begins(cluster, heard_s), nodes=6)
+
+
+@as_scenario(simulate, nodes=3)
+async def test_nodes_that_join_get_a_share_of_logs_that_are_written_already(
+    cluster: ClusterAtHand,
+) -> None:
+    """A log took in new nodes with its next epoch, which may be weeks away."""
+    async with cluster.client(timeout_s=30.0) as store:
+        for name in ("a", "b"):
+            await store.create_log(name, copies=2)
+            assert (await store.append(name, b"1")).epoch == 1
+        cluster.add_nodes(1)
+        await cluster.start(4)
+        await asyncio.sleep(GROW_AFTER_S / 2)
+        assert (await store.append("a", b"2")).epoch == 1, "it may be gone again soon"
+        await asyncio.sleep(GROW_AFTER_S)
+        for name, count in (("a", 3), ("b", 2)):
+            last = await store.append(name, b"%d" % count)
+            assert last.epoch == 2
+            assert (await store.log(name)).history[-1].nodes == [1, 2, 3, 4]
+            wanted = [b"%d" % number for number in range(1, count + 1)]
+            assert await values(store, name, until=last) == wanted
+        await asyncio.sleep(3 * GROW_AFTER_S)
+        assert (await store.append("a", b"4")).epoch == 2, "and nothing more comes of it"
+
+
+@as_scenario(simulate, nodes=5)
+async def test_a_log_of_fewer_nodes_takes_in_a_new_one_only_where_that_is_for_it(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=30.0) as store:
+        names = [f"log-{number}" for number in range(12)]
+        for name in names:
+            await store.create_log(name, copies=2, attributes=LogAttributes(nodeset_size=3))
+            await store.append(name, b"1")
+        cluster.add_nodes(1)
+        await cluster.start(6)
+        await asyncio.sleep(2 * GROW_AFTER_S)
+        took = 0
+        for name in names:
+            last = await store.append(name, b"2")
+            nodes = (await store.log(name)).history[-1].nodes
+            assert (last.epoch, len(nodes)) == (2 if 6 in nodes else 1, 3)
+            took += 6 in nodes
+        assert 0 < took < 12
