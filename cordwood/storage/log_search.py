@@ -73,6 +73,7 @@ class LogSearch:
             # stands in its place elsewhere may be younger.
             counted = await last_counted(tables, partition, ask.log, entry, held.counts)
             before = max(before, counted)
+        self._known(ask.log, ask.until)  # Race: see `extent`.
         before = max(held.gone, min(before, ask.until))
         at = max(at, held.gone + 1)
         return TimeReply(held.trim, before, at if at <= ask.until else 0, held.tier)
@@ -89,6 +90,9 @@ class LogSearch:
         if first is None:
             return ExtentReply(held.trim, 0, 0, 0, 0, held.tier)
         last = await self.last_record(ask.log, held, ask.until) or first
+        # Race: a sequencer that nobody needs any more stored a block meanwhile, in an epoch that
+        # was recovered without this node.
+        self._known(ask.log, ask.until)
         return ExtentReply(
             held.trim,
             max(first.first, start),

@@ -6,7 +6,7 @@ import pytest
 from made_blocks import Made, at, packed, run, turns
 from scenarios import as_scenario
 
-from cordwood.block import BlockKind
+from cordwood.block import BlockHeader, BlockKind
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent, AskTime
 from cordwood.storage.log_search import LogSearch
@@ -135,3 +135,31 @@ async def test_the_first_record_may_stand_behind_many_bridges_in_logs_db() -> No
         await made.engine.purge(LOG, epoch, seal=epoch + 1, lng=at(1, epoch))
     reply = await LogSearch(made.engine).extent(AskExtent(LOG, at(2, 70)))
     assert (reply.first, reply.last) == (at(1, 70), at(2, 70))
+
+
+class StoredMeanwhile(LogSearch):
+    """A block of an epoch that was recovered without this node is stored amid a question."""
+
+    def __init__(self, made: Made) -> None:
+        super().__init__(made.engine)
+        self._made = made
+
+    async def _first_record(self, log: int, start: int, until: int) -> BlockHeader | None:
+        found = await super()._first_record(log, start, until)
+        self._made.store(packed(at(1, 2), time_us=30, lng=at(0, 2)))
+        await turns()
+        return found
+
+
+@as_scenario(run)
+async def test_what_is_stored_amid_a_question_is_no_end_of_the_log() -> None:
+    """Seed 9800245: an extent told a record that was never acknowledged, and that the log's
+    recovery had ended the epoch before."""
+    made = await Made.new()
+    made.store(packed(at(1), time_us=10, lng=at(0)), packed(at(2), time_us=20, lng=at(1)))
+    await turns()
+    await made.engine.purge(LOG, 1, seal=2, lng=at(2))
+    asked = AskExtent(LOG, at(0, 4))
+    assert (await LogSearch(made.engine).extent(asked)).last == at(2)
+    with pytest.raises(Retryable, match="still to learn"):
+        await StoredMeanwhile(made).extent(asked)
