@@ -15,10 +15,12 @@ from swaps import swap
 
 from cordwood.errors import OutcomeUnknown
 from cordwood.layout.message_rebuilding import AskRebuilding, RebuildingReply
+from cordwood.protocol.repair_plan import RepairPlan
 from cordwood.protocol.wal_heal import is_settled
 from cordwood.settings import StorageSettings
 from cordwood.sim.damage import damage_wal
 from cordwood.storage.repair import wal_healing
+from cordwood.storage.repair.repairs import Repairs
 
 UNFLUSHED = StorageSettings(flush_age_s=3600.0, flush_quiet_s=60.0, scrub_bytes_s=0)
 
@@ -147,17 +149,25 @@ async def test_a_log_that_was_begun_and_never_written_keeps_nobody_waiting(
         await knows_again(cluster, 2)
 
 
+@pytest.mark.parametrize("waits", ["its end is not settled yet", "a node does not say"])
 def test_a_log_that_is_deleted_meanwhile_keeps_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch,
+    waits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tier seed 9620257: its end was to be settled by a sequencer that never came again."""
+    """Tier seed 9620257: its end was to be settled by a sequencer that never came again. Seed
+    9810639: a node was to learn how its epochs ended, and nobody told it."""
+
+    async def restore(self: Repairs, log: int, first: int, last: int) -> RepairPlan:
+        return RepairPlan(first, (), False, waits)
 
     async def scenario(cluster: ClusterAtHand) -> None:
-        swap(monkeypatch, is_settled, lambda bound, readable: False, within=wal_healing)
+        if waits == "a node does not say":
+            swap(monkeypatch, Repairs.restore, restore)
+        else:
+            swap(monkeypatch, is_settled, lambda bound, readable: False, within=wal_healing)
         await put_records(cluster, logs=1)
         await rot_wal(cluster, 2, 1)
         healing = cluster.running[2]._healing
-        await until(lambda: healing.state().waits.endswith("its end is not settled yet"))
+        await until(lambda: healing.state().waits.endswith(waits))
         async with cluster.client() as store:
             await store.log_tree.delete("log-1")
         await knows_again(cluster, 2)

@@ -166,19 +166,25 @@ class WalHealing:
         assert bound is not None, "just noted"
         held = self._engine.cache.log(log)
         if not is_settled(bound, held.readable):
-            # Its sequencer sends the release once more; of a log that was deleted meanwhile nobody
-            # does.
-            is_there = await self._tail(log) is not None
-            return "its end is not settled yet" if is_there else ""
+            # Asked below, its sequencer sends the release once more.
+            return await self._unless_deleted(log, "its end is not settled yet")
         for _ in range(RESTORE_TRIES):
             plan = await self._repairs.restore(log, held.gone + 1, bound)
             self._blocks += len(plan.takes)
             self._bytes += sum(take.copy.header.stored_bytes for take in plan.takes)
             if plan.waits:
-                return plan.waits
+                return await self._unless_deleted(log, plan.waits)
             if not plan.takes:
                 return ""
         return "its blocks are being moved"
+
+    async def _unless_deleted(self, log: int, waits: str) -> str:
+        """What a log waits for; "" if it was deleted meanwhile: nobody settles or tells it then."""
+        try:
+            is_there = await self._tail(log) is not None
+        except CordwoodError:
+            return waits
+        return waits if is_there else ""
 
     async def _tail(self, log: int) -> TailReply | None:
         """What the log's sequencer says, which is started where there is none; None where the log
