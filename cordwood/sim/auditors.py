@@ -34,14 +34,14 @@ _KINDS = {
 }
 
 
-async def audit(crew: Crew, clients: Clients) -> None:
+async def audit(crew: Crew, clients: Clients, name: str = AUDITOR) -> None:
     """Have every log scanned on every node, up to its tail."""
-    crew.start(AUDITOR, partial(scan_all, AUDITOR, clients))
+    crew.start(name, partial(scan_all, name, clients))
     try:
         async with asyncio.timeout(AUDIT_S):
-            await crew.wait(AUDITOR)
+            await crew.wait(name)
     except TimeoutError:
-        crew.kill(AUDITOR)
+        crew.kill(name)
 
 
 async def scan_all(name: str, clients: Clients, host: Host) -> None:

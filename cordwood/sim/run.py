@@ -353,6 +353,9 @@ class _Run:
             await self._losses.wait_healed()
         if self._options.faults.damage is Damage.WITHIN and self._options.heals:
             await wait_mended(self._cluster, self.recorder)
+        if self._options.audited and not (stuck or self._options.heals):
+            # What nodes have lost is scanned while they say so.
+            await audit(self._crew, self.clients, "auditor-before")
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)
         if self._options.audited and not stuck:
