@@ -34,7 +34,8 @@ from cordwood.sim.verify import show
 QUICK = ("kill", "clock-step", "proxy-corrupt", "power-cut")
 """One each of processes, clocks, frames and disks, none of which lasts long."""
 
-SECONDS = 8.0
+SECONDS = 16.0
+"""Two faults at the least, also on a machine that lacks what most kinds need."""
 
 
 @pytest.mark.real
