@@ -15,7 +15,7 @@ import typer
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, utc_words
-from cordwood.errors import AccessDenied, BadSetting, Retryable
+from cordwood.errors import AccessDenied, BadSetting, Retryable, UnknownLedger
 
 if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_ledgers import BlockingWritableLedger
@@ -378,6 +378,10 @@ def check(
                 )
             except (AccessDenied, Retryable) as error:
                 unread[ledger] = str(error)
+            except UnknownLedger:
+                if ledgers:
+                    raise
+                # Race: it was deleted after it was listed.
     if as_json:
         told = [_check_document(each) for each in checks]
         told += [{"ledger": ledger, "trouble": words} for ledger, words in unread.items()]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from swaps import swap
 from verbs_at_hand import run_verb
 
 import cordwood
+from cordwood.client.blocking.blocking_ledgers import BlockingLedgers
 
 ONE = ("-E", "1", "-w", "1", "-a", "1")
 
@@ -111,3 +113,11 @@ def test_ledgers_are_checked(run):
     assert both[1] == {"ledger": 901, "trouble": "ledger 901 has another password"}
     assert json.loads(run("check", "901", "--json", password="secret"))[0]["whole"]
     assert "there is no ledger 12345" in run("check", "12345", exit_code=1)
+
+
+def test_a_ledger_that_is_deleted_after_it_was_listed_ends_no_check(
+    run, monkeypatch: pytest.MonkeyPatch
+):
+    run("append", "one", *ONE, "--id", "950", "-q")
+    swap(monkeypatch, BlockingLedgers.list, lambda self, after=-1: iter((12345, 950)))
+    assert [each["ledger"] for each in json.loads(run("check", "--json"))] == [950]
