@@ -114,17 +114,27 @@ class AppendOk(HistoryEvent, frozen=True, gc=False, tag="append-ok"):
 
 
 class AppendFailed(HistoryEvent, frozen=True, gc=False, tag="append-failed"):
-    """Definitely not stored; `error` is the error's class name."""
+    """Definitely not stored; `error` is the error's class name.
+
+    Attributes:
+        ended_us: when its last try ended, if the call meant to try again and could not; 0: now.
+    """
 
     op: int
     error: str
+    ended_us: TimeUs = 0
 
 
 class AppendUnknown(HistoryEvent, frozen=True, gc=False, tag="append-unknown"):
-    """It may or may not be stored; `error` is the error's class name, or GIVEN_UP."""
+    """It may or may not be stored; `error` is the error's class name, or GIVEN_UP.
+
+    Attributes:
+        ended_us: when its last try ended, if the call meant to try again and could not; 0: now.
+    """
 
     op: int
     error: str
+    ended_us: TimeUs = 0
 
 
 class AppendAgain(HistoryEvent, frozen=True, gc=False, tag="append-again"):

@@ -256,13 +256,17 @@ class HistoryRecorder:
         """Note an acknowledgement, one LSN for each payload."""
         self.add(AppendOk(self._now_us(), op, tuple(map(int, lsns))))
 
-    def append_raised(self, op: int, error: BaseException) -> None:
-        """Note a call that raised: a failure only where the error says nothing was stored."""
+    def append_raised(self, op: int, error: BaseException, ended_us: int = 0) -> None:
+        """Note a call that raised: a failure only where the error says nothing was stored.
+
+        Args:
+            ended_us: when its last try ended, if that was before now.
+        """
         name = type(error).__name__
         if isinstance(error, Retryable | Rejected):
-            self.add(AppendFailed(self._now_us(), op, name))
+            self.add(AppendFailed(self._now_us(), op, name, ended_us))
         else:
-            self.add(AppendUnknown(self._now_us(), op, name))
+            self.add(AppendUnknown(self._now_us(), op, name, ended_us))
 
     def read_started(
         self,

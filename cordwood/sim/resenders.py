@@ -133,6 +133,7 @@ class _Resender:
         clients.calls.began(self._name, op)
         failures: list[CordwoodError] = []
         has_left = False
+        ended_us = recorder.now_us
         while True:
             try:
                 lsns = await self._ask(store, log, payloads, is_atomic)
@@ -142,6 +143,7 @@ class _Resender:
                     has_left = True
             except CordwoodError as error:
                 failures.append(error)
+                ended_us = recorder.now_us
                 break
             else:
                 recorder.append_ok(op, lsns)
@@ -158,7 +160,7 @@ class _Resender:
             except BadSetting:
                 break
             recorder.add(AppendAgain(recorder.now_us, op, _name_of(failures[-1]), ended_us))
-        recorder.append_raised(op, _told(failures, has_left))
+        recorder.append_raised(op, _told(failures, has_left), ended_us)
         clients.calls.ended(self._name, op)
         # Other lanes that append to this log may still send again what they have in flight.
         if self._producer.epoch == producer.epoch and self._open[log] == 1:

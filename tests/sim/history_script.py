@@ -12,6 +12,7 @@ One event a line; each line comes one millisecond after the one before::
     w1 send c d                     an append that goes on …
     w1 ack c e1n3 e1n4              … and ends, named by its first payload
     w1 fail c | w1 lose c           … or fails, or ends with unknown outcome (`… c Fenced`)
+    w1 lose c after 3               … whose last try had ended 3 s before
     w1 again c | w1 again c Fenced  … or is made again, after a try that ended so
     w1 trims e1n4                   a client is about to trim
     w1 trimmed e1n4 n1 n2           … and is told that these nodes have
@@ -437,6 +438,14 @@ class _Stage:
     def do_wait(self, seconds: str) -> None:
         self.time_us += round(float(seconds) * 1e6)
 
+    def _left_alone(self, words: list[str]) -> int:
+        """When the last try ended: ``after 3`` says 3 s ago; 0 is now."""
+        if "after" not in words:
+            return 0
+        _, seconds = words[-2:]
+        del words[-2:]
+        return self.time_us - int(seconds) * 10**6
+
     def on_client(self, who: str, verb: str, words: list[str]) -> None:
         client, _, session = who.partition("#")
         if verb == "asks":
@@ -472,11 +481,13 @@ class _Stage:
             lsns = tuple(map(parse_lsn, words[1:]))
             self.add(AppendOk(self.time_us, self.ops[words[0]], lsns))
         elif verb == "fail":
+            ended_us = self._left_alone(words)
             error = words[1] if words[1:] else "NoSequencer"
-            self.add(AppendFailed(self.time_us, self.ops[words[0]], error))
+            self.add(AppendFailed(self.time_us, self.ops[words[0]], error, ended_us))
         elif verb == "lose":
+            ended_us = self._left_alone(words)
             error = words[1] if words[1:] else "OutcomeUnknown"
-            self.add(AppendUnknown(self.time_us, self.ops[words[0]], error))
+            self.add(AppendUnknown(self.time_us, self.ops[words[0]], error, ended_us))
         elif verb == "again":
             error = words[1] if words[1:] else "OutcomeUnknown"
             self.add(AppendAgain(self.time_us, self.ops[words[0]], error, self.time_us))

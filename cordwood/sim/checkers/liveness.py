@@ -338,6 +338,13 @@ def check_nothing_spins(
     return found
 
 
+def _last_try_ended_us(append: Append, evidence: Evidence) -> int:
+    """When the last try of an append ended; where it is open, when the history ended."""
+    if isinstance(append.end, AppendFailed | AppendUnknown) and append.end.ended_us:
+        return append.end.ended_us
+    return evidence.time_of(append.end_at)
+
+
 def check_deadlines(evidence: Evidence, slack_s: float = DEADLINE_SLACK_S) -> list[Violation]:
     """L5: no append outlives the deadline it was given, nor does any try of it.
 
@@ -350,9 +357,8 @@ def check_deadlines(evidence: Evidence, slack_s: float = DEADLINE_SLACK_S) -> li
             continue
         begun_us = [invoked.time_us, *(again.time_us for _, again in append.agains)]
         ended_us = [again.ended_us for _, again in append.agains]
-        for start_us, stop_us in zip(
-            begun_us, [*ended_us, evidence.time_of(append.end_at)], strict=True
-        ):
+        ended_us.append(_last_try_ended_us(append, evidence))
+        for start_us, stop_us in zip(begun_us, ended_us, strict=True):
             if stop_us - start_us > invoked.timeout_us + round(slack_s * 1e6):
                 took_s = (stop_us - start_us) / 1e6
                 late = "ended" if append.end else "still open"
