@@ -37,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from prove_reads import run_reads
 from prove_scenes import WORLDS as WORLD_TESTS
 from prove_scenes import run_scenes
+from prove_shown import kept
 from prove_spark import run_spark, run_spark42
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -379,6 +380,26 @@ def seed_of_commit() -> int:
     return int.from_bytes(hashlib.sha256(done.stdout.encode()).digest()[:4], "big") >> 1
 
 
+def prove_part(part: Part, seed: int, minutes: float, options: argparse.Namespace) -> bool:
+    """Run one part to its end; whether it was clean."""
+    command, workers = options.command, options.workers
+    runs: dict[str, Callable[[], bool]] = {
+        CRASH: lambda: run_crash_states(seed, minutes, workers),
+        KILLS: lambda: run_kills(seed, minutes),
+        FUZZ: lambda: run_fuzz(seed, minutes, workers),
+        FAILOVER: lambda: run_failover(command, seed, minutes),
+        CHAOS: lambda: play_chaos(command, seed, minutes),
+        MUTANTS: lambda: run_mutants(seed, minutes),
+        SCENES: lambda: run_scenes(workers, say),
+        WORLDS: run_worlds,
+        READS: lambda: run_reads(command, say),
+        SPARK: lambda: run_spark(options.minutes, say),
+        SPARK42: lambda: run_spark42(options.minutes, say),
+    }
+    run = runs.get(part.name, lambda: run_part(command, part, seed, minutes, workers))
+    return run()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep for so many minutes; 1 if anything failed."""
     parser = argparse.ArgumentParser(description="Try to break what Cordwood promises.")
@@ -413,34 +434,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if clean else 1
     say(f"prove: seeds from {first}, {options.workers} at a time, {options.minutes:g} min")
     began = time.monotonic()
-    failed = []
+    failed: dict[str, list[str]] = {}
     for part, minutes in zip(parts, budgets(parts, options.minutes), strict=True):
-        if part.name == CRASH:
-            is_clean = run_crash_states(first, minutes, options.workers)
-        elif part.name == KILLS:
-            is_clean = run_kills(first, minutes)
-        elif part.name == FUZZ:
-            is_clean = run_fuzz(first, minutes, options.workers)
-        elif part.name == FAILOVER:
-            is_clean = run_failover(options.command, first, minutes)
-        elif part.name == CHAOS:
-            is_clean = play_chaos(options.command, first, minutes)
-        elif part.name == MUTANTS:
-            is_clean = run_mutants(first, minutes)
-        elif part.name == SCENES:
-            is_clean = run_scenes(options.workers, say)
-        elif part.name == WORLDS:
-            is_clean = run_worlds()
-        elif part.name == READS:
-            is_clean = run_reads(options.command, say)
-        elif part.name == SPARK:
-            is_clean = run_spark(options.minutes, say)
-        elif part.name == SPARK42:
-            is_clean = run_spark42(options.minutes, say)
-        else:
-            is_clean = run_part(options.command, part, first, minutes, options.workers)
+        lines: list[str] = []
+        with kept(lines):
+            is_clean = prove_part(part, first, minutes, options)
         if not is_clean:
-            failed.append(part.name)
+            failed[part.name] = lines
+    for name, lines in failed.items():
+        say("\n".join((f"\n{name} failed; its last lines again:", *lines)))
     took_min = (time.monotonic() - began) / 60
     say(f"\nprove: {', '.join(failed) + ' FAILED' if failed else 'clean'}, {took_min:.1f} min")
     return 1 if failed else 0
