@@ -23,19 +23,20 @@ from benchmarks.peers.cordwood_peer import CordwoodPeer
 from benchmarks.peers.drawing import draw_charts
 from benchmarks.peers.java_driver import KEPT, ROOT
 from benchmarks.peers.kafka_peer import KafkaPeer
+from benchmarks.peers.ledgers_peer import LedgersPeer
 from benchmarks.peers.machine import describe
 from benchmarks.peers.nats_peer import R1, R3, NatsPeer
 from benchmarks.peers.page import page
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.rabbitmq_peer import RabbitmqPeer
 from benchmarks.peers.redis_peer import RedisPeer
-from benchmarks.peers.results import CORDWOOD, Results, figures, load_results
+from benchmarks.peers.results import CORDWOOD, LEDGERS, Results, figures, load_results
 from benchmarks.peers.runner import MIB, Plan, free_bytes, measure
 from cordwood.errors import BadSetting, CordwoodError
 
 PEERS: tuple[Peer, ...] = (
     CordwoodPeer(), NatsPeer(R1), NatsPeer(R3), RedisPeer(), RabbitmqPeer(), KafkaPeer(),
-    BookkeeperPeer(),
+    BookkeeperPeer(), LedgersPeer(),
 )  # fmt: skip
 """In the order of the run, of which every turn begins with Cordwood."""
 
@@ -159,10 +160,12 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _chosen(only: str | None) -> list[Peer]:
-    """Cordwood always, and first: it is what the others are beside."""
+    """Cordwood always, and first: it is what the others are beside; ledgers beside BookKeeper."""
     if not only:
         return list(PEERS)
     names = {name.strip() for name in only.split(",")} | {CORDWOOD}
+    if BookkeeperPeer.name in names:
+        names.add(LEDGERS)
     if unknown := names - {peer.name for peer in PEERS}:
         raise BadSetting(
             f"no peer is called {', '.join(sorted(unknown))}; there are "

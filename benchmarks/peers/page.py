@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from benchmarks.peers.machine import BUSY_LOAD
 from benchmarks.peers.results import (
     CORDWOOD,
+    LEDGER_PEER,
+    LEDGERS,
     TAIL_NAME,
     Cell,
     Results,
     System,
     append_name,
     catch_up_name,
+    p99_ratio,
     ratio_to_cordwood,
     size_words,
 )
@@ -82,6 +85,7 @@ def page(results: Results, chart: str = "benchmarks.svg") -> str:
         *(_appends(results, measured, size) for size in SIZES),
         _catch_up(results, measured),
         _tail(results, measured),
+        _ledgers(results, measured),
         _losses(results, measured),
         BIASES,
         FOOT,
@@ -201,7 +205,7 @@ def _tail(results: Results, measured: Sequence[System]) -> str:
         if cell is None:
             continue
         ratio = ratio_to_cordwood(results, system.name, TAIL_NAME)
-        own = system.name == CORDWOOD or ratio is None
+        own = system.name in (CORDWOOD, LEDGERS) or ratio is None
         rows.append((system.title, _ms(cell.p50), _ms(cell.p99), NONE if own else f"{ratio:.2f}"))
     head = ("System", "p50 ms", "p99 ms", "Cordwood over the peer (below 1: Cordwood is sooner)")
     return (
@@ -226,11 +230,54 @@ def _ratio_rows(
 ) -> list[tuple[str, ...]]:
     rows = []
     for system in measured:
-        if system.name == CORDWOOD:
+        if system.name in (CORDWOOD, LEDGERS):
             continue
         ratios = [ratio_to_cordwood(results, system.name, name) for name in names]
         rows.append((system.title, *(NONE if each is None else _ratio(each) for each in ratios)))
     return rows
+
+
+# ---- ledgers ----
+
+
+def _ledgers(results: Results, measured: Sequence[System]) -> str:
+    """Ledgers beside BookKeeper's of the same quorums; nothing where either was not measured."""
+    names = [system.name for system in measured]
+    if LEDGERS not in names or LEDGER_PEER not in names:
+        return ""
+    rows = []
+    for size in SIZES:
+        cells = [append_name(size, in_flight) for in_flight in IN_FLIGHT]
+        rates = [ratio_to_cordwood(results, LEDGER_PEER, cell, LEDGERS) for cell in cells]
+        p99s = [p99_ratio(results, LEDGER_PEER, cell, LEDGERS) for cell in cells]
+        words = size_words(size)
+        rows.append((f"adds of {words}, rate", *map(_ratio_or_none, rates)))
+        rows.append((f"adds of {words}, p99", *map(_lag_ratio_or_none, p99s)))
+    head = ("Cordwood over BookKeeper", *(f"{in_flight} in flight" for in_flight in IN_FLIGHT))
+    reads = [
+        (size_words(size), _ratio_or_none(
+            ratio_to_cordwood(results, LEDGER_PEER, catch_up_name(size), LEDGERS)
+        ))
+        for size in SIZES
+    ]  # fmt: skip
+    return (
+        "## Ledgers beside BookKeeper's\n\nBoth have E 3, Qw 3, Qa 2 and an entry for each record. "
+        "Bold is where BookKeeper is better: a lower rate, a longer p99.\n\n"
+        + _table(head, rows)
+        + "\nReading a ledger from its first entry to its last:\n\n"
+        + _table(("Entries", "Cordwood over BookKeeper"), reads)
+    )
+
+
+def _ratio_or_none(value: float | None) -> str:
+    return NONE if value is None else _ratio(value)
+
+
+def _lag_ratio_or_none(value: float | None) -> str:
+    """Bold where Cordwood takes longer."""
+    if value is None:
+        return NONE
+    return f"**{value:.2f}**" if value > 1 else f"{value:.2f}"
 
 
 # ---- where Cordwood loses ----
@@ -239,7 +286,7 @@ def _ratio_rows(
 def _losses(results: Results, measured: Sequence[System]) -> str:
     lines = []
     for system in measured:
-        if system.name == CORDWOOD:
+        if system.name in (CORDWOOD, LEDGERS):
             continue
         lost = _lost_to(results, system)
         if lost:

@@ -17,6 +17,13 @@ from benchmarks.peers.workload import IN_FLIGHT, SIZES
 from cordwood.errors import Malformed
 
 CORDWOOD = "cordwood"
+
+LEDGERS = "cordwood_ledgers"
+"""Cordwood's ledgers, which do what BookKeeper's do; a log does more and is kept differently."""
+
+LEDGER_PEER = "bookkeeper_qa2"
+"""With the quorums of `LEDGERS`."""
+
 FORMAT = 1
 
 
@@ -155,24 +162,33 @@ class PeerFigure:
 
 
 def figures(results: Results) -> list[PeerFigure]:
-    """One for each cell of each peer that Cordwood has too, in the order of the run."""
-    ours = results.system(CORDWOOD)
-    if ours is None:
-        return []
+    """One for each cell of each peer that Cordwood has too, in the order of the run.
+
+    Ledgers have figures of their own beside BookKeeper, `ledgers_append_…`.
+    """
+    ours, ledgers = results.system(CORDWOOD), results.system(LEDGERS)
     made = []
     for peer in results.systems:
-        for name, theirs in peer.cells.items():
-            mine = ours.cells.get(name)
-            if peer is ours or mine is None or not theirs.values:
-                continue
-            made.append(_figure(mine, theirs, peer))
+        if ours is not None and peer not in (ours, ledgers):
+            made += _beside(ours, peer, "")
+    theirs = results.system(LEDGER_PEER)
+    if ledgers is not None and theirs is not None:
+        made += _beside(ledgers, theirs, "ledgers_")
     return made
 
 
-def _figure(mine: Cell, theirs: Cell, peer: System) -> PeerFigure:
+def _beside(ours: System, peer: System, prefix: str) -> list[PeerFigure]:
+    return [
+        _figure(mine, theirs, peer, prefix)
+        for name, theirs in peer.cells.items()
+        if (mine := ours.cells.get(name)) is not None and theirs.values and mine.values
+    ]
+
+
+def _figure(mine: Cell, theirs: Cell, peer: System, prefix: str) -> PeerFigure:
     pairs = list(zip(mine.values, theirs.values, strict=False))
     return PeerFigure(
-        f"{mine.name}_beside_{peer.name}",
+        f"{prefix}{mine.name}_beside_{peer.name}",
         _round(mine.value), mine.unit, _round(theirs.value),
         f"{peer.title} {peer.version}: {peer.durability}",
         _round(statistics.median(a / b for a, b in pairs)),
@@ -180,15 +196,30 @@ def _figure(mine: Cell, theirs: Cell, peer: System) -> PeerFigure:
     )  # fmt: skip
 
 
-def ratio_to_cordwood(results: Results, peer: str, cell: str) -> float | None:
-    """Cordwood's value over the peer's, None where either has none."""
-    ours, theirs = results.system(CORDWOOD), results.system(peer)
-    if ours is None or theirs is None:
-        return None
-    mine, other = ours.cells.get(cell), theirs.cells.get(cell)
-    if mine is None or other is None or not mine.values or not other.values:
+def ratio_to_cordwood(results: Results, peer: str, cell: str, ours: str = CORDWOOD) -> float | None:
+    """Cordwood's value over the peer's, None where either has none.
+
+    Args:
+        ours: CORDWOOD or LEDGERS.
+    """
+    mine, other = _cell_of(results, ours, cell), _cell_of(results, peer, cell)
+    if mine is None or other is None:
         return None
     return statistics.median(a / b for a, b in zip(mine.values, other.values, strict=False))
+
+
+def p99_ratio(results: Results, peer: str, cell: str, ours: str) -> float | None:
+    """As `ratio_to_cordwood`, of the 99th percentiles of latencies."""
+    mine, other = _cell_of(results, ours, cell), _cell_of(results, peer, cell)
+    if mine is None or other is None or not mine.p99_ms or not other.p99_ms:
+        return None
+    return statistics.median(a / b for a, b in zip(mine.p99_ms, other.p99_ms, strict=False))
+
+
+def _cell_of(results: Results, system: str, cell: str) -> Cell | None:
+    found = results.system(system)
+    measured = found.cells.get(cell) if found is not None else None
+    return measured if measured is not None and measured.values else None
 
 
 def size_words(size: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.peers.page import page
 from benchmarks.peers.results import (
+    LEDGERS,
     TAIL_NAME,
     Cell,
     Results,
@@ -17,6 +18,7 @@ from benchmarks.peers.results import (
     catch_up_name,
     figures,
     load_results,
+    p99_ratio,
     ratio_to_cordwood,
 )
 from cordwood.errors import Malformed
@@ -86,8 +88,39 @@ class TestResults:
     def test_without_cordwood_there_is_nothing_to_compare(self) -> None:
         assert figures(results(system("kafka", **{APPEND: [1.0]}))) == []
 
+    def test_ledgers_stand_beside_bookkeeper_s_and_nothing_else(self) -> None:
+        made = results(
+            ours(**{APPEND: [10.0]}),
+            system("bookkeeper_qa2", **{APPEND: [20.0]}),
+            system("bookkeeper_qa3", **{APPEND: [20.0]}),
+            system("cordwood_ledgers", **{APPEND: [60.0]}),
+        )
+        ratios = {figure.name: figure.ratio for figure in figures(made)}
+        assert ratios == {
+            f"{APPEND}_beside_bookkeeper_qa2": 0.5,
+            f"{APPEND}_beside_bookkeeper_qa3": 0.5,
+            f"ledgers_{APPEND}_beside_bookkeeper_qa2": 3.0,
+        }
+
+    def test_p99s_have_a_ratio_of_their_own(self) -> None:
+        quick, slow = system("cordwood_ledgers"), system("bookkeeper_qa2")
+        quick.cells[APPEND] = Cell(APPEND, "records/s", [1.0, 1.0], [1.0, 1.0], [2.0, 3.0])
+        slow.cells[APPEND] = Cell(APPEND, "records/s", [1.0, 1.0], [1.0, 1.0], [4.0, 6.0])
+        made = results(quick, slow)
+        assert p99_ratio(made, "bookkeeper_qa2", APPEND, LEDGERS) == 0.5
+        assert p99_ratio(made, "kafka", APPEND, LEDGERS) is None
+
 
 class TestPage:
+    def test_ledgers_are_told_beside_bookkeeper_s_where_both_were_measured(self) -> None:
+        ledgers = system("cordwood_ledgers", **{APPEND: [60.0], READ: [10.0]})
+        peer = system("bookkeeper_qa2", **{APPEND: [20.0], READ: [20.0]})
+        text = page(results(ours(), ledgers, peer))
+        assert "| adds of 1 KiB, rate | – | 3.00 | – | – |" in text
+        assert "| adds of 1 KiB, p99 | – | 1.00 | – | – |" in text
+        assert "| 100 B | **0.50** |" in text
+        assert "Ledgers beside" not in page(results(ours(), ledgers))
+
     def test_it_says_where_cordwood_loses_and_only_there(self) -> None:
         text = page(results(
             ours(**{APPEND: [50.0], READ: [300.0], TAIL_NAME: [8.0]}),

@@ -12,9 +12,10 @@ import pytest
 import uvloop
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers.cordwood_peer import CORDWOOD, CordwoodPeer
+from benchmarks.peers.cordwood_peer import CORDWOOD
+from benchmarks.peers.ledgers_peer import LedgersPeer
 from benchmarks.peers.nats_peer import R1, NatsPeer
-from benchmarks.peers.peer import RunningPeer
+from benchmarks.peers.peer import Peer, RunningPeer
 from benchmarks.peers.results import NAMES, TAIL_NAME, Results, load_results
 from benchmarks.peers.runner import Plan, measure
 from cordwood.bench.nats import find_nats
@@ -36,7 +37,7 @@ def empty() -> Results:
     return Results("now", "a test", {}, TINY.repeats, TINY.seconds, TINY.bytes_max)
 
 
-def run(results: Results, directory: Path, *peers: CordwoodPeer | NatsPeer) -> list[str]:
+def run(results: Results, directory: Path, *peers: Peer) -> list[str]:
     said: list[str] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(measure(peers, TINY, results, str(directory), said.append))
@@ -76,6 +77,17 @@ def test_a_tiny_run_that_has_no_time_for_a_second_repeat(
     assert "Cordwood was too slow for its share of the run: medians of 1 where" in page
     assert "NATS JetStream R1" in page
     assert "benchmarks.svg" not in page, "there is no chart to show"
+
+
+@pytest.mark.real
+def test_ledgers_go_through_all_cells(tmp_path: Path) -> None:
+    results = empty()
+    run(results, tmp_path, LedgersPeer())
+    (system,) = results.systems
+    assert (system.name, system.skipped) == ("cordwood_ledgers", "")
+    assert list(system.cells) == list(NAMES)
+    assert all(cell.value > 0 for cell in system.cells.values())
+    assert list(tmp_path.iterdir()) == []
 
 
 class NoServer(NatsPeer):
@@ -121,7 +133,9 @@ def test_repeats_are_shared_out_over_the_turns() -> None:
 
 def test_cordwood_is_always_among_those_measured() -> None:
     assert [peer.name for peer in command._chosen("redis")] == ["cordwood", "redis"]
-    assert len({v.name for peer in command.PEERS for v in peer.variants}) == 10
+    names = [peer.name for peer in command._chosen("bookkeeper")]
+    assert names == ["cordwood", "bookkeeper", "cordwood_ledgers"]
+    assert len({v.name for peer in command.PEERS for v in peer.variants}) == 11
     with pytest.raises(BadSetting, match="no peer is called kafak"):
         command._chosen("kafak")
 
