@@ -41,6 +41,10 @@ CUT_OFF_S = 1.0
 """How long one of the addresses that the client was given may take, once no node that it knows is
 up; and the pause before they are tried again, beside the dials to those nodes."""
 
+NEXT_ADDRESS_S = 0.5
+"""How long an address may take before the next is asked beside it. A node answers within
+milliseconds, unless it hangs or is cut off."""
+
 ASK_AGAIN_S = 0.05
 ASK_AGAIN_MAX_S = 1.0
 """Pauses before all nodes are asked again: short while nodes are down, growing while nodes are
@@ -124,32 +128,57 @@ class Cluster(LogFinding):
 
     async def _find(self, one_s: float) -> None:
         """Read the member list through any of the addresses, each within the time limit; raises as
-        `start`."""
-        failures: list[str] = []
-        crowded: list[str] = []
-        for address in self._addresses:
-            hello = self._hello(NodeId(0))
-            try:
-                connection = await dial(
-                    self._host.network, address, hello, _Deaf(), timeout_s=one_s
+        `start`.
+
+        The next address is asked when one failed, or did not answer for NEXT_ADDRESS_S.
+        """
+        failures: dict[str, CordwoodError] = {}
+        left = list(self._addresses)
+        asking: dict[asyncio.Task[Reply], str] = {}
+        try:
+            while left or asking:
+                if left:
+                    address = left.pop(0)
+                    asking[asyncio.ensure_future(self._ask_members(address, one_s))] = address
+                # A node that hangs costs NEXT_ADDRESS_S, not the whole time of one.
+                patience_s = NEXT_ADDRESS_S if left else None
+                answered, _ = await asyncio.wait(
+                    asking, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                try:
-                    reply = await connection.call(AskMembers(), timeout_s=one_s)
-                finally:
-                    connection.close()
-            except Retryable as error:
-                failures.append(f"{address}: {error}")
-                if isinstance(error, Overloaded):
-                    crowded.append(failures[-1])
-                continue
-            self._learn(reply)
-            return
+                for task in [each for each in asking if each in answered]:
+                    address = asking.pop(task)
+                    try:
+                        self._learn(task.result())
+                    except CordwoodError as error:
+                        failures[address] = error
+                    else:
+                        return
+                for address in self._addresses:
+                    if address not in failures:
+                        break  # it may still lead to the cluster
+                    if not isinstance(failures[address], Retryable):
+                        raise failures[address]
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        told = [f"{each}: {failures[each]}" for each in self._addresses]
+        crowded = [f"{at}: {why}" for at, why in failures.items() if isinstance(why, Overloaded)]
         if crowded:
             raise Overloaded(f"the cluster takes no more connections now ({'; '.join(crowded)})")
         raise Unreachable(
             f"no Cordwood node answers at {', '.join(self._addresses)} "
-            f"({'; '.join(failures)}). Start one with `cordwood up`."
+            f"({'; '.join(told)}). Start one with `cordwood up`."
         )
+
+    async def _ask_members(self, address: str, one_s: float) -> Reply:
+        """The member list of whoever answers at an address."""
+        hello = self._hello(NodeId(0))
+        connection = await dial(self._host.network, address, hello, _Deaf(), timeout_s=one_s)
+        try:
+            return await connection.call(AskMembers(), timeout_s=one_s)
+        finally:
+            connection.close()
 
     async def close(self) -> None:
         """Close every connection."""

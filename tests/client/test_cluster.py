@@ -10,7 +10,7 @@ from scenarios import as_scenario, now
 from swaps import swap_value
 
 from cordwood.client.address import parse_url
-from cordwood.client.cluster import REFRESH_S, Cluster, LogInfo
+from cordwood.client.cluster import NEXT_ADDRESS_S, REFRESH_S, Cluster, LogInfo
 from cordwood.client.store import connected
 from cordwood.errors import (
     BadSetting,
@@ -113,6 +113,29 @@ class TestFinding:
         with pytest.raises(Unreachable):
             await connected(cluster.addresses[:1], host, settings).__aenter__()
         assert now() - start <= 4.1
+
+    @as_scenario(simulate)
+    async def test_a_node_that_hangs_holds_nobody_up_who_has_other_addresses(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """Seed 11100045 with a tier. Clients that came anew waited 5 s for the first address."""
+        cluster.machine(1).pause()
+        cluster.machine(2).pause()
+        start = now()
+        async with connected(cluster.addresses, cluster.client_host(), ClientSettings()) as store:
+            assert list(store.members) == [1, 2, 3]
+            assert now() - start <= 2 * NEXT_ADDRESS_S + 0.1
+
+    @as_scenario(simulate)
+    async def test_silent_addresses_are_waited_for_together(self, cluster: ClusterAtHand) -> None:
+        for node in (1, 2, 3):
+            cluster.machine(node).pause()
+        start = now()
+        with pytest.raises(Unreachable, match=r"node-1.*node-2.*node-3"):
+            await connected(
+                cluster.addresses, cluster.client_host(), ClientSettings(timeout_s=2)
+            ).__aenter__()
+        assert now() - start <= 2 + 2 * NEXT_ADDRESS_S + 0.1
 
     @as_scenario(simulate)
     async def test_another_cluster_at_an_address_is_not_taken_for_ours(
