@@ -35,11 +35,12 @@ class InFlightRun(Generic[Contents]):
         ends_group: whether the LNG may stand behind the run: False inside an atomic group.
         holders: nodes that confirmed an earlier wave: they hold the run with another copyset.
         lacking: nodes that turned out not to hold the run.
+        is_parked: the nodes that are up held no copyset, so this wave waits for another node.
     """
 
     __slots__ = (
-        "contents", "copyset", "ends_group", "first", "holders", "lacking", "last", "sent_at",
-        "stored", "waiting", "wave", "waves_at",
+        "contents", "copyset", "ends_group", "first", "holders", "is_parked", "lacking", "last",
+        "sent_at", "stored", "waiting", "wave", "waves_at",
     )  # fmt: skip
 
     def __init__(self, first: int, last: int, contents: Contents, ends_group: bool = True) -> None:
@@ -55,6 +56,7 @@ class InFlightRun(Generic[Contents]):
         self.waves_at: list[float] = []
         self.holders: set[int] = set()
         self.lacking: set[int] = set()
+        self.is_parked = False
 
     def send_to(self, copyset: tuple[int, ...], now: float) -> None:
         """Start a new wave on `copyset`."""
@@ -64,6 +66,12 @@ class InFlightRun(Generic[Contents]):
         self.waiting = set(copyset)
         self.sent_at = now
         self.waves_at.append(now)
+        self.is_parked = False
+
+    def park(self, now: float) -> None:
+        """Wait for a node that makes a copyset possible, and for the next tick that is due."""
+        self.is_parked = True
+        self.sent_at = now
 
     def note_holders(self) -> None:
         """This wave is given up: note the nodes that confirmed it as holders of the run."""

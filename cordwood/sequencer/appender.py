@@ -399,7 +399,7 @@ class LogAppender:
                 now, self._up
             )
             if copyset is None:
-                run.sent_at = now  # the tick tries again
+                run.park(now)
             else:
                 self._send(run, copyset, now)
 
@@ -550,8 +550,19 @@ class LogAppender:
                 self._tools.states.on_timed_out(waiting, copyset, now)
             self.send_again(run, now)
 
+    def on_peer_up(self, node: NodeId, now: float) -> None:
+        """A node of the nodeset connected: send the runs that had no copyset without it.
+
+        Their timeouts have grown meanwhile: after a power cut they would wait for seconds.
+        """
+        if self._over or node not in self.nodeset.nodes:
+            return
+        for run in [each for each in self._window if each.is_parked and not each.stored]:
+            self.send_again(run, now)
+
     def send_again(self, run: SentRun, now: float) -> None:
-        """Send `run` to another copyset; if there is none, the tick tries again.
+        """Send `run` to another copyset; if there is none, a node that connects or the tick tries
+        again.
 
         Nodes with free space come first, but later waves may use the space that nodes reserve for
         them.
@@ -561,7 +572,7 @@ class LogAppender:
         run.note_holders()
         copyset = self._fitting_copyset(run.contents.size, now) or self.choose_nodes(now, self._up)
         if copyset is None:
-            run.sent_at = now
+            run.park(now)
             return
         self._send(run, copyset, now)
         tell(WaveRetried(self.log, run.first, run.last, run.wave))

@@ -382,6 +382,11 @@ class SequencerRole:
         self._tools.times.forget(node)
         self._eligibility.on_peer_up(node)
         self._releases.on_peer_up(node)
+        now = self._tools.now()
+        with self._tools.channel.together():
+            for row in list(self._rows.values()):
+                if row.appender is not None and row.appender.in_flight:
+                    row.appender.on_peer_up(node, now)
 
     @property
     def _is_idle(self) -> bool:

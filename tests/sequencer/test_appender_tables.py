@@ -185,6 +185,25 @@ def the_next_wave_stores(bench: Bench) -> None:
         bench.answer(1, member)
 
 
+def all_connections_are_lost(bench: Bench) -> None:
+    bench.nodes.up = set()
+    for member in range(3):
+        bench.answer(0, member, None)
+
+
+def nodes_come_back(bench: Bench) -> None:
+    all_connections_are_lost(bench)
+    for node in map(NodeId, (1, 2, 3)):
+        bench.nodes.up.add(node)
+        bench.appender.on_peer_up(node, bench.now)
+
+
+def a_node_of_others_comes(bench: Bench) -> None:
+    all_connections_are_lost(bench)
+    bench.nodes.up = {1, 2, 3, 9}
+    bench.appender.on_peer_up(NodeId(9), bench.now)
+
+
 def a_node_is_sealed(bench: Bench) -> None:
     bench.answer(0, 0, refused(Refusal.SEALED, 5))
 
@@ -238,6 +257,13 @@ CASES: list[tuple[Callable[[Bench], None], list[str], list[Decision | type[Decis
         ["ack 1", "release 1"],
         [AnswerLost, WaveRetried, RunAcknowledged(LOG, lsn(1), lsn(1))],
     ),
+    (all_connections_are_lost, [], [AnswerLost, AnswerLost, AnswerLost]),
+    (
+        nodes_come_back,
+        [],
+        [AnswerLost, AnswerLost, AnswerLost, WaveRetried(LOG, lsn(1), lsn(1), 2)],
+    ),
+    (a_node_of_others_comes, [], [AnswerLost, AnswerLost, AnswerLost]),
     (a_node_is_sealed, ["fenced by 5"], [RefusalHeard]),
     (a_node_is_full, [], [RefusalHeard, WaveRetried(LOG, lsn(1), lsn(1), 2)]),
     (another_logs_refusal, [], []),
