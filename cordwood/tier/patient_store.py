@@ -29,7 +29,14 @@ SLOW_DOWN_FACTOR = 5
 """S3 asks for some requests a second less; half a second is its own client's first pause."""
 
 TRY_S = 30.0
-"""Of one try: 64 MiB at 2 MiB/s."""
+"""Of one try at most: 64 MiB at 2 MiB/s."""
+
+FIRST_TRY_S = 5.0
+"""Of a first try, without its bytes. Stores answer within a second, and a reader waits for each
+answer that is lost. Each further try has twice as long, up to TRY_S."""
+
+BYTES_A_SECOND = 2 << 20
+"""What a try has for its bytes beside that."""
 
 Result = TypeVar("Result")
 
@@ -41,12 +48,23 @@ def pause_s(tries: int, error: CordwoodError, chance: random.Random) -> float:
     return longest * (0.5 + chance.random() / 2)
 
 
+def try_s(tries: int, size: int | None) -> float:
+    """How long the try of this number, from 1, may take.
+
+    A conditional put (`size` None) is not made again when nobody knows whether it happened, so a
+    short first try would only make more of them unknown.
+    """
+    if size is None:
+        return TRY_S
+    return min(TRY_S, FIRST_TRY_S * 2.0 ** min(tries - 1, 16) + size / BYTES_A_SECOND)
+
+
 class PatientStore:
     """An `ObjectStore` over another; `timeout_s` is the time of all tries together.
 
     Args:
         chance: draws pauses.
-        try_s: one try's time.
+        try_s: one try's time at most.
     Attributes:
         retries: tries that were not a call's first.
     """
@@ -58,7 +76,11 @@ class PatientStore:
         self._try_s = try_s
 
     async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
-        await self._patiently(lambda s: self._store.put(name, content, timeout_s=s), timeout_s)
+        await self._patiently(
+            lambda s: self._store.put(name, content, timeout_s=s),
+            timeout_s,
+            size=sum(map(len, content)),
+        )
 
     async def put_if(
         self, name: str, content: bytes, expected: Etag | None, *, timeout_s: float
@@ -66,6 +88,7 @@ class PatientStore:
         return await self._patiently(
             lambda s: self._store.put_if(name, content, expected, timeout_s=s),
             timeout_s,
+            size=None,
             again=(Retryable,),
         )
 
@@ -74,7 +97,9 @@ class PatientStore:
 
     async def get(self, name: str, start: int, stop: int, *, timeout_s: float) -> bytes:
         return await self._patiently(
-            lambda s: self._store.get(name, start, stop, timeout_s=s), timeout_s
+            lambda s: self._store.get(name, start, stop, timeout_s=s),
+            timeout_s,
+            size=stop - start,
         )
 
     async def head(self, name: str, *, timeout_s: float) -> ObjectInfo | None:
@@ -99,10 +124,13 @@ class PatientStore:
         call: Callable[[float], Awaitable[Result]],
         timeout_s: float,
         *,
+        size: int | None = 0,
         again: tuple[type[CordwoodError], ...] = (Retryable, OutcomeUnknown),
     ) -> Result:
         """Make a call until it succeeds, is refused, or its time is over.
 
+        Args:
+            size: bytes that the call moves; None: its first try has the time of the last.
         Raises:
             CordwoodError: the error of the last try; the text names the number of tries.
         """
@@ -113,7 +141,8 @@ class PatientStore:
         while True:
             tries += 1
             try:
-                return await call(max(0.001, min(self._try_s, end - loop.time())))
+                this_s = min(self._try_s, try_s(tries, size), end - loop.time())
+                return await call(max(0.001, this_s))
             except again as error:
                 if isinstance(error, OutcomeUnknown):
                     unknown = error

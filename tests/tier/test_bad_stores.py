@@ -22,7 +22,14 @@ from cordwood.host.seams import Host
 from cordwood.sim.host import Simulation
 from cordwood.sim.object_store import Bucket, BucketFaults
 from cordwood.tier.obstore_store import ObstoreStore, open_obstore
-from cordwood.tier.patient_store import PAUSE_S_MAX, PatientStore, pause_s
+from cordwood.tier.patient_store import (
+    FIRST_TRY_S,
+    PAUSE_S_MAX,
+    TRY_S,
+    PatientStore,
+    pause_s,
+    try_s,
+)
 
 IN = {"timeout_s": 5.0}
 
@@ -172,6 +179,27 @@ class TestPatience:
         with pytest.raises(kind, match=r"after \d+ tries"):
             await store.put("a", [b"x"], timeout_s=60)
         assert asyncio.get_running_loop().time() - began <= 61
+
+    def test_a_first_try_is_short_and_the_next_have_longer(self) -> None:
+        assert [try_s(tries, 0) for tries in (1, 2, 3, 4, 99)] == [5, 10, 20, 30, 30]
+        assert try_s(1, 16 << 20) == 13
+        assert try_s(1, 64 << 20) == TRY_S
+        assert try_s(1, None) == TRY_S
+
+    @as_scenario(simulate)
+    async def test_a_read_whose_answer_is_lost_is_made_again_soon(
+        self, simulation: Simulation
+    ) -> None:
+        """Seed 11100269 with a tier: readers stood still for half a minute."""
+        bucket = Bucket(simulation.faults)
+        await bucket.store().put("a", [b"x"], **IN)
+        store = PatientStore(bucket.store(), simulation.workload)
+        bucket.faults = BucketFaults(lost_answer=1.0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        loop.call_later(1.0, lambda: setattr(bucket, "faults", BucketFaults()))
+        assert (await store.read("a", timeout_s=60))[0] == b"x"
+        assert loop.time() - began < FIRST_TRY_S + 2
 
     def test_pauses_grow_are_drawn_and_end_somewhere(self):
         chance = random.Random(1)
