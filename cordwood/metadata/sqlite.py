@@ -181,7 +181,7 @@ class SqliteMetadata:
     async def keys_after(self, prefix: str, after: str, limit: int) -> Keys:
         """See `MetadataStore`."""
         check_page(prefix, limit)
-        return await self._run(lambda db: _keys_after(db, prefix, after, limit))
+        return await self._run(lambda db: read_keys_after(db, prefix, after, limit))
 
     async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
         """See `MetadataStore`."""
@@ -402,10 +402,14 @@ def _list(db: sqlite3.Connection, prefix: str) -> list[tuple[str, Versioned]]:
     return [(key, Versioned(value, version)) for key, value, version in rows]
 
 
-def _keys_after(db: sqlite3.Connection, prefix: str, after: str, limit: int) -> Keys:
+def read_keys_after(db: sqlite3.Connection, prefix: str, after: str, limit: int) -> Keys:
+    """Keys with a prefix that come after a key, at most `limit` of them, in order."""
+    # Trap: of two lower bounds SQLite's index takes the first, and reads all keys up to the other.
+    # Each page of a long list would cost as much as all pages before it.
+    lower, least = (">", after) if after >= prefix else (">=", prefix)
     rows = db.execute(
-        "SELECT key FROM entry WHERE key >= ? AND key > ? AND key < ? ORDER BY key LIMIT ?",
-        (prefix, after, prefix + "\x7f", limit),
+        f"SELECT key FROM entry WHERE key {lower} ? AND key < ? ORDER BY key LIMIT ?",
+        (least, prefix + "\x7f", limit),
     )
     return [row[0] for row in rows]
 

@@ -21,7 +21,12 @@ from swaps import swap_value
 from cordwood.errors import BadSetting, Corrupt, OutcomeUnknown, Overloaded, Unreachable
 from cordwood.host.real import real_host
 from cordwood.metadata import sqlite as sqlite_module
-from cordwood.metadata.sqlite import APPLICATION_ID, SCHEMA, SqliteMetadata
+from cordwood.metadata.sqlite import (
+    APPLICATION_ID,
+    SCHEMA,
+    SqliteMetadata,
+    read_keys_after,
+)
 from cordwood.metadata.store import MetadataStore, Versioned
 
 PROGRAM_TIMEOUT_S = 30
@@ -516,3 +521,28 @@ def test_commits_are_synced_in_wal_mode(path: Path):
 
     full = 2
     assert asyncio.run(main()) == (full, "wal")
+
+
+def test_a_page_far_into_a_list_costs_what_the_first_costs() -> None:
+    """It read all keys before it: a million ledgers took a hundred times as long to list."""
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE entry (key TEXT PRIMARY KEY, value BLOB, version INTEGER)")
+    keys = [f"ledgers/{at:06}" for at in range(20_000)]
+    database.executemany("INSERT INTO entry VALUES (?, x'00', 1)", ((key,) for key in keys))
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    database.set_progress_handler(count, 1)
+    costs = []
+    for after in ("", "ledgers/", keys[9_999], keys[18_999]):
+        steps = 0
+        page = read_keys_after(database, "ledgers/", after, 100)
+        assert len(page) == 100
+        assert all(key > after for key in page)
+        costs.append(steps)
+    assert max(costs) <= 1.1 * min(costs)
+    database.close()
