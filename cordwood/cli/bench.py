@@ -322,12 +322,23 @@ def ledgers(
     nodes: NodesOption = 5,
     repeat: RepeatOption = 3,
     cluster: BenchClusterOption = None,
+    many: Annotated[
+        int,
+        typer.Option(
+            "--many", min=0, help="Only list so many ledgers by page, beside a store of 1,000."
+        ),
+    ] = 0,
     directory: DirOption = ".",
     as_json: JsonOption = False,
 ) -> None:
     """Write, read, make and recover ledgers of E 3, Qw 3, Qa 2, beside appends to a log."""
     from cordwood.bench.ledgers import bench_ledgers
+    from cordwood.bench.many_ledgers import bench_many_ledgers
 
+    if many:
+        listing = bench_many_ledgers(many, directory=directory, repeats=repeat, say=say)
+        show_figures(run_measurement(listing), as_json)
+        return
     work = bench_ledgers(url=cluster, directory=directory, nodes=nodes, repeats=repeat, say=say)
     show_figures(run_measurement(work), as_json)
 

@@ -18,6 +18,7 @@ import cordwood
 from cordwood.bench import read_tail as read_tail_module
 from cordwood.bench.disk_reference import disk_reference
 from cordwood.bench.loopback import Sink, loopback_bytes_per_second
+from cordwood.bench.many_ledgers import bench_many_ledgers
 from cordwood.bench.read_tail import TailProfile
 from cordwood.errors import Unreachable
 
@@ -135,3 +136,14 @@ class TestReferences:
 
         with pytest.raises(Unreachable, match="ended early"):
             run_on_uvloop(receive())
+
+
+def test_many_ledgers_are_listed_and_more_are_made(tmp_path: Path) -> None:
+    work = bench_many_ledgers(2_500, directory=str(tmp_path), repeats=1, say=lambda text: None)
+    pages, made = run_on_uvloop(work)
+    assert (pages.name, made.name) == ("ledger_pages_of_many", "ledger_create_beside_many")
+    assert pages.value > 0
+    assert made.value > 0
+    assert pages.parameters["ledgers"] == 2_500
+    assert 0 < int(pages.parameters["peak_kib"]) < 2_000
+    assert list(tmp_path.iterdir()) == []
