@@ -197,6 +197,12 @@ def check_whole(attributes: LogAttributes) -> None:
         raise BadSetting(f"synced_copies is {attributes.synced_copies} of {copies} copies")
     if attributes.nodeset_size and attributes.nodeset_size < copies:
         raise BadSetting(f"nodeset_size {attributes.nodeset_size} cannot hold {copies} copies")
+    if attributes.tier and attributes.read_token:
+        raise BadSetting(
+            "a log with a read token cannot have tier=on: in main storage the token does not hold, "
+            "as whoever may read the store may read all that is in it. Give the log tier=off, or "
+            "no read token"
+        )
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)?")

@@ -550,7 +550,8 @@ async def find_log(store: Store, log: str, clients: Clients) -> int:
     found = clients.log_ids.get(log)
     if found is None and log == GUARDED:
         with contextlib.suppress(LogExists):
-            asked = LogAttributes(read_token=token_digest(READ_TOKENS[0]))
+            # Where all logs are tiered this one may not be: a read token does not hold there.
+            asked = LogAttributes(read_token=token_digest(READ_TOKENS[0]), tier=False)
             await store.create_log(log, attributes=asked)
     if found is None:
         tail = await store.read(log, "oldest", 0)  # makes the log where it may be made

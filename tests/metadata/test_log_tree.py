@@ -24,7 +24,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.layout.log_names import NAME_BYTES_MAX, normalise_directory, normalise_name
-from cordwood.log_attributes import DEFAULTS, LogAttributes
+from cordwood.log_attributes import DEFAULTS, LogAttributes, token_digest
 from cordwood.metadata.log_numbers import LOG_ID_MAX
 from cordwood.metadata.log_tree import (
     CHANGES_PREFIX,
@@ -323,6 +323,24 @@ class TestAttributes:
         await tree.set_attributes("/", LogAttributes(nodeset_size=3))
         await tree.set_attributes("/", LogAttributes(), ("nodeset_size",))
         assert await tree.directories() == {}
+
+    @as_scenario("play")
+    async def test_a_log_with_a_read_token_does_not_go_to_main_storage(self, store) -> None:
+        """Whoever may read the store would read it without the token."""
+        tree = LogTree(store)
+        token = LogAttributes(read_token=token_digest("secret"))
+        await tree.set_attributes("/old/", LogAttributes(tier=True))
+        await tree.create("secrets/a", token)
+        for refused in (
+            tree.create("old/b", token),
+            tree.set_attributes("secrets/a", LogAttributes(tier=True)),
+            tree.set_attributes("secrets/", LogAttributes(tier=True)),
+            tree.set_attributes("old/", token),
+        ):
+            with pytest.raises(BadSetting, match=r"tier=off"):
+                await refused
+        made = await tree.create("old/c", LogAttributes(tier=False).over(token))
+        assert made.attributes.tier is False
 
     @as_scenario("play")
     async def test_what_no_log_can_have_is_refused_and_changes_nothing(self, store) -> None:
