@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from cordwood.errors import BadSetting, RecordTooLarge, StageExpired, UnknownLog
+from cordwood.errors import BadSetting, RecordTooLarge, Rejected, StageExpired, UnknownLog
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, IDEMPOTENT, SinkOptions
@@ -157,7 +157,12 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         return self._write(iterator, self._query, self._batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what tasks staged."""
+        """Publish what tasks staged.
+
+        Raises:
+            Rejected, UnknownLog: see `staged_name`.
+            CordwoodError: as `delivery.publish`.
+        """
         if self._options.delivery != EXACTLY_ONCE:
             return
         if self._done is not None:
@@ -165,7 +170,7 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
             return
         refs = staged_refs(messages)
         if self._options.app:
-            name = self.writer_name(self._store())
+            name = self.staged_name(refs)
             if name is not None:
                 _publish(self._store(), name, self._batch, refs)
         elif refs:
@@ -186,9 +191,42 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         if not self._options.log:
             return self._query
         try:
-            return f"{self._query} into log {store.log(self._options.log).log_id}"
+            return self.name_for(store.log(self._options.log).log_id)
         except UnknownLog:
             return None
+
+    def name_for(self, log: int) -> str:
+        """The application's name for a log by its number."""
+        return f"{self._query} into log {log}"
+
+    def staged_name(self, refs: Sequence[StagedRef]) -> str | None:
+        """As `writer_name`, with the log that the rows were staged for.
+
+        Race: the log is renamed while tasks stage. Its name then leads nowhere, or to another log
+        of other versions, and the rows are in neither.
+
+        Raises:
+            Rejected: the name led to two logs meanwhile; nothing is published.
+            UnknownLog: all rows name other logs themselves, and this one is not there; likewise.
+        """
+        log = self._options.log
+        found = sorted({ref.log_id for ref in refs if log and ref.log == log})
+        if len(found) > 1:
+            raise Rejected(
+                f"{log} led to log {' and to log '.join(map(str, found))} while version "
+                f"{self._batch} of {self._options.app!r} was staged: nothing of it was written. "
+                "Write it again: it goes into one of them as a whole"
+            )
+        if found:
+            return self.name_for(found[0])
+        name = self.writer_name(self._store())
+        if name is None and refs:
+            raise UnknownLog(
+                f"there is no log {log}, and versions of {self._options.app!r} are counted by the "
+                "log of the option log: nothing was written. Make that log, or leave the option "
+                "out if all rows name their logs"
+            )
+        return name
 
     def _published(self) -> Published | None:
         """This version, or a later one, of the application, if it is in the store already."""

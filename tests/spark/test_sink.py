@@ -24,7 +24,14 @@ from cordwood.block import Record
 from cordwood.client.aio import open_store
 from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.embedded import embedded_store
-from cordwood.errors import BadSetting, OutOfSequence, RecordTooLarge, Rejected, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    OutOfSequence,
+    RecordTooLarge,
+    Rejected,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import MIB, ClientSettings
 from cordwood.spark import sink as sink_module
@@ -366,6 +373,69 @@ class TestOnce:
             writer.commit([writer.write(iter(numbered(0, 10)))])
             assert values(store, "/a") == list(range(10))
             store.log_tree.delete("/a")
+
+    def test_a_version_goes_into_the_log_that_it_was_staged_for(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
+        """The log is renamed between the tasks and the commit, and another one gets its name."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        for log in ("/a", "/b"):
+            store.create_log(log)
+
+        def write(version: str, log: str, rows: tuple[int, int], *renames: tuple[str, str]) -> None:
+            asked = {**LEAST, "log": log, "txnAppId": "app", "txnVersion": version}
+            writer = CordwoodWriter(parse_sink_options(asked))
+            message = writer.write(iter(numbered(*rows)))
+            for was, becomes in renames:
+                store.log_tree.rename(was, becomes)
+            writer.commit([message])
+
+        write("1", "/a", (0, 5), ("/a", "/c"))
+        write("2", "/c", (5, 9), ("/c", "/d"), ("/b", "/c"))
+        assert values(store, "/d") == list(range(9))
+        write("2", "/c", (0, 3))
+        assert values(store, "/c") == list(range(3)), "this log has no version 2 yet"
+        write("2", "/c", (0, 3))
+        assert values(store, "/c") == list(range(3))
+
+    def test_a_version_that_a_name_scattered_over_two_logs_is_refused(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        for log in ("/a", "/b"):
+            store.create_log(log)
+        asked = parse_sink_options({**LEAST, "log": "/a", "txnAppId": "app", "txnVersion": "1"})
+        writer = CordwoodWriter(asked)
+        messages = [writer.write(iter(numbered(0, 5)))]
+        store.log_tree.rename("/a", "/c")
+        store.log_tree.rename("/b", "/a")
+        messages.append(writer.write(iter(numbered(5, 9))))
+        with pytest.raises(Rejected, match=r"/a led to log \d+ and to log \d+ .* nothing .*again"):
+            writer.commit(messages)
+        assert values(store, "/a") == values(store, "/c") == []
+        again = CordwoodWriter(asked)
+        again.commit([again.write(iter(numbered(0, 9)))])
+        assert values(store, "/a") == list(range(9))
+
+    def test_a_version_needs_the_log_by_which_it_is_counted(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
+        """All rows name other logs: they were staged, and never published."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        asked = {**LEAST, "log": "/default", "txnAppId": "app", "txnVersion": "7"}
+
+        def write() -> None:
+            rows = batch(value=pa.array([b"1", b"2"]), log=pa.array(["/b", "/b"]))
+            writer = CordwoodWriter(parse_sink_options(asked))
+            writer.commit([writer.write(iter([rows]))])
+
+        with pytest.raises(UnknownLog, match=r"no log /default.*nothing was written"):
+            write()
+        assert values(store, "/b") == []
+        store.create_log("/default")
+        for _ in range(2):
+            write()
+        assert values(store, "/b") == [1, 2]
 
     def test_a_batch_that_was_planned_anew_is_no_repeat(
         self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -128,8 +128,12 @@ def _as_it_is_spelled(right: Any, text: object) -> str:
     return str(text)
 
 
-def _for_all_logs(right: Any, self: CordwoodWriter, store: BlockingStore) -> Any:
+def _for_all_logs(right: Any, self: CordwoodWriter, log: int) -> Any:
     return self._query
+
+
+def _by_the_name_now(right: Any, self: CordwoodWriter, refs: Sequence[StagedRef]) -> Any:
+    return self.writer_name(self._store())
 
 
 BUGS = (
@@ -226,7 +230,13 @@ SCENE_BUGS = (
     PlantedBug(
         "version-for-all-logs",
         "txnVersion is counted by application alone: the second log of a version gets nothing.",
-        at(CordwoodWriter.writer_name).around(_for_all_logs),
+        at(CordwoodWriter.name_for).around(_for_all_logs),
+    ),
+    PlantedBug(
+        "version-by-name-at-commit",
+        "A version belongs to the log that has the name at its commit: if the log was renamed since "
+        "rows were staged for it, they are never published, and nobody is told.",
+        at(CordwoodWriter.staged_name).around(_by_the_name_now),
     ),
     PlantedBug(
         "other-logs-skipped",

@@ -117,6 +117,16 @@ def one_version_for_two_logs(store: BlockingStore, log: str, _) -> bool:
     return values(store, log) == values(store, f"{log}-bad") == list(range(10))
 
 
+def renamed_before_its_commit(store: BlockingStore, log: str, _) -> bool:
+    store.create_log(log)
+    options = {SERVERS: "h:1", "log": log, "txnAppId": log, "txnVersion": "7"}
+    writer = CordwoodWriter(parse_sink_options(options))
+    message = writer.write(iter([rows(0, 10)]))
+    store.log_tree.rename(log, f"{log}-renamed")
+    writer.commit([message])
+    return values(store, f"{log}-renamed") == list(range(10))
+
+
 def one_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> bool:
     for name in (log, f"{log}-bad"):
         options = {SERVERS: "h:1", "txnAppId": log, "txnVersion": "7"}
@@ -135,6 +145,7 @@ SCENES = {
     "gap-taken-as-stored": ahead_of_the_log,
     "spellings-apart": spelled_in_two_ways,
     "version-for-all-logs": one_version_for_two_logs,
+    "version-by-name-at-commit": renamed_before_its_commit,
     "other-logs-skipped": one_version_for_logs_of_the_column,
 }
 
