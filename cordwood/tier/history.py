@@ -213,15 +213,17 @@ class HistoryReader:
 
     async def _planned(self) -> AsyncGenerator[_Step, None]:
         """Every row group from `next_lsn` on, by the present manifest."""
-        head = self._manifest.head or await self._manifest.load()
-        if head is None:
-            return
         lsn = self.next_lsn
-        if lsn < head.start:
-            trimmed = Entry(lsn, head.start - 1, 0, "", 0, 0, 0, 0, 0, 0, 0, 0, 0)
-            yield _Step(trimmed, None, None, 0, [], lsn, head.start - 1, 0)
-            lsn = head.start
-        while lsn <= self._until and (page := await self._manifest.entries(lsn)):
+        while lsn <= self._until:
+            page = await self._manifest.entries(lsn)
+            head = self._manifest.head
+            # Trap: the manifest was read anew if a page was gone, and may begin further on by now.
+            if head is not None and lsn < head.start:
+                trimmed = Entry(lsn, head.start - 1, 0, "", 0, 0, 0, 0, 0, 0, 0, 0, 0)
+                yield _Step(trimmed, None, None, 0, [], lsn, head.start - 1, 0)
+                lsn = head.start
+            if not page:
+                return
             for entry, after in zip(page, [*page[1:], None], strict=True):
                 if entry.first > self._until:
                     return

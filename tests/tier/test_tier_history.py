@@ -20,6 +20,7 @@ from cordwood.layout.object_writer import ObjectWriter
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.sim.host import Simulation
 from cordwood.sim.object_store import Bucket, BucketFaults
+from cordwood.sim.planted import find_bug, planted
 from cordwood.sim.streams import stream
 from cordwood.tier import history as history_module
 from cordwood.tier import uploader as uploader_module
@@ -32,6 +33,9 @@ from cordwood.tier.repair import repair_log
 from cordwood.tier.verify import all_entries
 
 HUNT_SEEDS = 100
+
+PAGED_BLOCKS = 500
+"""More than two pages of objects."""
 
 
 @pytest.fixture(autouse=True)
@@ -266,6 +270,38 @@ def read_meanwhile(seed: int) -> None:
     on_history(act, seed=seed, faults=BucketFaults.bad() if seed % 2 else None)
 
 
+def tiles_across_a_page_that_is_gone() -> bool:
+    """A slow reader took all of a page's objects; then a trim and a collection take the next page.
+
+    Returns:
+        Whether what it gives has no hole.
+    """
+    told: list[bool] = []
+
+    async def act(made: Made, bucket: Bucket, host: Host) -> None:
+        manifest = LogManifest(bucket.store(), LOG, host, "trimmer")
+        head = await manifest.load()
+        first, second = (item for item in head.levels[1][:2])
+        start = second.last + 10
+        items = []
+        async with reader_of(bucket, host, made.first, ahead_bytes_max=1) as reader:
+            while reader.next_lsn <= first.last:
+                items.append(await reader.next())
+            await manifest.trim(start)
+            await collect_log(bucket.store(), manifest, LOG, host.clock.now_us(), 0)
+            items += [item async for item in reader]
+        gaps = [item for item in items if isinstance(item, Gap) and item.kind is GapKind.TRIM]
+        try:
+            tiles(items, made.first, made.next - 1)
+            assert gaps == [Gap(Lsn(first.last + 1), Lsn(start - 1), GapKind.TRIM)]
+            told.append(True)
+        except AssertionError:
+            told.append(False)
+
+    on_history(act, blocks=PAGED_BLOCKS)
+    return told == [True]
+
+
 def skips_what_is_gone(patch):
     """A reader goes on behind a trim and does not say so."""
     begin = HistoryReader._begin_anew
@@ -339,6 +375,13 @@ class TestMeanwhile:
         tiles(items, made.first, made.next - 1)
         (only,) = await read_all(reader_of(bucket, host, made.first, made.first + 3))
         assert only == Gap(Lsn(made.first), Lsn(made.first + 3), GapKind.TRIM)
+
+    def test_a_page_that_is_gone_with_what_it_named_is_a_gap(self):
+        assert tiles_across_a_page_that_is_gone()
+
+    def test_a_hole_behind_a_page_that_is_gone_shows(self):
+        with planted(find_bug("tier-hole-behind-a-page")):
+            assert not tiles_across_a_page_that_is_gone()
 
     @as_scenario(on_history)
     async def test_an_object_that_is_gone_though_it_is_named_is_told(

@@ -6,7 +6,7 @@ Source: docs/sources/s3stream.md (b), traps 10 and 11, and (f), complaints 1 and
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.tier import history
-from cordwood.tier.history import HistoryItem
+from cordwood.tier.history import HistoryItem, HistoryReader, _Step
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.patient_store import PatientStore
@@ -251,6 +251,18 @@ _TWO_UPLOADERS = together(
 
 _OTHERS = "tests/tier/test_tier_cluster.py"
 
+
+async def _begins_where_it_begins_now(
+    right: Callable[[HistoryReader], AsyncGenerator[_Step, None]], self: HistoryReader
+) -> AsyncGenerator[_Step, None]:
+    """Only a trim that its first look at the manifest shows is told."""
+    is_first = True
+    async for step in right(self):
+        if is_first or step.entry.name:
+            yield step
+        is_first = False
+
+
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-drops-unread", "a node lets go of what no manifest names yet",
                at(LocalDrops._end_of).instead(_takes_uploads_for_granted), scenario=_TIERED),
@@ -291,5 +303,8 @@ BUGS: tuple[PlantedBug, ...] = (
                at(Tiering._keep_owner).instead(_takes_any_store), scene=_OTHERS),
     PlantedBug("tier-any-origin", "a reader takes another cluster's log for its own",
                at(TierStore._opened).around(_believes_any_store), scene=_OTHERS),
+    PlantedBug("tier-hole-behind-a-page", "a reader goes on where the manifest begins by now, and "
+               "does not say so", at(HistoryReader._planned).around(_begins_where_it_begins_now),
+               scene="tests/tier/test_tier_history.py"),
 )  # fmt: skip
 """Every bug of main storage."""
