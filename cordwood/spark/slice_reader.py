@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from cordwood.block import Gap, GapKind
@@ -100,12 +101,20 @@ def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Generator[Seq
     """A slice's records: from objects where the slice says so, and the rest from nodes."""
     start = read.start
     if read.objects:
+        why = "main storage ends there"
         try:
             history = shared_history(read.objects)
-            for run in history.runs(read.log_id, start, read.stop, made_us=read.made_us):
-                start = run[-1].last + 1
-                yield run
-            why = "main storage ends there"
+            asked = history.runs(read.log_id, start, read.stop, made_us=read.made_us)
+            with closing(asked) as runs:
+                for run in runs:
+                    kept = list(takewhile(_is_kept, run))
+                    if kept:
+                        start = kept[-1].last + 1
+                        yield kept
+                    if len(kept) < len(run):
+                        # Main storage lost it, and a node may still have it: nodes decide.
+                        why = "main storage lost records there"
+                        break
         except CordwoodError as error:
             why = str(error)
         if start >= read.stop:
@@ -113,6 +122,10 @@ def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Generator[Seq
         logger.warning("%s is read from nodes from %s on: %s", read.name, format_lsn(start), why)
     with connect().read(read.log_id, start, read.stop - 1) as reader:
         yield from _runs(reader, read)
+
+
+def _is_kept(taken: Taken) -> bool:
+    return not (isinstance(taken, Gap) and taken.kind is GapKind.DATA_LOSS)
 
 
 def _runs(reader: BlockingReader, read: Slice) -> Iterator[Sequence[Taken]]:

@@ -15,11 +15,14 @@ from cordwood.client.values import Tiered
 from cordwood.host.real import real_host
 from cordwood.layout.body import encode_body
 from cordwood.lsn import OLDEST, Lsn
+from cordwood.sim.planted.bug import planted
+from cordwood.sim.planted.spark_sink import OBJECT_BUGS
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.slice_reader import read_slices
 from cordwood.spark.splitting import Slice, mark_objects
 from cordwood.tier.addresses import open_object_store
 from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.repair import repair_log
 from cordwood.tier.uploader import Item, LogUploader
 
 LOG = 7
@@ -114,6 +117,48 @@ def test_a_damaged_object_is_read_from_nodes_from_there_on(tmp_path: Path) -> No
 
         assert values(connect, asked) == [b"%d" % n for n in range(COUNT)]
         assert calls == [1]
+
+
+def lose_an_object(directory: Path, number: int) -> None:
+    """Delete it and the manifest; the operator accepts the loss."""
+    sorted(directory.rglob("*.parquet"))[number].unlink()
+    next(directory.rglob("head")).unlink()
+
+    async def repair() -> None:
+        async with real_host() as host:
+            store = await open_object_store(host, str(directory))
+            await repair_log(store, LogManifest(store, LOG, host, "test"), LOG, accept=True)
+            await store.close()
+
+    asyncio.run(repair())
+
+
+def nodes_have_what_main_storage_lost(tmp_path: Path) -> bool:
+    """One node let go of a range, another one has it, and an object of it is lost."""
+    with cordwood.connect(tmp_path / "cluster") as store:
+        name = [store.create_log(f"/orders-{n}").name for n in range(LOG)][-1]
+        log = store.log(name).log_id
+        assert log == LOG
+        first = store.append_many(name, [b"%d" % n for n in range(COUNT)])[0]
+        made = Made(LOG, "/orders", int(first))
+        for at in (0, 20, 40):
+            body = encode_body([b"%d" % n for n in range(at, at + 20)], timestamps_us=NOW_US)
+            made.block(body)
+        address = upload(made, tmp_path / "history")
+        lose_an_object(tmp_path / "history", 1)
+        asked = Slice(LOG, name, int(first), int(first) + COUNT, address)
+        wanted = [b"%d" % n for n in range(COUNT)]
+        return all(values(lambda: store, asked, fails=fails) == wanted for fails in (True, False))
+
+
+def test_what_main_storage_lost_nodes_may_have(tmp_path: Path) -> None:
+    assert nodes_have_what_main_storage_lost(tmp_path)
+
+
+def test_a_loss_of_objects_that_is_believed_shows(tmp_path: Path) -> None:
+    (bug,) = OBJECT_BUGS
+    with planted(bug), pytest.raises(DataLoss, match="DATA_LOSS"):
+        nodes_have_what_main_storage_lost(tmp_path)
 
 
 def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ Source: docs/objects.md, "Reading"; docs/spark.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from cordwood.block import Gap
 from cordwood.client.blocking.object_thread import ObjectThread
@@ -37,7 +37,7 @@ class BlockingHistory(ObjectThread):
         super().__init__(address, "cordwood-history")
         self._checked: set[tuple[int, int]] = set()
 
-    def runs(self, log: int, start: int, stop: int, *, made_us: int = 0) -> Iterator[list[Taken]]:
+    def runs(self, log: int, start: int, stop: int, *, made_us: int = 0) -> Generator[list[Taken]]:
         """Blocks and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
         ends before.
 

@@ -22,7 +22,7 @@ from cordwood.layout.log_names import normalise_name
 from cordwood.metadata import publications
 from cordwood.protocol.publishing import LogShare, Publication, check_repeat, commit
 from cordwood.sim.planted.bug import PlantedBug, at
-from cordwood.spark import sink, sink_rows, source
+from cordwood.spark import sink, sink_rows, slice_reader, source
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
 from cordwood.spark.offsets import StreamOffset, ranges
@@ -136,6 +136,10 @@ def _by_the_name_now(right: Any, self: CordwoodWriter, refs: Sequence[StagedRef]
     return self.writer_name(self._store())
 
 
+def _keeps_all(taken: Any) -> bool:
+    return True
+
+
 BUGS = (
     PlantedBug(
         "sink-keyed-by-run",
@@ -245,3 +249,12 @@ SCENE_BUGS = (
     ),
 )  # fmt: skip
 """Bugs that a scene of their own shows."""
+
+OBJECT_BUGS = (
+    PlantedBug(
+        "loss-of-objects-believed",
+        "A task that reads objects passes over what main storage lost, though a node has it.",
+        at(slice_reader._is_kept).instead(_keeps_all),
+    ),
+)
+"""Bugs that objects show of which one is lost."""
