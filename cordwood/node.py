@@ -265,9 +265,8 @@ class Node:
             lambda: self._peers)  # fmt: skip
         survey = CopySurvey(self._engine, settings.node, lambda: self._members, self._epochs.read)
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
-        self._staging = Staging(
-            self._engine, host.clock.now_us, lambda: settings.node in self._engine.rebuilding
-        )
+        self._staging = Staging(self._engine, host.clock.now_us, settings.node)
+        self._rebuild.staging = self._staging
         self._ledgers = LedgerCalls(
             LedgerStore(self._engine, lambda: self._incarnation),
             LedgerMetadataStore(self._metadata), settings.node,

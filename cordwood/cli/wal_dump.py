@@ -27,7 +27,7 @@ from cordwood.layout.engine_record import (
 )
 from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.nodesets import read_nodesets
-from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
+from cordwood.layout.staged import PinRecord, PlaceRecord, StageRecord, UnstageRecord
 from cordwood.layout.wal_batch import read_batch
 from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
 from cordwood.layout.waves import StoredBlock
@@ -163,6 +163,8 @@ def _held_words(seen: SeenRecord) -> str:
             return f"attempt {attempt} of {query!r} pins {len(stages)} staged blocks"
         case UnstageRecord(stages):
             return f"{len(stages)} staged blocks are gone"
+        case PlaceRecord(stage, members, moves):
+            return f"staged {stage.hex()} is on nodes {members} (change {moves})"
         case NodesetsRecord(log, epoch, packed):
             nodes = read_nodesets(packed)[-1].nodes
             return f"log {log} is spread over nodes {nodes} as of epoch {epoch}"
@@ -215,6 +217,8 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
             return {"pin": {"query": query, "attempt": attempt, "ids": ids}}
         case UnstageRecord(stages):
             return {"unstage": [stage.hex() for stage in stages]}
+        case PlaceRecord(stage, nodes, moves):
+            return {"place": {"id": stage.hex(), "nodes": [*nodes], "moves": moves}}
         case NodesetsRecord(log, epoch, packed):
             history = [{"since": n.since, "nodes": n.nodes} for n in read_nodesets(packed)]
             return {"nodesets": {"log": log, "epoch": epoch, "history": history}}

@@ -80,8 +80,10 @@ ANSWERS: Mapping[type, type] = {
     staging.AskStaged: staging.StagedReply,
     staging.BeginPublish: staging.PublicationReply,
     staging.CommitPublish: staging.PublicationReply,
+    staging.FindStaged: staging.StagedPlaces,
     staging.FinishPublish: staging.PublicationReply,
     staging.PinStaged: m.DoneReply,
+    staging.PlaceStaged: m.DoneReply,
     staging.StageBlock: m.DoneReply,
     staging.Unstage: m.DoneReply,
 }

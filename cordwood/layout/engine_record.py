@@ -12,7 +12,7 @@
            `released`, not below it and the end of a block, was released then
     TIER   u64 log, u64 lsn, u64 released: all of the log up to the LSN is in main storage and may
            leave this node; `released` as of TRIM
-    STAGE, PIN, UNSTAGE: of staged blocks, see `layout.staged`
+    STAGE, PIN, UNSTAGE, PLACE: of staged blocks, see `layout.staged`
     LEDGER_ENTRIES, LEDGER_STATE: of ledgers, see `layout.ledger_records`
     NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
            every epoch up to that one, see `layout.nodesets`
@@ -34,9 +34,11 @@ from cordwood.layout.nodesets import read_nodesets
 from cordwood.layout.produced import read_produced
 from cordwood.layout.staged import (
     PinRecord,
+    PlaceRecord,
     StageRecord,
     UnstageRecord,
     read_pin,
+    read_place,
     read_stage,
     read_unstage,
 )
@@ -63,6 +65,7 @@ class RecordKind(enum.IntEnum):
     LEDGER_ENTRIES = 10
     LEDGER_STATE = 11
     TIER = 12
+    PLACE = 13
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -127,7 +130,7 @@ class TierRecord(NamedTuple):
     released: int
 
 
-StagingRecord = StageRecord | PinRecord | UnstageRecord
+StagingRecord = StageRecord | PinRecord | UnstageRecord | PlaceRecord
 
 
 class NodesetsRecord(NamedTuple):
@@ -198,6 +201,8 @@ def read_engine_record(body: memoryview) -> EngineRecord:
         return read_pin(body[1:])
     if kind == RecordKind.UNSTAGE:
         return read_unstage(body[1:])
+    if kind == RecordKind.PLACE:
+        return read_place(body[1:])
     if kind == RecordKind.LEDGER_ENTRIES:
         return read_entries(body[1:])
     if kind == RecordKind.LEDGER_STATE:

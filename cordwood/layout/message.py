@@ -77,6 +77,7 @@ from cordwood.layout.message_rights import (
 from cordwood.layout.message_staging import (
     PublicationReply,
     PublishCall,
+    StagedPlaces,
     StagedReply,
     StagingCall,
 )
@@ -521,7 +522,7 @@ Call = (
 Reply = (
     MembersReply | LogReply | LogsReply | StatusReply | TailReply | SealReply | EpochReply
     | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
-    | StreamsReply | DirectoryReply | EpochsReply | StagedReply | PublicationReply
+    | StreamsReply | DirectoryReply | EpochsReply | StagedReply | StagedPlaces | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildingReply
     | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply

@@ -11,6 +11,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from cordwood.layout.staged import MOVES_MAX
+from cordwood.nodes import COPIES_MAX
+
 STAGED_BODY_BYTES_MAX = 7 << 19
 """3.5 MiB: it fits a control frame of 4 MiB, with space for the rest."""
 
@@ -27,8 +30,17 @@ _Name = Annotated[str, Meta(max_length=255)]
 _Ids = Annotated[list[_Id], Meta(max_length=STAGES_MAX)]
 
 
+_Nodes = Annotated[list[_U32], Meta(max_length=COPIES_MAX)]
+_Moves = Annotated[int, Meta(ge=0, le=MOVES_MAX)]
+
+
 class StageBlock(Struct, frozen=True, tag="stage"):
-    """Keep this block durably for so long, unless it is pinned; it has no LSN."""
+    """Keep this block durably for so long, unless it is pinned; it has no LSN.
+
+    Attributes:
+        nodes: the copyset. moves: how often it was changed.
+        query, attempt: who pinned the block, where a donor sends it; attempt 0 for nobody.
+    """
 
     stage: _Id
     log: _U62
@@ -39,14 +51,24 @@ class StageBlock(Struct, frozen=True, tag="stage"):
     stored_crc: _U32
     raw_crc: _U32
     body: Annotated[bytes, Meta(max_length=STAGED_BODY_BYTES_MAX)]
+    nodes: _Nodes = []
+    moves: _Moves = 0
+    query: _Name = ""
+    attempt: _Attempt = 0
 
 
 class PinStaged(Struct, frozen=True, tag="pin_staged"):
-    """Keep these blocks until what becomes of this attempt is known; all of them or none."""
+    """Keep these blocks until what becomes of this attempt is known; all of them or none.
+
+    Attributes:
+        moves: by block, how often its copyset was changed as the caller knows it; none for 0 each.
+            A pin under a copyset that is not the newest is refused: the block has other nodes.
+    """
 
     query: _Name
     attempt: _Attempt
     stages: _Ids
+    moves: Annotated[list[_Moves], Meta(max_length=STAGES_MAX)] = []
 
 
 class Unstage(Struct, frozen=True, tag="unstage"):
@@ -73,6 +95,32 @@ class StagedReply(Struct, frozen=True, tag="staged"):
     stored_crc: _U32
     raw_crc: _U32
     body: bytes
+
+
+class StagePlace(Struct, frozen=True, array_like=True):
+    """The copyset of a staged block, and how often it was changed."""
+
+    stage: _Id
+    nodes: _Nodes
+    moves: _Moves
+
+
+class PlaceStaged(Struct, frozen=True, tag="place_staged"):
+    """This block has another copyset. A node that it does not name drops the block."""
+
+    place: StagePlace
+
+
+class FindStaged(Struct, frozen=True, tag="find_staged"):
+    """Which of these blocks are there, and what are their copysets?"""
+
+    stages: _Ids
+
+
+class StagedPlaces(Struct, frozen=True, tag="staged_places"):
+    """The blocks that are on this node."""
+
+    places: Annotated[list[StagePlace], Meta(max_length=STAGES_MAX)]
 
 
 class BlockPlace(Struct, frozen=True, array_like=True):
@@ -147,5 +195,5 @@ class PublicationReply(Struct, frozen=True, tag="publication"):
     fingerprint: _Fingerprint = ""
 
 
-StagingCall = StageBlock | PinStaged | Unstage | AskStaged
+StagingCall = StageBlock | PinStaged | Unstage | AskStaged | PlaceStaged | FindStaged
 PublishCall = AskPublication | BeginPublish | CommitPublish | FinishPublish

@@ -4,10 +4,14 @@ Little-endian, in the WAL::
 
     STAGE    16 id, u64 log, i64 expires at (µs since 1970 UTC), then the block: u32 records,
              u32 body bytes as stored, u32 uncompressed, u32 CRC32C of the stored body, u32 of
-             the uncompressed, u8 codec, 3 reserved 0; the body
+             the uncompressed, u8 codec, u8 nodes of the copyset, u16 times that the copyset was
+             changed; u32 for each node; the body
     PIN      u64 attempt, u32 ids, u16 bytes of the query's name, 2 reserved 0; the name in
              UTF-8, then 16 for each id
     UNSTAGE  u32 ids, then 16 for each
+    PLACE    16 id, u16 times that the copyset was changed, u8 nodes, 1 reserved 0; u32 for each
+
+A head without nodes was written before copysets were noted: the other copies may be anywhere.
 
 LogsDB's table of staged blocks holds::
 
@@ -22,20 +26,27 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from cordwood.block import Buffer
 from cordwood.errors import Malformed
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
+from cordwood.nodes import COPIES_MAX
 
 STAGE_ID_BYTES = 16
 
-_HEAD = struct.Struct("<16sQqIIIIIB3x")
+_HEAD = struct.Struct("<16sQqIIIIIBBH")
+_PLACE = struct.Struct("<16sHBx")
+_NODE = struct.Struct("<I")
 _PIN = struct.Struct("<QIH2x")
 _COUNT = struct.Struct("<I")
 _ATTEMPT = struct.Struct("<Q")
 STAGE_HEAD_BYTES = _HEAD.size
+"""Without the nodes."""
+
+MOVES_MAX = (1 << 16) - 1
+"""Changes of one copyset: a node is lost far less often than once a minute."""
 
 STAGED_TABLE = "staged"
 HEADS = (b"h", b"i")
@@ -51,6 +62,8 @@ class StagedHead:
         log: the log of its later publish. expires_us: when it may be dropped, by the node's clock,
             unless it is pinned by then.
         records, stored_bytes, raw_bytes, stored_crc, raw_crc, codec: as in a block's header.
+        nodes: the block's copyset, this node included; empty if that is not known.
+        moves: how often the copyset was changed since the block was staged.
     """
 
     stage: bytes
@@ -62,6 +75,8 @@ class StagedHead:
     stored_crc: int
     raw_crc: int
     codec: int
+    nodes: tuple[int, ...] = ()
+    moves: int = 0
 
 
 class StageRecord(NamedTuple):
@@ -85,12 +100,20 @@ class UnstageRecord(NamedTuple):
     stages: tuple[bytes, ...]
 
 
+class PlaceRecord(NamedTuple):
+    """A staged block has another copyset: some of its nodes were lost, or drained."""
+
+    stage: bytes
+    nodes: tuple[int, ...]
+    moves: int
+
+
 def pack_stage_head(head: StagedHead) -> bytes:
     """A STAGE record without its body."""
     return _HEAD.pack(
         head.stage, head.log, head.expires_us, head.records, head.stored_bytes, head.raw_bytes,
-        head.stored_crc, head.raw_crc, head.codec,
-    )  # fmt: skip
+        head.stored_crc, head.raw_crc, head.codec, len(head.nodes), head.moves,
+    ) + b"".join(map(_NODE.pack, head.nodes))  # fmt: skip
 
 
 def read_stage(data: memoryview) -> StageRecord:
@@ -99,8 +122,8 @@ def read_stage(data: memoryview) -> StageRecord:
     Raises:
         Malformed: it is none.
     """
-    head = _read_head(data)
-    body = data[STAGE_HEAD_BYTES:]
+    head, size = _read_head(data)
+    body = data[size:]
     if len(body) != head.stored_bytes:
         raise Malformed(f"a staged block says {head.stored_bytes} bytes and has {len(body)}")
     return StageRecord(head, body)
@@ -141,6 +164,26 @@ def read_unstage(data: memoryview) -> UnstageRecord:
     return UnstageRecord(_ids(data[_COUNT.size :], _COUNT.unpack_from(data)[0]))
 
 
+def pack_place(record: PlaceRecord) -> bytes:
+    """A PLACE record."""
+    head = _PLACE.pack(record.stage, record.moves, len(record.nodes))
+    return head + b"".join(map(_NODE.pack, record.nodes))
+
+
+def read_place(data: memoryview) -> PlaceRecord:
+    """A PLACE record.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if len(data) < _PLACE.size:
+        raise Malformed("the copyset of a staged block is cut short")
+    stage, moves, count = _PLACE.unpack_from(data)
+    if not count or len(data) != _PLACE.size + count * _NODE.size:
+        raise Malformed("the copyset of a staged block has the wrong length")
+    return PlaceRecord(stage, _nodes(data[_PLACE.size :], count), moves)
+
+
 def head_key(stage: bytes) -> bytes:
     """The key of a staged block's head."""
     return b"h" + stage
@@ -165,18 +208,31 @@ def read_row(value: bytes) -> tuple[StagedHead, str, int]:
     data = memoryview(value)
     if len(data) < STAGE_HEAD_BYTES + _ATTEMPT.size:
         raise Malformed("LogsDB holds a staged block that is cut short")
-    (attempt,) = _ATTEMPT.unpack_from(data, STAGE_HEAD_BYTES)
-    return _read_head(data), _text(data[STAGE_HEAD_BYTES + _ATTEMPT.size :]), attempt
+    head, size = _read_head(data)
+    if len(data) < size + _ATTEMPT.size:
+        raise Malformed("LogsDB holds a staged block that is cut short")
+    (attempt,) = _ATTEMPT.unpack_from(data, size)
+    return head, _text(data[size + _ATTEMPT.size :]), attempt
 
 
-def _read_head(data: memoryview) -> StagedHead:
+def _read_head(data: memoryview) -> tuple[StagedHead, int]:
+    """A head, and its bytes."""
     if len(data) < STAGE_HEAD_BYTES:
         raise Malformed("a staged block is cut short")
-    head = StagedHead(*_HEAD.unpack_from(data))
+    *fields, count, moves = _HEAD.unpack_from(data)
+    size = STAGE_HEAD_BYTES + count * _NODE.size
+    if len(data) < size:
+        raise Malformed("the copyset of a staged block is cut short")
+    nodes = _nodes(data[STAGE_HEAD_BYTES:size], count)
+    head = replace(StagedHead(*fields), nodes=nodes, moves=moves)
     fault = check_head(head)
     if fault:
         raise Malformed(f"a staged block of log {head.log}: {fault}")
-    return head
+    return head, size
+
+
+def _nodes(data: memoryview, count: int) -> tuple[int, ...]:
+    return tuple(_NODE.unpack_from(data, at * _NODE.size)[0] for at in range(count))
 
 
 def check_head(head: StagedHead) -> str:
@@ -187,6 +243,8 @@ def check_head(head: StagedHead) -> str:
         return "its records or its codec are out of range"
     if max(head.stored_bytes, head.raw_bytes) > BODY_BYTES_MAX:
         return f"its body is over {BODY_BYTES_MAX} bytes"
+    if len(head.nodes) > COPIES_MAX or not 0 <= head.moves <= MOVES_MAX:
+        return "its copyset is out of range"
     return ""
 
 

@@ -182,15 +182,8 @@ def plan_move(
     ]
     if restored:
         return Move(block, tuple(map(NodeId, block.copyset)), tuple(restored), (), changes=False)
-    candidates = [
-        _taking(member)
-        for member in nodeset.members
-        if member.node in available
-        and member.node not in losses.barred
-        and member.node not in kept
-        and not member.read_only
-    ]
-    stores = _augment(kept, candidates, nodeset, replication, random)
+    takers = candidates(nodeset, available, {*losses.barred, *kept})
+    stores = augment(kept, takers, nodeset, replication, random)
     if stores is None:
         return Stuck(block, max(1, replication.copies - len(kept)))
     copyset = _in_place(block.copyset, missing, (*kept, *stores))
@@ -243,9 +236,18 @@ def in_order(blocks: Iterable[Held]) -> list[Held]:
     return sorted(blocks, key=lambda each: (-each.partition, each.log, each.last, each.first))
 
 
-def _augment(
+def candidates(nodeset: Nodeset, available: Set[NodeId], without: Set[int]) -> list[Member]:
+    """The members of a nodeset that may get a copy, with the weight by which they are drawn."""
+    return [
+        _taking(member)
+        for member in nodeset.members
+        if member.node in available and member.node not in without and not member.read_only
+    ]
+
+
+def augment(
     seed: Sequence[NodeId],
-    candidates: Sequence[Member],
+    takers: Sequence[Member],
     nodeset: Nodeset,
     replication: Replication,
     random: Chance,
@@ -262,11 +264,11 @@ def _augment(
     wants = {scope: count - len(used[scope]) for scope, count in replication.spans}
     draws = max([0, replication.copies - len(seed), *wants.values()])
     fresh = {
-        scope: len({member.domain(scope) for member in candidates} - used[scope]) for scope in used
+        scope: len({member.domain(scope) for member in takers} - used[scope]) for scope in used
     }
-    if len(candidates) < draws or any(fresh[scope] < wants[scope] for scope in wants):
+    if len(takers) < draws or any(fresh[scope] < wants[scope] for scope in wants):
         return None
-    left, drawn = list(candidates), []
+    left, drawn = list(takers), []
     for draws_left in range(draws, 0, -1):
         for scope, count in replication.spans:
             if count - len(used[scope]) >= draws_left:

@@ -57,7 +57,7 @@ from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import EpochNodes, SealReply
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
-from cordwood.layout.staged import PinRecord, StageRecord, UnstageRecord
+from cordwood.layout.staged import PinRecord, PlaceRecord, StageRecord, UnstageRecord
 from cordwood.layout.waves import (
     Refusal,
     StoredBlock,
@@ -722,7 +722,12 @@ class StorageEngine:
                 self.cache.log(log).release(released)
                 self.cache.log(log).tier_to(lsn)
             case (
-                StageRecord() | PinRecord() | UnstageRecord() | LedgerEntries() | LedgerChanges()
+                StageRecord()
+                | PinRecord()
+                | UnstageRecord()
+                | PlaceRecord()
+                | LedgerEntries()
+                | LedgerChanges()
             ) as record:
                 self._note(offset, [])
                 self._apply_beside(record)

@@ -128,7 +128,7 @@ def ledger_metadata(data: bytes) -> None:
 
 @target
 def staging(data: bytes) -> None:
-    """STAGE, PIN and UNSTAGE records and a staged block's row: a byte says which."""
+    """STAGE, PIN, PLACE and UNSTAGE records and a staged block's row: a byte says which."""
     which, rest = data[:1], memoryview(data[1:])
     if which == b"S":
         stage = staged.read_stage(rest)
@@ -137,6 +137,9 @@ def staging(data: bytes) -> None:
     elif which == b"P":
         pin = staged.read_pin(rest)
         assert staged.read_pin(memoryview(staged.pack_pin(pin))) == pin
+    elif which == b"L":
+        place = staged.read_place(rest)
+        assert staged.read_place(memoryview(staged.pack_place(place))) == place
     elif which == b"R":
         row = staged.read_row(bytes(rest))
         assert staged.read_row(staged.pack_row(*row)) == row

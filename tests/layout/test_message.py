@@ -159,12 +159,16 @@ from cordwood.layout.message_staging import (
     BeginPublish,
     BlockPlace,
     CommitPublish,
+    FindStaged,
     FinishPublish,
     LogBlocks,
     PinStaged,
+    PlaceStaged,
     PublicationReply,
     StageBlock,
+    StagedPlaces,
     StagedReply,
+    StagePlace,
     Unstage,
 )
 from cordwood.ledger import Fragment, LedgerMetadata, Striping
@@ -219,6 +223,9 @@ CALLS: list[Call] = [
     SetStorage(3, True),
     RenameLog("/orders", "/o"), SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     StageBlock(STAGE, 9, 60_000, 2, 1, 30, 5, 6, b"body"), PinStaged("query", 2, [STAGE]),
+    StageBlock(STAGE, 9, 60_000, 2, 1, 30, 5, 6, b"body", [1, 2, 3], 1, "query", 2),
+    PinStaged("query", 2, [STAGE], [1]), FindStaged([STAGE]),
+    PlaceStaged(StagePlace(STAGE, [1, 2, 3], 1)),
     Unstage("query", 2, [STAGE]), AskStaged(STAGE), AskPublication("query"),
     BeginPublish("query", 7), CommitPublish("query", 7, 2, [SHARE]),
     FinishPublish("query", 3, {"/orders": (lsn(4, 1), lsn(4, 2))}),
@@ -234,7 +241,7 @@ REPLIES: list[Reply] = [
     EpochReply(True, 5, lsn(4, 16)), ReleasedReply([lsn(4, 16), 0]), GROUP, ConsumersReply([GROUP]),
     StreamsReply([StreamState(9, "a client", lsn(4, 17), LSN_MAX, lsn(4, 99), 7, True, [2], "")]),
     DirectoryReply("/", LogAttributes(backlog_s=1.5), DEFAULTS), VersionReply(7),
-    StagedReply(9, 2, 1, 30, 5, 6, b"body"),
+    StagedReply(9, 2, 1, 30, 5, 6, b"body"), StagedPlaces([StagePlace(STAGE, [1, 2], 3)]),
     PublicationReply(
         2**62, 2, 7, 3, 2, False, [SHARE], {"/orders": (lsn(4, 1), lsn(4, 2))}, 64 << 20
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +12,12 @@ from cordwood.errors import Malformed
 from cordwood.layout.engine_record import RecordKind, read_engine_record
 from cordwood.layout.staged import (
     PinRecord,
+    PlaceRecord,
     StagedHead,
     StageRecord,
     UnstageRecord,
     pack_pin,
+    pack_place,
     pack_row,
     pack_stage_head,
     pack_unstage,
@@ -39,6 +43,17 @@ def test_a_staged_block_has_these_bytes() -> None:
     assert found == StageRecord(HEAD, b"xyz")
 
 
+def test_a_copyset_stands_behind_the_head() -> None:
+    head = replace(HEAD, nodes=(1, 0x01020304), moves=0x0506)
+    golden = GOLDEN[:-3] + bytes.fromhex("0206050100000004030201")
+    assert pack_stage_head(head) == golden
+    assert record(RecordKind.STAGE, golden + b"xyz") == StageRecord(head, b"xyz")
+    assert read_row(pack_row(head, "query", 7)) == (head, "query", 7)
+    place = PlaceRecord(ID, (1, 0x01020304), 0x0506)
+    assert pack_place(place) == ID + bytes.fromhex("060502000100000004030201")
+    assert record(RecordKind.PLACE, pack_place(place)) == place
+
+
 def test_a_pin_and_its_end_have_these_bytes() -> None:
     pin = pack_pin(PinRecord("é", 7, (ID,)))
     assert pin == bytes.fromhex("07000000000000000100000002000000c3a9") + ID
@@ -59,6 +74,7 @@ def test_records_and_rows_come_back_as_they_went(stages, query, attempt) -> None
         (RecordKind.STAGE, GOLDEN + b"xyz"),
         (RecordKind.PIN, pack_pin(PinRecord("query", 7, (ID, ID)))),
         (RecordKind.UNSTAGE, pack_unstage(UnstageRecord((ID, ID)))),
+        (RecordKind.PLACE, pack_place(PlaceRecord(ID, (1, 2, 3), 1))),
     ],
 )
 def test_every_truncation_and_a_byte_too_much_is_refused(kind, body) -> None:
@@ -68,11 +84,17 @@ def test_every_truncation_and_a_byte_too_much_is_refused(kind, body) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"log": 0}, {"records": 0}, {"records": 70_000}, {"codec": 3}, {"raw_bytes": 1 << 30}]
+    "field",
+    [
+        {"log": 0},
+        {"records": 0},
+        {"records": 70_000},
+        {"codec": 3},
+        {"raw_bytes": 1 << 30},
+        {"nodes": (1,) * 17},
+    ],
 )
 def test_a_head_out_of_its_range_is_refused(field) -> None:
-    from dataclasses import replace
-
     with pytest.raises(Malformed):
         record(RecordKind.STAGE, pack_stage_head(replace(HEAD, **field)) + b"xyz")
 

@@ -24,19 +24,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from crc32c import crc32c
-
 from cordwood.client.admin.log_tree import check_write_token
 from cordwood.client.append.appends import Appends
 from cordwood.client.append.blocks import check_group
 from cordwood.client.append.producer import QueryProducer
 from cordwood.client.cluster import Cluster
+from cordwood.client.publish.staged_copies import StagedCopies, blocks_of
 from cordwood.client.publish.staging import StagedRef, Stager
 from cordwood.errors import (
     BadSetting,
-    ChecksumMismatch,
     Closed,
-    CordwoodError,
     Fenced,
     Misplaced,
     OutcomeUnknown,
@@ -48,25 +45,20 @@ from cordwood.errors import (
     StageExpired,
     UnknownLog,
     UnknownProducer,
-    Unreachable,
 )
 from cordwood.layout.append_group import GroupPart
-from cordwood.layout.message import Call, DoneReply, ListLogs, LogsReply, Reply
+from cordwood.layout.message import Call, ListLogs, LogsReply, Reply
 from cordwood.layout.message_staging import (
     STAGES_MAX,
     AskPublication,
-    AskStaged,
     BeginPublish,
     BlockPlace,
     CommitPublish,
     FinishPublish,
     LogBlocks,
-    PinStaged,
     PublicationReply,
-    StagedReply,
 )
 from cordwood.lsn import Lsn
-from cordwood.nodes import NodeId
 from cordwood.protocol.producers import sure_s
 from cordwood.protocol.publishing import StagedBlock, check_repeat, group_end
 from cordwood.settings import ClientSettings, block_bytes_max
@@ -137,6 +129,7 @@ class Publisher:
         self._stager = stager
         self._ask = ask
         self._settings = settings
+        self._copies = StagedCopies(cluster, settings)
 
     async def published(self, query: str) -> Published | None:
         """See `Store.published`."""
@@ -169,8 +162,7 @@ class Publisher:
                 break
             _check_shares(shares, known.group_bytes_max, whole=whole)
             attempt, tries = known.attempt, tries + 1
-            await self._pin(query, attempt, shares)
-            shares = await self._check_there(shares)
+            shares = await self._check_there(await self._copies.pin(query, attempt, shares))
             sure_until = asyncio.get_running_loop().time()
             try:
                 with _unknown_from_here(query, batch):
@@ -256,32 +248,6 @@ class Publisher:
                 )
         return _told_apart(shares, names)
 
-    async def _pin(self, query: str, attempt: int, shares: Sequence[LogBlocks]) -> None:
-        """Keep every copy of every block until the attempt is over.
-
-        Raises:
-            StageExpired: a block is gone somewhere.
-            Unreachable: a node that holds some is down.
-        """
-        by_node: dict[int, list[bytes]] = {}
-        for block in _blocks(shares):
-            for node in block.nodes:
-                by_node.setdefault(node, []).append(block.stage)
-
-        async def pin(node: int, stages: list[bytes]) -> None:
-            reply = await self._cluster.call_node(
-                NodeId(node), PinStaged(query, attempt, stages), timeout_s=CALL_S
-            )
-            assert isinstance(reply, DoneReply), "pinning is answered when it is done"
-
-        answers = await asyncio.gather(
-            *(pin(node, stages) for node, stages in sorted(by_node.items())), return_exceptions=True
-        )
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        # That something is gone will not change; that a node is down may.
-        for failure in sorted(failures, key=lambda each: not isinstance(each, StageExpired)):
-            raise failure
-
     async def roll_forward(
         self, query: str, known: PublicationReply, own: _OwnCommit | None = None
     ) -> PublicationReply:
@@ -315,7 +281,7 @@ class Publisher:
                 continue
             found = {name: span for name, span in spans.items() if span is not None}
             await self.call_store(FinishPublish(query, commits, found))
-            blocks = [_unpacked(block) for block in _blocks(known.shares)]
+            blocks = [_unpacked(block) for block in blocks_of(known.shares)]
             await self._stager.unstage(blocks, query, known.committed_by)
             known = await self.call_store(AskPublication(query))
         return known
@@ -403,7 +369,7 @@ class Publisher:
 
         async def read(block: BlockPlace) -> GroupPart:
             async with at_once:
-                return await self._read_block(block)
+                return await self._copies.read(block)
 
         tasks = [asyncio.ensure_future(read(block)) for block in blocks]
         try:
@@ -411,40 +377,6 @@ class Publisher:
         finally:
             for task in tasks:
                 task.cancel()
-
-    async def _read_block(self, block: BlockPlace) -> GroupPart:
-        """A body from whichever node gives it.
-
-        Raises:
-            StageExpired: every node says that it is gone.
-            Unreachable: no node gave it in time.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.timeout_s
-        while True:
-            self._cluster.check_open()
-            failures: list[CordwoodError] = []
-            nodes = sorted(block.nodes, key=lambda n: self._cluster.peers.get(NodeId(n)) is None)
-            for node in nodes:
-                try:
-                    return await self._read_from(NodeId(node), block)
-                except (Retryable, OutcomeUnknown, StageExpired, ChecksumMismatch) as error:
-                    failures.append(error)
-            if all(isinstance(error, StageExpired) for error in failures):
-                raise failures[0]
-            if loop.time() + RETRY_S >= deadline:
-                raise Unreachable(f"no node gives a staged block that was committed: {failures[0]}")
-            await asyncio.sleep(RETRY_S)
-
-    async def _read_from(self, node: NodeId, block: BlockPlace) -> GroupPart:
-        reply = await self._cluster.peers.call(node, AskStaged(block.stage), timeout_s=CALL_S)
-        assert isinstance(reply, StagedReply), "AskStaged is answered with the block"
-        if crc32c(reply.body) != reply.stored_crc or reply.records != block.records:
-            raise ChecksumMismatch(f"node {node} sent another staged block than was asked for")
-        return GroupPart(
-            reply.records, len(reply.body), reply.raw_bytes, reply.stored_crc, reply.raw_crc,
-            reply.codec, reply.body,
-        )  # fmt: skip
 
 
 _STUCK = (
@@ -489,7 +421,7 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
                 BlockPlace(b.stage, list(b.nodes), b.records, b.stored_bytes) for b in ref.blocks
             )
     shares = list(by_log.values())
-    stages = [block.stage for block in _blocks(shares)]
+    stages = [block.stage for block in blocks_of(shares)]
     if len(set(stages)) != len(stages):
         raise BadSetting("a staged block is named twice in one batch")
     return shares
@@ -522,7 +454,7 @@ def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: b
     Raises:
         RecordTooLarge: the text says what and how much.
     """
-    blocks = len(_blocks(shares))
+    blocks = len(blocks_of(shares))
     if blocks > STAGES_MAX:
         raise RecordTooLarge(f"a batch of {blocks} staged blocks; it has at most {STAGES_MAX}")
     for share in shares:
@@ -552,10 +484,6 @@ def _group_limit(group_bytes_max: int, share: LogBlocks) -> int:
     if sum(block.stored_bytes for block in share.blocks) <= group_bytes_max:
         return group_bytes_max
     return max(1, group_bytes_max // SPLIT_SHARE)
-
-
-def _blocks(shares: Sequence[LogBlocks]) -> list[BlockPlace]:
-    return [block for share in shares for block in share.blocks]
 
 
 def _unpacked(block: BlockPlace) -> StagedBlock:

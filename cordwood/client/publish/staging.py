@@ -160,7 +160,7 @@ class Stager:
             stage = self._host.random.getrandbits(STAGE_ID_BITS).to_bytes(16, "little")
             call = StageBlock(
                 stage, info.log_id, ttl_ms, part.records, part.codec, part.raw_bytes,
-                part.stored_crc, part.raw_crc, bytes(part.body),
+                part.stored_crc, part.raw_crc, bytes(part.body), list(copyset or ()),
             )  # fmt: skip
             failures = await self.ask(copyset, call) if copyset else {}
             if copyset and not failures:

@@ -1,8 +1,9 @@
-"""What a node keeps staged as a subject of crashes: blocks staged, pinned, let go and flushed.
+"""What a node keeps staged as a subject of crashes: blocks staged, pinned, let go and flushed,
+and given other copysets.
 
 What it promises (`storage.staging.staging`): a block that was told staged is there with its body
-until it is told gone, a pin that was told holds, and what was told gone stays away. An operation
-that was not answered was done or was not; one block has one at a time.
+until it is told gone, a pin and a copyset that were told hold, and what was told gone stays
+away. An operation that was not answered was done or was not; one block has one at a time.
 
 Source: `storage.staging.staging`; docs/design.md §9.
 """
@@ -18,7 +19,13 @@ from typing import Any
 from crc32c import crc32c
 
 from cordwood.errors import Overloaded, Retryable
-from cordwood.layout.message_staging import AskStaged, PinStaged, StageBlock, Unstage
+from cordwood.layout.message_staging import (
+    AskStaged,
+    PinStaged,
+    StageBlock,
+    StagePlace,
+    Unstage,
+)
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
 from cordwood.sim.crash_states.engine_subject import (
@@ -38,11 +45,13 @@ from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.staging.staging import Staging
 
 QUERY = "query"
+SELF = NodeId(1)
 TTL_MS = 1 << 30
 """Nothing expires by itself in a life."""
 
-State = tuple[bytes, int] | None
-"""A block's body and the attempt that pinned it, 0 for none; None where it is not there."""
+State = tuple[bytes, int, int] | None
+"""A block's body, the attempt that pinned it, 0 for none, and how often its copyset was changed;
+None where it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +119,9 @@ class StagingPromises:
 def _words(state: State) -> str:
     if state is None:
         return "not there"
-    body, attempt = state
-    return f"{len(body)} B {crc32c(body):08x}, " + (f"pinned by {attempt}" if attempt else "free")
+    body, attempt, moves = state
+    pinned = f"pinned by {attempt}" if attempt else "free"
+    return f"{len(body)} B {crc32c(body):08x}, {pinned}, moved {moves} times"
 
 
 class StagingSubject:
@@ -129,9 +139,9 @@ class StagingSubject:
         host = life.host(Process("node"))
         settings: StorageSettings = life.chance.choice(STORAGE)
         tables = memory_tables(DIRECTORY, settings, host)
-        logs, states = await LogsStore.open(tables, settings, NodeId(1))
+        logs, states = await LogsStore.open(tables, settings, SELF)
         engine = await StorageEngine.open(wal, logs, states, settings, lambda log: None)
-        staging = Staging(engine, host.clock.now_us)
+        staging = Staging(engine, host.clock.now_us, SELF)
         await self._compare(life, staging, promised)
         flusher = Flusher(engine, settings, host.clock, lambda: None)
         flushing = asyncio.create_task(flusher.run())
@@ -147,11 +157,13 @@ class StagingSubject:
         for stage, held in staging.index.blocks.items():
             in_tables += held.body is None
             reply = await staging.read(AskStaged(stage))
-            found[stage] = (reply.body, held.pin.attempt if held.pin is not None else 0)
+            attempt = held.pin.attempt if held.pin is not None else 0
+            found[stage] = (reply.body, attempt, held.head.moves)
         if wrong := promised.judge(found):
             raise PromiseBroken(wrong)
         seen = {
             "a staged block came back": found,
+            "a changed copyset came back": any(state and state[2] for state in found.values()),
             "a pin came back": any(state and state[1] for state in found.values()),
             "LogsDB held staged blocks": in_tables,
             "an operation on a staged block was in doubt": any(
@@ -173,8 +185,8 @@ class _Script:
         self._flusher = flusher
         self._calls: list[asyncio.Task[None]] = []
         # Blocks on which nothing is under way.
-        self._free: dict[bytes, tuple[bytes, int]] = {
-            stage: (b"", held.pin.attempt if held.pin is not None else 0)
+        self._free: dict[bytes, tuple[bytes, int, int]] = {
+            stage: (b"", held.pin.attempt if held.pin is not None else 0, held.head.moves)
             for stage, held in staging.index.blocks.items()
         }
 
@@ -182,13 +194,15 @@ class _Script:
         """Do so many things, then wait for what was begun."""
         for stage in self._free:
             reply = await self._staging.read(AskStaged(stage))
-            self._free[stage] = (reply.body, self._free[stage][1])
+            self._free[stage] = (reply.body, *self._free[stage][1:])
         for _ in range(steps):
             draw = self._chance.random()
             if draw < 0.4 or (draw < 0.75 and not self._free):
                 await self._begin(self._stage())
-            elif draw < 0.6:
+            elif draw < 0.55:
                 await self._begin(self._pin())
+            elif draw < 0.6:
+                await self._begin(self._place())
             elif draw < 0.75:
                 await self._begin(self._unstage())
             elif draw < 0.85:
@@ -205,18 +219,24 @@ class _Script:
         stage = self._chance.randbytes(16)
         body = self._chance.randbytes(self._chance.choice(BODY_SIZES[1:]))
         crc = crc32c(body)
-        block = StageBlock(stage, 1, TTL_MS, 1, 0, len(body), crc, crc, body)
-        await self._do(stage, (body, 0), self._staging.stage(block))
+        block = StageBlock(stage, 1, TTL_MS, 1, 0, len(body), crc, crc, body, [SELF, 2])
+        await self._do(stage, (body, 0, 0), self._staging.stage(block))
 
     async def _pin(self) -> None:
         stage = self._chance.choice(sorted(self._free))
-        body, attempt = self._free.pop(stage)
-        call = PinStaged(QUERY, attempt + 1, [stage])
-        await self._do(stage, (body, attempt + 1), self._staging.pin(call))
+        body, attempt, moves = self._free.pop(stage)
+        call = PinStaged(QUERY, attempt + 1, [stage], [moves])
+        await self._do(stage, (body, attempt + 1, moves), self._staging.pin(call))
+
+    async def _place(self) -> None:
+        stage = self._chance.choice(sorted(self._free))
+        body, attempt, moves = self._free.pop(stage)
+        place = StagePlace(stage, [SELF, 3 + moves], moves + 1)
+        await self._do(stage, (body, attempt, moves + 1), self._staging.place(place))
 
     async def _unstage(self) -> None:
         stage = self._chance.choice(sorted(self._free))
-        _, attempt = self._free.pop(stage)
+        _, attempt, _ = self._free.pop(stage)
         call = Unstage(QUERY, max(attempt, 1), [stage])
         await self._do(stage, None, self._staging.unstage(call))
 

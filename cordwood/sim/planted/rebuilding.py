@@ -5,9 +5,10 @@ Source: docs/sources/logdevice.md 2.9; docs/sources/bookkeeper.md (d), (f); docs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from cordwood.block import Envelope
@@ -20,13 +21,16 @@ from cordwood.protocol.event_log import Verdict
 from cordwood.protocol.rebuild_compare import Has
 from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, after_asking
 from cordwood.protocol.rebuild_watch import Start, on_start
+from cordwood.protocol.staged_plan import StagedAt
 from cordwood.rebuilding import Acked, LostNode, RebuildingSet
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, TWO_COPIES_LOST
 from cordwood.storage.rebuild import admission, moves
 from cordwood.storage.rebuild.donor import Donor, Pass
-from cordwood.storage.rebuild.moves import Moves
+from cordwood.storage.rebuild.moves import Moves, Report
+from cordwood.storage.rebuild.staged_moves import StagedMoves
+from cordwood.storage.staging.staged_index import StagedBlock
 
 
 async def _unawaited(
@@ -40,6 +44,16 @@ async def _unawaited(
     if amends:
         return str(await right(self, node, wires, amends=amends))
     return ""
+
+
+async def _given_without_pin(right: Any, self: StagedMoves, held: StagedBlock, to: StagedAt) -> Any:
+    return msgspec.structs.replace(await right(self, held, to), query="", attempt=0)
+
+
+async def _nothing_staged_moves(
+    self: StagedMoves, losses: Losses, report: Report, is_old: Callable[[], bool]
+) -> None:
+    return
 
 
 async def _trouble_swallowed(right: Any, self: Moves, *args: Any, **kwargs: Any) -> str:
@@ -120,6 +134,14 @@ BUGS = (
     PlantedBug("seals-not-owed", "a node says that it is back, and no start seals what it missed",
                at(Membership.owe_seals).instead(_nothing_owed),
                scene="tests/storage/test_rebuilding_races.py"),
+    PlantedBug("staged-left-behind", "staged blocks of a lost node are not made anew: a committed "
+               "batch can lose all its copies, one after the other",
+               at(StagedMoves.carry_out).instead(_nothing_staged_moves),
+               scene="tests/storage/test_lost_staging.py"),
+    PlantedBug("moved-without-pin", "a donor gives a staged block without its pin: it expires "
+               "though its batch is committed",
+               at(StagedMoves._call).around(_given_without_pin),
+               scene="tests/storage/test_lost_staging.py"),
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
                at(Moves._send).around(_unawaited), scenario=DISKS_LOST),
     PlantedBug("rebuild-refusal-ignored", "a donor goes on where a node refused or went away",

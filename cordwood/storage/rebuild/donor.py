@@ -47,6 +47,7 @@ from cordwood.storage.rebuild.epoch_nodesets import (
     told_nodesets,
 )
 from cordwood.storage.rebuild.moves import Moves, Report, held_of
+from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ class Donor:
         read_record: ReadRecord,
         peers: Peers,
         moves: Moves,
+        staged: StagedMoves,
         pace: DonorPace,
         run_bytes: Callable[[], int],
     ) -> None:
@@ -141,6 +143,7 @@ class Donor:
         self._read_record = read_record
         self._peers = peers
         self._moves = moves
+        self._staged = staged
         self._pace = pace
         self._run_bytes = run_bytes
         self._pass: Pass | None = None
@@ -182,6 +185,7 @@ class Donor:
             if self._engine.damage:
                 now.report.trouble = f"this node lost records: {self._engine.damage}"
             await self._move_all(now, is_old)
+            await self._staged.carry_out(losses, now.report, is_old)
             if self._me in now.losses.leaving and self._engine.staged.blocks:
                 staged = len(self._engine.staged.blocks)
                 now.report.trouble = (

@@ -30,7 +30,7 @@ from cordwood.layout.message_rebuilding import (
     SayRebuild,
 )
 from cordwood.layout.rebuild_events import pack_set
-from cordwood.nodes import Member, NodeId
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.event_log import Verdict, authority_of, refuses
 from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
 from cordwood.quorum.authority import rebuilt_nodes
@@ -49,6 +49,7 @@ from cordwood.storage.rebuild.copies import words_of
 from cordwood.storage.rebuild.donor import Donor, Pass
 from cordwood.storage.rebuild.donor_pace import DonorPace
 from cordwood.storage.rebuild.moves import Moves
+from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.store_channel import StoreChannel
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from cordwood.metadata.membership import Membership
     from cordwood.storage.engine import StorageEngine
     from cordwood.storage.rebuild.epoch_nodesets import ReadRecord
+    from cordwood.storage.staging.staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class RebuildRole:
 
     Attributes:
         set: the rebuilding set as last read.
+        staging: the staged blocks of this node, set before `connect`.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class RebuildRole:
                 this node.
         """
         self.set = RebuildingSet()
+        self.staging: Staging
         self._settings = settings
         self._host = host
         self._me = settings.node
@@ -131,12 +135,27 @@ class RebuildRole:
             return frozenset(peers.up) - silent()
 
         moves = Moves(self._me, peers, channel, self._host.random, available, run_bytes)
+        staged = StagedMoves(
+            self._me, self.staging, peers, self._newest_nodeset, self._host.random, available
+        )
         self._pace = DonorPace(float(self._settings.storage.rebuild_bytes_s), self._engine.waits)
         self._dead = dead
         self._donor = Donor(
-            self._me, self._engine, self._members, self._read_record, peers, moves, self._pace,
-            run_bytes,
+            self._me, self._engine, self._members, self._read_record, peers, moves, staged,
+            self._pace, run_bytes,
         )  # fmt: skip
+
+    async def _newest_nodeset(self, log: int) -> tuple[Nodeset, Replication] | None:
+        """The newest nodeset of a log, None where there is no such log any more.
+
+        Raises:
+            CordwoodError: the metadata store does not answer.
+        """
+        record = await self._read_record(log)
+        if record is None or not record.history:
+            return None
+        newest = record.history[-1]
+        return newest.nodeset(self._members()), newest.replication
 
     # The set, and what follows from it.
 

@@ -6,13 +6,14 @@ Source: docs/design.md §9.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, assert_never
 
 from cordwood.block import Buffer
 from cordwood.layout.engine_record import StagingRecord
 from cordwood.layout.staged import (
     PinRecord,
+    PlaceRecord,
     StagedHead,
     StageRecord,
     UnstageRecord,
@@ -93,6 +94,12 @@ class StagedIndex:
                     held = self.blocks.pop(stage, None)
                     if held is not None:
                         self.bytes -= held.head.stored_bytes
+                    self._changed[stage] = None
+                return 0
+            case PlaceRecord(stage, nodes, moves):
+                held = self.blocks.get(stage)
+                if held is not None and moves > held.head.moves:
+                    held.head = replace(held.head, nodes=nodes, moves=moves)
                     self._changed[stage] = None
                 return 0
         assert_never(record)

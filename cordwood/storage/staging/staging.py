@@ -20,30 +20,42 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from cordwood.block import Buffer
-from cordwood.errors import ChecksumMismatch, Overloaded, RecordTooLarge, StageExpired
+from cordwood.errors import (
+    ChecksumMismatch,
+    Overloaded,
+    RecordTooLarge,
+    Retryable,
+    StageExpired,
+)
 from cordwood.layout.engine_record import RecordKind, StagingRecord
 from cordwood.layout.message import DoneReply
 from cordwood.layout.message_staging import (
     AskStaged,
+    FindStaged,
     PinStaged,
+    PlaceStaged,
     StageBlock,
+    StagedPlaces,
     StagedReply,
+    StagePlace,
     StagingCall,
     Unstage,
 )
 from cordwood.layout.staged import (
     PinRecord,
+    PlaceRecord,
     StagedHead,
     StageRecord,
     UnstageRecord,
     check_head,
     pack_pin,
+    pack_place,
     pack_stage_head,
     pack_unstage,
     packed_ids,
 )
 from cordwood.storage.engine import StorageEngine
-from cordwood.storage.staging.staged_index import Pin, StagedIndex
+from cordwood.storage.staging.staged_index import Pin, StagedBlock, StagedIndex
 
 STAGED_BYTES_MAX = 8 << 30
 """Bodies that a node keeps staged: a batch of a gigabyte, of several queries, some times over."""
@@ -71,39 +83,45 @@ class Staging:
         self,
         engine: StorageEngine,
         now_us: Callable[[], int],
-        is_drained: Callable[[], bool] = lambda: False,
+        me: int = 0,
     ) -> None:
         """
         Args:
             now_us: µs since 1970 UTC.
-            is_drained: whether the node gives all that it has away.
+            me: this node.
         """
+        self._me = me
         self.block_bytes_max = STAGED_BLOCK_BYTES_MAX
         self._engine = engine
-        self._now_us = now_us
-        self._is_drained = is_drained
+        self.now_us = now_us
         # In the WAL and not durable yet. A block being pinned must not be dropped, and a block
         # being dropped must not be pinned: an answered pin holds, whatever was written behind it.
         self._pinning: dict[bytes, list[Pin]] = {}
         self._going: Counter[bytes] = Counter()
+        # A pin is refused meanwhile: the copies that are being made would not have it.
+        self._moving: set[bytes] = set()
 
     @property
     def index(self) -> StagedIndex:
         """The staged blocks."""
         return self._engine.staged
 
-    async def answer(self, call: StagingCall) -> StagedReply | DoneReply:
+    async def answer(self, call: StagingCall) -> StagedReply | StagedPlaces | DoneReply:
         """Do a client's call.
 
         Raises:
-            CordwoodError: see the four below.
+            CordwoodError: see those below.
         """
         if isinstance(call, AskStaged):
             return await self.read(call)
+        if isinstance(call, FindStaged):
+            return self.find(call)
         if isinstance(call, StageBlock):
             await self.stage(call)
         elif isinstance(call, PinStaged):
             await self.pin(call)
+        elif isinstance(call, PlaceStaged):
+            await self.place(call.place)
         else:
             await self.unstage(call)
         return DoneReply()
@@ -113,7 +131,7 @@ class Staging:
 
         Raises:
             ChecksumMismatch: it arrived damaged.
-            Overloaded: there is no room for it, or the node is drained.
+            Overloaded: there is no room for it, or it names a node that is drained or lost.
             RecordTooLarge: no append would take it.
             StageExpired: another block has this id.
         """
@@ -123,10 +141,10 @@ class Staging:
                 f"a staged block has at most {self.block_bytes_max} bytes as stored on nodes with "
                 "WALs and caches of this size: stage with a lower block_bytes"
             )
-        expires_us = self._now_us() + call.ttl_ms * 1000
+        expires_us = self.now_us() + call.ttl_ms * 1000
         head = StagedHead(
             call.stage, call.log, expires_us, call.records, len(call.body), call.raw_bytes,
-            call.stored_crc, call.raw_crc, call.codec,
+            call.stored_crc, call.raw_crc, call.codec, tuple(call.nodes), call.moves,
         )  # fmt: skip
         fault = check_head(head)
         if fault or crc32c(call.body) != call.stored_crc:
@@ -135,9 +153,12 @@ class Staging:
         if held is not None:
             if (held.head.stored_crc, held.head.log) != (head.stored_crc, head.log):
                 raise StageExpired("another block is staged under this id")
+            await self._take_anew(call)
             return
-        if self._is_drained():
-            raise Overloaded("this node is drained: stage it on others")
+        # The donors have looked through what is staged, or are about to: nobody would move it.
+        away = self._engine.rebuilding & {self._me, *call.nodes}
+        if away:
+            raise Overloaded(f"node {min(away)} gives its data away, or lost it: stage on others")
         if self.index.bytes + len(call.body) > STAGED_BYTES_MAX:
             raise Overloaded(f"{self.index.bytes} bytes are staged on this node: publish some")
         if len(call.body) > self._engine.free_bytes:
@@ -145,6 +166,66 @@ class Staging:
         await self._write(
             RecordKind.STAGE, (pack_stage_head(head), call.body), StageRecord(head, call.body)
         )
+        await self._take_pin(call)
+
+    async def _take_anew(self, call: StageBlock) -> None:
+        """A donor gives a block that is here already: what it says of it may be newer."""
+        if call.moves:
+            await self.place(StagePlace(call.stage, call.nodes, call.moves))
+        await self._take_pin(call)
+
+    async def _take_pin(self, call: StageBlock) -> None:
+        """The pin that a donor gives with a block.
+
+        Raises:
+            Retryable: the block went meanwhile.
+        """
+        if not call.attempt:
+            return
+        held = self.index.get(call.stage)
+        known = held.pin if held is not None else None
+        is_later = known is None or (known.query == call.query and known.attempt < call.attempt)
+        if held is not None and is_later and call.stage not in self._pinning:
+            record = PinRecord(call.query, call.attempt, (call.stage,))
+            await self._write(RecordKind.PIN, (pack_pin(record),), record)
+        if call.stage not in self.index.blocks:
+            raise Retryable("a staged block went while it was pinned")
+
+    async def place(self, place: StagePlace) -> None:
+        """Note a newer copyset of a block; drop the block if it does not name this node."""
+        held = self.index.get(place.stage)
+        if held is None or place.moves <= held.head.moves:
+            return
+        if self._me not in place.nodes:
+            await self.drop([place.stage])
+            return
+        record = PlaceRecord(place.stage, tuple(place.nodes), place.moves)
+        await self._write(RecordKind.PLACE, (pack_place(record),), record)
+
+    def find(self, call: FindStaged) -> StagedPlaces:
+        """The blocks of a list that are here, durably."""
+        held = [(stage, self.index.get(stage)) for stage in packed_ids(call.stages)]
+        return StagedPlaces(
+            [
+                StagePlace(stage, list(each.head.nodes), each.head.moves)
+                for stage, each in held
+                if each is not None and not self._going[stage]
+            ]
+        )
+
+    @contextmanager
+    def moving(self, stage: bytes) -> Iterator[StagedBlock | None]:
+        """A block that is being given to other nodes for the length of the block. None is if it is
+        gone, or is being pinned or dropped."""
+        held = self.index.get(stage)
+        if held is None or stage in self._pinning or self._going[stage] or stage in self._moving:
+            yield None
+            return
+        self._moving.add(stage)
+        try:
+            yield held
+        finally:
+            self._moving.discard(stage)
 
     async def pin(self, call: PinStaged) -> None:
         """Pin blocks until the attempt is over; returns once the pins are durable.
@@ -152,15 +233,20 @@ class Staging:
         Raises:
             StageExpired: one of them is gone or too old, or an attempt of another query, or a
                 later one of this, has pinned it; none is pinned.
+            Retryable: a block has another copyset than the caller knows, or is about to get one;
+                none is pinned.
         """
-        now_us = self._now_us()
+        now_us = self.now_us()
         stages = packed_ids(call.stages)
         pin = Pin(call.query, call.attempt)
+        moves = dict(zip(map(bytes, call.stages), call.moves, strict=False))
         for stage in stages:
             held = self.index.get(stage)
             is_late = held is not None and held.pin is None and held.head.expires_us <= now_us
             if held is None or is_late or self._going[stage]:
                 raise StageExpired("a staged block was kept for as long as was asked, and is gone")
+            if stage in self._moving or held.head.moves != moves.get(stage, 0):
+                raise Retryable("a staged block has moved, or is being moved, to other nodes")
             # A pin on its way counts too: of two that cross, the one written last would hold.
             for other in (*filter(None, (held.pin,)), *self._pinning.get(stage, ())):
                 if other.query != pin.query or other.attempt > pin.attempt:
@@ -206,23 +292,26 @@ class Staging:
             StageExpired: it is not here (any more).
             ChecksumMismatch: this copy is damaged.
         """
-        held = self.index.get(call.stage)
+        head, body = await self.whole(call.stage)
+        return StagedReply(
+            head.log, head.records, head.codec, head.raw_bytes, head.stored_crc, head.raw_crc, body
+        )
+
+    async def whole(self, stage: bytes) -> tuple[StagedHead, bytes]:
+        """A staged block's head and body; raises as `read`."""
+        held = self.index.get(stage)
         body: Buffer | None = held.body if held is not None else None
         if held is not None and body is None:
-            body = await self._engine.logs.staged.body(call.stage)
+            body = await self._engine.logs.staged.body(stage)
         if held is None or body is None:
             raise StageExpired("this staged block is gone from this node")
-        head = held.head
-        if crc32c(body) != head.stored_crc:
+        if crc32c(body) != held.head.stored_crc:
             raise ChecksumMismatch("this copy of a staged block is damaged")
-        return StagedReply(
-            head.log, head.records, head.codec, head.raw_bytes, head.stored_crc, head.raw_crc,
-            bytes(body),
-        )  # fmt: skip
+        return held.head, bytes(body)
 
     def expired(self) -> list[bytes]:
         """Expired blocks without a pin."""
-        now_us = self._now_us()
+        now_us = self.now_us()
         return [
             stage
             for stage, held in self.index.blocks.items()

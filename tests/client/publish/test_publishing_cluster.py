@@ -170,7 +170,7 @@ async def test_what_a_dead_publisher_pinned_goes_and_it_cannot_commit_any_more(
         shares = publishing._shares([ref])
         begun = await store._ask(BeginPublish(Q, 0))
         assert isinstance(begun, PublicationReply)
-        await store._publisher._pin(Q, begun.attempt, shares)
+        await store._publisher._copies.pin(Q, begun.attempt, shares)
         await store.unstage([ref])
         await asyncio.sleep(45)
         assert set(staged_blocks(cluster).values()) == {1}, "a pin outlives its time"
@@ -187,7 +187,7 @@ async def commit_only(store: Store, batch: int, refs: list[StagedRef]) -> None:
     shares = publishing._shares(refs)
     begun = await store._ask(BeginPublish(Q, batch))
     assert isinstance(begun, PublicationReply)
-    await store._publisher._pin(Q, begun.attempt, shares)
+    await store._publisher._copies.pin(Q, begun.attempt, shares)
     await store._ask(CommitPublish(Q, batch, begun.attempt, shares))
 
 

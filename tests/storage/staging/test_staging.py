@@ -10,22 +10,32 @@ from crc32c import crc32c
 from made_blocks import LIMITS, LOG, Made, at, packed, run, turns
 from scenarios import as_scenario
 
-from cordwood.errors import Overloaded, StageExpired
-from cordwood.layout.message_staging import PinStaged, StageBlock, Unstage
+from cordwood.errors import Overloaded, Retryable, StageExpired
+from cordwood.layout.message_staging import (
+    FindStaged,
+    PinStaged,
+    StageBlock,
+    StagePlace,
+    Unstage,
+)
+from cordwood.nodes import NodeId
 from cordwood.storage.staging.staging import Staging
 
 STAGE = bytes(range(16))
 BODY = b"staged"
 
 
-async def staged(made: Made) -> Staging:
-    staging = Staging(made.engine, lambda: 0)
+def block(nodes: tuple[int, ...] = (1, 2), moves: int = 0, attempt: int = 0) -> StageBlock:
     crc = crc32c(BODY)
-    call = StageBlock(
+    return StageBlock(
         stage=STAGE, log=LOG, ttl_ms=60_000, records=1, raw_bytes=len(BODY), stored_crc=crc,
-        raw_crc=crc, codec=0, body=BODY,
+        raw_crc=crc, codec=0, body=BODY, nodes=[*nodes], moves=moves, query="q", attempt=attempt,
     )  # fmt: skip
-    await staging.stage(call)
+
+
+async def staged(made: Made) -> Staging:
+    staging = Staging(made.engine, lambda: 0, me=1)
+    await staging.stage(block())
     return staging
 
 
@@ -117,3 +127,56 @@ async def test_a_pin_behind_an_unstage_that_nobody_waits_for_is_refused() -> Non
     with pytest.raises(StageExpired):
         await pinning
     assert staging.index.get(STAGE) is None
+
+
+@as_scenario(run)
+async def test_a_pin_holds_under_the_newest_copyset_only_and_not_while_the_block_moves() -> None:
+    made = await Made.new()
+    staging = await staged(made)
+    with staging.moving(STAGE) as held:
+        assert held is not None
+        with pytest.raises(Retryable, match="being moved"):
+            await staging.pin(pin())
+        with staging.moving(STAGE) as again:
+            assert again is None
+    await staging.place(StagePlace(STAGE, [1, 3], 2))
+    await staging.place(StagePlace(STAGE, [1, 9], 1))  # one of before comes late
+    assert staging.find(FindStaged([STAGE, bytes(16)])).places == [StagePlace(STAGE, [1, 3], 2)]
+    with pytest.raises(Retryable, match="has moved"):
+        await staging.pin(pin())
+    await staging.pin(PinStaged("q", 1, [STAGE], [2]))
+    assert [each.stages for each in staging.pins()] == [(STAGE,)]
+
+
+@as_scenario(run)
+async def test_a_node_that_a_copyset_does_not_name_any_more_drops_the_block() -> None:
+    made = await Made.new()
+    staging = await staged(made)
+    await staging.place(StagePlace(STAGE, [2, 3], 1))
+    assert staging.index.get(STAGE) is None
+
+
+@as_scenario(run)
+async def test_a_donor_gives_a_block_with_its_pin_once_and_again() -> None:
+    made = await Made.new()
+    staging = Staging(made.engine, lambda: 0, me=1)
+    for attempt in (1, 1, 2):
+        await staging.stage(block((1, 3), 1, attempt))
+        assert [each.pin.attempt for each in staging.pins()] == [attempt]
+    await staging.stage(block((1, 4), 2, 1))
+    held = staging.index.get(STAGE)
+    assert held is not None
+    assert held.pin is not None
+    assert (held.head.nodes, held.pin.attempt) == ((1, 4), 2)
+
+
+@as_scenario(run)
+async def test_a_block_is_not_staged_with_a_node_that_lost_its_data_or_gives_it_away() -> None:
+    made = await Made.new()
+    staging = Staging(made.engine, lambda: 0, me=1)
+    for away in (1, 2):
+        made.engine.rebuilding = frozenset({NodeId(away)})
+        with pytest.raises(Overloaded, match=f"node {away}"):
+            await staging.stage(block())
+    made.engine.rebuilding = frozenset({NodeId(3)})
+    await staging.stage(block())

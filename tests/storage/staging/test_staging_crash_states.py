@@ -21,7 +21,7 @@ SEEDS_TO_CATCH = 8
 BUGS = [each for each in CRASH_BUGS if each.subject.name == "staging"]
 
 A, B = b"a" * 16, b"b" * 16
-STAGED, PINNED = (b"body", 0), (b"body", 1)
+STAGED, PINNED = (b"body", 0, 0), (b"body", 1, 0)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def test_every_state_is_opened_and_holds_what_was_promised(found: Found):
     [
         "a staged block came back",
         "a pin came back",
+        "a changed copyset came back",
         "LogsDB held staged blocks",
         "an operation on a staged block was in doubt",
     ],
