@@ -31,13 +31,7 @@ from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.keys import as_key, key_of
 from cordwood.sim.payload import make_payload
 from cordwood.sim.position_clients import ask_extent, find_a_time, poll_released
-from cordwood.sim.sent_again import (
-    AGAIN_PAUSE_S,
-    are_one,
-    draw_tries,
-    patience_s,
-    sent_again,
-)
+from cordwood.sim.sent_again import AGAIN_PAUSE_S, are_one, draw_tries, patience_s, sent_again
 from cordwood.sim.streams import stream
 from cordwood.tier.addresses import open_object_store
 
@@ -551,7 +545,7 @@ async def find_log(store: Store, log: str, clients: Clients) -> int:
     if found is None and log == GUARDED:
         with contextlib.suppress(LogExists):
             # Where all logs are tiered this one may not be: a read token does not hold there.
-            asked = LogAttributes(read_token=token_digest(READ_TOKENS[0]), tier=False)
+            asked = LogAttributes(tier=False, read_token=token_digest(READ_TOKENS[0]))
             await store.create_log(log, attributes=asked)
     if found is None:
         tail = await store.read(log, "oldest", 0)  # makes the log where it may be made
