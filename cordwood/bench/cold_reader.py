@@ -3,7 +3,8 @@
 One node, on which a log lies that was flushed to LogsDB long ago and is in no cache. Records
 are appended to another log at a fixed rate and read at its tail, first alone and then while a
 reader in a process of its own goes through the cold log, again and again, as fast as it can.
-The reference of each latency is the same latency alone, a moment before.
+The reference of each latency is the same latency alone, a moment before. The cold log may also
+lie in main storage, and no longer on the node: the reader then asks the node for the end alone.
 
 As a program it is that reader: `python -m cordwood.bench.cold_reader URL` reads until its
 standard input ends, and prints how many bytes a second it got.
@@ -24,7 +25,7 @@ from time import perf_counter
 
 from cordwood import aio
 from cordwood.bench.append import Say
-from cordwood.bench.append_loops import Limit, append_batches, client_settings
+from cordwood.bench.append_loops import client_settings
 from cordwood.bench.figure import Figure, Sample, make_figure, percentile_ms
 from cordwood.bench.logsdb import drop_from_cache
 from cordwood.bench.pace import TIME, until
@@ -32,8 +33,9 @@ from cordwood.bench.place import bench_place
 from cordwood.block import Record
 from cordwood.client.store import Store
 from cordwood.errors import Unreachable
+from cordwood.log_attributes import LogAttributes
 from cordwood.protocol.gap_detection import Delivery
-from cordwood.settings import MIB
+from cordwood.settings import MIB, StorageSettings
 
 COLD = "bench/cold"
 HOT = "bench/hot"
@@ -49,6 +51,13 @@ FILL_IN_FLIGHT = 8
 FILL_BATCH = 64
 FLUSHED_SHARE = 0.75
 """Of the cold log must be in LogsDB: what gathered last may stay in the cache for a minute."""
+LEFT_SHARE = 0.25
+"""Of a log in main storage may still be on the node: its newest partition."""
+TIERED = LogAttributes(tier=True, local_retention=0.0, tier_after_bytes=8 * MIB, tier_after_s=1.0)
+SHORT_PARTITIONS = StorageSettings(
+    partition_bytes=32 * MIB, partition_age_s=5.0, retention_every_s=1.0
+)
+"""A node drops whole partitions. With the defaults the last one stays for a quarter of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +67,17 @@ class ColdProfile:
     Attributes:
         cold_bytes: of the log that is read cold: more than all caches of the node.
         seconds: of each half of a repeat.
+        is_tiered: the cold log is in main storage, a directory beside the node's.
     """
 
     cold_bytes: int = 320 * MIB
     seconds: float = 3.0
+    is_tiered: bool = False
+
+    @property
+    def reader(self) -> str:
+        """What figures call the reader."""
+        return "tier_reader" if self.is_tiered else "cold_reader"
 
 
 @dataclass(slots=True)
@@ -82,22 +98,28 @@ async def bench_cold_reader(
     """
     blocks = profile.cold_bytes // (SIZE * FILL_BATCH)
     hot = round(2 * repeats * (profile.seconds + 1) / TICK_S)
-    say("cold_reader: filling")
+    say(f"{profile.reader}: filling")
     pairs: list[tuple[_Seen, _Seen]] = []
     rates: list[float] = []
     async with bench_place(
-        None, directory, nodes=1, blocks=blocks + hot // 8, block_bytes=SIZE * FILL_BATCH
+        None, directory, nodes=1, blocks=blocks + hot // 8, block_bytes=SIZE * FILL_BATCH,
+        storage=SHORT_PARTITIONS if profile.is_tiered else None,
     ) as place, await aio.connect(place.url) as store:  # fmt: skip
-        await _fill(place.url, blocks)
         logsdb = os.path.join(place.directory, "node-1", "logsdb")
-        await _wait_until_flushed(logsdb, profile.cold_bytes * FLUSHED_SHARE)
+        if profile.is_tiered:
+            await store.create_log(COLD, attributes=TIERED)
+            await _fill(place.url, blocks)
+            await _wait_until_let_go(place.directory, logsdb, profile)
+        else:
+            await _fill(place.url, blocks)
+            await _wait_until_flushed(logsdb, profile.cold_bytes * FLUSHED_SHARE)
         await store.append(HOT, bytes(TIME.size))
         for repeat in range(repeats):
             alone = await _offered(store, profile.seconds)
-            drop_from_cache(logsdb)
+            drop_from_cache(place.directory if profile.is_tiered else logsdb)
             async with _cold_reader(place.url, rates):
                 pairs.append((alone, await _offered(store, profile.seconds)))
-            say(f"cold_reader: {repeat + 1} of {repeats}")
+            say(f"{profile.reader}: {repeat + 1} of {repeats}")
     return _figures(profile, pairs, rates)
 
 
@@ -121,23 +143,33 @@ def _figures(
             ]
             figures.append(
                 make_figure(
-                    f"{of}_{end}_beside_cold_reader", "ms", samples,
-                    reference_is="the same without the cold reader", parameters=parameters,
+                    f"{of}_{end}_beside_{profile.reader}", "ms", samples,
+                    reference_is="the same without that reader", parameters=parameters,
                 )
             )  # fmt: skip
     read = [Sample(rate, None) for rate in rates]
     figures.append(
-        make_figure("cold_reader", "MB/s", read, reference_is="none", parameters=parameters)
+        make_figure(profile.reader, "MB/s", read, reference_is="none", parameters=parameters)
     )
     return figures
 
 
 async def _fill(url: str, blocks: int) -> None:
-    values = [os.urandom(SIZE) for _ in range(FILL_BATCH)]
+    """Fill the cold log. No two records are alike: objects would keep equal ones once."""
     settings = client_settings(SIZE, FILL_IN_FLIGHT, FILL_BATCH)
-    async with await aio.connect(url, settings) as store:
-        limit = Limit(blocks * FILL_BATCH, FILL_TIMEOUT_S)
-        await append_batches(store, COLD, values, FILL_IN_FLIGHT, limit)
+    left = iter(range(blocks))
+
+    async def lane(store: Store) -> None:
+        for _ in left:
+            await store.append_many(COLD, [os.urandom(SIZE) for _ in range(FILL_BATCH)])
+
+    async with (
+        asyncio.timeout(FILL_TIMEOUT_S),
+        await aio.connect(url, settings) as store,
+        asyncio.TaskGroup() as lanes,
+    ):
+        for _ in range(FILL_IN_FLIGHT):
+            lanes.create_task(lane(store))
 
 
 async def _wait_until_flushed(logsdb: str, size: float) -> None:
@@ -146,12 +178,23 @@ async def _wait_until_flushed(logsdb: str, size: float) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-def _bytes_below(directory: str) -> int:
+async def _wait_until_let_go(directory: str, logsdb: str, profile: ColdProfile) -> None:
+    """The log is in main storage, and the node has dropped all but the end of it."""
+    history = os.path.join(directory, "history")
+    async with asyncio.timeout(FILL_TIMEOUT_S):
+        while (  # noqa: ASYNC110 - another process writes them
+            _bytes_below(history, ".parquet") < profile.cold_bytes * FLUSHED_SHARE
+            or _bytes_below(logsdb) > profile.cold_bytes * LEFT_SHARE
+        ):
+            await asyncio.sleep(LOOK_S)
+
+
+def _bytes_below(directory: str, ending: str = ".sst") -> int:
     return sum(
         os.stat(os.path.join(at, name)).st_size
         for at, _, names in os.walk(directory)
         for name in names
-        if name.endswith(".sst")
+        if name.endswith(ending)
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cordwood.errors import BadSetting
 from cordwood.local_cluster import ClusterShape, local_cluster
-from cordwood.settings import MIB
+from cordwood.settings import MIB, StorageSettings
 
 KEPT_BYTES_MAX = 8 << 30
 """Of all copies together; each is written to the WAL and then to LogsDB on the same disk."""
@@ -37,7 +37,13 @@ class Place:
 
 @asynccontextmanager
 async def bench_place(
-    url: str | None, directory: str, *, nodes: int, blocks: int, block_bytes: int
+    url: str | None,
+    directory: str,
+    *,
+    nodes: int,
+    blocks: int,
+    block_bytes: int,
+    storage: StorageSettings | None = None,
 ) -> AsyncIterator[Place]:
     """A place for so many blocks, for the length of the block.
 
@@ -46,6 +52,7 @@ async def bench_place(
         directory: where files may lie.
         nodes: of a fresh cluster.
         blocks, block_bytes: what will be stored, at most; sizes a fresh cluster's WALs.
+        storage: of a fresh cluster's nodes, None for the defaults.
     Raises:
         BadSetting: it does not fit.
         Unreachable: a node did not start.
@@ -56,7 +63,7 @@ async def bench_place(
             yield Place(url, below)
             return
         shape = bench_shape(nodes, blocks, block_bytes)
-        async with local_cluster(below, shape) as cluster:
+        async with local_cluster(below, shape, storage=storage) as cluster:
             yield Place(cluster.url, below)
     finally:
         shutil.rmtree(below, ignore_errors=True)

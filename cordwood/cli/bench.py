@@ -306,14 +306,23 @@ def tier(
 
 
 @app.command()
-def cold(repeat: RepeatOption = 5, directory: DirOption = ".", as_json: JsonOption = False) -> None:
+def cold(
+    repeat: RepeatOption = 5,
+    directory: DirOption = ".",
+    tier: Annotated[
+        bool, typer.Option("--tier", help="Cold data lies in main storage, not on the node.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """The effect of a reader of cold data on one node's appends and on a reader at its tail.
 
     The reference is the same latency a moment before, without that reader.
     """
     from cordwood.bench.cold_reader import ColdProfile, bench_cold_reader
 
-    work = bench_cold_reader(ColdProfile(), directory=directory, repeats=repeat, say=say)
+    work = bench_cold_reader(
+        ColdProfile(is_tiered=tier), directory=directory, repeats=repeat, say=say
+    )
     show_figures(run_measurement(work), as_json)
 
 

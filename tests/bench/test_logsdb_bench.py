@@ -54,3 +54,16 @@ def test_latencies_with_and_without_a_cold_reader(tmp_path: Path):
         assert figure.value > 0
         assert (figure.unit == "ms") == (figure.reference is not None)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_latencies_with_and_without_a_reader_of_main_storage(tmp_path: Path) -> None:
+    profile = ColdProfile(cold_bytes=40 * MIB, seconds=0.3, is_tiered=True)
+    work = bench_cold_reader(profile, directory=str(tmp_path), repeats=1, say=quiet)
+    figures = {figure.name: figure for figure in run_on_uvloop(work)}
+    assert figures.keys() == {
+        f"{of}_{end}_beside_tier_reader" for of in ("append", "tail_lag") for end in ("p50", "p99")
+    } | {"tier_reader"}
+    assert figures["tier_reader"].value > 0
+    assert list(tmp_path.iterdir()) == []
