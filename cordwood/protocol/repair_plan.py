@@ -1,8 +1,10 @@
 """What a node stores again of a range of a log that rotted on it, by what other nodes say.
 
 The node asks all other nodes of the nodesets for the heads of what they hold in the range. Of each
-block the latest envelope counts. If it names this node, the node needs the block again, from any
-node that holds the same block. If it does not, the block was moved to other nodes meanwhile.
+block the latest envelope that names this node counts. The node needs the block again under it, from
+any node that holds the same block. If a node that it names has a later envelope, the block was
+moved to other nodes meanwhile. Later envelopes of other nodes alone are of a move that came to no
+end: the nodes of the earlier copyset were never told, and count on this node.
 
 A range is *whole* if nothing else can be missing there. One of two facts shows it. Either the index
 entry of the one block that rotted can still be read, and that block was found. Or the nodes that
@@ -117,25 +119,28 @@ def plan_repair(
     if start > last:
         return RepairPlan(start, (), is_whole=False, waits=_TRIMMED)
     held = {copy.place: copy for copy in mine}
-    best: dict[Place, HeldCopy] = {}
-    for each in said.values():
+    found: dict[Place, dict[NodeId, HeldCopy]] = {}
+    for node, each in said.items():
         for copy in each.copies:
-            if _counts(copy, start, last) and _is_later(copy, best.get(copy.place)):
-                best[copy.place] = copy
+            if _counts(copy, start, last):
+                by_node = found.setdefault(copy.place, {})
+                if _is_later(copy, by_node.get(node)):
+                    by_node[node] = copy
     takes = []
-    for place, copy in sorted(best.items()):
-        if known is not None and copy.header != known:
+    for place, by_node in sorted(found.items()):
+        due, own = _due(me, by_node), held.get(place)
+        if due is None or (known is not None and due.header != known):
             continue
-        own = held.get(place)
-        if me in copy.envelope.copyset and (own is None or own.rank < copy.rank):
+        if own is None or own.rank < due.rank:
             holders = tuple(
                 node
                 for node, each in sorted(said.items())
-                if any(other.header == copy.header for other in each.copies)
+                if any(other.header == due.header for other in each.copies)
             )
-            takes.append(Take(copy, holders))
+            takes.append(Take(due, holders))
     if known is not None:
-        is_found = known in (copy.header for copy in (*best.values(), *held.values()))
+        others = (copy for by_node in found.values() for copy in by_node.values())
+        is_found = known in (copy.header for copy in (*others, *held.values()))
         waits = "" if is_found else _WANTED.format([int(node) for node in sorted(said)])
         return RepairPlan(start, tuple(takes), is_found, waits)
     sure = {node for node, each in said.items() if each.is_sure} - {me}
@@ -154,6 +159,22 @@ _WANTED = "none of nodes {} has a good copy of it"
 def _counts(copy: HeldCopy, first: int, last: int) -> bool:
     is_aside = copy.envelope.flags & EnvelopeFlag.DRAINED
     return not is_aside and copy.header.first <= last and first <= copy.header.last
+
+
+def _due(me: NodeId, by_node: Mapping[NodeId, HeldCopy]) -> HeldCopy | None:
+    """The latest copy of a block whose envelope names this node, None where the block is not this
+    node's."""
+    named: HeldCopy | None = None
+    for copy in by_node.values():
+        if me in copy.envelope.copyset and _is_later(copy, named):
+            named = copy
+    if named is None:
+        return None
+    # Trap: an envelope of a new node alone proves no move. If its donor ended before it told the
+    # others, they take this node for a holder, and give nothing when one of them is lost.
+    told = (by_node.get(NodeId(node)) for node in named.envelope.copyset)
+    is_moved = any(copy is not None and _is_later(copy, named) for copy in told)
+    return None if is_moved else named
 
 
 def _is_later(copy: HeldCopy, other: HeldCopy | None) -> bool:

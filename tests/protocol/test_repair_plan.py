@@ -84,6 +84,14 @@ def test_the_latest_envelope_says_whether_this_node_needs_the_block() -> None:
     assert found.takes[0].holders == (2, 3, 4)
 
 
+def test_a_later_envelope_that_no_node_of_the_earlier_copyset_has_is_of_no_move() -> None:
+    old, begun = copy(10), copy(10, nodes=(2, 3, 4), wave=3)
+    found = plan({2: Said([old]), 3: Said([old]), 4: Said([begun])})
+    assert [take.copy.envelope.copyset for take in found.takes] == [(1, 2, 3)]
+    assert found.takes[0].holders == (2, 3, 4)
+    assert places(plan({2: Said([old]), 3: NOTHING, 4: Said([begun])}, mine=(old,))) == []
+
+
 def test_a_copy_that_was_set_aside_counts_for_nothing() -> None:
     aside = copy(10, flags=EnvelopeFlag.DRAINED)
     found = plan({2: Said([aside]), 3: NOTHING, 4: NOTHING})

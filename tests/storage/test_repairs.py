@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
-from rebuild_scene import copies, missing, put_records
+from rebuild_scene import call_lost, copies, healed, lose_disk, missing, order, put_records
 from scenarios import as_scenario
 from swaps import swap
 
+from cordwood.block import Envelope
 from cordwood.errors import OutcomeUnknown
 from cordwood.layout import logs_db
+from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.log_attributes import LogAttributes
+from cordwood.nodes import NodeId
 from cordwood.settings import MIB, StorageSettings
 from cordwood.sim.damage import damage_tables
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.repair import repairs
 from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.space.kept_bytes import kept_here
@@ -196,6 +200,70 @@ def test_a_range_counts_as_damaged_until_its_copy_is_durable(
 
     simulate(scenario, nodes=3, storage=SCRUBBED)
     assert seen == [True, True, True]
+
+
+async def moves_without_end(cluster: ClusterAtHand, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A drain is taken back when new copies are stored and no envelope names them; then the copies
+    of the drained node rot, and are mended. The nodes with an envelope of the first such block that
+    count on its copy, that node first, and the node of its new copy."""
+    right = Moves._send
+
+    async def unanswered(
+        self: Moves,
+        node: NodeId,
+        wires: Sequence[tuple[StoredBlock, Envelope]],
+        *,
+        amends: bool,
+    ) -> str:
+        trouble = await right(self, node, wires, amends=amends)
+        return trouble if amends else "its answer was lost"
+
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    drained = min(next(iter((await copies(cluster)).values())))
+    left: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
+    with monkeypatch.context() as patch:
+        swap(patch, Moves._send, unanswered)
+        await order(cluster, drained, RebuildOrder.DRAIN)
+        while not left:
+            await asyncio.sleep(0.05)
+            left = {at: held for at, held in (await copies(cluster)).items() if len(held) > 3}
+        await order(cluster, drained, RebuildOrder.UNDRAIN)
+        await asyncio.sleep(2)
+    rot(cluster, drained, 1, most=20)
+    await asyncio.sleep(20)  # some passes: each finds all that rotted before it
+    assert mended(cluster, drained)()
+    held = left[min(left)]
+    new = next(node for node, copyset in held.items() if drained not in copyset)
+    return [drained, *(node for node in held if node not in (drained, new)), new]
+
+
+def test_a_copy_is_repaired_though_a_move_without_end_left_a_later_envelope(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        _, *others = await moves_without_end(cluster, monkeypatch)
+        assert not await missing(cluster)
+        for node in reversed(others):
+            lose_disk(cluster, node)
+            await call_lost(cluster, node)
+            cluster.keep_starting(node)
+            await healed(cluster)
+        async with cluster.client() as store:
+            assert await values(store, "log-1") == [b"1/%d" % number for number in range(20)]
+
+    simulate(scenario, nodes=5, storage=SCRUBBED)
+
+
+def test_repair_that_goes_by_the_latest_of_all_envelopes_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(cluster: ClusterAtHand) -> bool:
+        await moves_without_end(cluster, monkeypatch)
+        return bool(await missing(cluster))
+
+    with planted(find_bug("repair-believes-moves")):
+        assert simulate(scenario, nodes=5, storage=SCRUBBED)
 
 
 @as_scenario(simulate, nodes=3, storage=SCRUBBED)

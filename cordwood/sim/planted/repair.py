@@ -15,7 +15,7 @@ from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock, store_head
 from cordwood.nodes import NodeId
 from cordwood.protocol import repair_plan
-from cordwood.protocol.repair_plan import RepairTurns, Said, Take
+from cordwood.protocol.repair_plan import HeldCopy, RepairTurns, Said, Take
 from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.options import RunOptions
@@ -137,6 +137,13 @@ def _whatever_was_trimmed(
     return right(first, last, me, untold, mine, epochs, statuses, known)
 
 
+def _latest_of_all(me: NodeId, by_node: Mapping[NodeId, HeldCopy]) -> HeldCopy | None:
+    latest: HeldCopy | None = None
+    for copy in by_node.values():
+        latest = copy if repair_plan._is_later(copy, latest) else latest
+    return latest if latest is not None and me in latest.envelope.copyset else None
+
+
 BUGS = (
     PlantedBug("repair-unchecked", "repair stores what a holder sent, whatever its checksum is",
                together(at(repairs.is_good).instead(lambda block, header: True),
@@ -161,5 +168,9 @@ BUGS = (
     PlantedBug("repair-untrims", "repair brings back what other nodes trimmed",
                together(at(CachedLog._is_late).around(_trim_forgotten),
                         at(repair_plan.plan_repair, within=repairs).around(_whatever_was_trimmed)),
+               scene="tests/storage/test_repairs.py"),
+    PlantedBug("repair-believes-moves", "an envelope of a move that came to no end keeps a copy "
+               "from being repaired",
+               at(repair_plan._due).instead(_latest_of_all),
                scene="tests/storage/test_repairs.py"),
 )  # fmt: skip
