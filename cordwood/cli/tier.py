@@ -271,13 +271,24 @@ def repair(
         str | None,
         typer.Option("--start", metavar="LSN", help="Where the log begins, if it was trimmed."),
     ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--end",
+            metavar="LSN",
+            help="Up to where nodes let go, if the newest objects are lost; readers name it.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         bool,
         typer.Option("--accept-loss", help="Go on though ranges are lost; readers are told so."),
     ] = False,
     option: OptionsOption = None,
 ) -> None:
-    """Write a log's manifest anew from its objects, where it is gone or cannot be read."""
+    """Write a log's manifest anew from its objects, where it is gone or cannot be read.
+
+    With --end, continue one that ends too early.
+    """
     # Whether what is missing before the first object was trimmed nobody can tell from objects.
     first = int(parse_lsn(start) if start else OLDEST)
 
@@ -286,11 +297,13 @@ def repair(
         from cordwood.tier.repair import repair_log
 
         manifest = LogManifest(objects, log, host, "cordwood tier repair")
-        found = await repair_log(objects, manifest, log, start=first, accept=accept_loss)
-        typer.echo(
-            f"log {log}: {len(found.entries)} objects, from {format_lsn(found.entries[0].first)} "
-            f"to {format_lsn(found.entries[-1].last)}"
-        )
+        upto = int(parse_lsn(end)) if end else 0
+        found = await repair_log(objects, manifest, log, start=first, end=upto, accept=accept_loss)
+        if found.entries:
+            typer.echo(
+                f"log {log}: {len(found.entries)} objects, from "
+                f"{format_lsn(found.entries[0].first)} to {format_lsn(found.entries[-1].last)}"
+            )
         for name, why in found.damaged:
             typer.echo(f"  left out: {name}: {why}")
         for hole_first, hole_last in found.holes:

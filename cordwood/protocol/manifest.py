@@ -108,6 +108,23 @@ def build(log: int, entries: Sequence[Entry], fence: int, holder: str, seal: Sea
     return head
 
 
+def extend(head: Head, entries: Sequence[Entry], fence: int, holder: str, seal: Seal) -> Head:
+    """A head with entries of whatever turns behind its last one; a turn begins with it.
+
+    Args:
+        entries: in order, the first where the head ends, one beginning where the one before it
+            ended.
+        fence: above those of all of them.
+    Raises:
+        Fenced: a turn as high has begun.
+    """
+    head = take_turn(head, fence, holder)
+    for entry in entries:
+        assert entry.first == head.end, f"{Lsn(entry.first)} after {Lsn(head.end)}"
+        head = _added(head, entry, seal)
+    return head
+
+
 def _added(head: Head, entry: Entry, seal: Seal) -> Head:
     """Add an entry to the youngest level, and make pages of the levels that are full."""
     levels = [list(items) for items in head.levels]

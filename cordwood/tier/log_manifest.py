@@ -250,6 +250,45 @@ class LogManifest:
             self._fence = fence
             return await self._swap(head)
 
+    async def extend(self, entries: Sequence[Entry], fence: int, merges: int) -> Head:
+        """Add entries of whatever turns behind the last one, as a repair does.
+
+        Args:
+            entries: in order, from the manifest's end on, without a hole.
+            fence, merges: above those of all turns; earlier uploads and merges commit no more.
+        Raises:
+            ObjectChanged: the manifest ends elsewhere by now.
+            OutcomeUnknown: the store does not answer; look again.
+        """
+        pages: list[tuple[str, bytes]] = []
+        seal = self._sealer(pages, fence)
+
+        def change(head: Head | None) -> Head:
+            pages.clear()
+            if head is None or head.end != entries[0].first:
+                raise ObjectChanged(f"the manifest of log {self._log} was changed meanwhile")
+            made = rule.extend(head, entries, fence, self._holder, seal)
+            return made._replace(merging=Merging(merges))
+
+        async def is_done(head: Head | None) -> bool:
+            return head is not None and (head.fence, head.holder) == (fence, self._holder)
+
+        head = await self._change(change, pages, is_done)
+        assert head is not None
+        self._fence = fence
+        return head
+
+    async def load_whole(self) -> Head | None:
+        """The head, where it and all its pages can be read; else None."""
+        try:
+            await self.load()
+            lsn = 0
+            while page := await self.entries(lsn):
+                lsn = page[-1].last + 1
+        except Corrupt:
+            return None
+        return self.head
+
     async def _damaged_etag(self) -> Etag | None:
         """The etag of a head that cannot be read as a whole; None without one.
 
@@ -260,12 +299,7 @@ class LogManifest:
             _, etag = await self._store.read(head_name(self._log), timeout_s=self._timeout_s)
         except NoObject:
             return None
-        try:
-            await self._load()
-            lsn = 0
-            while page := await self.entries(lsn):
-                lsn = page[-1].last + 1
-        except Corrupt:
+        if await self.load_whole() is None:
             return etag
         raise BadSetting(f"the manifest of log {self._log} can be read: there is nothing to repair")
 

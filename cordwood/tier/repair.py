@@ -9,6 +9,10 @@ What no object covers is lost. It is not passed over in silence: `repair_log` re
 ranges; told to accept them, it writes entries of no object (`LOST`), which readers are told of as
 DATA_LOSS.
 
+Trap: objects do not say where the log's end was. If the newest ones are lost, or the whole store
+was put back from an older copy, the manifest ends before what nodes let go of, and readers wait
+there. An operator says up to where nodes let go (`end`).
+
 Source: docs/objects.md, "Repair".
 """
 
@@ -18,7 +22,7 @@ import asyncio
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cordwood.errors import Corrupt
+from cordwood.errors import BadSetting, Corrupt
 from cordwood.layout.manifest import parse_page_name
 from cordwood.layout.object_file import entry_of
 from cordwood.layout.object_names import (
@@ -29,12 +33,12 @@ from cordwood.layout.object_names import (
     parse_object_name,
 )
 from cordwood.lsn import Lsn
-from cordwood.protocol.manifest import is_merged, tile
+from cordwood.protocol.manifest import is_merged, last_append_us, tile
 from cordwood.tier.collect import CALL_S, list_all
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import ObjectInfo, ObjectStore
-from cordwood.tiered import MERGED, Entry
+from cordwood.tiered import MERGED, Entry, Head
 
 FOOTERS_AT_ONCE = 16
 """Gets in flight: 16 of 64 KiB."""
@@ -83,11 +87,12 @@ async def find_logs(store: ObjectStore) -> list[int]:
         after = f"{LOGS}{part}/z"
 
 
-async def survey_log(store: ObjectStore, log: int, start: int = 0) -> Found:
+async def survey_log(store: ObjectStore, log: int, start: int = 0, end: int = 0) -> Found:
     """Look at all objects of a log, its own and shared ones.
 
     Args:
         start: what lies below is trimmed, and not looked for.
+        end: the last LSN that was there; 0 for the last one of any object.
     """
     survey = _Survey(store, log)
     for prefix in (objects_prefix(log), SHARED):
@@ -114,6 +119,9 @@ async def survey_log(store: ObjectStore, log: int, start: int = 0) -> Found:
     )
     if start and chosen and chosen[0].first > start:
         holes = ((start, chosen[0].first - 1), *holes)
+    told = chosen[-1].last if chosen else start - 1
+    if start <= told + 1 <= end:
+        holes = (*holes, (told + 1, int(end)))
     return Found(chosen, holes, tuple(sorted(survey.damaged)), uploads, merges)
 
 
@@ -145,40 +153,86 @@ class _Survey:
 
 
 async def repair_log(
-    store: ObjectStore, manifest: LogManifest, log: int, *, start: int = 0, accept: bool = False
+    store: ObjectStore,
+    manifest: LogManifest,
+    log: int,
+    *,
+    start: int = 0,
+    end: int = 0,
+    accept: bool = False,
 ) -> Found:
     """Write a log's manifest anew where it has none, or none that can be read.
 
     Args:
         start: where the log begins, if its beginning was trimmed.
+        end: up to where nodes let go of the log, if objects behind the last one that is left are
+            lost; 0 where none are. A manifest that can be read is then continued up to there.
         accept: go on though ranges are lost; readers are given DATA_LOSS there.
     Raises:
         Unrepairable: ranges are lost, and the operator did not accept the loss.
-        Malformed: the log has a manifest that can be read.
+        BadSetting: the log has a manifest that can be read, and reaches `end`.
+        ObjectChanged: an uploader went on meanwhile; look again.
     """
-    found = await survey_log(store, log, start)
-    if not found.entries:
+    if end and (head := await manifest.load_whole()) is not None:
+        return await _continue_log(store, manifest, head, end, accept=accept)
+    found = await survey_log(store, log, start, end)
+    if not found.entries and not found.holes:
         raise Unrepairable(f"log {log}: no object of it is left that can be read")
-    if found.holes and not accept:
-        named = ", ".join(f"{Lsn(first)} to {Lsn(last)}" for first, last in found.holes[:5])
-        more = ", …" if len(found.holes) > 5 else ""
-        is_first = found.holes[0][0] < found.entries[0].first
-        trimmed = ", or say where the log begins if its beginning was trimmed" if is_first else ""
-        raise Unrepairable(
-            f"log {log}: {len(found.holes)} ranges are in no object that is left ({named}{more}); "
-            f"accept the loss to repair the rest{trimmed}"
-        )
+    _check_accepted(log, found, accept=accept)
     await manifest.write_anew(
         _with_holes(found), found.fence + TURNS_SKIPPED, found.merges + TURNS_SKIPPED
     )
     return found
 
 
-def _with_holes(found: Found) -> list[Entry]:
-    """The entries, and one of no object for each hole."""
-    lost = [_lost(first, last, found.entries[0].append_first_us) for first, last in found.holes]
+async def _continue_log(
+    store: ObjectStore, manifest: LogManifest, head: Head, end: int, *, accept: bool
+) -> Found:
+    """Continue a manifest that can be read up to an LSN; see `repair_log`."""
+    if head.fence >= MERGED:
+        raise BadSetting(f"log {head.log} was deleted: there is nothing to repair")
+    if end < head.end:
+        raise BadSetting(
+            f"the manifest of log {head.log} can be read, and reaches {Lsn(head.end - 1)}: there "
+            f"is nothing to repair up to {Lsn(end)}"
+        )
+    found = await survey_log(store, head.log, head.end, end)
+    _check_accepted(head.log, found, accept=accept)
+    await manifest.extend(
+        _with_holes(found, last_append_us(head)),
+        max(head.fence, found.fence) + TURNS_SKIPPED,
+        max(head.merging.number, found.merges) + TURNS_SKIPPED,
+    )
+    return found
+
+
+def _check_accepted(log: int, found: Found, *, accept: bool) -> None:
+    """See that nothing is lost, or that the operator accepts it.
+
+    Raises:
+        Unrepairable: ranges are lost.
+    """
+    if found.holes and not accept:
+        named = ", ".join(f"{Lsn(first)} to {Lsn(last)}" for first, last in found.holes[:5])
+        more = ", …" if len(found.holes) > 5 else ""
+        is_first = not found.entries or found.holes[0][0] < found.entries[0].first
+        trimmed = ", or say where the log begins if its beginning was trimmed" if is_first else ""
+        raise Unrepairable(
+            f"log {log}: {len(found.holes)} ranges are in no object that is left ({named}{more}); "
+            f"accept the loss to repair the rest{trimmed}"
+        )
+
+
+def _with_holes(found: Found, after_us: int = 0) -> list[Entry]:
+    """The entries, and one of no object for each hole.
+
+    Args:
+        after_us: the append time that theirs may not fall below.
+    """
+    at_us = max(after_us, found.entries[0].append_first_us) if found.entries else after_us
+    lost = [_lost(first, last, at_us) for first, last in found.holes]
     filled = sorted([*found.entries, *lost])
-    at_us = filled[0].append_last_us
+    at_us = max(after_us, filled[0].append_last_us)
     for index, entry in enumerate(filled):
         # Append times do not fall along a manifest; a hole has that of what stands before it.
         at_us = max(at_us, entry.append_last_us)

@@ -255,6 +255,77 @@ class TestRepair:
         with pytest.raises(Unrepairable, match="no object"):
             await repair_log(cloud.store, cloud.manifest(), 7)
         assert await find_logs(cloud.store) == []
+        start, end = Made(7).next, Made(7).next + 50
+        with pytest.raises(Unrepairable, match=r"1 ranges .*say where the log begins"):
+            await repair_log(cloud.store, cloud.manifest(), 7, start=start, end=end)
+        await repair_log(cloud.store, cloud.manifest(), 7, start=start, end=end, accept=True)
+        (entry,) = await all_entries(cloud.manifest())
+        assert is_lost(entry)
+        assert (entry.first, entry.last) == (start, end)
+
+    @pytest.mark.parametrize("count", [6, 70])
+    @as_scenario(on_bucket)
+    async def test_a_manifest_that_ends_too_early_is_continued_up_to_where_nodes_let_go(
+        self, cloud: Cloud, *, count: int
+    ) -> None:
+        """Whether it was repaired without the newest objects, or can be read no more."""
+        entries = await all_entries(await cloud.grow(count))
+        lost, end = entries[-2:], entries[-1].last
+
+        async def check_end() -> None:
+            again = await all_entries(cloud.manifest())
+            assert again[:-1] == entries[:-2]
+            assert is_lost(again[-1])
+            assert (again[-1].first, again[-1].last) == (lost[0].first, end)
+
+        await cloud.store.delete([head_name(7), *(entry.name for entry in lost)], **IN)
+        await repair_log(cloud.store, cloud.manifest(), 7)
+        with pytest.raises(BadSetting, match="nothing to repair"):
+            await repair_log(cloud.store, cloud.manifest(), 7, accept=True)
+        with pytest.raises(BadSetting, match=r"reaches .*nothing to repair up to"):
+            await repair_log(cloud.store, cloud.manifest(), 7, end=lost[0].first - 1)
+        uploader = cloud.manifest()
+        await uploader.take_turn(0)
+        with pytest.raises(Unrepairable, match=f"1 ranges .*{Lsn(lost[0].first)}"):
+            await repair_log(cloud.store, cloud.manifest(), 7, end=end)
+        await repair_log(cloud.store, cloud.manifest(), 7, end=end, accept=True)
+        with pytest.raises(Fenced):
+            await uploader.commit(lost[0]._replace(fence=uploader.head.fence))
+        await check_end()
+        await cloud.store.delete([head_name(7)], **IN)
+        await repair_log(cloud.store, cloud.manifest(), 7, end=end, accept=True)
+        await check_end()
+
+    @as_scenario(on_bucket)
+    async def test_a_manifest_that_went_back_is_continued_with_the_objects_that_are_there(
+        self, cloud: Cloud
+    ) -> None:
+        """The pointer was put back from an older copy, the objects were not."""
+        manifest = await cloud.grow(3)
+        older, _ = await cloud.store.read(head_name(7), **IN)
+        for _ in range(4):
+            done = await cloud.put((7, 2), fence=1)
+            await manifest.commit(cloud.entry(done, 7))
+        entries = await all_entries(manifest)
+        cloud.bucket.damage(head_name(7), older)
+        await cloud.store.delete([entries[5].name], **IN)
+        end = entries[-1].last + 9
+        found = await repair_log(cloud.store, cloud.manifest(), 7, end=end, accept=True)
+        assert found.holes == ((entries[5].first, entries[5].last), (entries[6].last + 1, end))
+        again = await all_entries(cloud.manifest())
+        assert [is_lost(entry) for entry in again] == [False] * 5 + [True, False, True]
+        assert [e.name for e in again[:5]] == [e.name for e in entries[:5]]
+        assert [e.append_last_us for e in again] == sorted(e.append_last_us for e in again)
+        done = await collect_log(cloud.store, cloud.manifest(), 7, cloud.host.clock.now_us(), 0)
+        assert done.deleted == 0
+
+    @as_scenario(on_bucket)
+    async def test_a_deleted_log_is_not_continued(self, cloud: Cloud) -> None:
+        manifest = await cloud.grow(2)
+        end = manifest.head.end + 5
+        await retire_log(manifest)
+        with pytest.raises(BadSetting, match="was deleted"):
+            await repair_log(cloud.store, cloud.manifest(), 7, end=end, accept=True)
 
 
 class TestDeletion:

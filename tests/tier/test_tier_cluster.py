@@ -14,6 +14,7 @@ from scenarios import as_scenario
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin.positions import Point, Tiered
 from cordwood.client.admin.tier_positions import TierPositions
+from cordwood.client.read.reader import Reader
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting, Corrupt, Unreachable
 from cordwood.host.seams import Host
@@ -577,6 +578,48 @@ class TestAfterARepair:
                 items = await read_all(store, "log")
             assert Gap(Lsn(first), Lsn(last), GapKind.DATA_LOSS) in items
             assert len([item for item in items if isinstance(item, Record)]) < len(written)
+
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_the_newest_objects_are_lost_and_the_log_goes_on(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """Nodes let go of what no object holds any more; readers and uploads wait before that."""
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        told: list[str] = []
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            written = await write(store, "log", 60)
+            await asyncio.sleep(20)
+            upto = await store.tail("log")
+            assert min(gone(cluster)) == upto
+            cluster.bucket.delete(objects(cluster)[-1])
+            cluster.bucket.delete(head_name(1))
+            manifest = LogManifest(bucket, 1, host, "operator")
+            found = await repair_log(bucket, manifest, 1)
+            first = found.entries[-1].last + 1
+            async with store.reader(
+                "log", on_health=lambda *each: told.append(str(each))
+            ) as reader:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(all_of(reader), 120)
+            assert any(f"tier repair 1 --end {Lsn(upto)}" in text for text in told)
+            await repair_log(bucket, manifest, 1, end=upto, accept=True)
+            written += await write(store, "log", 10)
+            async with asyncio.timeout(60):
+                items = await read_all(store, "log")
+            assert [item for item in items if isinstance(item, Gap)] == [
+                Gap(Lsn(first), upto, GapKind.DATA_LOSS)
+            ]
+            kept = [item.value for item in items if isinstance(item, Record)]
+            assert kept == written[: len(kept) - 10] + written[-10:]
+            await until(lambda: min(gone(cluster)) > upto)
+            async with asyncio.timeout(60):
+                assert await read_all(store, "log") == items
+
+
+async def all_of(reader: Reader) -> list[object]:
+    return [each async for each in reader]
 
 
 def objects(cluster: ClusterAtHand) -> list[str]:

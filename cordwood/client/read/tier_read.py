@@ -140,7 +140,9 @@ class TierRead:
                 if self._next <= self.until:
                     self.trouble = (
                         f"main storage ends at {format_lsn(self._next)}, and nodes let go of what "
-                        f"is up to {format_lsn(self.until)}: is it another store than theirs?"
+                        f"is up to {format_lsn(self.until)}: is it another store than theirs? If "
+                        f"its newest objects are lost: `cordwood tier repair {self._log} --end "
+                        f"{format_lsn(self.until)}`"
                     )
             except (Retryable, OutcomeUnknown) as error:
                 self.trouble = f"main storage does not answer: {error}"
