@@ -103,7 +103,8 @@ def audit_into(
     path = check_path(table)
     with only_writer(path):
         note = path / OURS / "audit.json"
-        plan_, done = _noted(note, path, options)
+        cluster = Catalog(options).cluster
+        plan_, done = _noted(note, path, options, cluster)
         while done < len(plan_):
             step = plan_[done : done + STEP_TASKS]
             found = _findings(spark, options, step)
@@ -114,24 +115,26 @@ def audit_into(
             sync_tree(place)
             sync_directory(path)
             done += len(step)
-            _note(note, plan_, done, options)
+            _note(note, plan_, done, options, cluster)
             say(f"{done:,} of {len(plan_):,} ranges")
     if not plan_:
         return spark.createDataFrame([], COLUMNS)
     return spark.read.parquet(str(path)).drop("step")
 
 
-def _noted(note: Path, path: Path, options: SourceOptions) -> tuple[list[Slice], int]:
+def _noted(note: Path, path: Path, options: SourceOptions, ours: str) -> tuple[list[Slice], int]:
     """The plan of the audit in a table, made now if it is new; how much of it is done.
 
+    Args:
+        ours: the cluster that is audited now. Its logs have the numbers of another one's.
     Raises:
-        BadSetting: the table is of an audit of other logs, or of none.
+        BadSetting: the table is of an audit of other logs, or of another cluster, or of none.
     """
     if note.exists():
         try:
             noted = json.loads(note.read_bytes())
             plan_, done = [Slice(*each) for each in noted["plan"]], int(noted["done"])
-            of = str(noted["of"])
+            of, cluster = str(noted["of"]), noted.get("cluster")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise BadSetting(
                 f"{note} is not what an audit noted ({error}): give another directory"
@@ -141,11 +144,16 @@ def _noted(note: Path, path: Path, options: SourceOptions) -> tuple[list[Slice],
                 f"{path} is an audit of {of}, and this one is of {_of(options)}: its findings say "
                 "nothing of these logs. Give another directory"
             )
+        if cluster not in (None, ours):  # a note of an earlier version has none
+            raise BadSetting(
+                f"{path} is an audit of cluster {cluster}, and this one is {ours}: its findings "
+                "say nothing of this cluster. Give another directory"
+            )
         return plan_, done
     if any(path.glob("*.parquet")) or any(path.glob("*=*")):
         raise BadSetting(f"{path} holds a table that no audit made: give another directory")
     slices = audit_slices(options)
-    _note(note, slices, 0, options)
+    _note(note, slices, 0, options, ours)
     return slices, 0
 
 
@@ -154,9 +162,12 @@ def _of(options: SourceOptions) -> str:
     return ", ".join(sorted(options.selection.logs)) or f"pattern {options.selection.pattern}"
 
 
-def _note(note: Path, slices: Sequence[Slice], done: int, options: SourceOptions) -> None:
+def _note(
+    note: Path, slices: Sequence[Slice], done: int, options: SourceOptions, cluster: str
+) -> None:
     plan_ = [astuple(each) for each in slices]
-    write_whole(note, json.dumps({"of": _of(options), "plan": plan_, "done": done}).encode())
+    content = {"of": _of(options), "cluster": cluster, "plan": plan_, "done": done}
+    write_whole(note, json.dumps(content).encode())
 
 
 def _findings(spark: SparkSession, options: SourceOptions, slices: Sequence[Slice]) -> DataFrame:

@@ -188,7 +188,8 @@ def backfill(
     copied = Copied()
     with only_writer(notes):
         note, log = notes / NOTE, RawOptions(sink).text("log") or ""
-        done = _done_files(note, path, log)
+        cluster = _cluster_of(sink)
+        done = _done_files(note, path, log, cluster)
         for step in steps(table_files(path, format_), step_bytes):
             # A table that grew is cut into other steps than before.
             files = [file for file in step if str(file.relative_to(path)) not in done]
@@ -197,7 +198,9 @@ def backfill(
                 continue
             records = _write_step(spark, path, files, sink, ordered)
             done.update(str(file.relative_to(path)) for file in files)
-            content = {"table": str(path), "log": _named(log), "files": sorted(done)}
+            content = {
+                "table": str(path), "log": _named(log), "cluster": cluster, "files": sorted(done),
+            }  # fmt: skip
             write_whole(note, json.dumps(content).encode())
             copied.records += records
             copied.steps += 1
@@ -220,9 +223,11 @@ def planned_backfill(table: str, progress: str, sink_log: str, format_: str) -> 
     return PlannedBackfill(len(left), size, len(list(steps(left, STEP_BYTES))), len(done))
 
 
-def _done_files(note: Path, table: Path, sink_log: str) -> set[str]:
+def _done_files(note: Path, table: Path, sink_log: str, cluster: str = "") -> set[str]:
     """The files that were written, none before the first run.
 
+    Args:
+        cluster: where rows go now; "" where nobody was asked.
     Raises:
         BadSetting: the file belongs to another backfill, or is not a backfill's.
     """
@@ -230,6 +235,8 @@ def _done_files(note: Path, table: Path, sink_log: str) -> set[str]:
     if found is None:
         return set()
     made_of = {"table": str(table), "log": _named(sink_log)}
+    if cluster:  # a note of an earlier version has none
+        made_of["cluster"] = cluster
     for name, value in made_of.items():
         if found.get(name, value) != value:
             raise BadSetting(

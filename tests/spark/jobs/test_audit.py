@@ -208,3 +208,18 @@ def test_an_audit_that_is_stopped_goes_on(
     (tmp_path / "of-another.parquet").touch()
     with pytest.raises(BadSetting, match="no audit made"):
         audit.audit_into(spark, source, str(tmp_path))
+
+
+def test_an_audit_of_another_cluster_is_not_gone_on_with(tmp_path: Path):
+    """Its findings were told for a cluster that nobody had looked at: names are the same there."""
+    options = parse_options({SERVERS: "h:1", "subscribe": "/a"})
+    note = tmp_path / "audit.json"
+    plan_ = [Slice(1, "/a", OLDEST, OLDEST + 9)]
+    audit._note(note, plan_, 1, options, "one")
+    assert audit._noted(note, tmp_path, options, "one") == (plan_, 1)
+    with pytest.raises(BadSetting, match=r"of cluster one, and this one is two.*another directory"):
+        audit._noted(note, tmp_path, options, "two")
+    of_earlier = json.loads(note.read_bytes())
+    del of_earlier["cluster"]
+    note.write_text(json.dumps(of_earlier))
+    assert audit._noted(note, tmp_path, options, "two") == (plan_, 1)

@@ -14,12 +14,14 @@ from job_logs import appended
 from live_cluster import LiveCluster
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
+from swaps import swap
 
 from cordwood.block import Record
 from cordwood.blocking import connect
 from cordwood.cli.app import run
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Malformed
+from cordwood.spark.jobs import backfill as job
 from cordwood.spark.jobs.backfill import (
     NOTE,
     PlannedBackfill,
@@ -274,6 +276,35 @@ class TestNotes:
     def test_what_is_none_of_ours(self, planned, note):
         with pytest.raises(Malformed, match=r"done\.json is no note as this job writes it"):
             planned(note)
+
+    def test_rows_that_went_to_another_cluster_are_not_done(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """They were passed over, with exit code 0; notes of earlier versions name no cluster."""
+        table, notes = tmp_path / "table", str(tmp_path / "notes")
+        table.mkdir()
+        pq.write_table(pa.table({"value": [b"1"]}), table / "a.parquet")
+        clusters, written = ["one", "one", "two", "two"], []
+
+        def write(*step: object) -> int:
+            written.append(step)
+            return 1
+
+        swap(monkeypatch, job._cluster_of, lambda _: clusters.pop(0))
+        swap(monkeypatch, job._write_step, write)
+
+        def run_once() -> int:
+            return backfill(None, str(table), {SERVERS: "h:1", "log": "/back"}, notes).records
+
+        assert [run_once(), run_once()] == [1, 0]
+        with pytest.raises(BadSetting, match="with cluster 'one', and this one has 'two'"):
+            run_once()
+        note = tmp_path / "notes" / NOTE
+        before = json.loads(note.read_bytes())
+        del before["cluster"]
+        note.write_text(json.dumps(before))
+        assert run_once() == 0
+        assert len(written) == 1
 
     @pytest.mark.parametrize("other", [{"table": "/else"}, {"log": "/else"}, {"log": 7}])
     def test_another_backfills(self, planned, other):
