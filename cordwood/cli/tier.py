@@ -178,13 +178,14 @@ def iceberg(
     Trimmed and merged objects leave the table, and are deleted some time later.
     """
     from cordwood.tier.iceberg import (
+        named_objects,
         open_catalog,
         part_shared,
         sync_table,
         table_uuid,
         whole_objects,
     )  # fmt: skip
-    from cordwood.tier.table_notes import forget_table, note_table
+    from cordwood.tier.table_notes import forget_table, note_present, note_table
 
     if forget:
         dropped = _run(store, option, lambda host, objects: forget_table(objects, table))
@@ -199,15 +200,16 @@ def iceberg(
             while left_out and await part_shared(objects, host):
                 # A merge took another log's share between the two.
                 whole, left_out = await whole_objects(objects, host)
-            await note_table(objects, host, uuid, table, whole, also=True)
+            await note_table(objects, host, uuid, table, whole)
             return whole, left_out
 
         whole, left_out = _run(store, option, before)
         done = sync_table(opened, table, store, whole)
-        _run(
-            store, option,
-            lambda host, objects: note_table(objects, host, uuid, table, whole, also=False),
-        )  # fmt: skip
+
+        def present() -> set[str]:
+            return named_objects(opened, table, store)
+
+        _run(store, option, lambda host, objects: note_present(objects, host, uuid, table, present))
     if as_json:
         shown = {
             "table": table, "added": done.added, "removed": done.removed, "kept": done.kept,

@@ -155,6 +155,18 @@ def sync_table(catalog: Any, name: str, address: str, whole: Collection[str]) ->
     return Synced(len(new), len(gone), len(there) - len(gone))
 
 
+def named_objects(catalog: Any, name: str, address: str) -> set[str]:
+    """The objects of a store that a table names now.
+
+    Raises:
+        BadSetting: the table is another one, or the name is none.
+    """
+    below = _uri(address, "")
+    below = below if below.endswith("/") else f"{below}/"
+    files = (task.file.file_path for task in _opened(catalog, name).scan().plan_files())
+    return {path.removeprefix(below) for path in files if path.startswith(below)}
+
+
 def _opened(catalog: Any, name: str) -> Any:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 

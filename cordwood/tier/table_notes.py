@@ -12,7 +12,7 @@ Source: docs/objects.md, "As an Iceberg table".
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from cordwood.errors import BadSetting, NoObject
@@ -62,33 +62,61 @@ async def load_tabled(store: ObjectStore) -> Tabled:
 
 
 async def note_table(
-    store: ObjectStore, host: Host, uuid: str, table: str, named: Collection[str], *, also: bool
+    store: ObjectStore, host: Host, uuid: str, table: str, named: Collection[str]
 ) -> None:
-    """Note what a table names.
+    """Note what a table is about to name, beside what is noted.
 
     Args:
         uuid: the table's, which outlives its name.
-        also: these beside what is noted; else these alone, and the others have left.
     Raises:
         ObjectChanged: another process notes the same table: run it again.
         BadSetting: there are too many.
     """
-    name = table_note_name(uuid)
-    before, etag = await _note(store, name)
-    now_us = host.clock.now_us()
-    kept = set(named) | set(before.named if also else ())
+    before, etag = await _note(store, table_note_name(uuid))
+    kept = {*named, *before.named}
+    await _put_note(store, host, uuid, TableNote(table, sorted(kept), before.left), before, etag)
+
+
+async def note_present(
+    store: ObjectStore, host: Host, uuid: str, table: str, present: Callable[[], Collection[str]]
+) -> None:
+    """Note what a table names now, and that the others have left it.
+
+    Race: another run brought the table up to date meanwhile. What this run had the table name is
+    not what it names then, so the table is asked, once the note was read that is replaced.
+
+    Args:
+        present: asks the table.
+    Raises:
+        ObjectChanged, BadSetting: as `note_table`.
+    """
+    before, etag = await _note(store, table_note_name(uuid))
+    note = TableNote(table, sorted(present()), before.left)
+    await _put_note(store, host, uuid, note, before, etag)
+
+
+async def _put_note(
+    store: ObjectStore,
+    host: Host,
+    uuid: str,
+    note: TableNote,
+    before: TableNote,
+    etag: Etag | None,
+) -> None:
+    now_us, kept = host.clock.now_us(), set(note.named)
     left = {each: at_us for each, at_us in before.left if now_us - at_us < LEFT_KEPT_S * 1e6}
     left |= dict.fromkeys(set(before.named) - kept, now_us)
-    note = TableNote(
-        table, sorted(kept), sorted((n, at) for n, at in left.items() if n not in kept)
+    content = pack_table_note(
+        TableNote(
+            note.table, note.named, sorted((n, at) for n, at in left.items() if n not in kept)
+        )
     )
-    content = pack_table_note(note)
     if len(content) > WHOLE_BYTES_MAX:
         raise BadSetting(
-            f"the table {table} names {len(kept)} objects, more than a note holds: merge them "
+            f"the table {note.table} names {len(kept)} objects, more than a note holds: merge them "
             "(`cordwood spark compact`)"
         )
-    await store.put_if(name, content, etag, timeout_s=CALL_S)
+    await store.put_if(table_note_name(uuid), content, etag, timeout_s=CALL_S)
 
 
 async def forget_table(store: ObjectStore, table: str) -> int:

@@ -12,7 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from cordwood.errors import BadSetting, Corrupt, Fenced
+from cordwood.errors import BadSetting, Corrupt, Fenced, ObjectChanged
 from cordwood.host.real import real_host
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
@@ -21,12 +21,19 @@ from cordwood.protocol.merge_plan import MergePolicy
 from cordwood.tier.addresses import open_object_store
 from cordwood.tier.collect import collect_log, collect_shared
 from cordwood.tier.compact import compact_log
-from cordwood.tier.iceberg import Synced, part_shared, sync_table, table_uuid, whole_objects
+from cordwood.tier.iceberg import (
+    Synced,
+    named_objects,
+    part_shared,
+    sync_table,
+    table_uuid,
+    whole_objects,
+)
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.repair import repair_log
 from cordwood.tier.shared_upload import LogItems, upload_shared
-from cordwood.tier.table_notes import forget_table, note_table
+from cordwood.tier.table_notes import forget_table, note_present, note_table
 from cordwood.tier.uploader import LogUploader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -71,22 +78,31 @@ class Lake:
         self.do(act)
 
     def sync(self) -> tuple[Synced, set[str]]:
+        whole, left_out = self.begin()
+        done = sync_table(self.catalog, TABLE, self.address, whole)
+        self.end()
+        return done, left_out
+
+    def begin(self) -> tuple[set[str], set[str]]:
+        """What a run has the table name, noted, and what stays out."""
         found: list[tuple[set[str], set[str]]] = []
         uuid = table_uuid(self.catalog, TABLE)
 
         async def before(store: PatientStore, host: Host) -> None:
             await part_shared(store, host)
             found.append(await whole_objects(store, host))
-            await note_table(store, host, uuid, TABLE, found[0][0], also=True)
-
-        async def after(store: PatientStore, host: Host) -> None:
-            await note_table(store, host, uuid, TABLE, found[0][0], also=False)
+            await note_table(store, host, uuid, TABLE, found[0][0])
 
         self.do(before)
-        ((whole, left_out),) = found
-        done = sync_table(self.catalog, TABLE, self.address, whole)
-        self.do(after)
-        return done, left_out
+        return found[0]
+
+    def end(self) -> None:
+        """The end of a run."""
+        uuid = table_uuid(self.catalog, TABLE)
+        self.do(lambda store, host: note_present(store, host, uuid, TABLE, self.present))
+
+    def present(self) -> set[str]:
+        return named_objects(self.catalog, TABLE, self.address)
 
     def compact(self, log: int) -> None:
         async def act(store: PatientStore, host: Host) -> None:
@@ -289,6 +305,45 @@ def test_what_was_merged_stays_while_a_table_names_it_and_for_its_grace_after(
     assert lake.collect(7, 110, 100) == 3
     assert lake.rows() == rows_of(made)
     assert lake.sync() == (Synced(0, 0, 1), set())
+
+
+def test_of_two_runs_at_once_the_one_that_ends_last_may_have_begun_first(tmp_path: Path) -> None:
+    """Its note named what it had found, and the collection took what the table named."""
+    lake, made = Lake(tmp_path), blocks(Made(7), 3)
+    lake.upload(made)
+    first, _ = lake.begin()
+    lake.compact(7)
+    second, _ = lake.begin()
+    assert len(first) == 3
+    assert len(second) == 1
+    sync_table(lake.catalog, TABLE, lake.address, first)
+    sync_table(lake.catalog, TABLE, lake.address, second)
+    assert lake.present() == second
+    lake.end()
+    lake.end()
+    blocks(made, 3)
+    lake.upload(made)
+    lake.compact(7)
+    assert lake.collect(7, 10**6, 100) == 6, "three were merged first, and three now"
+    assert len(lake.rows()) == 60
+
+
+def test_a_note_that_changes_while_the_table_is_asked_is_not_replaced(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.upload(blocks(Made(7), 3))
+    lake.begin()
+    uuid = table_uuid(lake.catalog, TABLE)
+
+    async def end(store: PatientStore, host: Host) -> None:
+        def meanwhile() -> set[str]:
+            note = next(tmp_path.rglob("tables/*"))
+            note.write_bytes(note.read_bytes() + b" ")
+            return set()
+
+        await note_present(store, host, uuid, TABLE, meanwhile)
+
+    with pytest.raises(ObjectChanged):
+        lake.do(end)
 
 
 def test_a_table_that_is_gone_holds_nothing_once_it_is_forgotten(tmp_path: Path) -> None:
