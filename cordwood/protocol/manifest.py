@@ -37,6 +37,9 @@ TRIMS_KEPT = 8
 LEVELS_MAX = 12
 """FANOUT to this power is more than there are LSNs in an epoch's objects of one record."""
 
+FENCE_MAX = (1 << 63) - 1
+"""The turn that no other follows: that of a deleted log."""
+
 Seal = Callable[[Page], PageRef]
 
 
@@ -56,7 +59,7 @@ def take_turn(head: Head, fence: int, holder: str) -> Head:
     Raises:
         Fenced: a turn as high has begun.
     """
-    if fence <= head.fence:
+    if fence <= head.fence or fence > FENCE_MAX:
         raise Fenced(
             f"log {head.log}: the uploader {head.holder!r} has turn {head.fence}, and this is "
             f"{fence}"

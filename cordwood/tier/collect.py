@@ -25,7 +25,7 @@ from cordwood.layout.object_names import (
     parse_object_name,
 )
 from cordwood.protocol import manifest as rule
-from cordwood.tier.log_manifest import FENCE_MAX, LogManifest
+from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import DELETE_MAX, LIST_MAX, ObjectInfo, ObjectStore
 from cordwood.tier.table_notes import Tabled, load_tabled
@@ -57,8 +57,8 @@ async def retire_log(manifest: LogManifest) -> None:
     head = await manifest.load()
     if head is None:
         return
-    if head.fence < FENCE_MAX:
-        head = await manifest.take_turn(head.start, FENCE_MAX)
+    if head.fence < rule.FENCE_MAX:
+        head = await manifest.take_turn(head.start, rule.FENCE_MAX)
     await manifest.trim(head.end)
 
 

@@ -48,9 +48,6 @@ PAGES_KEPT = 128
 SWAPS_MAX = 20
 """Tries to replace a head that others replace as well; only trims and turns do."""
 
-FENCE_MAX = (1 << 63) - 1
-"""The turn that no other follows: that of a deleted log."""
-
 
 class LogManifest:
     """See the module.

@@ -23,7 +23,7 @@ from cordwood.sim.host import Simulation
 from cordwood.sim.object_store import Bucket
 from cordwood.tier import object_reader
 from cordwood.tier.collect import collect_log, collect_shared, retire_log
-from cordwood.tier.log_manifest import FENCE_MAX, LogManifest
+from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer, load_footer
 from cordwood.tier.repair import Unrepairable, find_logs, is_lost, repair_log, survey_log
 from cordwood.tiered import Entry
@@ -339,8 +339,9 @@ class TestDeletion:
         await retire_log(cloud.manifest())  # again, after a crash
         with pytest.raises(Fenced):
             await uploader.commit(cloud.entry(late, 7))
-        with pytest.raises(Fenced):
-            await cloud.manifest().take_turn(0, FENCE_MAX)
+        for fence in (rule.FENCE_MAX, 0):  # the same one, and whichever is next
+            with pytest.raises(Fenced):
+                await cloud.manifest().take_turn(0, fence)
         fresh = cloud.manifest()
         for wait_s, left in ((0, rule.FANOUT + 6), (3700, 1)):
             await asyncio.sleep(wait_s)
