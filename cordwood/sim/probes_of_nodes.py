@@ -64,6 +64,7 @@ from cordwood.storage.produced_index import ProducedIndex
 from cordwood.storage.push.read_ahead import ReadAhead
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.rebuild.admission import Admission
+from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub import rotten_rows
 from cordwood.storage.scrub.scrub import Scrub
@@ -299,6 +300,11 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "a node with an older copy of its data was refused",
         DataDirectory._check_newest,
         raises=CordwoodError,
+    ),
+    row(
+        "staged-moved",
+        "a donor made a staged block of a lost node anew",
+        StagedMoves._give,
     ),
     row("claim-again", "a node claimed its number again", DataDirectory._claims_before, gave),
     row("reached-noted", "a node noted how far it got", DataDirectory.note),
