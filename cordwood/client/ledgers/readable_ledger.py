@@ -16,12 +16,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.entry_reading import AGAIN_S, EntryReading
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.errors import (
     AccessDenied,
     BadSetting,
-    ChecksumMismatch,
     CordwoodError,
     NoEntry,
     Retryable,
@@ -33,7 +33,6 @@ from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
     AskLac,
     EntriesReply,
-    EntryAnswer,
     EntryItem,
     Found,
     LacReply,
@@ -52,9 +51,6 @@ logger = logging.getLogger(__name__)
 READ_S = 2.0
 """How long a node may take."""
 
-SPECULATE_S = 0.3
-"""After so long the next node is asked as well; BookKeeper's 2 s are longer than readers wait."""
-
 ENTRIES_AT_ONCE = 256
 """Entries that are asked for at once."""
 
@@ -69,9 +65,6 @@ FEW = 16
 
 SAME_NODE = 64
 """Entries in a row that begin with the same node, where every node has each entry."""
-
-AGAIN_S = 0.2
-"""Pause before all nodes of an entry are asked again."""
 
 POLL_S = 1.0
 """How long nodes wait for a LAC to rise, and how late a reader hears of a close: no node does."""
@@ -314,18 +307,18 @@ class ReadableLedger:
         Raises:
             Unreachable: an entry's nodes did not answer in time.
         """
-        reading = _Reading(self, entries)
+        reading = EntryReading(self, entries)
         return [reading.items[each.entry] for each in await reading.run(BATCH_BYTES)]
 
     async def _read_some(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
         """Entries from `first` on: all, or as many as have `bytes_max` and what one reply has."""
-        return await _Reading(self, range(first, last + 1)).run(bytes_max)
+        return await EntryReading(self, range(first, last + 1)).run(bytes_max)
 
     async def _read_range(self, first: int, last: int) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
         for start in range(first, last + 1, ENTRIES_AT_ONCE):
             stop = min(last + 1, start + ENTRIES_AT_ONCE)
-            found += await _Reading(self, range(start, stop)).run()
+            found += await EntryReading(self, range(start, stop)).run()
         return found
 
     # What is confirmed.
@@ -481,120 +474,3 @@ def _next_step(step: int, count: int, asked: int) -> int:
 
 def _is_known(reply: LacReply | None) -> bool:
     return reply is not None and reply.found is not Found.UNKNOWN
-
-
-class _Reading:
-    """Reads some entries, each from one node after another until one has it."""
-
-    def __init__(self, ledger: ReadableLedger, entries: Sequence[int]) -> None:
-        self._ledger = ledger
-        self._left = {entry: ledger._order(entry) for entry in entries}
-        self.items: dict[int, EntryItem] = {}
-        self._found: dict[int, LedgerEntry] = {}
-        # Entries that some node could not be asked for, or had damaged: they may be there.
-        self._doubtful: set[int] = set()
-        self._bytes = 0
-        # Nodes that were passed over; what they answer counts if it comes in time.
-        self._late: dict[asyncio.Task[EntriesReply | None], int] = {}
-
-    async def run(self, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """All of them, in order; or the first ones, as soon as `bytes_max` have come."""
-        try:
-            return await self._run(bytes_max)
-        finally:
-            for task in self._late:
-                task.cancel()
-            await asyncio.gather(*self._late, return_exceptions=True)
-
-    async def _run(self, bytes_max: int | None) -> list[LedgerEntry]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._ledger._timeout_s
-        while self._left:
-            by_node: dict[int, list[int]] = {}
-            is_full = bytes_max is not None and self._bytes >= bytes_max
-            for entry, order in self._left.items():
-                if order:
-                    by_node.setdefault(order[0], []).append(entry)
-                if is_full:
-                    break  # nothing is behind it in the order of entries that may be given
-            await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
-            self._take_late()
-            if bytes_max is not None and self._bytes >= bytes_max and self._left:
-                missing = next(iter(self._left))
-                first = [self._found[entry] for entry in sorted(self._found) if entry < missing]
-                if first:
-                    return first
-            spent = [entry for entry, order in self._left.items() if not order]
-            if spent:
-                await self._begin_again(spent, deadline)
-        return [self._found[entry] for entry in sorted(self._found)]
-
-    async def _ask(self, node: int, entries: list[int]) -> None:
-        """Ask a node; one that is slow is passed over, and the next one is asked as well."""
-        asking = asyncio.ensure_future(self._ledger._ask_entries(node, entries))
-        self._late[asking] = node
-        await asyncio.wait({asking}, timeout=SPECULATE_S)
-        if not asking.done():
-            self._ledger._note_slow(node)
-            self._pass_over(entries)
-            return
-        del self._late[asking]
-        self._take(node, entries, asking.result())
-
-    def _pass_over(self, entries: list[int]) -> None:
-        self._doubtful.update(entries)
-        for entry in entries:
-            self._left[entry].pop(0)
-
-    def _take_late(self) -> None:
-        """What nodes have answered meanwhile that were passed over."""
-        for task in [task for task in self._late if task.done()]:
-            node = self._late.pop(task)
-            reply = task.result()
-            for each in reply.entries if reply is not None else ():
-                if each.found is Found.YES and each.entry in self._left:
-                    self._read_copy(node, each)
-
-    def _take(self, node: int, entries: list[int], reply: EntriesReply | None) -> None:
-        if reply is None:
-            self._pass_over(entries)
-            return
-        for each in reply.entries:
-            if each.found is Found.YES:
-                if self._read_copy(node, each):
-                    continue
-            elif each.found in (Found.UNKNOWN, Found.DAMAGED):
-                self._doubtful.add(each.entry)
-            self._left[each.entry].pop(0)
-
-    def _read_copy(self, node: int, copy: EntryAnswer) -> bool:
-        """Take an entry, if the copy is whole."""
-        item = EntryItem(copy.entry, copy.lac, copy.length, copy.body)
-        try:
-            self._found[item.entry] = self._ledger._open_entry(item)
-        except ChecksumMismatch as error:
-            logger.warning("node %d: %s", node, error)
-            self._doubtful.add(item.entry)
-            return False
-        self._bytes += len(item.body)
-        self.items[item.entry] = item
-        del self._left[item.entry]
-        return True
-
-    async def _begin_again(self, spent: list[int], deadline: float) -> None:
-        """All nodes of these entries were asked: say that they are not there, or ask again."""
-        ledger = self._ledger
-        sure = [entry for entry in spent if entry not in self._doubtful]
-        if sure and sure[0] > ledger.last_add_confirmed:
-            raise NoEntry(f"ledger {ledger.ledger_id} has no entry {sure[0]}")
-        if asyncio.get_running_loop().time() + AGAIN_S >= deadline:
-            raise Unreachable(
-                f"entry {spent[0]} of ledger {ledger.ledger_id} could not be read from any of its "
-                f"nodes ({', '.join(map(str, ledger.metadata.nodes_at(spent[0])))})"
-            )
-        await asyncio.sleep(AGAIN_S)
-        # Others may have the entries by now.
-        await ledger.refresh()
-        for entry in spent:
-            self._doubtful.discard(entry)
-            self._left[entry] = ledger._order(entry)
