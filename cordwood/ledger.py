@@ -30,6 +30,9 @@ ENTRY_MAX = 2**63 - 1
 NO_ENTRY = -1
 """The last entry of an empty ledger, and the LAC of a ledger in which nothing is confirmed."""
 
+NOT_TIERED = -1
+"""Stands for the checksum of a manifest while main storage does not have a ledger."""
+
 ENSEMBLE_MAX = 255
 """Nodes in one ensemble: many times the width at which striping stops to pay."""
 
@@ -97,6 +100,27 @@ class Fragment(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     nodes: _Nodes
 
 
+class LedgerTier(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An attempt at moving a closed ledger to main storage.
+
+    Attributes:
+        attempt: a random number. Any later attempt takes its place until one is committed, and only
+            the one in force may be committed.
+        manifest_crc: CRC32C of the manifest, once it is committed: main storage has every entry
+            then, and nodes may let go of theirs. -1 before.
+        since_us: when it was committed, in microseconds of the Unix epoch; 0 before.
+    """
+
+    attempt: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    manifest_crc: Annotated[int, Meta(ge=NOT_TIERED, le=2**32 - 1)] = NOT_TIERED
+    since_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether main storage has all of the ledger."""
+        return self.manifest_crc != NOT_TIERED
+
+
 class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A ledger's value in the metadata store.
 
@@ -110,6 +134,8 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             recoveries and repairs as for its writer.
         creator: a random number of the creator: after a lost answer, the creator tells its own
             ledger by it from another ledger of the same id.
+        wants_tier: whether nodes move it to main storage by themselves once it is closed.
+        tier: the attempt at moving it there that is in force, None before the first.
     """
 
     ledger: Annotated[int, Meta(ge=0, le=LEDGER_MAX)]
@@ -125,6 +151,8 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     creator: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     scope: _Name = "rack"
     is_enforced: bool = False
+    wants_tier: bool = False
+    tier: LedgerTier | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES[1:]:
@@ -143,6 +171,13 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
                 raise ValueError("an empty ledger has a length")
         elif (self.last, self.length) != (NO_ENTRY, 0):
             raise ValueError("a ledger that is not closed has an end")
+        elif self.tier is not None:
+            raise ValueError("a ledger that is not closed is moved to main storage")
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether main storage has all of it."""
+        return self.tier is not None and self.tier.is_committed
 
     @property
     def newest(self) -> Fragment:
@@ -171,6 +206,15 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         """The ledger ends at this entry."""
         return replace(self, state=LedgerState.CLOSED, last=last, length=length)
 
+    def tiering(self, attempt: int) -> LedgerMetadata:
+        """An attempt at moving it to main storage begins, which ends every earlier one."""
+        return replace(self, tier=LedgerTier(attempt))
+
+    def tiered(self, manifest_crc: int, now_us: int) -> LedgerMetadata:
+        """The attempt in force has uploaded all of it."""
+        assert self.tier is not None, "an attempt is in force"
+        return replace(self, tier=LedgerTier(self.tier.attempt, manifest_crc, now_us))
+
 
 _STEPS = {
     LedgerState.OPEN: {*LedgerState},
@@ -184,20 +228,34 @@ def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
 
     The creator's choices stay, the state only advances, and an end never changes. A fragment's
     first entry stays as well, except for the newest fragment of an unclosed ledger. Other fragments
-    only get other nodes, when their entries are copied.
+    only get other nodes, when their entries are copied. Main storage holds a ledger for good, and
+    by the attempt that was in force before.
     """
     if after.state not in _STEPS[before.state]:
         return False
     chosen = (
         "ledger", "striping", "digest", "password", "created_us", "custom", "creator", "scope",
-        "is_enforced",
+        "is_enforced", "wants_tier",
     )  # fmt: skip
     if any(getattr(before, name) != getattr(after, name) for name in chosen):
+        return False
+    if not _may_tier(before, after):
         return False
     old, new = ([each.first for each in value.fragments] for value in (before, after))
     if before.state is LedgerState.CLOSED:
         return (before.last, before.length, old) == (after.last, after.length, new)
     return new[: len(old) - 1] == old[:-1]
+
+
+def _may_tier(before: LedgerMetadata, after: LedgerMetadata) -> bool:
+    """Whether what is said of main storage may be replaced so."""
+    was, now = before.tier, after.tier
+    if was == now:
+        return True
+    if before.is_tiered or before.state is not LedgerState.CLOSED or now is None:
+        return False
+    # A new attempt begins, or the one that was in force is committed.
+    return not now.is_committed or (was is not None and was.attempt == now.attempt)
 
 
 class Versioned(NamedTuple):

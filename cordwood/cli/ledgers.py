@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cordwood.cli.ledgers_tier import ledger_password, tier
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, utc_words
@@ -44,6 +45,10 @@ WriteOption = Annotated[int, typer.Option("--write", "-w", min=1, help="Nodes fo
 AckOption = Annotated[
     int, typer.Option("--ack", "-a", min=1, help="Nodes that have an entry when it is printed.")
 ]
+TierOption = Annotated[
+    bool,
+    typer.Option("--tier", help="Have nodes move it to main storage once it is closed."),
+]
 DigestOption = Annotated[
     str, typer.Option("--digest", help="crc32c, crc32, hmac_sha1 or dummy: what checks entries.")
 ]
@@ -65,6 +70,7 @@ def create(
     digest: DigestOption = "crc32c",
     custom: CustomOption = None,
     ledger_id: IdOption = None,
+    tier: TierOption = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
@@ -74,7 +80,7 @@ def create(
     ledger and writes it.
     """
     with open_store(cluster) as store:
-        made = _create(store, ensemble, write, ack, digest, custom, ledger_id)
+        made = _create(store, ensemble, write, ack, digest, custom, ledger_id, tier=tier)
         metadata = made.metadata
         made.abandon()
     if as_json:
@@ -95,6 +101,7 @@ def append(
     digest: DigestOption = "crc32c",
     custom: CustomOption = None,
     ledger_id: IdOption = None,
+    tier: TierOption = False,
     defer_sync: Annotated[
         bool,
         typer.Option(
@@ -112,8 +119,9 @@ def append(
     """Make a ledger, append entries, and close it; each id is printed once its entry is stored."""
     with open_store(cluster) as store:
         made = _create(
-            store, ensemble, write, ack, digest, custom, ledger_id, defers_sync=defer_sync
-        )
+            store, ensemble, write, ack, digest, custom, ledger_id, tier=tier,
+            defers_sync=defer_sync,
+        )  # fmt: skip
         if not as_json:
             # Before the first entry: whoever kills this knows what to recover.
             typer.echo(f"ledger {made.ledger_id}")
@@ -144,6 +152,7 @@ def _create(
     custom: list[str] | None,
     ledger_id: int | None,
     *,
+    tier: bool = False,
     defers_sync: bool = False,
 ) -> BlockingWritableLedger:
     from cordwood.protocol.ledger_writer import WriterLimits
@@ -153,10 +162,11 @@ def _create(
         write=write,
         ack=ack,
         digest=digest,
-        password=_password(),
+        password=ledger_password(),
         custom=_custom(custom or []),
         ledger=ledger_id,
         limits=WriterLimits(defers_sync=defers_sync),
+        tier=tier,
     )
 
 
@@ -197,7 +207,7 @@ def read(
 ) -> None:
     """Print the confirmed entries of a ledger, a line each."""
     with open_store(cluster) as store:
-        opened = store.ledgers.open(ledger, _password(), recovery=recovery)
+        opened = store.ledgers.open(ledger, ledger_password(), recovery=recovery)
         end = opened.read_last_add_confirmed() if last is None else last
         for start in range(first, end + 1, IN_FLIGHT):
             for each in opened.read(start, min(end, start + IN_FLIGHT - 1)):
@@ -213,7 +223,7 @@ def tail(
 ) -> None:
     """Print the entries of a ledger as they are confirmed, until it is closed."""
     with open_store(cluster) as store:
-        for batch in store.ledgers.open(ledger, _password()).batches(first):
+        for batch in store.ledgers.open(ledger, ledger_password()).batches(first):
             for each in batch:
                 _print_entry(each, as_json)
             sys.stdout.flush()
@@ -260,7 +270,7 @@ def list_ledgers(
             ["ledger>", "state", "last>", "size>", "E/Qw/Qa", "nodes"],
             [
                 (
-                    each.ledger, each.state.value.replace("_", " "),
+                    each.ledger, _state(each),
                     each.last if each.state == "closed" else "",
                     bytes_words(each.length) if each.state == "closed" else "",
                     _striping(each), ", ".join(map(str, each.newest.nodes)),
@@ -280,11 +290,15 @@ def show(
     if as_json:
         typer.echo(json.dumps(_document(found)))
         return
-    state = found.state.value.replace("_", " ")
-    typer.echo(f"Ledger {ledger} is {state}; E/Qw/Qa {_striping(found)}, {found.digest.name}")
+    typer.echo(
+        f"Ledger {ledger} is {_state(found)}; E/Qw/Qa {_striping(found)}, {found.digest.name}"
+    )
     typer.echo(f"  made {utc_words(found.created_us)}")
     if found.state == "closed":
         typer.echo(f"  ends at entry {found.last}, with {bytes_words(found.length)}")
+    if found.tier is not None and found.tier.is_committed:
+        since = utc_words(found.tier.since_us)
+        typer.echo(f"  in main storage since {since}, by attempt {found.tier.attempt:016x}")
     for name, value in found.custom.items():
         typer.echo(f"  {name} = {value.decode(errors='replace')}")
     show_table(
@@ -299,7 +313,7 @@ def recover(
 ) -> None:
     """Close a ledger whose writer is gone; a writer that still runs is shut out."""
     with open_store(cluster) as store:
-        found = store.ledgers.recover(ledger, _password())
+        found = store.ledgers.recover(ledger, ledger_password())
     if as_json:
         typer.echo(json.dumps(_document(found)))
     else:
@@ -327,7 +341,7 @@ def repair(
         for ledger in ledgers or store.ledgers.list():
             if not ledgers and store.ledgers.metadata(ledger).state != "closed":
                 continue
-            moved = store.ledgers.repair(ledger, _password(), nodes=nodes or ())
+            moved = store.ledgers.repair(ledger, ledger_password(), nodes=nodes or ())
             if moved:
                 told.append({"ledger": ledger, "moved": {str(a): b for a, b in moved.items()}})
                 if not as_json:
@@ -337,6 +351,9 @@ def repair(
         typer.echo(json.dumps(told))
     elif not told:
         typer.echo("Nothing to repair: no ledger has a lost node.")
+
+
+app.command()(tier)
 
 
 @app.command()
@@ -373,7 +390,7 @@ def check(
             try:
                 checks.append(
                     store.ledgers.check(
-                        ledger, _password(), share=share, fills=fill, on_progress=progress
+                        ledger, ledger_password(), share=share, fills=fill, on_progress=progress
                     )
                 )
             except (AccessDenied, Retryable) as error:
@@ -517,7 +534,7 @@ def fence(
 ) -> None:
     """Shut the writer of a ledger out; `ledgers recover` closes it."""
     with open_store(cluster) as store:
-        told = store.ledgers.fence(ledger, _password())
+        told = store.ledgers.fence(ledger, ledger_password())
     if as_json:
         typer.echo(
             json.dumps({"ledger": ledger, "fenced": {str(n): is_ for n, is_ in told.items()}})
@@ -542,6 +559,10 @@ def delete(
     typer.echo(json.dumps({"ledger": ledger, "deleted": True}) if as_json else "Deleted.")
 
 
+def _state(found: LedgerMetadata) -> str:
+    return "in main storage" if found.is_tiered else found.state.value.replace("_", " ")
+
+
 def _striping(found: LedgerMetadata) -> str:
     striping = found.striping
     return f"{striping.ensemble}/{striping.write}/{striping.ack}"
@@ -559,11 +580,8 @@ def _document(found: LedgerMetadata) -> dict[str, Any]:
         "last": found.last if is_closed else None,
         "length": found.length if is_closed else None,
         "created_us": found.created_us,
+        "tier": found.wants_tier,
+        "tiered_us": found.tier.since_us if found.tier is not None and found.is_tiered else None,
         "custom": {name: _value(value) for name, value in found.custom.items()},
         "fragments": [{"first": each.first, "nodes": [*each.nodes]} for each in found.fragments],
     }
-
-
-def _password() -> bytes:
-    """What stands on a command line, everybody on the machine can see."""
-    return os.fsencode(os.environ.get("CORDWOOD_LEDGER_PASSWORD", ""))

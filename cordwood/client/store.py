@@ -90,7 +90,6 @@ class Store(Stages, PositionCalls, Nodes):
         self._chance = host.random
         self._tasks = tasks
         self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names)
-        self.ledgers = Ledgers(cluster, host, settings, tasks)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
@@ -98,6 +97,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._tier = TierStore(
             host, lambda: cluster.tier_store, open_objects, tasks, settings.tier_cache_bytes
         )
+        self.ledgers = Ledgers(cluster, host, settings, tasks, self._tier.objects)
         self._positions = Positions(cluster, self._tail_of, self.read, settings, self._tier)
         self._tails = SharedTails(self._open_leader, self._streams.number_anew, tasks, self._budget)
         self._seed = host.random.getrandbits(63)

@@ -7,9 +7,10 @@
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
 was made. The owner of a store says `cluster`: it is the cluster's identity. A note of what a table
-of Iceberg names says `table`. An entry is a list of 14, a reference to a page one of 15, in the
-order of their fields; `payload` was not written at first, and is 0 where it is missing. The name of
-a log's own object follows from the entry, so it is left out (an empty text).
+of Iceberg names says `table`, and the manifest of a ledger says `ledger`. An entry is a list of 14,
+a reference to a page one of 15, in the order of their fields; `payload` was not written at first,
+and is 0 where it is missing. The name of a log's own object follows from the entry, so it is left
+out (an empty text).
 
 Version 2 tells of merges as well: a head has a ninth field, the turn at merging, and an entry that
 took the place of others a 15th, when it did. Both are left out where they tell nothing, and what
@@ -41,7 +42,7 @@ MERGING_VERSION = 2
 _PLAIN_ENTRY = len(Entry._fields) - 1
 """Fields of an entry that took no other's place."""
 
-_LINE = re.compile(rb"cordwood (head|origin|page|table|cluster) (\d{1,4}) ([0-9a-f]{8})\n")
+_LINE = re.compile(rb"cordwood (head|origin|page|table|cluster|ledger) (\d{1,4}) ([0-9a-f]{8})\n")
 _LINE_BYTES_MAX = 40
 _PAGE_NAME = re.compile(
     r"logs/([0-9a-f]{16})/pages/"
@@ -136,6 +137,65 @@ def unpack_table_note(name: str, data: Buffer) -> TableNote:
     """
     note: TableNote = _unframed(data, b"table", TableNote, name)
     return note
+
+
+class LedgerPart(NamedTuple):
+    """An object of a ledger.
+
+    Attributes:
+        first, last: entries that it holds.
+        footer_crc: CRC32C of its footer. size, footer_bytes: bytes of it, and of its footer.
+    """
+
+    first: int
+    last: int
+    footer_crc: int
+    size: int
+    footer_bytes: int
+
+
+class LedgerManifest(NamedTuple):
+    """All objects of a closed ledger, by one attempt.
+
+    Attributes:
+        creator, created_us: as in the ledger's metadata; they tell it from another cluster's.
+        last, length: its end.
+        parts: its objects, which follow one another from entry 0 to the last one.
+    """
+
+    ledger: int
+    attempt: int
+    creator: int
+    created_us: int
+    last: int
+    length: int
+    parts: list[LedgerPart]
+
+
+def pack_ledger_manifest(manifest: LedgerManifest) -> bytes:
+    """Write a ledger's manifest; equal ones have equal bytes."""
+    return _framed(b"ledger", manifest)
+
+
+def unpack_ledger_manifest(name: str, data: Buffer, crc: int) -> LedgerManifest:
+    """Read a ledger's manifest.
+
+    Args:
+        crc: CRC32C of all its bytes, from the ledger's metadata.
+    Raises:
+        ChecksumMismatch, Malformed: it is not the manifest that was written.
+    """
+    if crc32c(bytes(data)) != crc:
+        raise ChecksumMismatch(f"{name}: its checksum is wrong")
+    manifest: LedgerManifest = _unframed(data, b"ledger", LedgerManifest, name)
+    following = 0
+    for part in manifest.parts:
+        if part.first != following or part.last < part.first or part.size <= part.footer_bytes:
+            raise Malformed(f"{name}: its objects do not follow one another")
+        following = part.last + 1
+    if following != manifest.last + 1:
+        raise Malformed(f"{name}: its objects do not end where the ledger does")
+    return manifest
 
 
 def pack_owner(cluster: str) -> bytes:

@@ -64,6 +64,8 @@ class Found(enum.StrEnum):
     UNKNOWN = "unknown"
     """It lost records, perhaps this one."""
     DAMAGED = "damaged"
+    TIERED = "tiered"
+    """It let go of it: main storage has the ledger."""
 
 
 class EntryItem(Struct, frozen=True, array_like=True):

@@ -219,7 +219,15 @@ def check_group(footer: Footer, number: int, content: Buffer) -> None:
     Raises:
         ChecksumMismatch, Malformed: they are not.
     """
-    group = footer.index.groups[number]
+    check_group_bytes(footer.index.groups[number], number, content)
+
+
+def check_group_bytes(group: Group, number: int, content: Buffer) -> None:
+    """As `check_group`, of any file that has such groups.
+
+    Raises:
+        ChecksumMismatch, Malformed: they are not the group's.
+    """
     if len(content) != group.stop - group.start:
         raise Malformed(f"{len(content)} bytes of a row group of {group.stop - group.start}")
     if crc32c(content) != group.crc:
@@ -237,14 +245,27 @@ def read_group(
         ChecksumMismatch: they are not the bytes that were written.
         Malformed: they are no row group of ours.
     """
+    group = footer.index.groups[number]
+    return read_group_rows(footer.metadata, group, number, content, columns)
+
+
+def read_group_rows(
+    metadata: Any, group: Group, number: int, content: Buffer, columns: Sequence[str]
+) -> pa.Table:
+    """As `read_group`, of any file that has such groups.
+
+    Args:
+        metadata: pyarrow's, of the file.
+    Raises:
+        ChecksumMismatch, Malformed: they are not the group's.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    group = footer.index.groups[number]
-    check_group(footer, number, content)
+    check_group_bytes(group, number, content)
     window = pa.PythonFile(_Window(content, group.start), mode="r")
     try:
-        with pq.ParquetFile(window, metadata=footer.metadata) as file:
+        with pq.ParquetFile(window, metadata=metadata) as file:
             rows = file.read_row_group(number, columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Malformed(f"row group {number} of an object cannot be read: {error}") from error
@@ -356,7 +377,8 @@ def _check_index(index: ObjectIndex, metadata: Any, groups_end: int) -> None:
         Malformed: it is not.
     """
     fault = (
-        _fault_in_groups(index, metadata, groups_end)
+        _fault_in_version(index)
+        or fault_in_groups(index.groups, metadata, groups_end)
         or _fault_in_order(index)
         or next(filter(None, (_fault_in_run(run, index) for run in index.runs)), "")
     )
@@ -364,13 +386,23 @@ def _check_index(index: ObjectIndex, metadata: Any, groups_end: int) -> None:
         raise Malformed(f"the index of an object: {fault}")
 
 
-def _fault_in_groups(index: ObjectIndex, metadata: Any, groups_end: int) -> str:
-    if index.version != VERSION:
-        return f"version {index.version}, and this program reads {VERSION}"
-    if metadata.num_row_groups != len(index.groups):
-        return f"{len(index.groups)} row groups, and the file has {metadata.num_row_groups}"
+def _fault_in_version(index: ObjectIndex) -> str:
+    if index.version == VERSION:
+        return ""
+    return f"version {index.version}, and this program reads {VERSION}"
+
+
+def fault_in_groups(groups: Sequence[Group], metadata: Any, groups_end: int) -> str:
+    """Why these are not the row groups of a file; "" if they are.
+
+    Args:
+        metadata: pyarrow's, of the file.
+        groups_end: where its footer begins.
+    """
+    if metadata.num_row_groups != len(groups):
+        return f"{len(groups)} row groups, and the file has {metadata.num_row_groups}"
     at = len(MAGIC)
-    for number, group in enumerate(index.groups):
+    for number, group in enumerate(groups):
         if group.start != at or group.stop <= at or group.rows < 1:
             return f"row group {number} does not follow the one before it"
         if metadata.row_group(number).num_rows != group.rows:

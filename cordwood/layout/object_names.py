@@ -9,11 +9,16 @@
     logs/0000000000000007/objects/<first>-<last>-<fence>-9f0a11c2.parquet
     shared/20261124/0f3a…e1-9f0a11c2.parquet         records of several logs
     tables/9b2d…07                                   what a table of Iceberg names
+    ledgers/0000000000000011/<attempt>/manifest-5c03e7aa.json       a ledger, by one attempt
+    ledgers/0000000000000011/<attempt>/<first>-<last>-9f0a11c2.parquet
 
 Numbers have 16 hexadecimal digits: a log's, an object's first and last LSN, the fence of the turn
 that uploaded it, by which no name is used twice. The last eight are the CRC32C of the object's
 footer, which nothing inside a Parquet file could hold. A log's own object can so be found, checked
 and put into a manifest with nothing but the store.
+
+A ledger's metadata names the attempt that counts and the CRC32C of its manifest, so a ledger has no
+pointer here. Of its numbers, `first` and `last` are entries.
 
 Source: docs/objects.md, "Names".
 """
@@ -24,8 +29,10 @@ import re
 from dataclasses import dataclass
 
 from cordwood.errors import Malformed
+from cordwood.ledger import ENTRY_MAX, LEDGER_MAX
 from cordwood.lsn import LSN_MAX
 
+LEDGERS = "ledgers/"
 LOGS = "logs/"
 OWNER = "cluster"
 SHARED = "shared/"
@@ -35,6 +42,10 @@ SUFFIX = ".parquet"
 _OWN = re.compile(
     r"logs/([0-9a-f]{16})/objects/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{8})"
     r"\.parquet"
+)
+_LEDGER = re.compile(
+    r"ledgers/([0-9a-f]{16})/([0-9a-f]{16})/"
+    r"(?:manifest-[0-9a-f]{8}\.json|([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f]{8}\.parquet)"
 )
 _SHARED = re.compile(r"shared/(\d{8})/([0-9a-f]{32})-([0-9a-f]{8})\.parquet")
 
@@ -100,6 +111,33 @@ def shared_name(day: str, number: int, footer_crc: int) -> str:
 def table_note_name(uuid: str) -> str:
     """What notes the objects that a table names."""
     return f"{TABLES}{uuid}"
+
+
+def ledger_manifest_name(ledger: int, attempt: int, crc: int) -> str:
+    """The manifest of a ledger that one attempt wrote."""
+    return f"{LEDGERS}{ledger:016x}/{attempt:016x}/manifest-{crc:08x}.json"
+
+
+def ledger_object_name(ledger: int, attempt: int, first: int, last: int, footer_crc: int) -> str:
+    """An object with entries of a ledger, from one attempt."""
+    return (
+        f"{LEDGERS}{ledger:016x}/{attempt:016x}/{first:016x}-{last:016x}-{footer_crc:08x}{SUFFIX}"
+    )
+
+
+def parse_ledger_name(name: str) -> tuple[int, int]:
+    """The ledger and the attempt of a ledger's object or manifest.
+
+    Raises:
+        Malformed: it is no name of one.
+    """
+    match = _LEDGER.fullmatch(name)
+    if match is not None:
+        ledger, attempt = int(match[1], 16), int(match[2], 16)
+        first, last = (int(match[at] or "0", 16) for at in (3, 4))
+        if ledger <= LEDGER_MAX and 0 < attempt <= LEDGER_MAX and first <= last <= ENTRY_MAX:
+            return ledger, attempt
+    raise Malformed(f"{name!r} is no name of a ledger's object")
 
 
 def parse_object_name(name: str) -> ObjectName:

@@ -110,7 +110,7 @@ class ObjectWriter:
         self.raw_bytes = 0
         self._group_bytes = group_bytes
         self._shared_group_bytes = shared_group_bytes
-        self._sink = _Sink()
+        self._sink = ObjectSink()
         self._file = pq.ParquetWriter(
             self._sink,
             object_schema(),
@@ -321,7 +321,7 @@ class _OpenRun:
         )
 
 
-class _Sink(io.RawIOBase):
+class ObjectSink(io.RawIOBase):
     """Where pyarrow writes a file.
 
     Attributes:

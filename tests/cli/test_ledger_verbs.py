@@ -121,3 +121,27 @@ def test_a_ledger_that_is_deleted_after_it_was_listed_ends_no_check(
     run("append", "one", *ONE, "--id", "950", "-q")
     swap(monkeypatch, BlockingLedgers.list, lambda self, after=-1: iter((12345, 950)))
     assert [each["ledger"] for each in json.loads(run("check", "--json"))] == [950]
+
+
+def test_closed_ledgers_go_to_main_storage(run):
+    run("append", "one", "two", *ONE, "--id", "980", "-q", "--tier")
+    run("append", "three", *ONE, "--id", "981", "-q", password="secret")
+    run("append", "four", *ONE, "--id", "982", "-q", "--leave-open")
+    assert json.loads(run("show", "980", "--json"))["tier"]
+    (told,) = json.loads(run("tier", "980", "--json"))
+    assert (told["ledger"], told["objects"]) == (980, 1)
+    assert "is in main storage" in run("tier", "980")
+    assert "in main storage since" in run("show", "980")
+    assert json.loads(run("show", "980", "--json"))["tiered_us"] > 0
+    assert run("read", "980").split() == ["one", "two"]
+    assert "not closed" in run("tier", "982", exit_code=1)
+    assert "--all" in run("tier", exit_code=1)
+    # Those of other passwords are told, and end no others.
+    everything = json.loads(run("tier", "--all", "--json", exit_code=1))
+    by_ledger = {each["ledger"]: each for each in everything}
+    assert "another password" in by_ledger[981]["trouble"]
+    assert by_ledger[980]["objects"] == 0
+    assert 982 not in by_ledger
+    assert "1 objects" in run("tier", "981", password="secret")
+    assert run("read", "981", password="secret").split() == ["three"]
+    assert "another password" in run("read", "981", exit_code=1)

@@ -28,6 +28,7 @@ from cordwood.ledger import (
     LedgerMetadata,
     LedgerState,
     Striping,
+    may_follow,
 )
 
 NEW = LedgerMetadata(7, Striping(3, 3, 2), (Fragment(0, (1, 2, 3)),))
@@ -50,6 +51,9 @@ ALL = [
     NEW.closed(0, 0),
     NEW.with_ensemble(3, (1, 2, 4)).closed(2, 20),
     FULL,
+    FULL.tiering(9),
+    FULL.tiering(2**63 - 1).tiered(2**32 - 1, 2**62),
+    msgspec.structs.replace(NEW, wants_tier=True),
 ]
 
 
@@ -77,6 +81,26 @@ def test_the_bytes_are_these() -> None:
         "617373776f7264c40773656372657400aa637265617465645f7573cf00060a24181e4000a6637573746f6d82"
         "a161c400a162c401ff"
     )  # fmt: skip
+
+
+def test_what_may_follow_of_main_storage() -> None:
+    """Attempts replace one another until the one in force is committed; that holds for good."""
+    closed = NEW.closed(4, 40)
+    one, two = closed.tiering(1), closed.tiering(2)
+    done = one.tiered(7, 9)
+    values = {"closed": closed, "one": one, "two": two, "done": done, "other": one.tiered(8, 9)}
+    allowed = {
+        ("closed", "one"), ("closed", "two"), ("one", "two"), ("two", "one"), ("one", "done"),
+        ("one", "other"), *((each, each) for each in values),
+    }  # fmt: skip
+    for before in values:
+        for after in values:
+            is_allowed = may_follow(values[before], values[after])
+            assert is_allowed == ((before, after) in allowed), (before, after)
+    moved = msgspec.structs.replace(done, fragments=(Fragment(0, (1, 2, 4)),))
+    assert may_follow(done, moved)
+    assert not may_follow(NEW, one)  # closed and claimed at once
+    assert not may_follow(NEW, msgspec.structs.replace(NEW, wants_tier=True))
 
 
 def test_equal_metadata_has_equal_bytes() -> None:
@@ -111,6 +135,11 @@ def test_too_much_for_the_metadata_store_is_refused_before_it_is_written() -> No
     "change",
     [
         {"ledger": -1},
+        {"tier": [1]},
+        {"state": "closed", "tier": [0]},
+        {"state": "closed", "tier": [1, 2, 3, 4]},
+        {"state": "closed", "tier": [1, -2]},
+        {"state": "closed", "tier": [1, 2**32]},
         {"ledger": 2**63},
         {"striping": [3, 4, 2]},
         {"striping": [3, 3, 0]},

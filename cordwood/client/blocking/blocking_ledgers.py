@@ -175,6 +175,7 @@ class BlockingLedgers(Facade[Ledgers]):
     recover = blocking(Ledgers.recover, changes=True)
     fence = blocking(Ledgers.fence, changes=True)
     repair = blocking(Ledgers.repair, changes=True, timed=False)
+    tier = blocking(Ledgers.tier, changes=True, timed=False)
     check = blocking(Ledgers.check, changes=True, timed=False)
     metadata = blocking(Ledgers.metadata)
     delete = blocking(Ledgers.delete, changes=True)
@@ -196,6 +197,7 @@ class BlockingLedgers(Facade[Ledgers]):
         shrinks: bool = False,
         limits: WriterLimits | None = None,
         placement: Placement = ANYWHERE,
+        tier: bool = False,
     ) -> BlockingWritableLedger:
         """See `ledgers.Ledgers.create`."""
         made = self._call(
@@ -210,6 +212,7 @@ class BlockingLedgers(Facade[Ledgers]):
                 shrinks=shrinks,
                 limits=limits,
                 placement=placement,
+                tier=tier,
             ),
             changes=True,
         )

@@ -1,7 +1,9 @@
 """Reads some entries of a ledger, each from one node after another until one has it whole.
 
 A node that is slow is passed over, and the next one is asked as well. When all nodes of an entry
-were asked in vain, the metadata is read anew and they are asked again, until the time is over.
+were asked in vain, main storage is asked if it has the ledger. Else the metadata is read anew and
+the nodes are asked again, until the time is over. Once main storage gave something it is asked
+first: nodes let go of all of a ledger.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
@@ -13,7 +15,15 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cordwood.errors import ChecksumMismatch, NoEntry, Unreachable
+from cordwood.errors import (
+    ChecksumMismatch,
+    Corrupt,
+    NoEntry,
+    OutcomeUnknown,
+    Rejected,
+    Retryable,
+    Unreachable,
+)
 from cordwood.layout.message_ledgers import EntriesReply, EntryAnswer, EntryItem, Found
 
 if TYPE_CHECKING:
@@ -26,6 +36,12 @@ SPECULATE_S = 0.3
 
 AGAIN_S = 0.2
 """Pause before all nodes of an entry are asked again."""
+
+MAIN_STORAGE_S = 1.0
+"""A call to main storage has so long at least: nodes may have used up the time of the read."""
+
+OBJECTS_BYTES = 4 << 20
+"""Bodies that are taken from main storage at once, about: a row group."""
 
 
 class EntryReading:
@@ -43,6 +59,10 @@ class EntryReading:
         # Entries that some node could not be asked for, or had damaged: they may be there.
         self._doubtful: set[int] = set()
         self._bytes = 0
+        # Whether a node let go of its copies, as main storage has them.
+        self._let_go = False
+        # Why main storage gave nothing.
+        self._trouble = ""
         # Nodes that were passed over; what they answer counts if it comes in time.
         self._late: dict[asyncio.Task[EntriesReply | None], int] = {}
 
@@ -56,9 +76,13 @@ class EntryReading:
             await asyncio.gather(*self._late, return_exceptions=True)
 
     async def _run(self, bytes_max: int | None) -> list[LedgerEntry]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._ledger._timeout_s
+        ledger, loop = self._ledger, asyncio.get_running_loop()
+        deadline = loop.time() + ledger._timeout_s
         while self._left:
+            if ledger._reads_objects and await self._take_objects([*self._left], deadline):
+                if bytes_max is not None and self._bytes >= bytes_max and self._left:
+                    return self._first()
+                continue
             by_node: dict[int, list[int]] = {}
             is_full = bytes_max is not None and self._bytes >= bytes_max
             for entry, order in self._left.items():
@@ -69,14 +93,40 @@ class EntryReading:
             await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
             self._take_late()
             if bytes_max is not None and self._bytes >= bytes_max and self._left:
-                missing = next(iter(self._left))
-                first = [self._found[entry] for entry in sorted(self._found) if entry < missing]
+                first = self._first()
                 if first:
                     return first
             spent = [entry for entry, order in self._left.items() if not order]
-            if spent:
+            if spent and not await self._take_objects(spent, deadline):
                 await self._begin_again(spent, deadline)
         return [self._found[entry] for entry in sorted(self._found)]
+
+    def _first(self) -> list[LedgerEntry]:
+        """What was found before the first entry that is missing."""
+        missing = next(iter(self._left))
+        return [self._found[entry] for entry in sorted(self._found) if entry < missing]
+
+    async def _take_objects(self, entries: list[int], deadline: float) -> bool:
+        """Read entries from main storage, if it has the ledger; whether it gave any."""
+        ledger = self._ledger
+        if self._let_go and not ledger.metadata.is_tiered:
+            await ledger.refresh()  # a node lets go only of what the metadata says
+        metadata = ledger.metadata
+        wanted = [entry for entry in entries if entry <= metadata.last]
+        if not (metadata.is_tiered and wanted):
+            return False
+        left_s = max(MAIN_STORAGE_S, deadline - asyncio.get_running_loop().time())
+        try:
+            items = await ledger._from_objects(wanted, OBJECTS_BYTES, left_s)
+        except (Corrupt, OutcomeUnknown, Rejected, Retryable) as error:
+            logger.warning("ledger %d: main storage: %s", ledger.ledger_id, error)
+            self._trouble = f"; main storage: {error}"
+            self._doubtful.update(wanted)
+            ledger._reads_objects = False
+            return False
+        ledger._reads_objects = True
+        taken = [self._read_copy("main storage", item) for item in items]
+        return any(taken)
 
     async def _ask(self, node: int, entries: list[int]) -> None:
         """Ask a node; one that is slow is passed over, and the next one is asked as well."""
@@ -102,7 +152,7 @@ class EntryReading:
             reply = task.result()
             for each in reply.entries if reply is not None else ():
                 if each.found is Found.YES and each.entry in self._left:
-                    self._read_copy(node, each)
+                    self._read_copy(f"node {node}", _item(each))
 
     def _take(self, node: int, entries: list[int], reply: EntriesReply | None) -> None:
         if reply is None:
@@ -110,19 +160,19 @@ class EntryReading:
             return
         for each in reply.entries:
             if each.found is Found.YES:
-                if self._read_copy(node, each):
+                if self._read_copy(f"node {node}", _item(each)):
                     continue
-            elif each.found in (Found.UNKNOWN, Found.DAMAGED):
+            elif each.found in (Found.UNKNOWN, Found.DAMAGED, Found.TIERED):
                 self._doubtful.add(each.entry)
+                self._let_go = self._let_go or each.found is Found.TIERED
             self._left[each.entry].pop(0)
 
-    def _read_copy(self, node: int, copy: EntryAnswer) -> bool:
+    def _read_copy(self, source: str, item: EntryItem) -> bool:
         """Take an entry, if the copy is whole."""
-        item = EntryItem(copy.entry, copy.lac, copy.length, copy.body)
         try:
             self._found[item.entry] = self._ledger._open_entry(item)
         except ChecksumMismatch as error:
-            logger.warning("node %d: %s", node, error)
+            logger.warning("%s: %s", source, error)
             self._doubtful.add(item.entry)
             return False
         self._bytes += len(item.body)
@@ -139,7 +189,7 @@ class EntryReading:
         if asyncio.get_running_loop().time() + AGAIN_S >= deadline:
             raise Unreachable(
                 f"entry {spent[0]} of ledger {ledger.ledger_id} could not be read from any of its "
-                f"nodes ({', '.join(map(str, ledger.metadata.nodes_at(spent[0])))})"
+                f"nodes ({', '.join(map(str, ledger.metadata.nodes_at(spent[0])))}){self._trouble}"
             )
         await asyncio.sleep(AGAIN_S)
         # Others may have the entries by now.
@@ -147,3 +197,7 @@ class EntryReading:
         for entry in spent:
             self._doubtful.discard(entry)
             self._left[entry] = ledger._order(entry)
+
+
+def _item(answer: EntryAnswer) -> EntryItem:
+    return EntryItem(answer.entry, answer.lac, answer.length, answer.body)

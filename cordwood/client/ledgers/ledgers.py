@@ -10,7 +10,7 @@ Source: docs/ledgers.md; docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from cordwood.client.cluster import Cluster
@@ -19,6 +19,7 @@ from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.ledger_recovering import recover
 from cordwood.client.ledgers.ledger_repair import LedgerRepair
+from cordwood.client.ledgers.ledger_tiering import LedgerTiering, TieredLedger
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.errors import (
@@ -54,6 +55,7 @@ from cordwood.quorum.ensemble_choice import (
     windows_in_one,
 )
 from cordwood.settings import ClientSettings
+from cordwood.tier.patient_store import PatientStore
 
 CREATE_AGAIN_S = 0.1
 """Pause before a ledger is made again that may not be made."""
@@ -90,8 +92,18 @@ class Ledgers:
     """See the module."""
 
     def __init__(
-        self, cluster: Cluster, host: Host, settings: ClientSettings, tasks: asyncio.TaskGroup
+        self,
+        cluster: Cluster,
+        host: Host,
+        settings: ClientSettings,
+        tasks: asyncio.TaskGroup,
+        objects: Callable[[], Awaitable[PatientStore]],
     ) -> None:
+        """
+        Args:
+            objects: opens main storage.
+        """
+        self._objects = objects
         self._cluster = cluster
         self._host = host
         self._settings = settings
@@ -112,6 +124,7 @@ class Ledgers:
         shrinks: bool = False,
         limits: WriterLimits | None = None,
         placement: Placement = ANYWHERE,
+        tier: bool = False,
     ) -> WritableLedger:
         """Make a ledger and write it.
 
@@ -128,6 +141,7 @@ class Ledgers:
             limits: of the writer; see `protocol.ledger_writer`.
             placement: of its nodes; see `quorum.ensemble_choice`. Repairs keep to it. Recoveries
                 keep to its scope where they can: they would rather end the ledger.
+            tier: nodes move it to main storage by themselves once it is closed.
         Raises:
             BadSetting: no such striping, digest or id.
             LedgerExists: another ledger has the id, or had it and was deleted.
@@ -147,7 +161,7 @@ class Ledgers:
                 ledger or 0, Striping(len(nodes), write, ack), (Fragment(0, nodes),),
                 digest=kind, password=password, created_us=self._host.clock.now_us(),
                 custom=dict(custom or {}), creator=creator, scope=placement.scope,
-                is_enforced=placement.is_enforced,
+                is_enforced=placement.is_enforced, wants_tier=tier,
             )  # fmt: skip
             # Bounds of fields are checked as a value is read.
             read_ledger(pack_ledger(metadata))
@@ -207,7 +221,9 @@ class Ledgers:
             held = await self._calls.get(ledger)
             if held.metadata.password != password:
                 raise AccessDenied(f"ledger {ledger} has another password")
-        return ReadableLedger(held, self._calls, self._cluster, timeout_s)
+        return ReadableLedger(
+            held, self._calls, self._cluster, self._host, timeout_s, self._objects
+        )
 
     async def recover(self, ledger: int, password: bytes = b"") -> LedgerMetadata:
         """Close a ledger whose writer is gone, or is to be shut out; its metadata then.
@@ -286,6 +302,23 @@ class Ledgers:
         repair = LedgerRepair(opened, self._calls, self._cluster, is_lost, refills)
         await repair.run()
         return repair.moved
+
+    async def tier(self, ledger: int, password: bytes = b"") -> TieredLedger:
+        """Move a closed ledger to main storage; one that is there stays as it is.
+
+        Its entries are uploaded and read back, and then its metadata says where they are.
+
+        Raises:
+            UnknownLedger, AccessDenied: see `open`.
+            Rejected: it is not closed.
+            Fenced: somebody else began to move it meanwhile.
+            BadSetting: the cluster has no main storage, or the store is another cluster's.
+            Corrupt: the store does not give back what was put.
+            OutcomeUnknown, Retryable: nodes or the store do not answer; it may be asked again.
+        """
+        opened = await self.open(ledger, password)
+        store, identity = await self._objects(), self._cluster.cluster_id.hex()
+        return await LedgerTiering(opened, self._calls, store, self._host, identity).run()
 
     async def check(
         self,

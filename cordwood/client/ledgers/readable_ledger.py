@@ -2,7 +2,8 @@
 
 An entry is asked for at one node of its write set, and at the next one where that node does not
 have it, has it damaged, or takes long. Every copy is checked by its digest. An open ledger is read
-up to its LAC, as entries and nodes tell it.
+up to its LAC, as entries and nodes tell it. What nodes let go of is read from main storage, and
+checked likewise.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,7 @@ from cordwood.errors import (
     Retryable,
     Unreachable,
 )
+from cordwood.host.seams import Host
 from cordwood.layout.batch_columns import COLUMNS
 from cordwood.layout.entry_arrow import entries_to_batch
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
@@ -42,6 +44,8 @@ from cordwood.ledger import ENTRY_MAX, NO_ENTRY, LedgerMetadata, LedgerState, Ve
 from cordwood.nodes import NodeId
 from cordwood.quorum.ensemble import covers, write_set
 from cordwood.quorum.entry_order import Rank, read_order
+from cordwood.tier.ledger_history import LedgerHistory
+from cordwood.tier.patient_store import PatientStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,8 +98,18 @@ class ReadableLedger:
     """
 
     def __init__(
-        self, held: Versioned, calls: LedgerMetadataCalls, cluster: Cluster, timeout_s: float
+        self,
+        held: Versioned,
+        calls: LedgerMetadataCalls,
+        cluster: Cluster,
+        host: Host,
+        timeout_s: float,
+        objects: Callable[[], Awaitable[PatientStore]],
     ) -> None:
+        """
+        Args:
+            objects: opens main storage.
+        """
         metadata = held.metadata
         self.ledger_id = metadata.ledger
         self.last_add_confirmed = NO_ENTRY
@@ -106,6 +120,10 @@ class ReadableLedger:
         self._key = ledger_key_of(metadata.password)
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
         self._slow: dict[int, int] = {}
+        self._host = host
+        self._objects = objects
+        self._history: LedgerHistory | None = None
+        self._reads_objects = False
         self._learn(held)
 
     async def __aenter__(self) -> ReadableLedger:
@@ -460,6 +478,21 @@ class ReadableLedger:
         self._slow.pop(node, None)
         self._raise_to(reply.lac)
         return reply
+
+    # Main storage.
+
+    async def _from_objects(
+        self, entries: Sequence[int], bytes_max: int, timeout_s: float
+    ) -> list[EntryItem]:
+        """Entries of a tiered ledger as main storage has them: all, or the first ones.
+
+        Raises:
+            CordwoodError: see `LedgerHistory.entries`.
+        """
+        if self._history is None:
+            # It stays: the manifest of a tiered ledger never changes.
+            self._history = LedgerHistory(await self._objects(), self._host, self.metadata)
+        return await self._history.entries(entries, bytes_max, timeout_s=timeout_s)
 
     def _open_entry(self, copy: EntryItem) -> LedgerEntry:
         """An entry of a copy; ChecksumMismatch where it is damaged."""

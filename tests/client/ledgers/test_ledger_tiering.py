@@ -1,0 +1,188 @@
+"""Closed ledgers in main storage, on a cluster in virtual time: uploaded once, read from there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import BUCKET, ClusterAtHand, simulate
+from scenarios import as_scenario
+
+from cordwood.client.ledgers.ledger_tiering import LedgerTiering
+from cordwood.client.ledgers.readable_ledger import LedgerEntry
+from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.client.store import Store
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    Fenced,
+    NoEntry,
+    OutcomeUnknown,
+    Rejected,
+    Unreachable,
+)
+from cordwood.layout.object_names import LEDGERS
+from cordwood.ledger import DigestKind
+from cordwood.settings import TierSettings
+
+COUNT = 600
+TIER = TierSettings(BUCKET)
+
+
+async def closed(store: Store, count: int = COUNT, **more: object) -> WritableLedger:
+    ledger = await store.ledgers.create(ensemble=3, write=3, ack=2, **more)
+    if count:
+        await ledger.append_many([b"entry %d" % number for number in range(count)])
+    await ledger.close()
+    return ledger
+
+
+def forget_all(cluster: ClusterAtHand, ledger: int) -> None:
+    """No node has an entry of it any more, and none knows why."""
+    for node in cluster.running.values():
+        held = node.engine.ledgers.held.get(ledger)
+        if held is not None:
+            held.entries.clear()
+
+
+def objects(cluster: ClusterAtHand, ledger: int) -> list[str]:
+    """What main storage has of a ledger."""
+    prefix = f"{LEDGERS}{ledger:016x}/"
+    return [name for name in cluster.bucket.names() if name.startswith(prefix)]
+
+
+def payloads(found: list[LedgerEntry]) -> list[bytes]:
+    return [each.payload for each in found]
+
+
+class TestUpload:
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_a_ledger_is_uploaded_once_and_read_where_no_node_has_it(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store)).ledger_id
+            before = await store.ledgers.open(number)
+            done = await store.ledgers.tier(number)
+            assert (done.objects, done.metadata.is_tiered) == (1, True)
+            again = await store.ledgers.tier(number)
+            assert (again.objects, again.metadata) == (0, done.metadata)
+            assert len(objects(cluster, number)) == 2
+            forget_all(cluster, number)
+            expected = [b"entry %d" % entry for entry in range(COUNT)]
+            opened = await store.ledgers.open(number)
+            for reader in (opened, before):  # one knows by its metadata, the other asks for it
+                assert payloads(await reader.read(0, COUNT - 1)) == expected
+                assert payloads([each async for each in reader]) == expected
+            assert payloads(await opened.read_batch(7, entries_max=3)) == expected[7:10]
+            assert (await opened.last_entry()).length == done.metadata.length
+            rows = [row async for batch in opened.arrow() for row in batch.to_pylist()]
+            assert [row["value"] for row in rows] == expected
+            with pytest.raises(NoEntry):
+                await opened.read(0, COUNT)
+            with pytest.raises(NoEntry):
+                await opened.read_unconfirmed(COUNT, COUNT)
+
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_an_entry_keeps_its_digest_and_its_password(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            for digest in DigestKind:
+                number = (await closed(store, 20, digest=digest, password=b"sesame")).ledger_id
+                nodes = await (await store.ledgers.open(number, b"sesame")).copies(range(20))
+                with pytest.raises(AccessDenied):
+                    await store.ledgers.tier(number, b"other")
+                await store.ledgers.tier(number, b"sesame")
+                forget_all(cluster, number)
+                opened = await store.ledgers.open(number, b"sesame")
+                assert await opened.copies(range(20)) == nodes
+                with pytest.raises(AccessDenied):
+                    await store.ledgers.open(number)
+
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_an_empty_ledger_has_a_manifest_alone(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store, 0)).ledger_id
+            assert (await store.ledgers.tier(number)).metadata.is_tiered
+            opened = await store.ledgers.open(number)
+            assert [each async for each in opened] == []
+            assert len(objects(cluster, number)) == 1
+
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_a_ledger_that_is_open_stays_on_the_nodes(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            ledger = await store.ledgers.create(tier=True)
+            await ledger.append(b"one")
+            with pytest.raises(Rejected, match="not closed"):
+                await store.ledgers.tier(ledger.ledger_id)
+            assert ledger.metadata.wants_tier
+
+    @as_scenario(simulate, nodes=4)
+    async def test_a_cluster_without_main_storage_says_so(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store, 2)).ledger_id
+            with pytest.raises(BadSetting, match="tier-store"):
+                await store.ledgers.tier(number)
+
+
+class TestTwoAttempts:
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_a_later_attempt_ends_the_earlier_one(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as other:
+            number = (await closed(store, 30)).ledger_id
+            commit, waits, goes_on = LedgerTiering._commit, asyncio.Event(), asyncio.Event()
+
+            async def late(self: LedgerTiering, attempt: int, crc: int) -> None:
+                waits.set()
+                await goes_on.wait()
+                await commit(self, attempt, crc)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(LedgerTiering, "_commit", late)
+                first = asyncio.create_task(store.ledgers.tier(number))
+                await waits.wait()
+            done = await other.ledgers.tier(number)
+            goes_on.set()
+            with pytest.raises(Fenced):
+                await first
+            assert await store.ledgers.metadata(number) == done.metadata
+            forget_all(cluster, number)
+            found = await (await store.ledgers.open(number)).read(0, 29)
+            assert payloads(found) == [b"entry %d" % entry for entry in range(30)]
+
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_an_upload_that_was_cut_short_is_made_anew(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store, 30)).ledger_id
+
+            async def never(self: LedgerTiering, attempt: int, crc: int) -> None:
+                raise OutcomeUnknown("the client ends here")
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(LedgerTiering, "_commit", never)
+                with pytest.raises(OutcomeUnknown):
+                    await store.ledgers.tier(number)
+            assert not (await store.ledgers.metadata(number)).is_tiered
+            assert (await store.ledgers.tier(number)).metadata.is_tiered
+            assert len(objects(cluster, number)) == 4
+
+
+class TestDamage:
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_a_damaged_object_is_an_entry_that_cannot_be_read(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store, 30)).ledger_id
+            await store.ledgers.tier(number)
+            (name,) = [each for each in objects(cluster, number) if each.endswith(".parquet")]
+            whole = cluster.bucket.content(name)
+            damaged = bytearray(whole)
+            damaged[100] ^= 4
+            cluster.bucket.damage(name, bytes(damaged))
+            opened = await store.ledgers.open(number)
+            assert len(await opened.read(0, 29)) == 30  # nodes have it
+            forget_all(cluster, number)
+            with pytest.raises(Unreachable, match="main storage: row group"):
+                await opened.read(0, 29)
+            cluster.bucket.damage(name, whole)
+            assert len(await opened.read(0, 29)) == 30
