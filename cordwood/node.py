@@ -274,6 +274,7 @@ class Node:
                 settings.node, host, self._metadata, self._read_members,
                 lambda: self.server.address,
             ),
+            lambda: self._tiering.open(),
         )  # fmt: skip
         if self._engine.has_lost or self._engine.logs.owes_note or admission.is_anew:
             await self._renew_seals()

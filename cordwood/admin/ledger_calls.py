@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
 from cordwood.errors import CordwoodError
 from cordwood.layout.ledger_entry import ledger_key_of
 from cordwood.layout.ledger_records import LedgerChange, LedgerFlag
-from cordwood.layout.message import Reply
+from cordwood.layout.message import DoneReply, Reply
 from cordwood.layout.message_ledgers import (
     LEDGERS_MAX,
     AutorecoveryCall,
     LedgerCall,
     LedgerEntryCall,
+    OpenMainStorage,
 )
 from cordwood.ledger import LedgerState
 from cordwood.metadata.ledgers import LedgerMetadataStore
@@ -45,7 +47,9 @@ class LedgerCalls:
         metadata: LedgerMetadataStore,
         node: NodeId,
         autorecovery: LedgerAutorecovery,
+        open_main_storage: Callable[[], Awaitable[None]],
     ) -> None:
+        self._open_main_storage = open_main_storage
         self._store = store
         self._autorecovery = autorecovery
         self._metadata = metadata
@@ -57,6 +61,9 @@ class LedgerCalls:
             return await self._store.answer(call)
         if isinstance(call, AutorecoveryCall):
             return await self._autorecovery.answer(call)
+        if isinstance(call, OpenMainStorage):
+            await self._open_main_storage()
+            return DoneReply()
         return await self._metadata.answer(call)
 
     async def run(self) -> None:

@@ -55,6 +55,7 @@ ANSWERS: Mapping[type, type] = {
     ledgers.DeleteLedger: m.DoneReply,
     ledgers.ForceEntries: ledgers.AddReply,
     ledgers.ListLedgers: ledgers.LedgersReply,
+    ledgers.OpenMainStorage: m.DoneReply,
     ledgers.ReadEntries: ledgers.EntriesReply,
     ledgers.SetLedger: ledgers.LedgerReply,
     ledgers.SwitchAutorecovery: m.DoneReply,

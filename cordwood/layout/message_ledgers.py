@@ -275,7 +275,11 @@ class AutorecoveryReply(Struct, frozen=True, tag="autorecovery"):
     ledgers: Annotated[list[LackingLedger], Meta(max_length=LEDGERS_MAX)]
 
 
+class OpenMainStorage(Struct, frozen=True, tag="open_main_storage"):
+    """Open the node's main storage, which says whose it is from then on. DoneReply answers it."""
+
+
 AutorecoveryCall = AskAutorecovery | SwitchAutorecovery
 LedgerEntryCall = AddEntries | ForceEntries | ReadEntries | AskLac | TellLac
 LedgerMetadataCall = AskLedger | CreateLedger | SetLedger | DeleteLedger | ListLedgers
-LedgerCall = LedgerEntryCall | LedgerMetadataCall | AutorecoveryCall
+LedgerCall = LedgerEntryCall | LedgerMetadataCall | AutorecoveryCall | OpenMainStorage

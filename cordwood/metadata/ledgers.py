@@ -54,6 +54,9 @@ _SHORT = "ledgers/"
 _LONG = "long-ledgers/"
 _DELETED = "deleted-ledgers/"
 _NEXT = "ledger-ids"
+_TIERS = "ledgers-in-main-storage"
+"""There once a ledger asked for main storage: nodes look after its objects from then on, also when
+all such ledgers are deleted."""
 
 IDS_AT_ONCE = 100
 """Ids that a node takes at a time; what it has left when it ends is never used."""
@@ -75,6 +78,7 @@ class LedgerMetadataStore:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._ids = iter(range(0))
+        self._tiers = False
 
     async def answer(self, call: LedgerMetadataCall) -> LedgerReply | LedgersReply | DoneReply:
         """Do what a client asks.
@@ -110,6 +114,8 @@ class LedgerMetadataStore:
         """
         if metadata.state is not LedgerState.OPEN or len(metadata.fragments) != 1:
             raise BadSetting("a ledger is made open and with one fragment")
+        if metadata.wants_tier:
+            await self._note_main_storage()
         for _ in range(TRIES_MAX):
             chosen = await self._next_id() if ledger < 0 else ledger
             try:
@@ -132,7 +138,7 @@ class LedgerMetadataStore:
         if not version and not is_ours:  # else an earlier try of the same call made it
             raise LedgerExists(f"there is a ledger {metadata.ledger} already")
         # Race: asked after the write. A deletion that comes before it has told by now.
-        if await self._was_deleted(metadata.ledger):
+        if await self.was_deleted(metadata.ledger):
             await _delete(self._store, key)
             raise LedgerExists(
                 f"there was a ledger {metadata.ledger}, which was deleted: no other one gets its id"
@@ -172,6 +178,8 @@ class LedgerMetadataStore:
             raise Rejected(
                 f"ledger {call.ledger} is {found.metadata.state} and cannot become what is asked"
             )
+        if after.tier is not None:
+            await self._note_main_storage()  # before anything of it can be there
         try:
             written = await self._store.compare_and_set(_key(call.ledger), call.value, call.version)
         except OutcomeUnknown as error:
@@ -179,6 +187,16 @@ class LedgerMetadataStore:
         if written:
             return LedgerReply(written, call.value, is_written=True)
         return _reply(await self.get(call.ledger))
+
+    async def _note_main_storage(self) -> None:
+        if not self._tiers:
+            await change_repeatably(self._store, _TIERS, lambda value: None if value else b"1")
+            self._tiers = True
+
+    async def uses_main_storage(self) -> bool:
+        """Whether a ledger ever asked for main storage."""
+        self._tiers = self._tiers or await self._store.get(_TIERS) is not None
+        return self._tiers
 
     async def delete(self, ledger: int) -> None:
         """Delete a ledger, whatever its state; nodes find out and drop its entries."""
@@ -212,7 +230,8 @@ class LedgerMetadataStore:
             await _delete(self._store, _key(ledger))
         return again
 
-    async def _was_deleted(self, ledger: int) -> bool:
+    async def was_deleted(self, ledger: int) -> bool:
+        """Whether there was a ledger of this id, which somebody deleted: there is never another."""
         found = await self._store.get(_deleted_key(ledger))
         return found is not None and _is_marked(found.value, ledger)
 

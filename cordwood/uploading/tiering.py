@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Set
 
-from cordwood.errors import Retryable
+from cordwood.errors import BadSetting, Retryable
 from cordwood.host.seams import Host
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
@@ -17,6 +17,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.engine import StorageEngine
 from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.owner import keep_owner
+from cordwood.uploading.ledger_tend import LedgerTend
 from cordwood.uploading.local_drops import LocalDrops
 from cordwood.uploading.merge_role import MergeRole
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
@@ -32,7 +33,7 @@ class Tiering:
         members, dead, address: see `UploadRole`.
         sequencing: the logs that this node sequences.
     Attributes:
-        drops, uploads, merges: the three roles.
+        drops, uploads, merges, ledger_tend: the roles.
     """
 
     def __init__(
@@ -70,17 +71,33 @@ class Tiering:
             mine=self.uploads.mine, end_of=self.uploads.end_of,
             presses=lambda: self.drops.pressure,
         )  # fmt: skip
+        self.ledger_tend = LedgerTend(settings.node, tier, metadata, self._objects)
 
     def works(self) -> tuple[Coroutine[None, None, None], ...]:
         """What runs for as long as the node does."""
         if not self._objects.address:
             return ()
-        return (self.drops.run(), self.uploads.run(), self.merges.run())
+        return (self.drops.run(), self.uploads.run(), self.merges.run(), self.ledger_tend.run())
 
     async def learn(self) -> None:
         """See `LocalDrops.learn`. Call it before a node with a new disk listens."""
         if self._objects.address:
             await self.drops.learn()
+
+    async def open(self) -> None:
+        """Open main storage, and have it say that it is this cluster's.
+
+        Raises:
+            BadSetting: there is none, or it is another cluster's, or may be.
+            CordwoodError: it does not answer, or the metadata store does not.
+        """
+        if not self._objects.address:
+            raise BadSetting("this node has no main storage: start it with `--tier-store`")
+        if not await self._objects.is_ours():
+            raise BadSetting(
+                "main storage does not say whose it is, and holds records of logs that may be "
+                "another cluster's"
+            )
 
     async def _keep_owner(self, store: ObjectStore) -> bool:
         """See `tier.owner.keep_owner`."""

@@ -119,6 +119,7 @@ from cordwood.layout.message_ledgers import (
     LedgerReply,
     LedgersReply,
     ListLedgers,
+    OpenMainStorage,
     ReadEntries,
     SetLedger,
     SwitchAutorecovery,
@@ -234,6 +235,7 @@ CALLS: list[Call] = [
     ReadEntries(7, KEY, [0, 2**63 - 1], True), AskLac(7, KEY, False, 3, 20_000),
     TellLac(7, KEY, 3), AskLedger(2**63 - 1), CreateLedger(-1, LEDGER), SetLedger(7, 9, LEDGER),
     DeleteLedger(7), ListLedgers(-1, 1000), AskAutorecovery(-1, 1000), SwitchAutorecovery(False),
+    OpenMainStorage(),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),

@@ -31,6 +31,7 @@ from cordwood.layout.message_ledgers import (
     LedgerReply,
     LedgersReply,
     ListLedgers,
+    OpenMainStorage,
     SetLedger,
     SwitchAutorecovery,
 )
@@ -114,6 +115,14 @@ class LedgerMetadataCalls:
     async def switch_autorecovery(self, *, on: bool) -> None:
         """Have ledgers that lack copies repaired, or not."""
         await self._ask(SwitchAutorecovery(on))
+
+    async def open_main_storage(self) -> None:
+        """Have a node open main storage, which says whose it is from then on.
+
+        Raises:
+            BadSetting: the node has none, or it is another cluster's.
+        """
+        await self._ask(OpenMainStorage())
 
     async def choose(
         self,

@@ -21,7 +21,7 @@ from cordwood.layout.message_ledgers import EntryItem
 from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.tier.ledger_upload import upload_ledger
 from cordwood.tier.object_store import ObjectStore
-from cordwood.tier.owner import keep_owner
+from cordwood.tier.owner import check_owner
 
 READ_AT_ONCE = 256
 """Entries that are read at once, or some MiB of them."""
@@ -70,7 +70,7 @@ class LedgerTiering:
         Raises:
             Rejected: it is not closed.
             Fenced: somebody else began to move it meanwhile.
-            BadSetting: the store is another cluster's, or does not say whose it is.
+            BadSetting: the store is another cluster's, or another one than the nodes'.
             CordwoodError: nodes, the metadata store or main storage do not answer, or an entry has
                 no copy that is whole.
         """
@@ -81,10 +81,13 @@ class LedgerTiering:
             raise Rejected(
                 f"ledger {opened.ledger_id} is not closed: only a closed one goes to main storage"
             )
-        if not await keep_owner(self._store, self._cluster, {}):
+        # Trap: a directory of the nodes' name on this machine is not theirs, and nobody would find
+        # there what this puts. A node writes the mark where it looks itself.
+        await self._calls.open_main_storage()
+        if not await check_owner(self._store, self._cluster):
             raise BadSetting(
-                "main storage does not say whose it is, and holds records of logs that may be "
-                "another cluster's"
+                "main storage, as this client reaches it, does not say that it is this cluster's: "
+                "is it another directory than the nodes'?"
             )
         attempt = self._host.random.getrandbits(62) + 1
         if not await self._claim(attempt):

@@ -277,7 +277,7 @@ BUGS = (
     _bug("closed-twice", "the metadata store replaces the end of a closed ledger",
          at(LedgerMetadataStore._set).around(_closes_over_a_close)),
     _bug("id-again", "a ledger gets the id of one that was deleted",
-         at(LedgerMetadataStore._was_deleted).instead(_remembers_no_deletion)),
+         at(LedgerMetadataStore.was_deleted).instead(_remembers_no_deletion)),
     _bug("made-twice", "a ledger of a chosen id replaces another one",
          at(LedgerMetadataStore._create).around(_makes_over_another)),
     _bug("force-asks-nobody", "with deferred sync an acknowledged entry counts as confirmed",

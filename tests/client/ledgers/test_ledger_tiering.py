@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate
@@ -11,7 +12,7 @@ from scenarios import as_scenario
 from cordwood.client.ledgers.ledger_tiering import LedgerTiering
 from cordwood.client.ledgers.readable_ledger import LedgerEntry
 from cordwood.client.ledgers.writable_ledger import WritableLedger
-from cordwood.client.store import Store
+from cordwood.client.store import Store, connected
 from cordwood.errors import (
     AccessDenied,
     BadSetting,
@@ -21,9 +22,12 @@ from cordwood.errors import (
     Rejected,
     Unreachable,
 )
-from cordwood.layout.object_names import LEDGERS
+from cordwood.host.seams import Host
+from cordwood.layout.object_names import LEDGERS, ledger_manifest_name
 from cordwood.ledger import DigestKind
-from cordwood.settings import TierSettings
+from cordwood.settings import ClientSettings, TierSettings
+from cordwood.sim.object_store import Bucket
+from cordwood.tier.patient_store import PatientStore
 
 COUNT = 600
 TIER = TierSettings(BUCKET)
@@ -186,3 +190,79 @@ class TestDamage:
                 await opened.read(0, 29)
             cluster.bucket.damage(name, whole)
             assert len(await opened.read(0, 29)) == 30
+
+
+TENDED = TierSettings(BUCKET, tend_s=1.0, grace_s=5.0)
+
+
+class TestCollection:
+    @as_scenario(simulate, nodes=4, tier=TENDED)
+    async def test_objects_of_a_deleted_ledger_go_after_their_grace(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            kept, number = [(await closed(store, 30)).ledger_id for _ in range(2)]
+            for each in (kept, number):
+                await store.ledgers.tier(each)
+            await asyncio.sleep(30)
+            await store.ledgers.delete(number)
+            await asyncio.sleep(2)
+            assert len(objects(cluster, number)) == 2
+            await asyncio.sleep(10)
+            assert objects(cluster, number) == []
+            assert len(objects(cluster, kept)) == 2
+            forget_all(cluster, kept)
+            assert len(await (await store.ledgers.open(kept)).read(0, 29)) == 30
+
+    @as_scenario(simulate, nodes=4, tier=TENDED)
+    async def test_an_attempt_that_was_given_up_goes_and_the_one_in_force_stays(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store, 30)).ledger_id
+
+            async def never(self: LedgerTiering, attempt: int, crc: int) -> None:
+                raise OutcomeUnknown("the client ends here")
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(LedgerTiering, "_commit", never)
+                with pytest.raises(OutcomeUnknown):
+                    await store.ledgers.tier(number)
+            first = objects(cluster, number)
+            await asyncio.sleep(30)
+            assert objects(cluster, number) == first  # it may be committed still
+            await store.ledgers.tier(number)
+            await asyncio.sleep(30)
+            left = objects(cluster, number)
+            assert len(left) == 2
+            assert not {*left} & {*first}
+
+    @as_scenario(simulate, nodes=4, tier=TENDED)
+    async def test_what_is_no_ledgers_of_ours_stays(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.ledgers.tier((await closed(store, 3)).ledger_id)
+            strangers = [ledger_manifest_name(4711, 1, 2), f"{LEDGERS}notes"]
+            for name in strangers:
+                cluster.bucket.put(name, b"x", lambda etag: True)
+            await asyncio.sleep(30)
+            assert {*strangers} <= {*cluster.bucket.names()}
+
+
+class TestOwner:
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_a_directory_that_is_not_the_nodes_own_is_refused(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        other = Bucket(random.Random(1))
+
+        async def opens_another(host: Host, address: str) -> PatientStore:
+            return PatientStore(other.store(), host.random)
+
+        async with connected(
+            cluster.addresses, cluster.client_host(), ClientSettings(), opens_another
+        ) as store:
+            number = (await closed(store, 3)).ledger_id
+            with pytest.raises(BadSetting, match="another directory"):
+                await store.ledgers.tier(number)
+            assert not (await store.ledgers.metadata(number)).is_tiered
+            assert other.names() == []

@@ -1,0 +1,92 @@
+"""Collects the objects of ledgers that nothing names: deleted ledgers', and given-up attempts'.
+
+The objects are listed first, and the ledger's metadata is read then. So an object that is seen is
+of an attempt that had begun by then. Where another attempt is in force now, it can never be
+committed (`ledger.may_follow`), whatever comes later; the attempt in force is never touched, nor
+one that is committed. Names have the attempt's number, so a deletion that comes late takes nothing
+new. A ledger that was never deleted, and that the metadata store lacks all the same, is a stranger.
+
+Source: docs/objects.md, "Ledgers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from cordwood.errors import Malformed
+from cordwood.layout.object_names import LEDGERS, parse_ledger_name
+from cordwood.tier.collect import Collected
+from cordwood.tier.object_store import LIST_MAX, ObjectStore
+
+CALL_S = 60.0
+"""One call to the store, with all its tries."""
+
+
+class Fate(NamedTuple):
+    """What the metadata store says of a ledger.
+
+    Attributes:
+        is_deleted: there was one, which somebody deleted.
+        attempt: the attempt in force of a ledger that is there; 0 for none, -1 where the metadata
+            store knows nothing of such a ledger.
+        since_us: of a deleted one, when that was found.
+    """
+
+    is_deleted: bool
+    attempt: int
+    since_us: int = 0
+
+
+async def collect_ledgers(
+    store: ObjectStore,
+    fate_of: Callable[[int], Awaitable[Fate]],
+    after: str,
+    now_us: int,
+    grace_s: float,
+    limit: int = LIST_MAX,
+) -> tuple[Collected, str]:
+    """Look at one page of the objects of ledgers, and delete the dead ones past their grace.
+
+    Args:
+        fate_of: reads the metadata store anew.
+        after: where the last page ended, "" to begin.
+    Returns:
+        What was done, and where the page ended; "" where that was the last one.
+    Raises:
+        CordwoodError: the metadata store or main storage does not answer; nothing is lost by that.
+    """
+    done = Collected()
+    page = await store.list_page(LEDGERS, after=after, limit=limit, timeout_s=CALL_S)
+    fates: dict[int, Fate] = {}
+    names: list[str] = []
+    for info in page:
+        done.seen += 1
+        try:
+            ledger, attempt = parse_ledger_name(info.name)
+        except Malformed:
+            done.strangers += 1
+            continue
+        if ledger not in fates:
+            fates[ledger] = await fate_of(ledger)
+        fate = fates[ledger]
+        if not is_dead(fate, attempt):
+            done.strangers += fate.attempt < 0 and not fate.is_deleted
+            continue
+        if now_us - max(info.modified_us, fate.since_us) < grace_s * 1e6:
+            done.waiting += 1
+            continue
+        names.append(info.name)
+        done.deleted += 1
+        done.deleted_bytes += info.size
+    if names:
+        await store.delete(names, timeout_s=CALL_S)
+    return done, page[-1].name if len(page) == limit else ""
+
+
+def is_dead(fate: Fate, attempt: int) -> bool:
+    """Whether what an attempt put counts for nothing, now and for good."""
+    if fate.is_deleted:
+        return True
+    # Before the first attempt there is nothing to see; if there is, it is not for us to judge.
+    return fate.attempt > 0 and fate.attempt != attempt

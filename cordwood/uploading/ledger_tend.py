@@ -1,0 +1,108 @@
+"""A node's work for ledgers in main storage: it deletes the objects that count for nothing.
+
+One node does it at a time, by a lease; the lease only saves work (`tier.ledger_collect`).
+
+Source: docs/objects.md, "Ledgers"; docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cordwood.errors import CordwoodError
+from cordwood.metadata.ledgers import LedgerMetadataStore
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import NodeId
+from cordwood.settings import TierSettings
+from cordwood.storage.said_once import SaidOnce
+from cordwood.tier.ledger_collect import Fate, collect_ledgers
+from cordwood.uploading.objects_at_hand import ObjectsAtHand
+
+logger = logging.getLogger(__name__)
+
+LEASE = "ledger-objects"
+LEASE_S = 120.0
+"""Two looks at the pace that is set by default; whoever holds it renews it at each look."""
+
+
+class LedgerTend:
+    """See the module; `run` does the work.
+
+    Attributes:
+        deleted: objects that this node deleted.
+    """
+
+    def __init__(
+        self,
+        me: NodeId,
+        settings: TierSettings,
+        metadata: MetadataStore,
+        objects: ObjectsAtHand,
+    ) -> None:
+        self.deleted = 0
+        self._me = me
+        self._settings = settings
+        self._metadata = metadata
+        self._ledgers = LedgerMetadataStore(metadata)
+        self._objects = objects
+        self._after = ""
+        # By deleted ledger that main storage has something of: when this node found that, in µs.
+        self._deleted_since: dict[int, int] = {}
+        self._seen: set[int] = set()
+        self._said = SaidOnce(logger)
+
+    async def run(self) -> None:
+        """Look at intervals, until cancelled."""
+        while True:
+            chance = self._objects.host.random.random()
+            await asyncio.sleep(self._settings.tend_s * (0.5 + chance))
+            try:
+                await self.look()
+                self._said.over("objects of ledgers are looked after again")
+            except CordwoodError as error:
+                self._said.warning(f"main storage keeps what belongs to no ledger: {error}")
+
+    async def look(self) -> None:
+        """Look at one page of objects, if that is this node's.
+
+        Raises:
+            CordwoodError: the metadata store or main storage does not answer.
+        """
+        if not await self._ledgers.uses_main_storage():
+            return
+        lease_s = max(LEASE_S, 3 * self._settings.tend_s)
+        if not await self._metadata.take_lease(LEASE, b"node %d" % self._me, lease_s):
+            return
+        store = await self._objects.store()
+        if not await self._objects.is_ours():
+            self._said.warning(
+                "main storage does not say whose it is: the objects of deleted ledgers stay"
+            )
+            return
+        done, self._after = await collect_ledgers(
+            store, self._fate_of, self._after, self._now_us(), self._settings.grace_s
+        )
+        self.deleted += done.deleted
+        if done.deleted:
+            logger.info("ledgers: %d objects deleted, %d bytes", done.deleted, done.deleted_bytes)
+        if not self._after:
+            # A round is over: what it did not see any more is gone.
+            self._deleted_since = {
+                ledger: since for ledger, since in self._deleted_since.items()
+                if ledger in self._seen
+            }  # fmt: skip
+            self._seen = set()
+
+    async def _fate_of(self, ledger: int) -> Fate:
+        found = await self._ledgers.get(ledger)
+        if found is not None:
+            tier = found.metadata.tier
+            return Fate(False, 0 if tier is None else tier.attempt)
+        if not await self._ledgers.was_deleted(ledger):
+            return Fate(False, -1)
+        self._seen.add(ledger)
+        return Fate(True, -1, self._deleted_since.setdefault(ledger, self._now_us()))
+
+    def _now_us(self) -> int:
+        return self._objects.host.clock.now_us()
