@@ -267,9 +267,9 @@ class Node:
         self._storage = StorageRole(self._engine, self._streams, self._rights, self._claims, survey)
         self._staging = Staging(self._engine, host.clock.now_us, settings.node)
         self._rebuild.staging = self._staging
+        ledger_store = LedgerStore(self._engine, lambda: self._incarnation)
         self._ledgers = LedgerCalls(
-            LedgerStore(self._engine, lambda: self._incarnation),
-            LedgerMetadataStore(self._metadata), settings.node,
+            ledger_store, LedgerMetadataStore(self._metadata), settings.node,
             LedgerAutorecovery(
                 settings.node, host, self._metadata, self._read_members,
                 lambda: self.server.address,
@@ -293,7 +293,8 @@ class Node:
         self._exit.push_async_callback(self._peers.close)
         self._exit.push_async_callback(self._sequencer.close)
         self._tiering = Tiering(
-            settings, host, self._metadata, self._logs, self._engine, self._open_objects,
+            settings, host, self._metadata, self._logs, self._engine, ledger_store,
+            self._open_objects,
             members=lambda: self._members, dead=lambda: self._gossip.dead,
             address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
         )  # fmt: skip

@@ -441,6 +441,7 @@ def _check_document(each: LedgerCheck) -> dict[str, Any]:
         "silent": sorted(each.silent),
         "narrow": each.narrow,
         "filled": each.filled,
+        "tiered": each.is_tiered,
     }
 
 
@@ -469,6 +470,8 @@ def _check_words(each: LedgerCheck) -> Iterator[str]:
         yield f"copies are missing, from entry {each.first_short} on"
     for node, count in sorted(each.lacking.items()):
         yield f"node {node} lacks {count:,}"
+    if each.is_tiered and not each.short:
+        yield "in main storage"
     if each.silent:
         yield f"no answer of nodes {', '.join(map(str, sorted(each.silent)))}"
     if each.narrow:

@@ -57,6 +57,13 @@ class LedgerFlag(enum.IntFlag):
     """It was deleted: nothing of it is kept, and nothing is taken."""
     LIMBO = 4
     """Records were lost here, perhaps of this ledger: missing entries are unknown."""
+    TIERED = 8
+    """Main storage has it: nothing of it is kept, and nothing is taken."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of it is kept or taken."""
+        return bool(self & (LedgerFlag.GONE | LedgerFlag.TIERED))
 
 
 class KeptEntry(NamedTuple):
@@ -244,7 +251,7 @@ def _is_entry(entry: int, lac: int, length: int) -> bool:
 
 
 def _is_state(flags: int, lac: int) -> bool:
-    return 0 <= flags < 8 and lac >= NO_ENTRY
+    return 0 <= flags < 16 and lac >= NO_ENTRY
 
 
 assert KEY_BYTES == 20, "the layouts above say so"

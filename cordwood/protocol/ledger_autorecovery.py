@@ -8,6 +8,7 @@ also where they are let in again meanwhile with an empty disk. *Workers* take ma
 - a ledger that is not closed is recovered first, once the *grace* is over, where its last fragment
   names a lost node. A writer that lives replaces the node with its next entry, so what is left
   after the grace has no writer, or an idle one, which is shut out;
+- a ledger that main storage has lacks no copies, whatever its fragments name;
 - a ledger whose last fragment is whole is left to its writer. It waits until that closes it.
 
 A rule: states in, what to do out.
@@ -58,7 +59,9 @@ class Step(enum.Enum):
 
 
 def named(metadata: LedgerMetadata) -> frozenset[int]:
-    """Every node that a fragment names."""
+    """Every node that has to have entries: none, of a ledger that main storage has."""
+    if metadata.is_tiered:
+        return frozenset()
     return frozenset(node for each in metadata.fragments for node in each.nodes)
 
 

@@ -5,6 +5,10 @@ Qw whole copies. An entry of an open one that is confirmed should have Qa: its w
 sending the others. A silent node is taken to have its copies, and is named. An entry without a
 whole copy is lost only if all its nodes answered.
 
+Main storage has every entry of a *tiered* ledger, so nodes need no copies, and none is made anew.
+An entry is short where main storage does not give it whole, and lost where no node has it either. A
+ledger may become tiered while it is looked at: a node that let go of a copy lacks none.
+
 A check of all entries reads all copies. A *sample* looks at the first and the last E entries of
 each fragment, so each node is asked at both ends, and at a share of the entries between.
 
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cordwood.ledger import LedgerMetadata, LedgerState
@@ -30,6 +34,7 @@ class Copy(enum.Enum):
     ABSENT = "absent"
     DAMAGED = "damaged"
     SILENT = "no answer"
+    LET_GO = "let go of, as main storage has it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class LedgerCheck:
         narrow: first entries of the fragments that have entries in one domain only, though the
             nodes of the cluster lie in several.
         filled: copies that were made anew.
+        is_tiered: whether main storage was asked for the ledger, and not its nodes.
     """
 
     ledger: int
@@ -79,6 +85,7 @@ class LedgerCheck:
     silent: set[int] = field(default_factory=set)
     narrow: list[int] = field(default_factory=list)
     filled: int = 0
+    is_tiered: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -99,6 +106,8 @@ class LedgerCheck:
         self.copies += whole
         self.damaged += states.count(Copy.DAMAGED)
         self.silent.update(node for node, each in told.items() if each is Copy.SILENT)
+        if Copy.LET_GO in states:
+            return []
         if whole + silent >= self.wanted:
             self.unread += not whole
             return []
@@ -117,12 +126,41 @@ class LedgerCheck:
                 self.first_lost = entry
         return []
 
+    def add_tiered(self, entry: int, stored: Copy, elsewhere: Collection[Copy] = ()) -> None:
+        """Count one entry of a ledger that main storage has.
+
+        Args:
+            stored: its copy there.
+            elsewhere: what its nodes told, where that is not whole.
+        """
+        self.entries += 1
+        if stored is Copy.WHOLE:
+            self.copies += 1
+            return
+        self.damaged += stored is Copy.DAMAGED
+        if stored is Copy.SILENT:
+            self.unread += 1
+            return
+        self.short += 1
+        if self.first_short is None:
+            self.first_short = entry
+        if Copy.WHOLE in elsewhere:
+            return
+        if Copy.SILENT in elsewhere:
+            self.unread += 1
+            return
+        self.lost += 1
+        if self.first_lost is None:
+            self.first_lost = entry
+
 
 def begun(metadata: LedgerMetadata, last: int) -> LedgerCheck:
     """A check of a ledger that is confirmed up to `last`, before the first entry."""
     is_closed = metadata.state is LedgerState.CLOSED
     striping = metadata.striping
     wanted = striping.write if is_closed else striping.ack
+    if metadata.is_tiered:
+        return LedgerCheck(metadata.ledger, is_closed, last, wanted=1, is_tiered=True)
     return LedgerCheck(metadata.ledger, is_closed, last, wanted)
 
 

@@ -28,7 +28,7 @@ async def lacking_ledgers(cluster: SimCluster) -> list[int]:
 
 
 async def _lacks(cluster: SimCluster, metadata: LedgerMetadata) -> bool:
-    if metadata.state is not LedgerState.CLOSED:
+    if metadata.state is not LedgerState.CLOSED or metadata.is_tiered:
         return False
     entries = range(metadata.last + 1)
     here = {node: await _held(cluster, NodeId(node), metadata.ledger, entries) for node in {

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from cordwood.errors import BadSetting, Unreachable
+from cordwood.errors import BadSetting, CordwoodError, Malformed, NoObject, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.ledger_object import LedgerFooter, read_ledger_footer, read_ledger_group
 from cordwood.layout.manifest import LedgerManifest, LedgerPart, unpack_ledger_manifest
@@ -70,12 +70,46 @@ class LedgerHistory:
         found: list[EntryItem] = []
         size = 0
         for entry in wanted:
-            item = await self._entry(entry, timeout_s)
+            try:
+                item = await self._entry(entry, timeout_s)
+            except CordwoodError:
+                if found:
+                    break  # whoever asks for the rest is told
+                raise
             size += len(item.body)
             if found and size > bytes_max:
                 break
             found.append(item)
         return found
+
+    async def see(self, *, timeout_s: float) -> None:
+        """See that the manifest and every object are there, without reading the objects.
+
+        Raises:
+            NoObject: one is not there. Malformed: one has another size.
+            Corrupt, BadSetting, Retryable: see `entries`.
+        """
+        for part in (await self._load(timeout_s)).parts:
+            name = self._name(part)
+            info = await self._store.head(name, timeout_s=timeout_s)
+            if info is None:
+                raise NoObject(f"main storage lacks {name}")
+            if info.size != part.size:
+                raise Malformed(f"{name} has {info.size} bytes, and had {part.size}")
+
+    def together(self, entry: int) -> range:
+        """The entries that cannot be read where this one could not: those of its row group, or of
+        all that is not known yet."""
+        if self._manifest is None:
+            return range(self._metadata.last + 1)
+        parts = self._manifest.parts
+        at = bisect_right(parts, entry, key=lambda part: part.first) - 1
+        footer = self._footers.get(at)
+        if footer is None:
+            return range(parts[at].first, parts[at].last + 1)
+        number = footer.group_of(entry)
+        start = footer.starts[number]
+        return range(start, start + footer.index.groups[number].rows)
 
     async def _entry(self, entry: int, timeout_s: float) -> EntryItem:
         # One at a time: whoever wants the same row group finds it.

@@ -9,14 +9,17 @@ from collections.abc import Callable, Coroutine, Mapping, Set
 
 from cordwood.errors import BadSetting, Retryable
 from cordwood.host.seams import Host
+from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
 from cordwood.settings import NodeSettings
 from cordwood.storage.engine import StorageEngine
+from cordwood.storage.ledgers.ledger_store import LedgerStore
 from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.owner import keep_owner
+from cordwood.uploading.ledger_drops import LedgerDrops
 from cordwood.uploading.ledger_tend import LedgerTend
 from cordwood.uploading.local_drops import LocalDrops
 from cordwood.uploading.merge_role import MergeRole
@@ -33,7 +36,7 @@ class Tiering:
         members, dead, address: see `UploadRole`.
         sequencing: the logs that this node sequences.
     Attributes:
-        drops, uploads, merges, ledger_tend: the roles.
+        drops, uploads, merges, ledger_tend, ledger_drops: the roles.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Tiering:
         metadata: MetadataStore,
         tree: LogTree,
         engine: StorageEngine,
+        ledgers: LedgerStore,
         open_objects: OpenObjects,
         *,
         members: Callable[[], Mapping[NodeId, Member]],
@@ -72,12 +76,19 @@ class Tiering:
             presses=lambda: self.drops.pressure,
         )  # fmt: skip
         self.ledger_tend = LedgerTend(settings.node, tier, metadata, self._objects)
+        self.ledger_drops = LedgerDrops(
+            ledgers, LedgerMetadataStore(metadata), self._objects,
+            keep_s=tier.ledger_keep_s, every_s=settings.storage.retention_every_s,
+        )  # fmt: skip
 
     def works(self) -> tuple[Coroutine[None, None, None], ...]:
         """What runs for as long as the node does."""
         if not self._objects.address:
             return ()
-        return (self.drops.run(), self.uploads.run(), self.merges.run(), self.ledger_tend.run())
+        return (
+            self.drops.run(), self.uploads.run(), self.merges.run(), self.ledger_tend.run(),
+            self.ledger_drops.run(),
+        )  # fmt: skip
 
     async def learn(self) -> None:
         """See `LocalDrops.learn`. Call it before a node with a new disk listens."""

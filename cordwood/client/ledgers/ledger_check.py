@@ -2,7 +2,8 @@
 
 The rule is `protocol.ledger_check`. A copy that a node lacks is read from another node, checked,
 and added to the node's own once more, as a recovery adds it. A fragment's nodes stay as they are:
-a node that is lost for good is replaced by `ledger_repair`.
+a node that is lost for good is replaced by `ledger_repair`. Of a ledger that main storage has, that
+is asked in the place of nodes.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -17,7 +18,7 @@ from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.ledger_repair import write_copies
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
-from cordwood.errors import AccessDenied, ChecksumMismatch, CordwoodError
+from cordwood.errors import AccessDenied, ChecksumMismatch, CordwoodError, Corrupt, NoObject
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
     EntriesReply,
@@ -81,7 +82,11 @@ class LedgerChecking:
         check = begun(metadata, last)
         for part in parts(metadata, last, self._share, self._chance):
             for at in range(0, len(part.entries), AT_ONCE):
-                await self._look(check, part, part.entries[at : at + AT_ONCE])
+                some = part.entries[at : at + AT_ONCE]
+                if check.is_tiered:
+                    await self._look_at_objects(check, part, some)
+                else:
+                    await self._look(check, part, some)
                 self._on_progress(check.entries)
         return check
 
@@ -105,6 +110,47 @@ class LedgerChecking:
             for node, missing in lacks.items():
                 check.filled += await self._fill(node, missing)
 
+    async def _look_at_objects(
+        self, check: LedgerCheck, part: Part, entries: Sequence[int]
+    ) -> None:
+        """Read entries from main storage. Nodes are asked for what it does not give, and are given
+        nothing: they may have let go of all."""
+        stored = await self._stored(entries)
+        missing = [entry for entry in entries if stored[entry] is not Copy.WHOLE]
+        wanted: dict[int, list[int]] = {}
+        for entry in missing:
+            for node in nodes_of(part, self._opened.metadata, entry):
+                wanted.setdefault(node, []).append(entry)
+        told = {node: await self._ask(node, some, check.silent) for node, some in wanted.items()}
+        for entry in entries:
+            nodes = [node for node, some in wanted.items() if entry in some]
+            elsewhere = [told[node].get(entry, Copy.SILENT) for node in nodes]
+            check.add_tiered(entry, stored[entry], elsewhere)
+
+    async def _stored(self, entries: Sequence[int]) -> dict[int, Copy]:
+        """By entry, what main storage has."""
+        told: dict[int, Copy] = {}
+        left = list(entries)
+        while left:
+            try:
+                items = await self._opened._stored_copies(left)
+            except CordwoodError as error:
+                # What lies beside it cannot be read either.
+                logger.warning("ledger %d: main storage: %s", self._opened.ledger_id, error)
+                state = Copy.SILENT
+                if isinstance(error, Corrupt | NoObject):
+                    state = Copy.DAMAGED if isinstance(error, Corrupt) else Copy.ABSENT
+                beside = self._opened._stored_together(left[0])
+                failed = [entry for entry in left if entry in beside] or left[:1]
+                told |= dict.fromkeys(failed, state)
+                left = [entry for entry in left if entry not in told]
+                continue
+            for item in items:
+                answer = EntryAnswer(item.entry, Found.YES, item.lac, item.length, item.body)
+                told[item.entry] = self._state("main storage", answer)
+            left = left[len(items) :]
+        return told
+
     async def _ask(self, node: int, entries: Sequence[int], silent: set[int]) -> dict[int, Copy]:
         """By entry, what a node has; nothing of the entries that it does not answer for."""
         told: dict[int, Copy] = {}
@@ -121,22 +167,24 @@ class LedgerChecking:
                 logger.debug("node %d does not say what it has: %s", node, error)
                 break
             assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
-            told |= {each.entry: self._state(node, each) for each in reply.entries}
+            told |= {each.entry: self._state(f"node {node}", each) for each in reply.entries}
             # A reply holds as many as fit, the first of those that were asked for.
             left = left[max(1, len(reply.entries)) :]
         return told
 
-    def _state(self, node: int, answer: EntryAnswer) -> Copy:
+    def _state(self, source: str, answer: EntryAnswer) -> Copy:
         match answer.found:
             case Found.YES:
                 try:
                     self._seal.read(answer.entry, answer.lac, answer.length, answer.body)
                 except ChecksumMismatch as error:
-                    logger.warning("node %d: %s", node, error)
+                    logger.warning("%s: %s", source, error)
                     return Copy.DAMAGED
                 return Copy.WHOLE
             case Found.DAMAGED:
                 return Copy.DAMAGED
+            case Found.TIERED:
+                return Copy.LET_GO
             case _:  # also of a node that lost records: what it does not have, it does not have
                 return Copy.ABSENT
 

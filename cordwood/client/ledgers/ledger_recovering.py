@@ -65,6 +65,8 @@ _ANSWERS = {
     Found.NO_LEDGER: Answer.NO_LEDGER,
     Found.UNKNOWN: Answer.LOST_DATA,
     Found.DAMAGED: Answer.DAMAGED,
+    # Somebody closed the ledger long ago: what this one finds is not needed, and never absent.
+    Found.TIERED: Answer.LOST_DATA,
 }
 
 

@@ -75,6 +75,8 @@ class LedgerRepair:
                 f"ledger {self._opened.ledger_id} is not closed: recover it first, which shuts its "
                 "writer out"
             )
+        if self._opened.metadata.is_tiered:
+            return  # main storage has all of it, and nodes let go of theirs
         for number in range(len(self._opened.metadata.fragments)):
             for place in range(self._opened.metadata.striping.ensemble):
                 if self._is_lost(self._opened.metadata.fragments[number].nodes[place]):

@@ -278,6 +278,8 @@ class Ledgers:
     ) -> dict[int, int]:
         """Make new copies of what lost nodes held of a closed ledger, on other nodes.
 
+        Of a ledger that main storage has, no copies are made.
+
         Args:
             nodes: lost for good, beside those that are no members of the cluster and those whose
                 data is said to be gone or to lie elsewhere (`cordwood nodes status`).
@@ -335,7 +337,7 @@ class Ledgers:
             share: of the entries between the ends of each fragment, 0 to 1. The first and the last
                 E entries of a fragment are looked at in any case.
             fills: make the copies anew that a closed ledger lacks, on the nodes that should have
-                them.
+                them; not of one in main storage, which nodes let go of.
             on_progress: called with the number of entries that were looked at so far.
         Raises:
             BadSetting: a share below 0 or above 1.
@@ -355,6 +357,8 @@ class Ledgers:
 
     def _narrow(self, metadata: LedgerMetadata) -> list[int]:
         """First entries of the fragments that have entries in one domain of the ledger's scope."""
+        if metadata.is_tiered:
+            return []  # it lies nowhere but in main storage, or soon will
         members = self._cluster.members
         if len({member.domain(metadata.scope) for member in members.values()}) < DOMAINS_MIN:
             return []  # no choice would be better

@@ -328,6 +328,18 @@ class ReadableLedger:
         reading = EntryReading(self, entries)
         return [reading.items[each.entry] for each in await reading.run(BATCH_BYTES)]
 
+    async def _stored_copies(self, entries: Sequence[int]) -> list[EntryItem]:
+        """Entries as main storage has them, by their checksums: all, or the first ones.
+
+        Raises:
+            CordwoodError: see `LedgerHistory.entries`.
+        """
+        return await self._from_objects(entries, BATCH_BYTES, self._timeout_s)
+
+    def _stored_together(self, entry: int) -> range:
+        """The entries that main storage does not give where it does not give this one."""
+        return range(entry, entry + 1) if self._history is None else self._history.together(entry)
+
     async def _read_some(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
         """Entries from `first` on: all, or as many as have `bytes_max` and what one reply has."""
         return await EntryReading(self, range(first, last + 1)).run(bytes_max)

@@ -56,7 +56,7 @@ def _anywhere(metadata: LedgerMetadata) -> Placement:
     return ANYWHERE
 
 
-def _is_believed(right: Any, self: LedgerChecking, node: int, answer: Any) -> Copy:
+def _is_believed(right: Any, self: LedgerChecking, source: str, answer: Any) -> Copy:
     return Copy.WHOLE
 
 

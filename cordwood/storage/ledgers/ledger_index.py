@@ -88,7 +88,7 @@ class LedgerIndex:
             held = self._ledger(change.ledger, change.key)
             held.flags |= change.flags
             held.lac = max(held.lac, change.lac)
-            if change.flags & LedgerFlag.GONE:
+            if change.flags.is_empty:
                 held.entries.clear()
             self._changed[change.ledger] = None
         return 0
@@ -102,7 +102,7 @@ class LedgerIndex:
     def _add(self, record: LedgerEntries) -> int:
         held = self._ledger(record.ledger, record.key)
         self._changed[record.ledger] = None
-        if held.flags & LedgerFlag.GONE:
+        if held.flags.is_empty:
             return 0
         for each in record.entries:
             held.entries[each.entry] = each

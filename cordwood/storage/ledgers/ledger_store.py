@@ -157,7 +157,7 @@ class LedgerStore:
         if newest is not None:
             await self._engine.settle(asyncio.shield(newest))
         held = self._known(call.ledger, call.key)
-        if held is not None and held.flags & LedgerFlag.GONE:
+        if held is not None and held.flags.is_empty:
             return AddReply(AddRefusal.GONE)
         if self._is_fenced(call.ledger, held):
             return AddReply(AddRefusal.FENCED)
@@ -168,7 +168,7 @@ class LedgerStore:
     def _refusal(self, call: AddEntries) -> AddRefusal:
         """Why entries are not taken; nothing may be waited for between this and the write."""
         held = self._known(call.ledger, call.key)
-        if held is not None and held.flags & LedgerFlag.GONE:
+        if held is not None and held.flags.is_empty:
             return AddRefusal.GONE
         if self._is_fenced(call.ledger, held) and not call.recovery:
             return AddRefusal.FENCED
@@ -250,12 +250,14 @@ class LedgerStore:
     def _absent(self, held: HeldLedger | None) -> Found:
         if held is None:
             return Found.NO_LEDGER
+        if held.flags & LedgerFlag.TIERED:
+            return Found.TIERED
         return Found.UNKNOWN if held.flags & LedgerFlag.LIMBO else Found.NO_ENTRY
 
     async def _find(
         self, ledger: int, held: HeldLedger | None, entries: Sequence[int]
     ) -> list[KeptEntry | None]:
-        if held is None or held.flags & LedgerFlag.GONE:
+        if held is None or held.flags.is_empty:
             return [None] * len(entries)
         found = [held.entries.get(entry) for entry in entries]
         missing = [
@@ -348,13 +350,24 @@ class LedgerStore:
         Raises:
             Retryable, Overloaded: it may not be durable; ask again.
         """
+        await self._empty(ledgers, LedgerFlag.GONE)
+
+    async def let_go(self, ledgers: Sequence[int]) -> None:
+        """Main storage has these ledgers, for good: keep their states, and none of their entries.
+
+        Raises:
+            Retryable, Overloaded: it may not be durable; ask again.
+        """
+        await self._empty(ledgers, LedgerFlag.TIERED)
+
+    async def _empty(self, ledgers: Sequence[int], why: LedgerFlag) -> None:
         gone = [
-            LedgerChange(ledger, held.key, LedgerFlag.GONE | LedgerFlag.FENCED)
+            LedgerChange(ledger, held.key, why | LedgerFlag.FENCED)
             for ledger in ledgers
             if (held := self.index.get(ledger)) is not None
         ]
         await self.note_loss(gone)
-        # The tombstone is durable, so nothing of these is read or taken from here on.
+        # The flag is durable, so nothing of these is read or taken from here on.
         async with self._engine.logs.at_rest():
             await self._engine.logs.ledgers.drop([each.ledger for each in gone])
 

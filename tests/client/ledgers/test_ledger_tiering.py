@@ -9,6 +9,8 @@ import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate
 from scenarios import as_scenario
 
+from cordwood.client.ledgers.ledger_check import LedgerChecking
+from cordwood.client.ledgers.ledger_repair import write_copies
 from cordwood.client.ledgers.ledger_tiering import LedgerTiering
 from cordwood.client.ledgers.readable_ledger import LedgerEntry
 from cordwood.client.ledgers.writable_ledger import WritableLedger
@@ -19,13 +21,15 @@ from cordwood.errors import (
     Fenced,
     NoEntry,
     OutcomeUnknown,
+    Overloaded,
     Rejected,
     Unreachable,
 )
 from cordwood.host.seams import Host
+from cordwood.layout.ledger_entry import ledger_key_of
 from cordwood.layout.object_names import LEDGERS, ledger_manifest_name
 from cordwood.ledger import DigestKind
-from cordwood.settings import ClientSettings, TierSettings
+from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.object_store import Bucket
 from cordwood.tier.patient_store import PatientStore
 
@@ -266,3 +270,145 @@ class TestOwner:
                 await store.ledgers.tier(number)
             assert not (await store.ledgers.metadata(number)).is_tiered
             assert other.names() == []
+
+
+LETS_GO = TierSettings(BUCKET, tend_s=1.0, grace_s=5.0, ledger_keep_s=3.0)
+QUICK = StorageSettings(flush_age_s=0.5, retention_every_s=1.0)
+
+
+async def kept_by(cluster: ClusterAtHand, ledger: int) -> dict[int, int]:
+    """By node that heard of the ledger, entries that it holds, in memory or in LogsDB."""
+    found = {}
+    for number, node in cluster.running.items():
+        held = node.engine.ledgers.held.get(ledger)
+        if held is not None:
+            below = await node.engine.logs.ledgers.entries(ledger, range(COUNT))
+            found[number] = len(held.entries) + sum(each is not None for each in below)
+    return found
+
+
+class TestLettingGo:
+    @as_scenario(simulate, nodes=4, tier=LETS_GO, storage=QUICK)
+    async def test_nodes_let_go_of_what_is_committed_and_readers_notice_nothing(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number, other = [(await closed(store)).ledger_id for _ in range(2)]
+            early = await store.ledgers.open(number)
+            await asyncio.sleep(5)  # LogsDB has them
+            assert sum((await kept_by(cluster, number)).values()) == 3 * COUNT
+            await store.ledgers.tier(number)
+            await asyncio.sleep(1)
+            assert sum((await kept_by(cluster, number)).values()) == 3 * COUNT
+            await asyncio.sleep(10)
+            assert {*(await kept_by(cluster, number)).values()} == {0}
+            assert sum((await kept_by(cluster, other)).values()) == 3 * COUNT
+            expected = [b"entry %d" % entry for entry in range(COUNT)]
+            for reader in (early, await store.ledgers.open(number)):
+                assert payloads(await reader.read(0, COUNT - 1)) == expected
+            assert (await store.ledgers.recover(number)).is_tiered
+
+    @as_scenario(simulate, nodes=4, tier=LETS_GO, storage=QUICK)
+    async def test_a_claim_alone_lets_go_of_nothing(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store)).ledger_id
+
+            async def never(self: LedgerTiering, attempt: int, crc: int) -> None:
+                raise OutcomeUnknown("the client ends here")
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(LedgerTiering, "_commit", never)
+                with pytest.raises(OutcomeUnknown):
+                    await store.ledgers.tier(number)
+            await asyncio.sleep(20)
+            assert sum((await kept_by(cluster, number)).values()) == 3 * COUNT
+
+    @as_scenario(simulate, nodes=4, tier=LETS_GO, storage=QUICK)
+    async def test_a_node_that_does_not_see_the_objects_keeps_its_copies(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number, other = [(await closed(store)).ledger_id for _ in range(2)]
+            for each in (number, other):
+                await store.ledgers.tier(each)
+            cluster.bucket.delete(objects(cluster, number)[0])
+            await asyncio.sleep(20)
+            assert sum((await kept_by(cluster, number)).values()) == 3 * COUNT
+            assert sum((await kept_by(cluster, other)).values()) == 0
+
+    @as_scenario(simulate, nodes=4, tier=LETS_GO, storage=QUICK)
+    async def test_a_node_that_starts_anew_knows_what_it_let_go_of(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store)).ledger_id
+            await store.ledgers.tier(number)
+            await asyncio.sleep(15)
+            nodes = (await store.ledgers.metadata(number)).newest.nodes
+            for node in nodes:
+                cluster.kill(node)
+            await cluster.start(*nodes)
+            assert {*(await kept_by(cluster, number)).values()} == {0}
+            opened = await store.ledgers.open(number)
+            assert len(await opened.read(0, COUNT - 1)) == COUNT
+            # Copies that come late are not taken.
+            items, key = await opened.copies([0]), ledger_key_of(b"")
+            with pytest.raises(Overloaded, match="gone"):
+                await write_copies(store._cluster, number, key, nodes[0], items)
+
+    @as_scenario(simulate, nodes=5, tier=LETS_GO, storage=QUICK)
+    async def test_checks_and_repairs_write_nothing_back(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store)).ledger_id
+            await store.ledgers.tier(number)
+            await asyncio.sleep(15)
+            check = await store.ledgers.check(number, fills=True)
+            assert (check.is_whole, check.is_tiered, check.filled) == (True, True, 0)
+            assert (check.entries, check.copies, check.lost, check.narrow) == (COUNT, COUNT, 0, [])
+            nodes = (await store.ledgers.metadata(number)).newest.nodes
+            assert await store.ledgers.repair(number, nodes=nodes[:1]) == {}
+            assert {*(await kept_by(cluster, number)).values()} == {0}
+
+    @as_scenario(simulate, nodes=5, tier=LETS_GO, storage=QUICK)
+    async def test_a_check_tells_what_main_storage_lost(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            number, here = [(await closed(store)).ledger_id for _ in range(2)]
+            await store.ledgers.tier(number)
+            await asyncio.sleep(15)
+            await store.ledgers.tier(here)
+            for each in (number, here):
+                (name,) = [name for name in objects(cluster, each) if name.endswith(".parquet")]
+                content = bytearray(cluster.bucket.content(name))
+                content[50] ^= 1
+                cluster.bucket.damage(name, bytes(content))
+            check = await store.ledgers.check(number, fills=True)
+            assert (check.short, check.lost, check.damaged, check.is_whole) == (
+                COUNT, COUNT, COUNT, False
+            )  # fmt: skip
+            check = await store.ledgers.check(here)
+            assert (check.short, check.lost, check.first_short) == (COUNT, 0, 0)
+            cluster.bucket.delete(name)
+            check = await store.ledgers.check(here)
+            assert (check.short, check.lost, check.damaged) == (COUNT, 0, 0)
+
+    @as_scenario(simulate, nodes=4, tier=LETS_GO, storage=QUICK)
+    async def test_a_ledger_that_is_let_go_of_meanwhile_lacks_nothing(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """The check began before the ledger was in main storage."""
+        async with cluster.client() as store:
+            number = (await closed(store)).ledger_id
+            opened = await store.ledgers.open(number)
+            await store.ledgers.tier(number)
+            await asyncio.sleep(15)
+            with pytest.MonkeyPatch.context() as patch:
+
+                async def stale() -> int:
+                    return COUNT - 1
+
+                patch.setattr(opened, "read_last_add_confirmed", stale)
+                check = await LedgerChecking(
+                    opened, store._cluster, random.Random(1), share=1.0, fills=True,
+                    on_progress=lambda entries: None,
+                ).run()  # fmt: skip
+            assert (check.is_tiered, check.short, check.lost, check.filled) == (False, 0, 0, 0)
