@@ -207,6 +207,8 @@ class TierSettings:
             older manifest.
         ledger_keep_s: how long nodes keep a ledger that main storage has: an hour, as they keep
             records of logs. A ledger that was just closed is read again, if any is.
+        ledger_bytes_s: bytes of objects that a node uploads of ledgers in a second, on average: as
+            slow as an upload of logs that nothing presses.
         merge_objects: a node merges where so many small objects of a log stand side by side, 0 for
             never. The 64th of a log's youngest objects moves them all into a page, and half of that
             leaves time for it.
@@ -227,6 +229,7 @@ class TierSettings:
     tend_s: float = 60.0
     grace_s: float = 3600.0
     ledger_keep_s: float = 3600.0
+    ledger_bytes_s: int = 8 * MIB
     merge_objects: int = 32
     merge_s: float = 300.0
     merge_bytes_s: int = 8 * MIB
@@ -241,6 +244,7 @@ class TierSettings:
         _check("tier.tend_s", self.tend_s, 0.01, 86_400)
         _check("tier.grace_s", self.grace_s, 0, 365 * 86_400)
         _check("tier.ledger_keep_s", self.ledger_keep_s, 0, 10 * 365 * 86_400)
+        _check("tier.ledger_bytes_s", self.ledger_bytes_s, 1, 1 << 40)
         _check("tier.merge_objects", self.merge_objects, 0, 10_000)
         _check("tier.merge_s", self.merge_s, 0.01, 86_400)
         _check("tier.merge_bytes_s", self.merge_bytes_s, 1, 1 << 40)

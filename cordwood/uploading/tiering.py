@@ -21,6 +21,7 @@ from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.owner import keep_owner
 from cordwood.uploading.ledger_drops import LedgerDrops
 from cordwood.uploading.ledger_tend import LedgerTend
+from cordwood.uploading.ledger_uploads import LedgerUploads
 from cordwood.uploading.local_drops import LocalDrops
 from cordwood.uploading.merge_role import MergeRole
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
@@ -36,7 +37,7 @@ class Tiering:
         members, dead, address: see `UploadRole`.
         sequencing: the logs that this node sequences.
     Attributes:
-        drops, uploads, merges, ledger_tend, ledger_drops: the roles.
+        drops, uploads, merges, ledger_uploads, ledger_tend, ledger_drops: the roles.
     """
 
     def __init__(
@@ -75,6 +76,9 @@ class Tiering:
             mine=self.uploads.mine, end_of=self.uploads.end_of,
             presses=lambda: self.drops.pressure,
         )  # fmt: skip
+        self.ledger_uploads = LedgerUploads(
+            settings.node, host, tier, metadata, open_objects, address
+        )
         self.ledger_tend = LedgerTend(settings.node, tier, metadata, self._objects)
         self.ledger_drops = LedgerDrops(
             ledgers, LedgerMetadataStore(metadata), self._objects,
@@ -87,7 +91,7 @@ class Tiering:
             return ()
         return (
             self.drops.run(), self.uploads.run(), self.merges.run(), self.ledger_tend.run(),
-            self.ledger_drops.run(),
+            self.ledger_drops.run(), self.ledger_uploads.run(),
         )  # fmt: skip
 
     async def learn(self) -> None:

@@ -32,6 +32,7 @@ from cordwood.ledger import DigestKind
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.object_store import Bucket
 from cordwood.tier.patient_store import PatientStore
+from cordwood.uploading import ledger_uploads
 
 COUNT = 600
 TIER = TierSettings(BUCKET)
@@ -412,3 +413,62 @@ class TestLettingGo:
                     on_progress=lambda entries: None,
                 ).run()  # fmt: skip
             assert (check.is_tiered, check.short, check.lost, check.filled) == (False, 0, 0, 0)
+
+
+BY_ITSELF = TierSettings(BUCKET, look_s=1.0, ledger_keep_s=1.0)
+
+
+class TestByItself:
+    @as_scenario(simulate, nodes=4, tier=BY_ITSELF, storage=QUICK)
+    async def test_closed_ledgers_that_ask_for_it_go_to_main_storage(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """All nodes share one handle of the metadata store here, so each gets every lease: they
+        upload the same ledgers at once, and one attempt at each counts."""
+        async with cluster.client() as store:
+            asks = [
+                (await closed(store, 10, tier=True, password=b"sesame")).ledger_id for _ in range(5)
+            ]
+            stays = (await closed(store, 10)).ledger_id
+            ledger = await store.ledgers.create(tier=True)
+            await ledger.append(b"one")
+            await asyncio.sleep(20)
+            for each in asks:
+                assert (await store.ledgers.metadata(each)).is_tiered
+                assert {*(await kept_by(cluster, each)).values()} == {0}
+                assert len(await (await store.ledgers.open(each, b"sesame")).read(0, 9)) == 10
+            assert not (await store.ledgers.metadata(stays)).is_tiered
+            assert not (await store.ledgers.metadata(ledger.ledger_id)).is_tiered
+            await ledger.close()
+            await asyncio.sleep(20)
+            assert (await store.ledgers.metadata(ledger.ledger_id)).is_tiered
+            roles = [node._tiering.ledger_uploads for node in cluster.running.values()]
+            assert sum(role.uploaded for role in roles) == 6
+
+    @as_scenario(simulate, nodes=4, tier=BY_ITSELF, storage=QUICK)
+    async def test_many_ledgers_are_looked_at_in_rounds(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ledger_uploads, "READ_AT_ONCE", 3)
+                patch.setattr(ledger_uploads, "LISTED_AT_ONCE", 7)
+                asks = [(await closed(store, 1, tier=n % 3 == 0)).ledger_id for n in range(24)]
+                await asyncio.sleep(60)
+                for n, each in enumerate(asks):
+                    assert (await store.ledgers.metadata(each)).is_tiered == (n % 3 == 0)
+
+    @as_scenario(simulate, nodes=4, tier=BY_ITSELF, storage=QUICK)
+    async def test_a_lost_node_of_a_tiered_ledger_leaves_no_mark(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            number = (await closed(store, 10, tier=True)).ledger_id
+            await asyncio.sleep(10)
+            lost = (await store.ledgers.metadata(number)).newest.nodes[0]
+            cluster.kill(lost)
+            await asyncio.sleep(5)
+            await store.say_rebuild(lost, "start")
+            await asyncio.sleep(120)
+            assert [each async for each in store.ledgers.under_replicated()] == []
+            assert lost in (await store.ledgers.metadata(number)).newest.nodes
+            assert {*(await kept_by(cluster, number)).values()} == {0}
+            assert len(await (await store.ledgers.open(number)).read(0, 9)) == 10

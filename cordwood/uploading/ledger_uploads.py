@@ -1,0 +1,148 @@
+"""Moves closed ledgers that ask for it to main storage, as `cordwood ledgers tier` does by hand.
+
+One node looks for them at a time, by a lease, a few hundred ledgers at a look; what it has seen to
+be in main storage, or not to ask for it, it reads never again. Each upload has a lease of its own,
+which is renewed for as long as it takes. Leases only save work: of two uploads of one ledger the
+later one counts (`client.ledgers.ledger_tiering`).
+
+Source: docs/objects.md, "Ledgers"; docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError
+from cordwood.host.seams import Host
+from cordwood.ledger import LedgerMetadata
+from cordwood.metadata.ledgers import LedgerMetadataStore
+from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import NodeId
+from cordwood.protocol.ledger_autorecovery import Retries
+from cordwood.protocol.ledger_tiering import is_settled, wants_upload
+from cordwood.settings import ClientSettings, TierSettings
+from cordwood.storage.said_once import SaidOnce
+from cordwood.uploading.leases import leased
+from cordwood.uploading.objects_at_hand import OpenObjects
+
+logger = logging.getLogger(__name__)
+
+LEASE = "ledger-uploads"
+LEASE_S = 120.0
+"""Of the node that looks, which renews it at each look."""
+
+READ_AT_ONCE = 200
+"""Ledgers whose metadata is read at a look: a hundred thousand in an hour and a half."""
+
+LISTED_AT_ONCE = 1000
+"""Ids that are listed at a look: most of them were seen before."""
+
+CLIENT = ClientSettings(timeout_s=10.0)
+
+
+class LedgerUploads:
+    """See the module; `run` does the work.
+
+    Args:
+        address: where this node listens; its uploads connect there, as any client.
+    Attributes:
+        uploaded: ledgers that this node moved to main storage since its start.
+    """
+
+    def __init__(
+        self,
+        me: NodeId,
+        host: Host,
+        settings: TierSettings,
+        metadata: MetadataStore,
+        open_objects: OpenObjects,
+        address: Callable[[], str],
+    ) -> None:
+        self.uploaded = 0
+        self._me = me
+        self._host = host
+        self._settings = settings
+        self._metadata = metadata
+        self._ledgers = LedgerMetadataStore(metadata)
+        self._open_objects = open_objects
+        self._address = address
+        self._after = -1
+        self._settled: set[int] = set()
+        self._seen: set[int] = set()
+        self._retries = Retries()
+        self._said = SaidOnce(logger)
+
+    async def run(self) -> None:
+        """Look at intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.look_s * (0.5 + self._host.random.random()))
+            try:
+                await self.look()
+                self._said.over("closed ledgers go to main storage again")
+            except CordwoodError as error:
+                self._said.warning(f"closed ledgers have to wait for main storage: {error}")
+
+    async def look(self) -> None:
+        """Look at the next few ledgers, if that is this node's, and upload those that ask for it.
+
+        Raises:
+            CordwoodError: the metadata store does not answer; or this node, as a client's.
+        """
+        if not await self._ledgers.uses_main_storage():
+            return
+        holder = b"node %d" % self._me
+        lease_s = max(LEASE_S, 3 * self._settings.look_s)
+        if not await self._metadata.take_lease(LEASE, holder, lease_s):
+            return
+        todo = await self._find()
+        if todo:
+            opener = self._open_objects
+            async with connected((self._address(),), self._host, CLIENT, opener) as client:
+                for metadata in todo:
+                    await self._upload(client, metadata)
+
+    async def _find(self) -> list[LedgerMetadata]:
+        now_s = asyncio.get_running_loop().time()
+        page = await self._ledgers.page(self._after, LISTED_AT_ONCE)
+        todo: list[LedgerMetadata] = []
+        unread = [ledger for ledger in page if ledger not in self._settled]
+        for ledger in unread[:READ_AT_ONCE]:
+            found = await self._ledgers.get(ledger)
+            if found is None:
+                continue
+            if is_settled(found.metadata):
+                self._settled.add(ledger)
+            elif wants_upload(found.metadata) and self._retries.is_due(ledger, now_s):
+                todo.append(found.metadata)
+        if len(unread) > READ_AT_ONCE:
+            page = [ledger for ledger in page if ledger <= unread[READ_AT_ONCE - 1]]
+            self._seen.update(page)
+            self._after = page[-1]
+            return todo
+        self._seen.update(page)
+        self._after = page[-1] if len(page) == LISTED_AT_ONCE else -1
+        if self._after < 0:
+            # A round is over: what it did not list was deleted.
+            self._settled &= self._seen
+            self._retries.keep(self._seen)
+            self._seen = set()
+        return todo
+
+    async def _upload(self, client: Store, metadata: LedgerMetadata) -> None:
+        ledger = metadata.ledger
+        async with leased(self._metadata, f"ledger-upload/{ledger}", f"node {self._me}") as is_mine:
+            if not is_mine:
+                return
+            try:
+                done = await client.ledgers.tier(ledger, metadata.password)
+            except CordwoodError as error:
+                logger.info("ledger %d goes to main storage later: %s", ledger, error)
+                self._retries.failed(ledger, asyncio.get_running_loop().time())
+                return
+            if done.objects:
+                self.uploaded += 1
+                logger.info("ledger %d is in main storage: %d bytes", ledger, done.stored)
+        await asyncio.sleep(done.stored / self._settings.ledger_bytes_s)
