@@ -39,6 +39,18 @@ ENSEMBLE_MAX = 255
 FRAGMENTS_MAX = 10_000
 """A ledger with more ensemble changes has another problem, and its metadata would not fit."""
 
+FRAGMENTS_BYTES_MAX = 400_000
+"""What the fragments of a writer take in the ledger's metadata. A creator has 500,000 bytes
+(`layout.ledger_metadata`), and what is left is for the end and for a recovery's fragments."""
+
+_FRAGMENT_BYTES = 24
+"""A fragment without its nodes, at most; each node has five bytes more."""
+
+_NODE_BYTES = 5
+
+FRAGMENTS_LEFT = 100
+"""Fragments that a writer leaves to the recovery that ends its ledger."""
+
 PASSWORD_BYTES_MAX = 1024
 CUSTOM_MAX = 256
 """Pairs of custom metadata."""
@@ -91,6 +103,12 @@ class Striping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
                 f"E {self.ensemble}, Qw {self.write}, Qa {self.ack}: wanted is "
                 f"{ENSEMBLE_MAX} >= E >= Qw >= Qa >= 1"
             )
+
+
+def fragments_max(striping: Striping) -> int:
+    """How many fragments a writer may make: so many fit into the metadata, with its end."""
+    size = _FRAGMENT_BYTES + _NODE_BYTES * striping.ensemble
+    return min(FRAGMENTS_MAX - FRAGMENTS_LEFT, FRAGMENTS_BYTES_MAX // size)
 
 
 class Fragment(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

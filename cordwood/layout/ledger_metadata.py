@@ -35,6 +35,10 @@ VERSION = 1
 METADATA_BYTES_MAX = 1_000_000
 """A value of the metadata store."""
 
+CREATED_BYTES_MAX = 500_000
+"""Of a ledger as it is made. Its fragments and its end come later, and have room in any case: one
+that cannot be ended is of no use."""
+
 SHORT_IDS = 2**31
 """Ids below have ten digits."""
 
@@ -51,17 +55,20 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(LedgerMetadata)
 
 
-def pack_ledger(metadata: LedgerMetadata) -> bytes:
+def pack_ledger(metadata: LedgerMetadata, bytes_max: int = METADATA_BYTES_MAX) -> bytes:
     """A ledger's value; equal metadata has equal bytes.
 
+    Args:
+        bytes_max: CREATED_BYTES_MAX of a ledger that is made.
+
     Raises:
-        Malformed: it is too long for a value of the metadata store.
+        Malformed: it is too long.
     """
     body = _encoder.encode(metadata)
-    if HEAD_BYTES + len(body) > METADATA_BYTES_MAX:
+    if HEAD_BYTES + len(body) > bytes_max:
         raise Malformed(
             f"the metadata of ledger {metadata.ledger} has {HEAD_BYTES + len(body)} bytes, and "
-            f"{METADATA_BYTES_MAX} can be: it has too many fragments, or too much of its creator's"
+            f"{bytes_max} can be: it has too many fragments, or too much of its creator's"
         )
     head = _HEAD.pack(VERSION, _SPARE)
     return head + _SUM.pack(crc32c(body, crc32c(head))) + body

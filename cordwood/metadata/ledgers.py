@@ -22,12 +22,14 @@ from msgspec.structs import replace
 from cordwood.errors import (
     BadSetting,
     LedgerExists,
+    Malformed,
     OutcomeUnknown,
     Overloaded,
     Rejected,
     Unreachable,
 )
 from cordwood.layout.ledger_metadata import (
+    CREATED_BYTES_MAX,
     SHORT_IDS,
     ledger_key,
     pack_ledger,
@@ -110,10 +112,14 @@ class LedgerMetadataStore:
 
         Raises:
             LedgerExists: another one has the id, or had it and was deleted.
-            BadSetting: a new ledger is open, and has one fragment.
+            BadSetting: a new ledger is open, has one fragment, and leaves room for its end.
         """
         if metadata.state is not LedgerState.OPEN or len(metadata.fragments) != 1:
             raise BadSetting("a ledger is made open and with one fragment")
+        try:
+            pack_ledger(metadata, CREATED_BYTES_MAX)
+        except Malformed as error:
+            raise BadSetting(f"no ledger is made so: {error}") from None
         if metadata.wants_tier:
             await self._note_main_storage()
         for _ in range(TRIES_MAX):

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState, Versioned
+from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState, Versioned, fragments_max
 from cordwood.quorum.ensemble import is_acknowledged, write_set
 
 
@@ -391,12 +391,17 @@ class LedgerWriter:
         """Ask for nodes where some failed and no change is under way."""
         if self.phase is not Phase.WRITING or not self._failed:
             return []
-        limit = self._limits.changes_max
-        if limit is not None and self._changes >= limit:
+        if not self._may_change():
             return self._close(End.TOO_MANY_CHANGES)
         self.phase = Phase.PICKING
         self._asked = {*self._failed}
         return [PickNodes(tuple(sorted(self._asked)), self.ensemble)]
+
+    def _may_change(self) -> bool:
+        """Whether another fragment is within the limits, and leaves room for the ledger's end."""
+        limit = self._limits.changes_max
+        is_within = limit is None or self._changes < limit
+        return is_within and len(self._held.metadata.fragments) < fragments_max(self._striping)
 
     def on_nodes_picked(self, nodes: Mapping[int, int]) -> list[Effect]:
         """Nodes for places of the ensemble, for as many as there are.

@@ -34,7 +34,7 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Host
 from cordwood.layout.ledger_entry import ledger_key_of
-from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
+from cordwood.layout.ledger_metadata import CREATED_BYTES_MAX, pack_ledger, read_ledger
 from cordwood.layout.message_ledgers import LEDGERS_MAX, AskLac, LacReply
 from cordwood.ledger import (
     LEDGER_MAX,
@@ -143,7 +143,8 @@ class Ledgers:
                 keep to its scope where they can: they would rather end the ledger.
             tier: nodes move it to main storage by themselves once it is closed.
         Raises:
-            BadSetting: no such striping, digest or id.
+            BadSetting: no such striping, digest or id; or password and custom values have more
+                than 500,000 bytes together.
             LedgerExists: another ledger has the id, or had it and was deleted.
             TooFewNodes: fewer than E nodes take entries, or none as the placement wants them.
             Unreachable, Overloaded: it was not made within the client's timeout.
@@ -164,7 +165,7 @@ class Ledgers:
                 is_enforced=placement.is_enforced, wants_tier=tier,
             )  # fmt: skip
             # Bounds of fields are checked as a value is read.
-            read_ledger(pack_ledger(metadata))
+            read_ledger(pack_ledger(metadata, CREATED_BYTES_MAX))
         except (ValueError, TypeError, Malformed) as error:
             raise BadSetting(f"no ledger is made so: {error}") from None
         while True:

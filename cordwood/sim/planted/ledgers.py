@@ -236,6 +236,10 @@ def _evicts_all(right: Any, self: LedgerIndex, rows: Iterable[Row]) -> None:
         held.entries.clear()
 
 
+def _may_always_change(self: LedgerWriter) -> bool:
+    return True
+
+
 def _bug(name: str, story: str, plant: Plant, where: Scenario = LEDGERS) -> PlantedBug:
     return PlantedBug(f"ledger-{name}", story, plant, scenario=where)
 
@@ -293,4 +297,8 @@ BUGS = (
                "a force counts of a node that started anew since its acks",
                at(LedgerWriter._is_same_run).instead(_counts_any_run),
                scene="tests/client/ledgers/test_ledger_forces.py"),
+    PlantedBug("ledger-fragments-unbounded",
+               "a writer begins fragments until its ledger's metadata does not take its end",
+               at(LedgerWriter._may_change).instead(_may_always_change),
+               scene="tests/client/ledgers/test_ledger_bounds.py"),
 )  # fmt: skip

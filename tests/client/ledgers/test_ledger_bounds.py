@@ -1,0 +1,96 @@
+"""Bounds that a ledger meets: of its metadata, and of calls that wait."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
+from swaps import swap_value
+
+from cordwood.client.ledgers import ledgers
+from cordwood.errors import BadSetting, Unreachable
+from cordwood.layout.ledger_metadata import CREATED_BYTES_MAX, METADATA_BYTES_MAX, pack_ledger
+from cordwood.ledger import (
+    CUSTOM_BYTES_MAX,
+    ENSEMBLE_MAX,
+    ENTRY_MAX,
+    FRAGMENTS_LEFT,
+    LEDGER_MAX,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    Striping,
+    fragments_max,
+)
+from cordwood.protocol import ledger_writer
+from cordwood.sim.planted import find_bug, planted
+
+FILL = {f"part {number}": bytes(62_000) for number in range(16)}
+
+
+def custom(size: int) -> dict[str, bytes]:
+    """So many bytes of custom values, all in all."""
+    whole = {f"part {at}": bytes(CUSTOM_BYTES_MAX) for at in range(size // CUSTOM_BYTES_MAX)}
+    return {**whole, "rest": bytes(size % CUSTOM_BYTES_MAX)}
+
+
+class TestMetadata:
+    @pytest.mark.parametrize("ensemble", [1, 3, 4, 20, ENSEMBLE_MAX])
+    def test_the_largest_ledger_of_a_writer_can_be_ended_by_a_recovery(self, ensemble: int) -> None:
+        striping = Striping(ensemble, 1, 1)
+        nodes = tuple(range(2**32 - ensemble, 2**32))
+        left = FRAGMENTS_LEFT if ensemble <= 20 else 70
+        count = fragments_max(striping) + left
+        fragments = (Fragment(0, nodes), *(Fragment(2**62 + at, nodes) for at in range(count - 1)))
+        made = LedgerMetadata(LEDGER_MAX, striping, fragments[:1], custom=custom(498_000))
+        assert len(pack_ledger(made, CREATED_BYTES_MAX)) > CREATED_BYTES_MAX - 3000
+        found = LedgerMetadata(
+            LEDGER_MAX, striping, fragments, LedgerState.CLOSED, ENTRY_MAX, ENTRY_MAX,
+            custom=custom(498_000),
+        )  # fmt: skip
+        assert len(pack_ledger(found)) <= METADATA_BYTES_MAX
+
+    @as_scenario(simulate)
+    async def test_a_ledger_of_the_largest_custom_values_is_closed_and_recovered(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """With a value of all that the store takes it could be neither, nor fenced, ever."""
+        async with cluster.client(timeout_s=5) as store:
+            with pytest.raises(BadSetting, match="500000 can be"):
+                await store.ledgers.create(custom=FILL)
+            for ends_it in (True, False):
+                made = await store.ledgers.create(custom=custom(498_000))
+                assert await made.append(b"an entry") == 0
+                if ends_it:
+                    await made.close()
+                assert (await store.ledgers.recover(made.ledger_id)).last == 0
+
+    @as_scenario(simulate)
+    async def test_a_node_refuses_to_make_one_that_leaves_no_room(
+        self, cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        swap_value(monkeypatch, lambda: ledgers.CREATED_BYTES_MAX, METADATA_BYTES_MAX)
+        async with cluster.client(timeout_s=5) as store:
+            with pytest.raises(BadSetting, match="500000 can be"):
+                await store.ledgers.create(custom=FILL)
+
+
+async def a_writer_has_no_room_for_a_fragment(cluster: ClusterAtHand) -> None:
+    """It asked the metadata store to take it, again and again, and could not be closed."""
+    async with cluster.client(timeout_s=5) as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=3)
+        await made.append(b"kept")
+        cluster.kill(made.metadata.newest.nodes[0])
+        with pytest.raises(Unreachable, match="too many changes"):
+            await made.append(b"refused")
+        found = await store.ledgers.metadata(made.ledger_id)
+        assert (found.state, found.last) == (LedgerState.CLOSED, 0)
+
+
+def test_a_writer_without_room_for_a_fragment_closes_its_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swap_value(monkeypatch, lambda: ledger_writer.fragments_max, lambda striping: 1)
+    simulate(a_writer_has_no_room_for_a_fragment, nodes=4)
+    with planted(find_bug("ledger-fragments-unbounded")), pytest.raises(pytest.fail.Exception):
+        simulate(a_writer_has_no_room_for_a_fragment, nodes=4)
