@@ -192,6 +192,7 @@ class ReadableLedger:
 
         Raises:
             NoEntry: a node that should have one of them does not, and no other node has it.
+            UnknownLedger: the ledger was deleted.
             BadSetting, Unreachable: see `read`.
         """
         self._check_range(first, last)
@@ -396,8 +397,19 @@ class ReadableLedger:
             UnknownLedger: it was deleted.
             Unreachable, Overloaded: the metadata store did not answer.
         """
-        if self.last_add_confirmed > above or self.is_closed:
-            return self.last_add_confirmed
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while self.last_add_confirmed <= above and not self.is_closed:
+            # A node waits no longer than POLL_MS_MAX. And what is confirmed may be on other nodes
+            # by now, of which only the metadata tells.
+            await self._wait_awhile(above, min(POLL_S, max(0.0, deadline - loop.time())))
+            if loop.time() >= deadline:
+                break
+        return self.last_add_confirmed
+
+    async def _wait_awhile(self, above: int, timeout_s: float) -> None:
+        """Wait for a higher LAC of the nodes of the newest fragment that is known, then read the
+        metadata anew."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         nodes = self.metadata.newest.nodes
@@ -425,7 +437,6 @@ class ReadableLedger:
             if found.state is not LedgerState.CLOSED and left > 0:
                 # Nodes that are fenced, and those that are down, answer at once.
                 await asyncio.sleep(left)
-        return self.last_add_confirmed
 
     async def _ask_lac(self, node: int, wait_s: float, above: int = NO_ENTRY) -> LacReply | None:
         call = AskLac(self.ledger_id, self._key, above=above, wait_ms=round(wait_s * 1000))

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from cordwood.client.ledgers import ledger_nodes
+from cordwood.client.ledgers import ledger_nodes, readable_ledger
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.layout.ledger_records import KeptEntry, LedgerEntries, LedgerFlag
 from cordwood.layout.message_ledgers import AddEntries, AddReply, ForceEntries, SetLedger
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
@@ -236,6 +237,10 @@ def _evicts_all(right: Any, self: LedgerIndex, rows: Iterable[Row]) -> None:
         held.entries.clear()
 
 
+async def _keeps_what_it_knows(self: ReadableLedger) -> LedgerMetadata:
+    return self.metadata
+
+
 def _may_always_change(self: LedgerWriter) -> bool:
     return True
 
@@ -301,4 +306,12 @@ BUGS = (
                "a writer begins fragments until its ledger's metadata does not take its end",
                at(LedgerWriter._may_change).instead(_may_always_change),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-denies-by-old-nodes",
+               "a reader denies an entry by the word of nodes that were replaced",
+               at(ReadableLedger.refresh).instead(_keeps_what_it_knows),
+               scene="tests/client/ledgers/test_ledger_moves.py"),
+    PlantedBug("ledger-waits-for-old-nodes",
+               "a reader waits for nodes that were replaced for as long as it was told to wait",
+               value(lambda: readable_ledger.POLL_S, 20.0),
+               scene="tests/client/ledgers/test_ledger_moves.py"),
 )  # fmt: skip
