@@ -53,6 +53,8 @@ class EntryReading:
 
     def __init__(self, ledger: ReadableLedger, entries: Sequence[int]) -> None:
         self._ledger = ledger
+        # By which the nodes to ask were chosen.
+        self._metadata = ledger.metadata
         self._left = {entry: ledger._order(entry) for entry in entries}
         self.items: dict[int, EntryItem] = {}
         self._found: dict[int, LedgerEntry] = {}
@@ -183,17 +185,20 @@ class EntryReading:
     async def _begin_again(self, spent: list[int], deadline: float) -> None:
         """All nodes of these entries were asked: say that they are not there, or ask again."""
         ledger = self._ledger
-        sure = [entry for entry in spent if entry not in self._doubtful]
-        if sure and sure[0] > ledger.last_add_confirmed:
-            raise NoEntry(f"ledger {ledger.ledger_id} has no entry {sure[0]}")
+        # Others may have the entries by now: a writer, a recovery or a repair names other nodes.
+        asked, found = self._metadata, await ledger.refresh()
+        self._metadata = found
+        for entry in spent:
+            is_sure = entry not in self._doubtful and found.nodes_at(entry) == asked.nodes_at(entry)
+            if is_sure and entry > ledger.last_add_confirmed:
+                raise NoEntry(f"ledger {ledger.ledger_id} has no entry {entry}")
         if asyncio.get_running_loop().time() + AGAIN_S >= deadline:
             raise Unreachable(
                 f"entry {spent[0]} of ledger {ledger.ledger_id} could not be read from any of its "
-                f"nodes ({', '.join(map(str, ledger.metadata.nodes_at(spent[0])))}){self._trouble}"
+                f"nodes ({', '.join(map(str, found.nodes_at(spent[0])))}){self._trouble}"
             )
-        await asyncio.sleep(AGAIN_S)
-        # Others may have the entries by now.
-        await ledger.refresh()
+        if found == asked:
+            await asyncio.sleep(AGAIN_S)
         for entry in spent:
             self._doubtful.discard(entry)
             self._left[entry] = ledger._order(entry)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_reading import AGAIN_S, EntryReading
+from cordwood.client.ledgers.lac_polls import is_known, wait_for_news
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.errors import (
@@ -36,7 +37,6 @@ from cordwood.layout.message_ledgers import (
     AskLac,
     EntriesReply,
     EntryItem,
-    Found,
     LacReply,
     ReadEntries,
 )
@@ -367,7 +367,7 @@ class ReadableLedger:
                 return self.last_add_confirmed
             nodes, striping = self.metadata.newest.nodes, self.metadata.striping
             replies = await asyncio.gather(*(self._ask_lac(node, 0.0) for node in nodes))
-            heard = {place for place, reply in enumerate(replies) if _is_known(reply)}
+            heard = {place for place, reply in enumerate(replies) if is_known(reply)}
             self._take(replies)
             # What is below the newest fragment was confirmed when that began.
             self._raise_to(self.metadata.newest.first - 1)
@@ -398,13 +398,12 @@ class ReadableLedger:
             Unreachable, Overloaded: the metadata store did not answer.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while self.last_add_confirmed <= above and not self.is_closed:
-            # A node waits no longer than POLL_MS_MAX. And what is confirmed may be on other nodes
-            # by now, of which only the metadata tells.
-            await self._wait_awhile(above, min(POLL_S, max(0.0, deadline - loop.time())))
-            if loop.time() >= deadline:
-                break
+        left_s = timeout_s
+        while self.last_add_confirmed <= above and not self.is_closed and left_s >= 0:
+            began = loop.time()
+            # What is confirmed may be on other nodes by now, of which only the metadata tells.
+            await self._wait_awhile(above, min(POLL_S, left_s))
+            left_s -= max(loop.time() - began, AGAIN_S)
         return self.last_add_confirmed
 
     async def _wait_awhile(self, above: int, timeout_s: float) -> None:
@@ -412,31 +411,19 @@ class ReadableLedger:
         metadata anew."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        nodes = self.metadata.newest.nodes
-        polls = [asyncio.ensure_future(self._ask_lac(node, timeout_s, above)) for node in nodes]
-        try:
-            async with asyncio.timeout_at(began + timeout_s + READ_S) as patience:
-                for each in asyncio.as_completed(polls):
-                    reply = await each
-                    self._take([reply])
-                    if self.last_add_confirmed > above:
-                        break
-                    if reply is not None and reply.is_fenced:
-                        # It is told no higher LAC; others may have been, and then the end comes.
-                        until = began + timeout_s + READ_S
-                        patience.reschedule(min(until, loop.time() + AGAIN_S))
-        except TimeoutError:
-            logger.debug("no node of ledger %d said whether it goes on", self.ledger_id)
-        finally:
-            for poll in polls:
-                poll.cancel()
-            await asyncio.gather(*polls, return_exceptions=True)
-        if self.last_add_confirmed <= above:
-            found = await self.refresh()
-            left = began + min(AGAIN_S, timeout_s) - loop.time()
-            if found.state is not LedgerState.CLOSED and left > 0:
-                # Nodes that are fenced, and those that are down, answer at once.
-                await asyncio.sleep(left)
+
+        def is_higher(reply: LacReply | None) -> bool:
+            self._take([reply])
+            return self.last_add_confirmed > above
+
+        asked = (self._ask_lac(n, timeout_s, above) for n in self.metadata.newest.nodes)
+        await wait_for_news(asked, is_higher, timeout_s=timeout_s + READ_S)
+        if self.last_add_confirmed > above:
+            return
+        await self.refresh()
+        if not self.is_closed:
+            # Nodes that are fenced, and those that are down, answer at once.
+            await asyncio.sleep(max(0.0, began + min(AGAIN_S, timeout_s) - loop.time()))
 
     async def _ask_lac(self, node: int, wait_s: float, above: int = NO_ENTRY) -> LacReply | None:
         call = AskLac(self.ledger_id, self._key, above=above, wait_ms=round(wait_s * 1000))
@@ -526,7 +513,3 @@ class ReadableLedger:
 def _next_step(step: int, count: int, asked: int) -> int:
     """How many entries to ask for next, where `count` came of those that were asked for."""
     return min(ENTRIES_AT_ONCE, 2 * step) if count == asked else count
-
-
-def _is_known(reply: LacReply | None) -> bool:
-    return reply is not None and reply.found is not Found.UNKNOWN
