@@ -82,6 +82,8 @@ class AddEntries(Struct, frozen=True, tag="add_entries"):
 
     Attributes:
         recovery: a recovery writes them once more: a fenced node takes them.
+        mends: with `recovery`, they take the place of what is there under their numbers: the
+            caller has read that, and it failed its check.
         deferred: answer before they are durable; `ForceEntries` asks for that.
     """
 
@@ -90,6 +92,7 @@ class AddEntries(Struct, frozen=True, tag="add_entries"):
     entries: Annotated[list[EntryItem], Meta(min_length=1, max_length=ADD_ENTRIES_MAX)]
     recovery: bool = False
     deferred: bool = False
+    mends: bool = False
 
 
 class AddReply(Struct, frozen=True, tag="added"):

@@ -126,7 +126,9 @@ def test_the_scene_holds(scene: Scene) -> None:
     simulate(scene, nodes=4, storage=UNFLUSHED, locations=TWO_RACKS)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize(
+    "bug", [bug for bug in BUGS if bug.name in SCENES], ids=lambda bug: bug.name
+)
 def test_the_scene_catches_the_bug(bug: PlantedBug, monkeypatch: pytest.MonkeyPatch) -> None:
     if SCENES[bug.name] is not a_node_lost_entries_without_a_word:
         # A check would mend what a repair left out, before anybody looks.

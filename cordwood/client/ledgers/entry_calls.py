@@ -10,8 +10,19 @@ import logging
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_nodes import ask_node
-from cordwood.errors import AccessDenied, Closed, CordwoodError, Rejected
-from cordwood.layout.message_ledgers import AddEntries, AddRefusal, AddReply, ForceEntries
+from cordwood.errors import AccessDenied, ChecksumMismatch, Closed, CordwoodError, Rejected
+from cordwood.layout.ledger_entry import EntrySeal
+from cordwood.layout.message_ledgers import (
+    AddEntries,
+    AddRefusal,
+    AddReply,
+    EntriesReply,
+    EntryAnswer,
+    EntryItem,
+    ForceEntries,
+    Found,
+    ReadEntries,
+)
 from cordwood.protocol.ledger_writer import Refusal
 
 logger = logging.getLogger(__name__)
@@ -52,3 +63,57 @@ async def ask_to_keep(
         if reply.refusal is not AddRefusal.FULL or loop.time() + FULL_AGAIN_S > deadline:
             return _REFUSALS[reply.refusal], 0
         await asyncio.sleep(FULL_AGAIN_S)
+
+
+async def add_again(
+    cluster: Cluster,
+    node: int,
+    ledger: int,
+    key: bytes,
+    seal: EntrySeal,
+    items: list[EntryItem],
+    *,
+    timeout_s: float,
+) -> AddRefusal:
+    """Add entries to a node as a recovery does: a fenced node takes them, and a copy there that
+    fails its check gives way. Each step may take `timeout_s`.
+
+    Args:
+        items: whole copies, each of which was checked.
+    Raises:
+        AccessDenied: the node knows the ledger by another password.
+        Unreachable, Overloaded: the node does not answer in time.
+    """
+
+    async def add(*, mends: bool) -> AddRefusal:
+        call = AddEntries(ledger, key, items, recovery=True, mends=mends)
+        reply = await ask_node(cluster, node, call, timeout_s=timeout_s)
+        assert isinstance(reply, AddReply), "AddEntries is answered so"
+        return reply.refusal
+
+    refusal = await add(mends=False)
+    if refusal is not AddRefusal.OTHER:
+        return refusal
+    asked = ReadEntries(ledger, key, [item.entry for item in items])
+    reply = await ask_node(cluster, node, asked, timeout_s=timeout_s)
+    assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
+    there = {each.entry: each for each in reply.entries}
+    # One that the reply has no room for is not known to be damaged.
+    if any(_is_another(item, there.get(item.entry), seal) for item in items):
+        return refusal
+    logger.warning("node %d had damaged entries of ledger %d", node, ledger)
+    return await add(mends=True)
+
+
+def _is_another(item: EntryItem, answer: EntryAnswer | None, seal: EntrySeal) -> bool:
+    """Whether a node may have a whole entry other than this one."""
+    if answer is None:
+        return True
+    is_equal = (answer.lac, answer.length, answer.body) == (item.lac, item.length, item.body)
+    if answer.found is not Found.YES or is_equal:
+        return False
+    try:
+        seal.read(answer.entry, answer.lac, answer.length, answer.body)
+    except ChecksumMismatch:
+        return False
+    return True

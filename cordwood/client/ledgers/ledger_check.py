@@ -194,7 +194,7 @@ class LedgerChecking:
         while filled < len(entries):
             copies = await self._opened.copies(entries[filled:])
             try:
-                await write_copies(self._cluster, self._opened.ledger_id, self._key, node, copies)
+                await write_copies(self._cluster, self._opened.metadata, node, copies)
             except AccessDenied:
                 raise
             except CordwoodError as error:

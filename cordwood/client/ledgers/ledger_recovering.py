@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.entry_calls import add_again
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.errors import (
@@ -28,9 +29,7 @@ from cordwood.errors import (
 )
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
-    AddEntries,
     AddRefusal,
-    AddReply,
     AskLac,
     EntriesReply,
     EntryAnswer,
@@ -322,10 +321,10 @@ class _Attempt:
     async def _ask_to_add(self, node: int, items: list[EntryItem]) -> None:
         is_stored = False
         try:
-            call = AddEntries(self._ledger, self._key, items, recovery=True)
-            reply = await ask_node(self._cluster, node, call, timeout_s=ASK_S)
-            assert isinstance(reply, AddReply), "AddEntries is answered so"
-            is_stored = reply.refusal is AddRefusal.NONE
+            refusal = await add_again(
+                self._cluster, node, self._ledger, self._key, self._seal, items, timeout_s=ASK_S
+            )
+            is_stored = refusal is AddRefusal.NONE
         except CordwoodError as error:
             logger.info("node %d did not take entries again: %s", node, error)
         first, *ahead = (item.entry for item in items)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec.structs import replace
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.entry_calls import add_again
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
-from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.errors import Overloaded, Rejected, TooFewNodes
-from cordwood.layout.ledger_entry import ledger_key_of
-from cordwood.layout.message_ledgers import AddEntries, AddRefusal, AddReply, EntryItem
+from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
+from cordwood.layout.message_ledgers import AddRefusal, EntryItem
 from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.quorum.ensemble import is_written_to
 from cordwood.quorum.ensemble_choice import placement_of
@@ -60,7 +60,6 @@ class LedgerRepair:
         self._calls = calls
         self._cluster = cluster
         self._is_lost = is_lost
-        self._key = ledger_key_of(opened.metadata.password)
 
     async def run(self) -> None:
         """Repair every fragment.
@@ -103,7 +102,7 @@ class LedgerRepair:
         at = 0
         while at < len(entries):
             copies = await self._opened.copies(entries[at : at + READ_AT_ONCE])
-            await write_copies(self._cluster, self._opened.ledger_id, self._key, node, copies)
+            await write_copies(self._cluster, self._opened.metadata, node, copies)
             self.copied += len(copies)
             at += len(copies)
         if node == lost:
@@ -136,9 +135,10 @@ class LedgerRepair:
 
 
 async def write_copies(
-    cluster: Cluster, ledger: int, key: bytes, node: int, copies: Sequence[EntryItem]
+    cluster: Cluster, metadata: LedgerMetadata, node: int, copies: Sequence[EntryItem]
 ) -> None:
-    """Add entries to a node as a recovery does: whole copies, which a fenced node takes.
+    """Add entries of a ledger to a node as a recovery does: whole copies, which a fenced node
+    takes.
 
     Raises:
         Overloaded: the node refuses them.
@@ -148,19 +148,19 @@ async def write_copies(
     size = 0
     for copy in copies:
         if some and size + len(copy.body) > ADD_BYTES:
-            await _add(cluster, ledger, key, node, some)
+            await _add(cluster, metadata, node, some)
             some, size = [], 0
         some.append(copy)
         size += len(copy.body)
     if some:
-        await _add(cluster, ledger, key, node, some)
+        await _add(cluster, metadata, node, some)
 
 
 async def _add(
-    cluster: Cluster, ledger: int, key: bytes, node: int, items: list[EntryItem]
+    cluster: Cluster, metadata: LedgerMetadata, node: int, items: list[EntryItem]
 ) -> None:
-    call = AddEntries(ledger, key, items, recovery=True)
-    reply = await ask_node(cluster, node, call, timeout_s=ADD_S)
-    assert isinstance(reply, AddReply), "AddEntries is answered so"
-    if reply.refusal is not AddRefusal.NONE:
-        raise Overloaded(f"node {node} does not take entries: {reply.refusal}")
+    seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
+    key = ledger_key_of(metadata.password)
+    refusal = await add_again(cluster, node, metadata.ledger, key, seal, items, timeout_s=ADD_S)
+    if refusal is not AddRefusal.NONE:
+        raise Overloaded(f"node {node} does not take entries: {refusal}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cordwood.admin import ledger_autorecovery as role
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
-from cordwood.client.ledgers import ledger_check, ledger_repair
+from cordwood.client.ledgers import entry_calls, ledger_check, ledger_repair
 from cordwood.client.ledgers.ledger_check import LedgerChecking
 from cordwood.client.ledgers.ledger_repair import write_copies
 from cordwood.client.ledgers.ledgers import Ledgers
@@ -19,8 +19,11 @@ from cordwood.protocol.ledger_check import Copy
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, placement_of
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together
 from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST
+from cordwood.storage.ledgers.ledger_store import LedgerStore
 
 SCENE = "tests/storage/test_ledger_autorecovery_bugs.py"
+
+DAMAGE = "tests/client/ledgers/test_ledger_damage.py"
 
 
 def _looks_at_the_last_fragment(metadata: LedgerMetadata) -> frozenset[int]:
@@ -44,7 +47,7 @@ def _shuts_writers_out(right: Any, metadata: LedgerMetadata | None, mark: Mark, 
     return Step.RECOVER if is_open and found is Step.WAIT else found
 
 
-async def _copies_nothing(cluster: Any, ledger: int, key: bytes, node: int, copies: Any) -> None:
+async def _copies_nothing(cluster: Any, metadata: LedgerMetadata, node: int, copies: Any) -> None:
     return None
 
 
@@ -72,6 +75,15 @@ async def _ends_alone(
     on_progress: Any = None,
 ) -> Any:
     return await right(self, ledger, password, share=0, fills=fills, on_progress=on_progress)
+
+
+async def _finds_it_damaged(self: LedgerStore, ledger: int, held: Any, entry: int) -> Any:
+    (kept,) = await self._find(ledger, held, [entry])
+    return kept
+
+
+def _is_another_in_any_case(item: Any, answer: Any, seal: Any) -> bool:
+    return True
 
 
 def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
@@ -108,4 +120,10 @@ BUGS = (
            at(Ledgers.check).around(_ends_alone)),
     _check("fills-nothing", "what lacks is told as filled, and is not",
            at(write_copies, within=ledger_check).instead(_copies_nothing)),
+    PlantedBug("ledger-keeps-rotten",
+               "a node takes nothing in the place of a row that fails its table's checksum",
+               at(LedgerStore._find_whole).instead(_finds_it_damaged), scene=DAMAGE),
+    PlantedBug("ledger-keeps-damaged",
+               "a node keeps a copy that fails its digest, and no whole one takes its place",
+               at(entry_calls._is_another).instead(_is_another_in_any_case), scene=DAMAGE),
 )  # fmt: skip

@@ -115,7 +115,7 @@ class LedgerStore:
         Raises:
             Retryable: the write failed; some of them may be kept.
         """
-        if await self._has_others(call):
+        if not (call.recovery and call.mends) and await self._has_others(call):
             return AddReply(AddRefusal.OTHER)
         refusal = self._refusal(call)
         if refusal is not AddRefusal.NONE:
@@ -191,12 +191,25 @@ class LedgerStore:
         below = [each.entry for each in call.entries if each.entry <= held.last]
         if not below:
             return False
-        found = {each.entry: each for each in await self._find(call.ledger, held, below) if each}
+        try:
+            found = await self._find(call.ledger, held, below)
+        except Corrupt:
+            # Which of them are damaged is not known: look at each alone.
+            found = [await self._find_whole(call.ledger, held, entry) for entry in below]
+        known = {each.entry: each for each in found if each is not None}
         return any(
-            (each.lac, each.length) != (known.lac, known.length) or each.body != known.body
+            (each.lac, each.length) != (kept.lac, kept.length) or each.body != kept.body
             for each in call.entries
-            if (known := found.get(each.entry)) is not None
+            if (kept := known.get(each.entry)) is not None
         )
+
+    async def _find_whole(self, ledger: int, held: HeldLedger, entry: int) -> KeptEntry | None:
+        """An entry, None where it is damaged: what comes in its place is welcome."""
+        try:
+            (kept,) = await self._find(ledger, held, [entry])
+        except Corrupt:
+            return None
+        return kept
 
     # Reading.
 
