@@ -45,11 +45,11 @@ AUDIT_S = 600.0
 """Between two audits while nobody is newly lost."""
 
 LEASE_S = 120.0
-"""The auditor's, which it renews at each look; and one ledger's, for as long as its repair may
-take without being held up."""
+"""The auditor's, which it renews at each look; and one ledger's, renewed while it is worked at."""
 
 REPAIR_S = 100.0
-"""How long one ledger is worked at; a repair that is cut short goes on with the next one."""
+"""How long one ledger is worked at without a copy that is made. One that is cut short begins anew:
+so a bound of the whole would leave a large ledger without its copies for ever."""
 
 STEPS_MAX = 4
 """Recover, repair, take the mark away, and see that it did not grow meanwhile."""
@@ -204,10 +204,12 @@ class LedgerAutorecovery:
     async def _check(self, store: Store, metadata: LedgerMetadata) -> None:
         ledger, password = metadata.ledger, metadata.password
         try:
-            async with asyncio.timeout(REPAIR_S):
+            async with asyncio.timeout(REPAIR_S) as patience:
                 check = await store.ledgers.check(ledger, password, share=0)
                 if not check.is_whole:
-                    check = await store.ledgers.check(ledger, password, fills=True)
+                    check = await store.ledgers.check(
+                        ledger, password, fills=True, on_progress=lambda _: _extend(patience)
+                    )
         except (CordwoodError, TimeoutError) as error:
             logger.info("the copies of ledger %d are asked for in another round: %s", ledger, error)
             return
@@ -256,25 +258,39 @@ class LedgerAutorecovery:
                 key = f"ledger-repair/{ledger}"
                 if not await self._metadata.take_lease(key, b"node %d" % self._node, LEASE_S):
                     continue
+                keeping = asyncio.ensure_future(self._keep_lease(key))
                 try:
                     await self._repair(store, ledger)
                 finally:
+                    keeping.cancel()
+                    await asyncio.gather(keeping, return_exceptions=True)
                     await self._metadata.drop_lease(key)
+
+    async def _keep_lease(self, key: str) -> None:
+        """Renew a lease until cancelled. Without it others do the same work, and no harm."""
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            try:
+                await self._metadata.take_lease(key, b"node %d" % self._node, LEASE_S)
+            except CordwoodError as error:
+                logger.info("the lease %s is not renewed: %s", key, error)
 
     async def _repair(self, store: Store, ledger: int) -> None:
         """Do what one mark asks for, as far as it can be done now."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(REPAIR_S):
+            async with asyncio.timeout(REPAIR_S) as patience:
                 for _ in range(STEPS_MAX):
                     found = await self._marks.get(ledger)
-                    if found is None or not await self._step(store, *found):
+                    if found is None or not await self._step(store, *found, patience):
                         return
         except (CordwoodError, TimeoutError) as error:
             logger.info("ledger %d lacks copies still: %s", ledger, error)
             self._retries.failed(ledger, loop.time())
 
-    async def _step(self, store: Store, mark: Mark, version: int) -> bool:
+    async def _step(
+        self, store: Store, mark: Mark, version: int, patience: asyncio.Timeout
+    ) -> bool:
         """Whether to look at the mark again at once."""
         found = await self._ledgers.get(mark.ledger)
         metadata = None if found is None else found.metadata
@@ -285,8 +301,9 @@ class LedgerAutorecovery:
                 whole = _whole(await self._members())
                 back = [node for node in mark.nodes if node in whole]
                 await store.ledgers.repair(
-                    mark.ledger, metadata.password, nodes=mark.nodes, refills=back
-                )
+                    mark.ledger, metadata.password, nodes=mark.nodes, refills=back,
+                    on_progress=lambda _: _extend(patience),
+                )  # fmt: skip
                 self.repaired += 1
                 logger.info("ledger %d has all its copies again", mark.ledger)
                 # Nodes that were filled in their own places are named still.
@@ -296,6 +313,11 @@ class LedgerAutorecovery:
             case _:
                 return False
         return True
+
+
+def _extend(patience: asyncio.Timeout) -> None:
+    """Something was done: go on."""
+    patience.reschedule(asyncio.get_running_loop().time() + REPAIR_S)
 
 
 def _whole(members: Mapping[NodeId, Member]) -> frozenset[NodeId]:

@@ -105,6 +105,20 @@ async def a_repair_has_nodes_of_one_rack_alone(cluster: ClusterAtHand) -> None:
             await store.ledgers.repair(made.ledger_id, nodes=[lost])
 
 
+async def a_ledger_takes_longer_than_a_repair_without_progress(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        made = await store.ledgers.create(**E3)
+        for _ in range(10):
+            await made.append_many(payloads(1000))
+        await made.close()
+        lost = made.metadata.newest.nodes[0]
+        lose_disk(cluster, lost)
+        await call_lost(cluster, lost)
+        with pytest.MonkeyPatch.context() as patched:
+            swap_value(patched, lambda: ledger_autorecovery.REPAIR_S, 0.04)
+            await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -113,6 +127,7 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-names-first": a_node_is_lost,
     "ledger-repair-forgets": a_second_node_is_lost_meanwhile,
     "ledger-repair-anywhere": a_repair_has_nodes_of_one_rack_alone,
+    "ledger-repair-gives-up": a_ledger_takes_longer_than_a_repair_without_progress,
     "ledger-check-believes": a_node_lost_entries_without_a_word,
     "ledger-check-ends-alone": a_node_lost_entries_without_a_word,
     "ledger-check-fills-nothing": a_node_lost_entries_without_a_word,

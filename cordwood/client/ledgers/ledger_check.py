@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_nodes import ask_node
-from cordwood.client.ledgers.ledger_repair import write_copies
+from cordwood.client.ledgers.ledger_repair import OnProgress, write_copies
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.errors import AccessDenied, ChecksumMismatch, CordwoodError, Corrupt, NoObject
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
@@ -36,9 +36,6 @@ ASK_S = 5.0
 
 AT_ONCE = 256
 """Entries that are asked for at once."""
-
-OnProgress = Callable[[int], object]
-"""Called with the number of entries that were looked at so far."""
 
 
 class LedgerChecking:

@@ -31,6 +31,9 @@ ADD_BYTES = 1 << 20
 
 ADD_S = 10.0
 
+OnProgress = Callable[[int], object]
+"""Called with the number of entries that are done so far."""
+
 
 class LedgerRepair:
     """See the module; of one ledger.
@@ -47,13 +50,16 @@ class LedgerRepair:
         cluster: Cluster,
         is_lost: Callable[[int], bool],
         refills: Collection[int] = (),
+        on_progress: OnProgress | None = None,
     ) -> None:
         """
         Args:
+            on_progress: called with the number of copies that were made so far.
             refills: lost nodes that may be back with empty disks: one that is has its entries
                 written to it once more where no other node takes them.
         """
         self._refills = refills
+        self._on_progress = on_progress
         self.copied = 0
         self.moved: dict[int, int] = {}
         self._opened = opened
@@ -104,6 +110,8 @@ class LedgerRepair:
             copies = await self._opened.copies(entries[at : at + READ_AT_ONCE])
             await write_copies(self._cluster, self._opened.metadata, node, copies)
             self.copied += len(copies)
+            if self._on_progress is not None:
+                self._on_progress(self.copied)
             at += len(copies)
         if node == lost:
             self.moved[lost] = node

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import NamedTuple
 
 from cordwood.client.cluster import Cluster
-from cordwood.client.ledgers.ledger_check import LedgerChecking, OnProgress
+from cordwood.client.ledgers.ledger_check import LedgerChecking
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.ledger_recovering import recover
-from cordwood.client.ledgers.ledger_repair import LedgerRepair
+from cordwood.client.ledgers.ledger_repair import LedgerRepair, OnProgress
 from cordwood.client.ledgers.ledger_tiering import LedgerTiering, TieredLedger
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
@@ -276,6 +276,7 @@ class Ledgers:
         *,
         nodes: Collection[int] = (),
         refills: Collection[int] = (),
+        on_progress: OnProgress | None = None,
     ) -> dict[int, int]:
         """Make new copies of what lost nodes held of a closed ledger, on other nodes.
 
@@ -286,6 +287,7 @@ class Ledgers:
                 data is said to be gone or to lie elsewhere (`cordwood nodes status`).
             refills: of these, nodes that are back with empty disks. Where no other node takes
                 entries, theirs are written to them again.
+            on_progress: called with the number of copies that were made so far.
         Returns:
             By lost node of this ledger, the node that keeps its entries now.
         Raises:
@@ -302,7 +304,7 @@ class Ledgers:
             return node in nodes or member is None or member.authority in REBUILT
 
         opened = await self.open(ledger, password)
-        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost, refills)
+        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost, refills, on_progress)
         await repair.run()
         return repair.moved
 

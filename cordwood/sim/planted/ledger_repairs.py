@@ -55,6 +55,10 @@ def _forgets_the_first(right: Any, before: Mark | None, found: Mark) -> Any:
     return right(None, found)
 
 
+def _leaves_it(patience: Any) -> None:
+    return None
+
+
 def _anywhere(metadata: LedgerMetadata) -> Placement:
     return ANYWHERE
 
@@ -114,6 +118,8 @@ BUGS = (
          at(rule.merged, within=ledger_marks).around(_forgets_the_first)),
     _scene("anywhere", "a repair does not know how its writer wants the nodes",
            at(placement_of, within=ledger_repair).instead(_anywhere)),
+    _scene("gives-up", "a repair is cut short though it makes copies, and is begun anew each time",
+           at(role._extend).instead(_leaves_it)),
     _check("believes", "a node that does not have an entry is believed to have it",
            at(LedgerChecking._state).around(_is_believed)),
     _check("ends-alone", "a ledger that lacks entries is filled at the ends of its fragments alone",
