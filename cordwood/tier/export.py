@@ -5,19 +5,25 @@ Source: docs/objects.md, "The command line".
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from cordwood.errors import BadSetting
+from cordwood.errors import BadSetting, Corrupt
 from cordwood.host.seams import Host
-from cordwood.layout.object_file import check_object
+from cordwood.layout.object_file import ObjectRun, check_object
+from cordwood.tier.collect import list_all
 from cordwood.tier.local_store import open_local_store
 from cordwood.tier.log_manifest import LogManifest
-from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.object_reader import load_footer
+from cordwood.tier.object_store import ObjectInfo, ObjectStore
 from cordwood.tier.repair import is_lost
 from cordwood.tier.verify import GET_S, all_entries
 
 CHECK_S = 120.0
+
+_NAME = re.compile(r"[0-9a-f-]+-([0-9a-f]{8})\.parquet")
+"""The last part of an object's name; it ends with the footer's CRC."""
 
 
 @dataclass(slots=True)
@@ -39,9 +45,11 @@ async def export_log(
 
     Raises:
         Corrupt: an object differs from the uploaded one.
-        BadSetting: the directory cannot be written to.
+        BadSetting: the directory cannot be written to, or has objects of the log that are merged
+            by now: whoever read all its files would have their records twice.
     """
     target = await open_local_store(host, directory)
+    await _check_apart(target, manifest, log)
     done = Exported()
     async for entry in all_entries(manifest):
         if is_lost(entry):
@@ -59,3 +67,41 @@ async def export_log(
         done.files += 1
         done.rows += entry.rows
     return done
+
+
+async def _check_apart(target: ObjectStore, manifest: LogManifest, log: int) -> None:
+    """See that no records will be in two files of a directory.
+
+    Raises:
+        BadSetting: an earlier export left a file with records that are in another object by now.
+    """
+    there = [info async for info in list_all(target, "") if _NAME.fullmatch(info.name)]
+    if not there:
+        return
+    wanted = [entry async for entry in all_entries(manifest)]
+    names = {PurePosixPath(entry.name).name for entry in wanted}
+    for info in there:
+        if info.name in names:
+            continue  # it is written anew
+        run = await _run_in(target, info, log)
+        if run is None:
+            continue
+        for entry in wanted:
+            if run.first <= entry.last and entry.first <= run.last and not is_lost(entry):
+                raise BadSetting(
+                    f"{info.name} is there from an earlier export, and {entry.name} holds records "
+                    f"of it too, because objects of log {log} were merged or repaired since: give "
+                    "another directory"
+                )
+
+
+async def _run_in(target: ObjectStore, info: ObjectInfo, log: int) -> ObjectRun | None:
+    """What a file holds of a log; None if it holds nothing, or is none of ours."""
+    found = _NAME.fullmatch(info.name)
+    assert found is not None, "it was looked at"
+    try:
+        crc = int(found[1], 16)
+        footer = await load_footer(target, info.name, info.size, crc, timeout_s=GET_S)
+    except Corrupt:
+        return None
+    return footer.index.run(log)

@@ -214,6 +214,23 @@ class TestOthers:
         (file,) = (tmp_path / "copy").glob("*.parquet")
         assert pq.read_table(file).num_rows == RECORDS
 
+    def test_an_export_beside_an_older_one_doubles_nothing(self, objects, data, tmp_path: Path):
+        """Objects were merged meanwhile: their records would be in two files of the directory."""
+        (log,) = statuses(objects)
+        copy = tmp_path / "copy"
+        for number in range(3):
+            with cordwood.connect(str(data)) as store:
+                store.append_many("/orders", [b"later %d-%d" % (number, at) for at in range(1200)])
+            run("upload", "/orders", "--store", objects, "-c", data)
+        for _ in range(2):
+            assert "4 files" in run("export", log, copy, "--store", objects)
+        assert "4 objects are now 1" in run("compact", "--store", objects)
+        (copy / "notes.parquet").write_bytes(b"somebody's")
+        said = run("export", log, copy, "--store", objects, ends_with=1)
+        assert "is there from an earlier export" in said
+        assert len(list(copy.glob("0*.parquet"))) == 4
+        assert "1 files" in run("export", log, tmp_path / "other", "--store", objects)
+
     def test_collect_takes_orphans_and_leaves_what_is_committed(self, objects):
         (file,) = objects.rglob("*.parquet")
         # The same range, of a turn that never was in force.
