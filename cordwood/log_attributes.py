@@ -60,6 +60,8 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         read_token: clients must have it to read; "" is none. Kept likewise. Storage nodes demand it
             from clients, but not from nodes that read: recovery, scrubbing, rebuilding.
         tier: move old records to main storage (docs/objects.md), and read them from there.
+        tier_open: that is wanted of a log with a read token too, though whoever may read the store
+            reads its objects without the token. Nothing for a log without one.
         local_retention: seconds for which nodes keep records that main storage holds, by append
             time.
         tier_after_bytes, tier_after_s: upload once this many bytes of bodies wait, or once the
@@ -81,6 +83,7 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     local_retention: float | None = None
     tier_after_bytes: int | None = None
     tier_after_s: float | None = None
+    tier_open: bool | None = None
 
     @property
     def replication(self) -> Replication:
@@ -90,6 +93,11 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             BadSetting: `replicate_across` is not set, or cannot be kept.
         """
         return Replication.across(self.replicate_across or {})
+
+    @property
+    def is_uploaded(self) -> bool:
+        """Whether nodes may bring its records to main storage, where no token holds."""
+        return bool(self.tier) and not (self.read_token and not self.tier_open)
 
     def over(self, inherited: LogAttributes) -> LogAttributes:
         """These attributes, and unset ones from `inherited`."""
@@ -131,6 +139,7 @@ DEFAULTS = LogAttributes(
     local_retention=3600.0,
     tier_after_bytes=64 << 20,
     tier_after_s=3600.0,
+    tier_open=False,
 )
 """LogDevice's, but for retention (it has none by itself) and SCD, which it leaves off: a reader
 that receives each block once instead of `copies` times is the better default, and LogDevice's own
@@ -185,9 +194,12 @@ def check_attributes(attributes: LogAttributes) -> None:
             raise BadSetting(f"{name} is kept as token_digest makes it, and this is none")
 
 
-def check_whole(attributes: LogAttributes) -> None:
+def check_whole(attributes: LogAttributes, was: LogAttributes | None = None) -> None:
     """Refuse a log's attributes, all of them set, that contradict one another.
 
+    Args:
+        was: what they are so far, None for a new log. An older log that has both a read token and
+            `tier=on` is not in the way of other changes; it is not uploaded.
     Raises:
         BadSetting: the text says which.
     """
@@ -197,12 +209,17 @@ def check_whole(attributes: LogAttributes) -> None:
         raise BadSetting(f"synced_copies is {attributes.synced_copies} of {copies} copies")
     if attributes.nodeset_size and attributes.nodeset_size < copies:
         raise BadSetting(f"nodeset_size {attributes.nodeset_size} cannot hold {copies} copies")
-    if attributes.tier and attributes.read_token:
+    if _is_torn(attributes) and (was is None or not _is_torn(was)):
         raise BadSetting(
-            "a log with a read token cannot have tier=on: in main storage the token does not hold, "
-            "as whoever may read the store may read all that is in it. Give the log tier=off, or "
-            "no read token"
+            "a log with a read token cannot have tier=on by itself: in main storage the token does "
+            "not hold, as whoever may read the store may read all that is in it. Give the log "
+            "tier=off, or no read token, or tier_open=on if that is wanted"
         )
+
+
+def _is_torn(attributes: LogAttributes) -> bool:
+    """Whether it asks for main storage, and for a token that does not hold there."""
+    return bool(attributes.tier) and not attributes.is_uploaded
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)?")
@@ -252,7 +269,7 @@ def _parse(name: str, text: str) -> Any:
         case "write_token" | "read_token":
             check_token(text)
             return token_digest(text)
-        case "sticky_copysets" | "scd_enabled" | "local_scd_enabled" | "tier":
+        case "sticky_copysets" | "scd_enabled" | "local_scd_enabled" | "tier" | "tier_open":
             if text.lower() in _BOOLS:
                 return _BOOLS[text.lower()]
         case _:
@@ -275,4 +292,5 @@ _HOW = {
     "local_retention": "write 3600, 90min, 12h or 7d; 0 for as short as possible",
     "tier_after_bytes": "write 1000000, 10MiB or 2GiB",
     "tier_after_s": "write 3600, 90min, 12h or 7d; 0 for at once",
+    "tier_open": "write on or off",
 }

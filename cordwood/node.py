@@ -119,7 +119,7 @@ from cordwood.tier.addresses import open_object_store
 from cordwood.uploading.objects_at_hand import OpenObjects
 from cordwood.uploading.tiering import Tiering
 from cordwood.wire.connection import Connection
-from cordwood.wire.for_nodes import check_call, check_frame
+from cordwood.wire.for_nodes import check_call, check_frame, is_node
 from cordwood.wire.gossip import Gossip
 from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.server import Server
@@ -296,7 +296,8 @@ class Node:
             settings, host, self._metadata, self._logs, self._engine, ledger_store,
             self._open_objects,
             members=lambda: self._members, dead=lambda: self._gossip.dead,
-            address=lambda: self.server.address, sequencing=lambda: {*self._sequencer.sequencing()},
+            address=lambda: self.server.address, greeting=lambda: self._hello(NodeId(0)),
+            sequencing=lambda: {*self._sequencer.sequencing()},
         )  # fmt: skip
         self._exit.push_async_callback(self._tiering.close)
         if admission.is_anew:
@@ -622,7 +623,7 @@ class Node:
             case AskNodesets():
                 return NodesetsReply(*self._engine.nodesets(call.log), member_infos(self._members))
             case AskTime() | AskExtent() | AskSize() | AskKept() | AskEpoch() | AskIfLost():
-                return await self._storage.look(call)
+                return await self._storage.look(call, by_node=is_node(connection))
             case AskTail():
                 return await self._sequencer.tail(call)
             case AskCopies() | SayRebuild() | AskRebuilding():

@@ -39,6 +39,7 @@ from cordwood.nodes import Replication
         (["write_token="], {"write_token": ""}),
         (["write_token=a=b"], {"write_token": token_digest("a=b")}),
         (["read_token=c"], {"read_token": token_digest("c")}),
+        (["tier=on", "tier_open=on"], {"tier": True, "tier_open": True}),
         ([], {}),
     ],
 )
@@ -64,6 +65,21 @@ def test_a_token_itself_is_never_kept():
     with pytest.raises(BadSetting, match="token_digest"):
         check_attributes(LogAttributes(write_token="secret"))
     assert "secret" not in str(parse_attributes(["write_token=secret", "read_token=secret"]))
+
+
+def test_a_read_token_and_main_storage_go_together_only_where_that_is_wanted():
+    both = LogAttributes(tier=True, read_token=token_digest("c")).over(DEFAULTS)
+    with pytest.raises(BadSetting, match="tier_open=on"):
+        check_whole(both)
+    check_whole(both, both)  # an older log that has both is not in the way of other changes
+    assert not both.is_uploaded
+    opened = LogAttributes(tier_open=True).over(both)
+    check_whole(opened)
+    assert opened.is_uploaded
+    with pytest.raises(BadSetting, match="tier_open=on"):
+        check_whole(both, opened)
+    assert LogAttributes(tier=True).over(DEFAULTS).is_uploaded
+    assert not LogAttributes(tier_open=True).over(DEFAULTS).is_uploaded
 
 
 def test_the_defaults_are_whole():

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
@@ -81,10 +82,13 @@ class Cluster(LogFinding):
         addresses: Sequence[str],
         tasks: asyncio.TaskGroup,
         write_tokens: Iterable[str] = (),
+        member: Hello | None = None,
     ) -> None:
         """
         Args:
             write_tokens: what nodes are shown, so that they take appends to logs that ask for one.
+            member: the greeting of the node whose client this is, None for an application's. Nodes
+                ask it for no token, as they ask one another for none.
         Raises:
             BadSetting: there are too many.
         """
@@ -94,7 +98,8 @@ class Cluster(LogFinding):
         self._host = host
         self._addresses = addresses
         self._tasks = tasks
-        self._cluster = ANY_CLUSTER
+        self._member = member
+        self._cluster = ANY_CLUSTER if member is None else member.cluster
         self._listeners: list[NodeListener] = []
         self._owners: dict[int, NodeListener] = {}
         self.members: dict[NodeId, Member] = {}
@@ -314,6 +319,11 @@ class Cluster(LogFinding):
         return nodeset, found.replication
 
     @property
+    def is_member(self) -> bool:
+        """Whether this is a node's client, which needs no token of a log."""
+        return self._member is not None
+
+    @property
     def cluster_id(self) -> bytes:
         """The cluster's identity, 16 bytes, as its nodes told it."""
         return self._cluster
@@ -360,6 +370,8 @@ class Cluster(LogFinding):
     # Inside.
 
     def _hello(self, wanted: NodeId) -> Hello:
+        if self._member is not None:
+            return replace(self._member, wanted=wanted)
         return Hello(0, self._cluster, 0, wanted)
 
     def _learn(self, reply: Reply) -> None:

@@ -48,6 +48,7 @@ from cordwood.client.read.shared_tail import SharedTails
 from cordwood.client.tier_store import OpenObjects, TierStore
 from cordwood.errors import BadSetting, Closed, UnknownLog, Unreachable
 from cordwood.host.seams import Host
+from cordwood.layout.hello import Hello
 from cordwood.layout.message import Call, Reply
 from cordwood.lsn import ESN_MAX, LSN_MAX, Lsn, make_lsn
 from cordwood.protocol.read_budget import ReadBudget
@@ -493,18 +494,21 @@ async def connected(
     host: Host,
     settings: ClientSettings,
     open_objects: OpenObjects = open_object_store,
+    *,
+    member: Hello | None = None,
 ) -> AsyncIterator[Store]:
     """A store that lives for the length of the block.
 
     Args:
         open_objects: opens main storage by its address.
+        member: the greeting of the node whose client this is; see `Cluster`.
     Raises:
         Unreachable: no address answered.
         NotOurCluster: a node of another cluster, or another service, answered.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
-            cluster = Cluster(host, addresses, tasks, settings.write_tokens)
+            cluster = Cluster(host, addresses, tasks, settings.write_tokens, member)
             await cluster.start(timeout_s=settings.timeout_s)
             store = Store(cluster, host, settings, tasks, open_objects)
             try:

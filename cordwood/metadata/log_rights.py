@@ -2,8 +2,9 @@
 
 - Deleting, renaming or fencing a log with a write token, or changing its tokens or retention,
   requires that token. Without a write token every caller may. - Changing a read token requires the
-  read token, and the write token if there is one. - A change of a directory counts as a change of
-  every log below that gets other attributes by it.
+  read token, and the write token if there is one. So does letting a log with a read token into main
+  storage (`tier=on` with `tier_open=on`), where the token does not hold. - A change of a directory
+  counts as a change of every log below that gets other attributes by it.
 
 Changes that neither add nor remove access or records (replication, nodeset, spreading and sending
 of blocks) need no token: they are an operator's work, and operators have no tokens of logs.
@@ -40,20 +41,28 @@ def who_has(tokens: Iterable[str]) -> Check:
 
     def check(name: str, was: LogAttributes, becomes: LogAttributes | None) -> None:
         taken = GUARDED if becomes is None else changed_rights(was, becomes)
+        if becomes is not None and was.read_token and opens(was, becomes):
+            taken = (*taken, "read_token")
         if taken and was.write_token and was.write_token not in has:
             raise AccessDenied(
                 f"{name} wants its write token of whoever changes its tokens, its retention or its "
-                "name, deletes it or fences it: give it as ClientSettings(write_tokens=…), on the "
-                "command line as CORDWOOD_WRITE_TOKENS"
+                "name, opens it in main storage, deletes it or fences it: give it as "
+                "ClientSettings(write_tokens=…), on the command line as CORDWOOD_WRITE_TOKENS"
             )
         shows = becomes is not None and "read_token" in taken
         if shows and was.read_token and was.read_token not in has:
             raise AccessDenied(
-                f"{name} wants its read token of whoever changes it: give it as "
-                "ClientSettings(read_tokens=…), on the command line as CORDWOOD_READ_TOKENS"
+                f"{name} wants its read token of whoever changes it, or opens the log in main "
+                "storage: give it as ClientSettings(read_tokens=…), on the command line as "
+                "CORDWOOD_READ_TOKENS"
             )
 
     return check
+
+
+def opens(was: LogAttributes, becomes: LogAttributes) -> bool:
+    """Whether a change lets a log into main storage that was kept out of it."""
+    return becomes.is_uploaded and not was.is_uploaded
 
 
 def changed_rights(was: LogAttributes, becomes: LogAttributes) -> tuple[str, ...]:

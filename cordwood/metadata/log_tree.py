@@ -122,15 +122,22 @@ class LogTree:
         await self._entries.claim(name, log_id)
         return LogInfo(log_id, name, created_us, own, whole, mark)
 
-    async def planned(self, name: str, attributes: LogAttributes | None = None) -> LogAttributes:
+    async def planned(
+        self,
+        name: str,
+        attributes: LogAttributes | None = None,
+        was: LogAttributes | None = None,
+    ) -> LogAttributes:
         """The attributes that a log of this name would have.
 
+        Args:
+            was: what a log has that is there already, under another name.
         Raises:
             BadSetting: the name or an attribute is wrong.
         """
         name = normalise_name(name)
         whole = self._whole(name, attributes or LogAttributes(), await self.directories())
-        check_whole(whole)
+        check_whole(whole, was)
         return whole
 
     async def get(self, name: str) -> LogInfo | None:
@@ -278,9 +285,10 @@ class LogTree:
             if not log.is_at(name):
                 raise unknown(name)
             own = become(log.attributes)
+            was = self._whole(name, log.attributes, directories)
             whole = self._whole(name, own, directories)
-            check_whole(whole)
-            check(name, self._whole(name, log.attributes, directories), whole)
+            check_whole(whole, was)
+            check(name, was, whole)
             return msgspec.json.encode(msgspec.structs.replace(log, attributes=own))
 
         await change_repeatably(self._store, id_key(info.log_id), decide, version=version)
@@ -295,13 +303,15 @@ class LogTree:
             own = become(known.get(path, LogAttributes()))
             planned = {**known, path: own}
             none = LogAttributes()
+            was = self._whole(path, none, known)
             whole = self._whole(path, none, planned)
-            check_whole(whole)
-            check(path, self._whole(path, none, known), whole)
+            check_whole(whole, was)
+            check(path, was, whole)
             for info in logs:
+                was = self._whole(info.name, info.own, known)
                 whole = self._whole(info.name, info.own, planned)
-                _check_log(info, whole)
-                check(info.name, self._whole(info.name, info.own, known), whole)
+                _check_log(info, whole, was)
+                check(info.name, was, whole)
             return msgspec.json.encode({k: v for k, v in planned.items() if v.as_set()})
 
         await change_repeatably(self._store, _DIRECTORIES, decide, version=version)
@@ -363,7 +373,7 @@ class LogTree:
             return await self._finish_rename(name, new_name, left)
         if new_name == name:
             return info
-        await self.planned(new_name, info.own)
+        await self.planned(new_name, info.own, info.attributes)
         try:
             await self.move(info.log_id, name, new_name, check)
         except UnknownLog:
@@ -476,9 +486,9 @@ def _check_rename(name: str, was: LogAttributes, becomes: LogAttributes, check: 
     check(name, was, becomes)
 
 
-def _check_log(info: LogInfo, whole: LogAttributes) -> None:
+def _check_log(info: LogInfo, whole: LogAttributes, was: LogAttributes) -> None:
     try:
-        check_whole(whole)
+        check_whole(whole, was)
     except BadSetting as error:
         raise BadSetting(f"{info.name} could not be so: {error}") from None
 

@@ -544,9 +544,8 @@ async def find_log(store: Store, log: str, clients: Clients) -> int:
     found = clients.log_ids.get(log)
     if found is None and log == GUARDED:
         with contextlib.suppress(LogExists):
-            # Where all logs are tiered this one may not be: a read token does not hold there.
-            asked = LogAttributes(tier=False, read_token=token_digest(READ_TOKENS[0]))
-            await store.create_log(log, attributes=asked)
+            asked = token_digest(READ_TOKENS[0])  # also in main storage, where all logs are there
+            await store.create_log(log, attributes=LogAttributes(read_token=asked, tier_open=True))
     if found is None:
         tail = await store.read(log, "oldest", 0)  # makes the log where it may be made
         tail.close()

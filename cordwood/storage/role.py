@@ -200,10 +200,15 @@ class StorageRole:
             await self._claims.check_epoch(log, epoch)
 
     async def look(
-        self, call: AskTime | AskExtent | AskSize | AskKept | AskEpoch | AskIfLost
+        self,
+        call: AskTime | AskExtent | AskSize | AskKept | AskEpoch | AskIfLost,
+        *,
+        by_node: bool = False,
     ) -> TimeReply | ExtentReply | SizeReply | KeptReply | EpochReply | IfLostReply:
         """Answer what this node's part of a log, or of all, says; see `LogSearch`.
 
+        Args:
+            by_node: a member of the cluster asks, which needs no token.
         Raises:
             AccessDenied: the log wants a read token that the call does not bring.
             Unreachable: it took longer than the caller waits, so the answer is useless.
@@ -215,7 +220,7 @@ class StorageRole:
             return await self._survey.look(call)
         if isinstance(call, AskKept):  # of a node, which needs no token
             return KeptReply(await kept_here(self._engine, call.log, call.lsns))
-        if self._rights is not None:
+        if self._rights is not None and not by_node:
             await self._rights.check(call.log, call.token)
         try:
             async with asyncio.timeout(call.timeout_ms / 1000 if call.timeout_ms else None):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Set
 
 from cordwood.errors import BadSetting, Retryable
 from cordwood.host.seams import Host
+from cordwood.layout.hello import Hello
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
@@ -34,7 +35,7 @@ class Tiering:
     """See the module.
 
     Args:
-        members, dead, address: see `UploadRole`.
+        members, dead, address, greeting: see `UploadRole`.
         sequencing: the logs that this node sequences.
     Attributes:
         drops, uploads, merges, ledger_uploads, ledger_tend, ledger_drops: the roles.
@@ -53,6 +54,7 @@ class Tiering:
         members: Callable[[], Mapping[NodeId, Member]],
         dead: Callable[[], Set[NodeId]],
         address: Callable[[], str],
+        greeting: Callable[[], Hello],
         sequencing: Callable[[], Set[int]],
     ) -> None:
         tier, name = settings.tier, f"node {settings.node}"
@@ -69,7 +71,8 @@ class Tiering:
         )  # fmt: skip
         self.uploads = UploadRole(
             settings.node, host, tier, metadata, self._logs, self._objects, tend, open_objects,
-            members=members, dead=dead, address=address, presses=lambda: self.drops.pressure,
+            members=members, dead=dead, address=address, greeting=greeting,
+            presses=lambda: self.drops.pressure,
         )  # fmt: skip
         self.merges = MergeRole(
             settings.node, host, tier, metadata, self._objects,

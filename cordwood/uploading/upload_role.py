@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Set
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.client.store import Store, connected
 from cordwood.errors import AccessDenied, CordwoodError, Fenced
 from cordwood.host.seams import Host
+from cordwood.layout.hello import Hello
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.store import MetadataStore
@@ -96,7 +97,9 @@ class UploadRole:
     Args:
         me: this node.
         members, dead: as this node knows them.
-        address: where this node listens; its uploader connects there, as any client.
+        address: where this node listens; its uploader connects there, as a client.
+        greeting: what this node says to others. Its uploader says the same, and so reads logs that
+            ask clients for a token.
         presses: how full the disk is.
     Attributes:
         uploaded: objects that this node committed. blocked: logs with records behind lost or
@@ -117,6 +120,7 @@ class UploadRole:
         members: Callable[[], Mapping[NodeId, Member]],
         dead: Callable[[], Set[NodeId]],
         address: Callable[[], str],
+        greeting: Callable[[], Hello],
         presses: Callable[[], Pressure],
     ) -> None:
         self.uploaded = 0
@@ -134,10 +138,12 @@ class UploadRole:
         self._members = members
         self._dead = dead
         self._address = address
+        self._greeting = greeting
         self._presses = presses
         self._seen: dict[int, _Seen] = {}
         self._said = SaidOnce(logger)
         self._said_blocked: dict[int, SaidOnce] = {}
+        self._said_guarded: dict[int, SaidOnce] = {}
 
     async def run(self) -> None:
         """Look for what to upload at intervals, until cancelled."""
@@ -146,11 +152,15 @@ class UploadRole:
             try:
                 await self._tend_the_rest()
                 if await self.mine():
-                    opener = self._open_objects
-                    async with connected((self._address(),), self._host, CLIENT, opener) as client:
+                    async with self._connected() as client:
                         await self._upload_with(client)
             except CordwoodError as error:
                 self._said.warning(f"uploads have to wait: {error}")
+
+    def _connected(self) -> AbstractAsyncContextManager[Store]:
+        return connected(
+            (self._address(),), self._host, CLIENT, self._open_objects, member=self._greeting()
+        )
 
     async def _rest(self) -> None:
         # Drawn, so that the nodes of a cluster do not ask at once.
@@ -208,7 +218,12 @@ class UploadRole:
         mine = await self.mine()
         self._seen = {log: self._seen.get(log) or _Seen() for log in mine}
         now = asyncio.get_running_loop().time()
-        able = [log for log in mine if self._seen[log].rest_until <= now]
+        self._tell_guarded(mine)
+        able = [
+            log
+            for log, info in mine.items()
+            if info.attributes.is_uploaded and self._seen[log].rest_until <= now
+        ]
         tails = await self._tails(client, able)
         waiting: list[Waiting] = []
         for log in tails:
@@ -238,6 +253,19 @@ class UploadRole:
             except CordwoodError as error:
                 self._on_failed(log, error)
         return tails
+
+    def _tell_guarded(self, mine: Mapping[int, LogInfo]) -> None:
+        """Of logs from before both were refused together. What is uploaded already stays."""
+        for log, info in mine.items():
+            said = self._said_guarded.setdefault(log, SaidOnce(logger))
+            if info.attributes.is_uploaded:
+                said.over(f"log {log}: it may be uploaded")
+            else:
+                said.warning(
+                    f"log {log}: {info.name} asks for a read token, which does not hold in main "
+                    "storage: it is not uploaded. Set tier=off, or tier_open=on if whoever may "
+                    "read the store may read it"
+                )
 
     def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:
         self.blocked = {
@@ -286,10 +314,8 @@ class UploadRole:
                                 seen.barrier = int(taken.first)
                                 return
                             if taken.kind is GapKind.ACCESS:
-                                raise AccessDenied(
-                                    f"log {log} asks for a read token, which nodes do not have: "
-                                    "it is not uploaded"
-                                )
+                                # Of a node that does not know this one as a member any more.
+                                raise AccessDenied(f"log {log}: a node asks for its read token")
                             if taken.kind is GapKind.NOT_IN_CONFIG:
                                 return
                         else:

@@ -201,7 +201,8 @@ class Positions:
         """See `Store.trim`; None is the tail."""
         # Race: a log is looked up once. Its tail is no position in the log that gets its name then.
         info, tail = await self._opened(log)
-        check_write_token(info, self._settings.write_tokens)
+        if not self._cluster.is_member:
+            check_write_token(info, self._settings.write_tokens)
         if lsn is None:
             lsn = tail
         if lsn > tail:
@@ -333,7 +334,9 @@ class Positions:
         return None if manifest is None else TierPositions(self._tier, manifest, info, up_to)
 
     def _token(self, info: LogInfo) -> str:
-        """See `check_read_token`."""
+        """See `check_read_token`; a node's client needs none."""
+        if self._cluster.is_member:
+            return ""
         return check_read_token(info, self._settings.read_tokens)
 
     async def _opened(self, log: AnyLog) -> tuple[LogInfo, Lsn]:
