@@ -258,7 +258,9 @@ def open_obstore(url: str, options: Mapping[str, str] | None = None) -> ObstoreS
     given = dict(options or {})
     plain = given.get("endpoint", "").startswith("http://")
     client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "timeout": REQUEST_TIMEOUT}
-    if plain:
+    # An S3 server without TLS is called only where somebody wrote `http://`: in the options, or in
+    # the environment, which the library reads by itself and does not show.
+    if plain or scheme in ("s3", "s3a"):
         client["allow_http"] = True
     address = _QUERY.sub("", url)
     secrets = list(given.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 
 import pytest
 from scenarios import as_scenario
@@ -252,6 +253,27 @@ class TestTheLibrary:
                 assert caught.value.__suppress_context__
 
         on_real_host(main)
+
+    @pytest.mark.parametrize("name", ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+    def test_a_server_without_tls_is_called_where_the_environment_names_it(
+        self, require, monkeypatch: pytest.MonkeyPatch, name: str
+    ):
+        """Nodes have no other way to name one, and the library refused to call it."""
+        need(OBSTORE, require)
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            monkeypatch.setenv(name, f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+            async def main(host: Host) -> None:
+                store = open_obstore("s3://bucket/prefix", KEYS)
+                with pytest.raises(CordwoodError):
+                    await store.put("a", [b"x"], timeout_s=1.0)
+
+            on_real_host(main)
+            listener.settimeout(5)
+            listener.accept()[0].close()
 
     @pytest.mark.parametrize(
         ("text", "kind"),
