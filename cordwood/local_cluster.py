@@ -130,11 +130,13 @@ class LocalCluster:
         storage: StorageSettings | None = None,
         module: str = NODE_MODULE,
         logs: str = "",
+        tier: TierSettings | None = None,
     ) -> None:
         self.directory = directory
         self.shape = shape
         self._housing = housing
         self._storage = replace(storage or StorageSettings(), wal_bytes=shape.wal_bytes)
+        self._tier = replace(tier or TierSettings(), store=self.tier_store)
         self._module = module
         self._logs = logs
         self.nodes = {
@@ -282,7 +284,7 @@ class LocalCluster:
             default_replication=Replication(self.shape.copies, self.shape.copy_racks),
             create_logs=True,
             storage=self._storage,
-            tier=TierSettings(self.tier_store),
+            tier=self._tier,
         )
 
     def _log_path(self, node: LocalNode) -> str:
@@ -307,6 +309,7 @@ async def local_cluster(
     storage: StorageSettings | None = None,
     module: str = NODE_MODULE,
     logs: str = "",
+    tier: TierSettings | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """A running cluster for the length of the block.
 
@@ -318,13 +321,14 @@ async def local_cluster(
         storage: of every node, but for `wal_bytes`, which the shape says.
         module: what a node's process runs.
         logs: a directory for what the nodes say; "" leaves it with each node's data.
+        tier: of every node, but for `store`, which the shape says.
     Raises:
         StoreInUse: it is running already; the text says where.
         BadSetting: the directory holds another shape, or something else.
         Unreachable: a node did not start.
     """
     path, lock, shape = _prepare(directory, shape, port)
-    cluster = LocalCluster(path, shape, housing, storage, module, logs)
+    cluster = LocalCluster(path, shape, housing, storage, module, logs, tier)
     try:
         try:
             await cluster.start()

