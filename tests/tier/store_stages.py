@@ -136,8 +136,11 @@ class S3Server:
 def moto_server() -> Iterator[S3Server]:
     """moto's S3, in this process. While it is down it takes no connections."""
     import boto3
+    from moto.backends import get_backend
     from moto.server import ThreadedMotoServer
 
+    # Its objects are the process's, and those of another test's server are there still.
+    get_backend("s3").reset()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -26,7 +26,6 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Host
-from cordwood.layout.ledger_entry import ledger_key_of
 from cordwood.layout.object_names import LEDGERS, ledger_manifest_name
 from cordwood.ledger import DigestKind
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
@@ -353,9 +352,9 @@ class TestLettingGo:
             opened = await store.ledgers.open(number)
             assert len(await opened.read(0, COUNT - 1)) == COUNT
             # Copies that come late are not taken.
-            items, key = await opened.copies([0]), ledger_key_of(b"")
+            items = await opened.copies([0])
             with pytest.raises(Overloaded, match="gone"):
-                await write_copies(store._cluster, number, key, nodes[0], items)
+                await write_copies(store._cluster, opened.metadata, nodes[0], items)
 
     @as_scenario(simulate, nodes=5, tier=LETS_GO, storage=QUICK)
     async def test_checks_and_repairs_write_nothing_back(self, cluster: ClusterAtHand) -> None:
