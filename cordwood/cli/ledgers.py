@@ -208,7 +208,9 @@ def read(
     """Print the confirmed entries of a ledger, a line each."""
     with open_store(cluster) as store:
         opened = store.ledgers.open(ledger, ledger_password(), recovery=recovery)
-        end = opened.read_last_add_confirmed() if last is None else last
+        # Also where the end is given: of an open ledger nothing is known to be confirmed before.
+        confirmed = opened.read_last_add_confirmed()
+        end = confirmed if last is None else last
         for start in range(first, end + 1, IN_FLIGHT):
             for each in opened.read(start, min(end, start + IN_FLIGHT - 1)):
                 _print_entry(each, as_json)

@@ -46,6 +46,19 @@ def test_a_ledger_is_appended_to_read_and_shown(run):
     assert "who = me" in text
 
 
+def test_an_open_ledger_is_read_up_to_a_given_entry(tmp_path):
+    """No entry of it was known to be confirmed where the last one was given."""
+    with cordwood.connect(str(tmp_path / "store")) as store:
+        address = store.serve()
+        ledger = store.ledgers.create(ensemble=1, write=1, ack=1)
+        ledger.append(b"one")
+        ledger.append(b"two")  # tells that the first one is confirmed
+        arguments = ["ledgers", "read", str(ledger.ledger_id), "--to", "0", "--cluster", address]
+        outcome = run_verb(arguments, env={})
+        assert (outcome.exit_code, outcome.stdout) == (0, "one\n"), outcome.output
+        ledger.close()
+
+
 def test_entries_are_printed_once_they_are_forced(run):
     text = run("append", "a", "b", *ONE, "--defer-sync", "--id", "60")
     assert text.split() == ["ledger", "60", "0", "1"]
