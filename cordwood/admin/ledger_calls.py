@@ -90,6 +90,10 @@ class LedgerCalls:
         Raises:
             CordwoodError: the metadata store did not answer, or a tombstone is not durable.
         """
+        left = self._store.not_dropped()
+        for at in range(0, len(left), FORGET_AT_ONCE):
+            await self._store.drop(left[at : at + FORGET_AT_ONCE])
+            await asyncio.sleep(FORGET_PAUSE_S)
         index = self._store.index
         here = [each for each, held in index.held.items() if not held.flags & LedgerFlag.GONE]
         known: set[int] = set()

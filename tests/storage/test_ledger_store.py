@@ -142,6 +142,27 @@ async def test_a_deleted_ledger_leaves_a_tombstone() -> None:
 
 
 @as_scenario(run)
+async def test_what_a_node_left_of_a_deleted_ledger_when_it_stopped_goes_after_its_start() -> None:
+    """Its tombstone was durable, so no sweep looked at it again, and the space never came back."""
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0, 1))
+    table = made.engine.logs.ledgers
+    await table.flush(made.engine.ledgers.cut())
+    assert None not in await table.entries(LEDGER, [0, 1])
+    await store.note_loss([LedgerChange(LEDGER, KEY, LedgerFlag.GONE | LedgerFlag.FENCED)])
+    await made.crash(random.Random(1))
+    store = LedgerStore(made.engine)
+    assert store.not_dropped() == [LEDGER]
+    await store.drop(store.not_dropped())
+    assert await made.engine.logs.ledgers.entries(LEDGER, [0, 1]) == [None, None]
+    assert store.not_dropped() == []
+    await made.engine.logs.ledgers.flush(made.engine.ledgers.cut())
+    await made.crash(random.Random(2))
+    assert LedgerStore(made.engine).not_dropped() == []
+
+
+@as_scenario(run)
 async def test_who_waits_for_a_lac_is_woken_by_an_entry_and_by_a_fence() -> None:
     made = await Made.new()
     store = LedgerStore(made.engine)

@@ -112,6 +112,13 @@ class LedgerIndex:
         self.stored_entries += len(record.entries)
         return entries_bytes(record.entries)
 
+    def note_dropped(self, ledgers: Iterable[int]) -> None:
+        """LogsDB has no entries of these any more; their flags say that they keep none. A start
+        that does not know of it drops them once more."""
+        for ledger in ledgers:
+            self.held[ledger].last = NO_ENTRY
+            self._changed[ledger] = None
+
     def cut(self) -> list[Row]:
         """The changes since the last cut, as rows for LogsDB."""
         changed, self._changed = self._changed, {}

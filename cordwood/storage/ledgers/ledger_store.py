@@ -380,9 +380,24 @@ class LedgerStore:
             if (held := self.index.get(ledger)) is not None
         ]
         await self.note_loss(gone)
-        # The flag is durable, so nothing of these is read or taken from here on.
+        await self.drop([each.ledger for each in gone])
+
+    async def drop(self, ledgers: Sequence[int]) -> None:
+        """Give the space of ledgers back that were deleted or that main storage has. The flag is
+        durable, so nothing of these is read or taken.
+
+        Raises:
+            TablesFailed, TablesNoSpace: any of them may be left; see `not_dropped`.
+        """
         async with self._engine.logs.at_rest():
-            await self._engine.logs.ledgers.drop([each.ledger for each in gone])
+            await self._engine.logs.ledgers.drop(ledgers)
+            self.index.note_dropped(ledgers)
+
+    def not_dropped(self) -> list[int]:
+        """Ledgers that keep no entries, and perhaps have some in LogsDB: the node stopped before
+        these had gone."""
+        held = self.index.held.items()
+        return [n for n, each in held if each.flags.is_empty and each.last != NO_ENTRY]
 
     async def _write(self, changes: Sequence[LedgerChange]) -> None:
         if not changes:
