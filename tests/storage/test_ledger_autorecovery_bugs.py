@@ -12,6 +12,7 @@ from swaps import swap_value
 from test_ledger_autorecovery_cluster import E3, UNFLUSHED, marked, payloads, until_whole
 
 from cordwood.admin import ledger_autorecovery
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.errors import LedgerFenced, OutcomeUnknown, TooFewNodes
 from cordwood.metadata.ledger_marks import LedgerMarks
 from cordwood.nodes import NodeId
@@ -119,6 +120,30 @@ async def a_ledger_takes_longer_than_a_repair_without_progress(cluster: ClusterA
             await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
 
 
+async def two_fragments_have_their_others_in_two_racks(cluster: ClusterAtHand) -> None:
+    """Of three racks: a node that is right in the one may be in the rack of the other's node."""
+    racks = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c", 6: "c"}
+    for node in (5, 6):
+        cluster.locations[NodeId(node)] = racks[node]
+    cluster.add_nodes(2)
+    await cluster.start(5, 6)
+    async with cluster.client() as store:
+        for _ in range(12):
+            made = await store.ledgers.create(
+                ensemble=2, write=2, ack=2, placement=Placement(is_enforced=True)
+            )
+            await made.append(b"x")
+            lost, other = made.metadata.newest.nodes
+            third = next(n for n in racks if racks[n] not in (racks[lost], racks[other]))
+            # What a writer leaves that put a third node in the place of the second one.
+            opened = await store.ledgers.open(made.ledger_id)
+            changed = opened.metadata.with_ensemble(1, (lost, third)).closed(0, 1)
+            await LedgerMetadataCalls.set(store.ledgers._calls, opened.held.version, changed)
+            await store.ledgers.repair(made.ledger_id, nodes=[lost])
+            check = await store.ledgers.check(made.ledger_id)
+            assert (check.narrow, check.is_whole) == ([], True)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -127,6 +152,7 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-names-first": a_node_is_lost,
     "ledger-repair-forgets": a_second_node_is_lost_meanwhile,
     "ledger-repair-anywhere": a_repair_has_nodes_of_one_rack_alone,
+    "ledger-repair-same-node": two_fragments_have_their_others_in_two_racks,
     "ledger-repair-gives-up": a_ledger_takes_longer_than_a_repair_without_progress,
     "ledger-check-believes": a_node_lost_entries_without_a_word,
     "ledger-check-ends-alone": a_node_lost_entries_without_a_word,

@@ -21,8 +21,9 @@ from cordwood.errors import Overloaded, Rejected, TooFewNodes
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import AddRefusal, EntryItem
 from cordwood.ledger import LedgerMetadata, LedgerState
+from cordwood.nodes import Member, NodeId
 from cordwood.quorum.ensemble import is_written_to
-from cordwood.quorum.ensemble_choice import placement_of
+from cordwood.quorum.ensemble_choice import placement_of, windows_in_one
 
 READ_AT_ONCE = 256
 
@@ -94,7 +95,7 @@ class LedgerRepair:
         fragment = metadata.fragments[number]
         lost = fragment.nodes[place]
         known = self.moved.get(lost)
-        if known is not None and known not in fragment.nodes:
+        if known is not None and self._may_take(known, place, fragment.nodes, metadata):
             node = known
         else:
             node = await self._choose(place, fragment.nodes, metadata)
@@ -128,6 +129,18 @@ class LedgerRepair:
                 f"somebody else changed ledger {metadata.ledger} meanwhile: repair it once more"
             )
         self.moved[lost] = node
+
+    def _may_take(
+        self, node: int, place: int, nodes: Sequence[int], metadata: LedgerMetadata
+    ) -> bool:
+        """Whether a node that took a lost one's place in another fragment may here. The others of
+        this fragment are other ones, and one of them may share its rack."""
+        if node in nodes:
+            return False
+        members = self._cluster.members
+        ring = [node if at == place else each for at, each in enumerate(nodes)]
+        placed = [members.get(NodeId(each)) or Member(NodeId(each), "") for each in ring]
+        return not windows_in_one(placed, metadata.striping.write, metadata.scope)
 
     async def _choose(self, place: int, taken: Sequence[int], metadata: LedgerMetadata) -> int:
         ring = [None if at == place else node for at, node in enumerate(taken)]

@@ -8,7 +8,7 @@ from cordwood.admin import ledger_autorecovery as role
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
 from cordwood.client.ledgers import entry_calls, ledger_check, ledger_repair
 from cordwood.client.ledgers.ledger_check import LedgerChecking
-from cordwood.client.ledgers.ledger_repair import write_copies
+from cordwood.client.ledgers.ledger_repair import LedgerRepair, write_copies
 from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.metadata import ledger_marks
@@ -53,6 +53,12 @@ async def _copies_nothing(cluster: Any, metadata: LedgerMetadata, node: int, cop
 
 def _forgets_the_first(right: Any, before: Mark | None, found: Mark) -> Any:
     return right(None, found)
+
+
+def _takes_it_anywhere(
+    self: LedgerRepair, node: int, place: int, nodes: Any, metadata: LedgerMetadata
+) -> bool:
+    return node not in nodes
 
 
 def _leaves_it(patience: Any) -> None:
@@ -118,6 +124,8 @@ BUGS = (
          at(rule.merged, within=ledger_marks).around(_forgets_the_first)),
     _scene("anywhere", "a repair does not know how its writer wants the nodes",
            at(placement_of, within=ledger_repair).instead(_anywhere)),
+    _scene("same-node", "a node that took a lost one's place in one fragment takes it in each",
+           at(LedgerRepair._may_take).instead(_takes_it_anywhere)),
     _scene("gives-up", "a repair is cut short though it makes copies, and is begun anew each time",
            at(role._extend).instead(_leaves_it)),
     _check("believes", "a node that does not have an entry is believed to have it",
