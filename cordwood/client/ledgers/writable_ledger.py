@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -110,6 +111,8 @@ class WritableLedger:
         self._on_way: dict[int, int] = {}
         self._flush_due = False
         self._progress = asyncio.Event()
+        # Calls that wait for room, in their order.
+        self._waiting: deque[asyncio.Event] = deque()
         self._ended = asyncio.Event()
         self._end: End | None = None
         self._ticker = tasks.create_task(self._tick())
@@ -274,7 +277,8 @@ class WritableLedger:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while self._acks and self._writer.is_open:
-                    await self._news()
+                    self._progress.clear()
+                    await self._progress.wait()
                 await self._force_all()
                 self._act(self._writer.on_close())
                 self._give_up_ahead()
@@ -354,16 +358,30 @@ class WritableLedger:
             self._is_taking_ahead = False
 
     async def _wait_room(self) -> None:
-        if self._writer.has_room:
+        if not self._is_full() and not self._has_waiting():
             return
+        mine = asyncio.Event()
+        self._waiting.append(mine)
         try:
             async with asyncio.timeout(self._timeout_s):
-                while self._is_full():
-                    await self._news()
+                while self._waiting[0] is not mine or self._is_full():
+                    mine.clear()
+                    await mine.wait()
         except TimeoutError:
             raise Overloaded(
                 f"ledger {self.ledger_id} takes no more entries until some are answered"
             ) from None
+        finally:
+            self._waiting.remove(mine)
+            self._wake_next()
+
+    def _has_waiting(self) -> bool:
+        """Race: there is room, and a call that came before has not been told yet."""
+        return bool(self._waiting)
+
+    def _wake_next(self) -> None:
+        if self._waiting:
+            self._waiting[0].set()
 
     def _is_full(self) -> bool:
         return self._writer.is_open and not self._writer.has_room
@@ -381,10 +399,6 @@ class WritableLedger:
         except asyncio.CancelledError:
             future.add_done_callback(_retrieved)
             raise
-
-    async def _news(self) -> None:
-        self._progress.clear()
-        await self._progress.wait()
 
     def _act(self, effects: Sequence[rule.Effect]) -> None:
         """Do what the rule says, in its order."""
@@ -417,6 +431,7 @@ class WritableLedger:
         if self._ahead:
             self._take_ahead()
         self._progress.set()
+        self._wake_next()
 
     def _forget(self, entry: int) -> None:
         self._items.pop(entry, None)
@@ -450,6 +465,7 @@ class WritableLedger:
         self._give_up_forces(end)
         self._give_up_ahead()
         self._progress.set()
+        self._wake_next()
         self._ended.set()
 
     def _give_up_forces(self, end: End) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cordwood.client.ledgers import ledger_nodes, readable_ledger
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.layout.ledger_records import KeptEntry, LedgerEntries, LedgerFlag
 from cordwood.layout.message_ledgers import AddEntries, AddReply, ForceEntries, SetLedger
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
@@ -241,6 +242,10 @@ async def _keeps_what_it_knows(self: ReadableLedger) -> LedgerMetadata:
     return self.metadata
 
 
+def _sees_nobody(self: WritableLedger) -> bool:
+    return False
+
+
 def _may_always_change(self: LedgerWriter) -> bool:
     return True
 
@@ -306,6 +311,10 @@ BUGS = (
                "a writer begins fragments until its ledger's metadata does not take its end",
                at(LedgerWriter._may_change).instead(_may_always_change),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-jumps-the-queue",
+               "an entry is added before those of calls that wait for room",
+               at(WritableLedger._has_waiting).instead(_sees_nobody),
+               scene="tests/client/ledgers/test_ledger_order.py"),
     PlantedBug("ledger-denies-by-old-nodes",
                "a reader denies an entry by the word of nodes that were replaced",
                at(ReadableLedger.refresh).instead(_keeps_what_it_knows),

@@ -1,0 +1,64 @@
+"""Calls that wait for room have their order: the scene holds, and not with its bug planted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+from swaps import swap_value
+
+from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.protocol.ledger_writer import Acked, Effect, WriterLimits
+from cordwood.sim.planted import find_bug, planted
+
+
+async def a_call_comes_as_another_is_about_to_be_let_in(cluster: ClusterAtHand) -> None:
+    """Its task begins before the one that waits is told of the room, and took its place."""
+    right = WritableLedger._act
+    late: list[asyncio.Future[int]] = []
+
+    def act(self: WritableLedger, effects: Sequence[Effect]) -> None:
+        if not late and any(isinstance(each, Acked) for each in effects):
+            late.append(asyncio.ensure_future(self.append(b"late")))
+        right(self, effects)
+
+    async with cluster.client(timeout_s=20) as store:
+        made = await store.ledgers.create(
+            ensemble=3, write=3, ack=3, limits=WriterLimits(entries_max=1)
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            swap_value(patched, lambda: WritableLedger._act, act)
+            calls = [asyncio.ensure_future(made.append(b"%d" % number)) for number in range(5)]
+            assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
+            assert await asyncio.gather(*late) == [5]
+        await made.close()
+        opened = await store.ledgers.open(made.ledger_id)
+        assert [each.payload async for each in opened] == [b"0", b"1", b"2", b"3", b"4", b"late"]
+
+
+async def one_that_waits_gives_up(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=20) as store:
+        made = await store.ledgers.create(
+            ensemble=3, write=3, ack=3, limits=WriterLimits(entries_max=1)
+        )
+        calls = [asyncio.ensure_future(made.append(b"%d" % number)) for number in range(5)]
+        await asyncio.sleep(0)
+        calls[1].cancel()
+        calls[2].cancel()
+        told = await asyncio.gather(*calls, return_exceptions=True)
+        assert [each for each in told if isinstance(each, int)] == [0, 1, 2]
+
+
+def test_calls_that_wait_for_room_have_their_order() -> None:
+    simulate(a_call_comes_as_another_is_about_to_be_let_in)
+
+
+def test_one_that_gives_up_lets_the_next_one_in() -> None:
+    simulate(one_that_waits_gives_up)
+
+
+def test_the_scene_catches_the_bug() -> None:
+    with planted(find_bug("ledger-jumps-the-queue")), pytest.raises(AssertionError):
+        simulate(a_call_comes_as_another_is_about_to_be_let_in)
