@@ -55,7 +55,7 @@ class EntryReading:
         self._ledger = ledger
         # By which the nodes to ask were chosen.
         self._metadata = ledger.metadata
-        self._left = {entry: ledger._order(entry) for entry in entries}
+        self._left = ledger._orders(entries)
         self.items: dict[int, EntryItem] = {}
         self._found: dict[int, LedgerEntry] = {}
         # Entries that some node could not be asked for, or had damaged: they may be there.
@@ -199,9 +199,8 @@ class EntryReading:
             )
         if found == asked:
             await asyncio.sleep(AGAIN_S)
-        for entry in spent:
-            self._doubtful.discard(entry)
-            self._left[entry] = ledger._order(entry)
+        self._doubtful.difference_update(spent)
+        self._left.update(ledger._orders(spent))
 
 
 def _item(answer: EntryAnswer) -> EntryItem:

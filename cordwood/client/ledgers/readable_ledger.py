@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -448,17 +448,26 @@ class ReadableLedger:
 
     # Nodes.
 
-    def _order(self, entry: int) -> list[int]:
-        """The nodes to ask for an entry, in this order: those that failed of late come last."""
+    def _orders(self, entries: Iterable[int]) -> dict[int, list[int]]:
+        """For each entry the nodes to ask, in this order: those that failed of late come last."""
         metadata = self.metadata
-        striping, nodes = metadata.striping, metadata.nodes_at(entry)
-        places = write_set(entry, striping)
-        if striping.write == striping.ensemble:
-            turn = (entry // SAME_NODE) % striping.write
-            places = tuple(range(striping.ensemble))
-            places = places[turn:] + places[:turn]
-        order = [nodes[place] for place in places]
-        return read_order(order, self._rank)
+        striping = metadata.striping
+        every = tuple(range(striping.ensemble))
+        # Of thousands of entries few have an order of their own: it is one for each write set.
+        known: dict[tuple[int, ...], list[int]] = {}
+        orders = {}
+        for entry in entries:
+            nodes = metadata.nodes_at(entry)
+            if striping.write == striping.ensemble:
+                turn = (entry // SAME_NODE) % striping.write
+                places = every[turn:] + every[:turn]
+            else:
+                places = write_set(entry, striping)
+            asked = tuple(nodes[place] for place in places)
+            if asked not in known:
+                known[asked] = read_order(asked, self._rank)
+            orders[entry] = known[asked].copy()
+        return orders
 
     def _rank(self, node: int) -> tuple[Rank, int]:
         cluster = self._cluster

@@ -635,13 +635,13 @@ class TestPlacement:
             await made.append_many(payloads(10))
             await made.close()
             opened = await store.ledgers.open(made.ledger_id)
-            slow = opened._order(0)[0]
+            slow = opened._orders([0])[0][0]
             cluster.machine(slow).pause()
             loop = asyncio.get_running_loop()
             began = loop.time()
             assert len(await opened.read(0, 9)) == 10
             assert 0.25 < loop.time() - began < 1.0, "it did not wait for the slow one's time"
-            assert opened._order(0)[-1] == slow
+            assert opened._orders([0])[0][-1] == slow
             began = loop.time()
             await opened.read(0, 9)
             assert loop.time() - began < 0.25
