@@ -19,6 +19,7 @@ from cordwood.nodes import Authority, NodeId
 from cordwood.protocol import event_log
 from cordwood.protocol.event_log import Verdict
 from cordwood.protocol.rebuild_compare import Has
+from cordwood.protocol.rebuild_flow import RebuildFlow
 from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, after_asking
 from cordwood.protocol.rebuild_watch import Start, on_start
 from cordwood.protocol.staged_plan import StagedAt
@@ -28,7 +29,7 @@ from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, TWO_COPIES_LOST
 from cordwood.storage.rebuild import admission, moves
 from cordwood.storage.rebuild.donor import Donor, Pass
-from cordwood.storage.rebuild.moves import Moves, Report
+from cordwood.storage.rebuild.moves import Moves, Report, _Work
 from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.storage.staging.staged_index import StagedBlock
 
@@ -130,6 +131,13 @@ async def _nothing_owed(self: Membership, node_id: NodeId) -> None:
     return
 
 
+async def _unasked(self: Moves, works: Sequence[_Work], flow: RebuildFlow, report: Report) -> None:
+    return
+
+
+_UNCONFIRMED = at(Moves._confirm).instead(_unasked)
+
+
 BUGS = (
     PlantedBug("seals-not-owed", "a node says that it is back, and no start seals what it missed",
                at(Membership.owe_seals).instead(_nothing_owed),
@@ -143,9 +151,12 @@ BUGS = (
                at(StagedMoves._call).around(_given_without_pin),
                scene="tests/storage/test_lost_staging.py"),
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
-               at(Moves._send).around(_unawaited), scenario=DISKS_LOST),
+               together(at(Moves._send).around(_unawaited), _UNCONFIRMED), scenario=DISKS_LOST),
     PlantedBug("rebuild-refusal-ignored", "a donor goes on where a node refused or went away",
-               at(Moves._send).around(_trouble_swallowed), scenario=DISKS_LOST),
+               together(at(Moves._send).around(_trouble_swallowed), _UNCONFIRMED),
+               scenario=DISKS_LOST),
+    PlantedBug("moves-unconfirmed", "a donor does not ask again for new copies once it noted them",
+               _UNCONFIRMED, scene="tests/storage/test_moves_confirmed.py"),
     PlantedBug("donor-done-early", "a donor says that it is done after its first pass",
                at(Pass.is_done).instead(lambda self: True),
                scenario=DISKS_LOST),

@@ -252,7 +252,7 @@ class Moves:
         """What nodes say of blocks; those that do not answer are left out."""
         gone = losses.gone | {self._me}
         asked = [NodeId(n) for n in sorted(set(nodes) - gone) if n in self._available()]
-        question = AskCopies(log, tuple((held.first, held.last) for held in blocks))
+        question = _question(blocks)
         answers = await asyncio.gather(*(self._ask_one(node, question) for node in asked))
         return {n: words for n, words in zip(asked, answers, strict=True) if words is not None}
 
@@ -280,7 +280,7 @@ class Moves:
         if not blocks:
             return [], []
         everybody = self._available() - {self._me}
-        question = AskCopies(log, tuple((held.first, held.last) for _, held, _ in blocks))
+        question = _question(held for _, held, _ in blocks)
         nodes = sorted(everybody)
         answers = await asyncio.gather(*(self._ask_one(node, question) for node in nodes))
         found: list[tuple[StoredBlock, Known, int]] = []
@@ -381,10 +381,40 @@ class Moves:
                 for work in some:
                     if work.step is step:
                         _step_on(work, node, bool(trouble), flow)
+            if step is Step.NOTE:
+                await self._confirm([work for work in now if work.step is not None], flow, report)
         for work in works:
             if work.step is Step.DONE:
                 report.blocks += 1
                 report.bytes += work.move.block.stored_bytes * len(work.move.stores)
+
+    async def _confirm(self, works: Sequence[_Work], flow: RebuildFlow, report: Report) -> None:
+        """See that nodes which stored new copies have them now that a note names them.
+
+        Race: such a node may lose the copy again with a part of its WAL. It heals by the envelopes
+        that there are, and before the note none names it. A move that failed here stays noted:
+        the next pass tells all nodes of it, and one that lacks the block is sent the body.
+        """
+        to: dict[NodeId, list[_Work]] = {}
+        for work in works:
+            for node in work.move.stores:
+                to.setdefault(node, []).append(work)
+        answers = await asyncio.gather(
+            *(
+                self._ask_one(node, _question(work.move.block for work in some))
+                for node, some in to.items()
+            )
+        )
+        lacking: set[int] = set()
+        for some, words in zip(to.values(), answers, strict=True):
+            for at, work in enumerate(some):
+                if words is None or words[at].has not in (Has.YES, Has.TRIMMED):
+                    lacking.add(id(work))
+        for work in works:
+            if id(work) in lacking:
+                flow.on_failed(work.move.block)
+                work.step = None
+                report.again += 1
 
     def _release(self, nodes: Iterable[NodeId], log: int, released: int) -> None:
         """A node may hold nothing of a log so far: it is told what readers may see of it, ahead of
@@ -465,6 +495,12 @@ class Moves:
 
 _UNKNOWN = "unknown"
 _NONE = Move(Held(1, 1, 1, 0, 0, 0, ()), (), (), (), changes=False)
+
+
+def _question(blocks: Iterable[Held]) -> AskCopies:
+    """What a node has of some blocks of one log."""
+    some = list(blocks)
+    return AskCopies(some[0].log, tuple((held.first, held.last) for held in some))
 
 
 def _is_noted(block: StoredBlock) -> bool:
