@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 from cordwood.admin import ledger_autorecovery
 from cordwood.client import cluster
 from cordwood.client.append import log_appends
+from cordwood.client.ledgers import ledger_tiering
 from cordwood.client.read import consumer, read_stream, shared_tail
 from cordwood.protocol import ledger_autorecovery as ledger_rule
 from cordwood.protocol import node_states, nodeset_growth, producers, read_window, slow_nodes
@@ -32,6 +33,7 @@ from cordwood.storage.push import read_ahead, read_streams
 from cordwood.storage.repair import wal_healing
 from cordwood.storage.wal import wal_recovery
 from cordwood.storage.wal.wal_limits import WalLimits
+from cordwood.tier import ledger_upload
 from cordwood.wire import arrivals, connection, peers, server
 
 T = TypeVar("T")
@@ -148,6 +150,9 @@ KNOBS: Mapping[str, Knob[Any]] = {
         Knob(lambda: wal_healing.BEGINS_S, (1e6,), 0.0),
         # Likewise: an entry outlives Qa-1 lost disks, and one is lost at a time.
         Knob(lambda: ledger_clients.SHAPES, _SHAPES, 0.0),
+        # Where there is main storage: see `sim.tier_options`.
+        Knob(lambda: ledger_upload.OBJECT_BYTES, (800,), 0.0),
+        Knob(lambda: ledger_tiering.READ_AT_ONCE, (5,), 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""

@@ -2,7 +2,7 @@
 
 A scribe closes some of its ledgers, and leaves others open, as one that dies does. Salvagers
 recover ledgers that are written just then too, two of them at once now and then. When all is over,
-the archivist recovers every ledger and reads it whole.
+the archivist recovers every ledger and reads it whole, and checks those that main storage has.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -15,7 +15,7 @@ from collections import deque
 
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
-from cordwood.client.store import Store, connected
+from cordwood.client.store import Store
 from cordwood.errors import (
     Closed,
     CordwoodError,
@@ -34,6 +34,7 @@ from cordwood.sim.ledger_events import (
     EntryRead,
     EntryRefused,
     LedgerAudited,
+    LedgerChecked,
     LedgerEnds,
     LedgerMade,
 )
@@ -93,7 +94,7 @@ async def scribe(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     await _Writing(name, store, clients, chance).run()
         except CordwoodError as error:
@@ -148,7 +149,7 @@ class _Writing:
         try:
             made = await self._store.ledgers.create(
                 ensemble=ensemble, write=write, ack=ack, digest=chance.choice(list(DigestKind)),
-                password=b"sesame", ledger=chosen, shrinks=True,
+                password=b"sesame", ledger=chosen, shrinks=True, tier=self._asks_for_main_storage(),
                 limits=WriterLimits(delays_change=kind < 0.3, defers_sync=self._defers),
             )  # fmt: skip
         except LedgerExists:
@@ -157,6 +158,12 @@ class _Writing:
         recorder = clients.recorder
         recorder.add(LedgerMade(recorder.now_us, self._name, made.ledger_id))
         return made
+
+    def _asks_for_main_storage(self) -> bool:
+        """Every other ledger does, where there is one; it costs no chance."""
+        clients = self._clients
+        count = len(clients.ledgers) + len(clients.deleted_ledgers)
+        return clients.options.tiers_ledgers and count % 2 == 0
 
     def _add(self, made: WritableLedger) -> None:
         """Add an entry, and have its end noted whenever it comes."""
@@ -236,7 +243,7 @@ async def salvage(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     await clients.pause(chance.expovariate(1 / SALVAGE_S))
                     if clients.ledgers:
@@ -266,7 +273,7 @@ async def tail(name: str, clients: Clients, host: Host) -> None:
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
                     if not clients.ledgers:
                         await clients.pause(0.5)
@@ -312,11 +319,12 @@ async def archive(name: str, clients: Clients, host: Host) -> None:
         if not left:
             break
         try:
-            async with connected(clients.addresses, host, clients.settings(chance)) as store:
+            async with clients.connected(host, clients.settings(chance)) as store:
                 for ledger in left:
                     try:
                         opened = await store.ledgers.open(ledger, b"sesame", recovery=True)
                         await _read_on(name, opened, clients)
+                        await _check(name, store, opened, clients)
                     except CordwoodError as error:
                         failures[ledger] = f"{type(error).__name__}: {error}"
                         clients.told(name, "audit", error)
@@ -330,6 +338,17 @@ async def archive(name: str, clients: Clients, host: Host) -> None:
         if ledger not in done:
             why = failures.get(ledger, "no time")
             recorder.add(LedgerAudited(recorder.now_us, name, ledger, why))
+
+
+async def _check(name: str, store: Store, opened: ReadableLedger, clients: Clients) -> None:
+    """Have a ledger checked and filled that main storage has."""
+    if not (await opened.refresh()).is_tiered:
+        return
+    check = await store.ledgers.check(opened.ledger_id, b"sesame", fills=True)
+    recorder = clients.recorder
+    recorder.add(
+        LedgerChecked(recorder.now_us, name, check.ledger, check.short, check.lost, check.filled)
+    )
 
 
 def _note_end(name: str, clients: Clients, found: LedgerMetadata) -> None:

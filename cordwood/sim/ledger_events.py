@@ -78,6 +78,28 @@ class LedgerAudited(HistoryEvent, frozen=True, gc=False, tag="ledger-audited"):
     error: str = ""
 
 
+class LedgerChecked(HistoryEvent, frozen=True, gc=False, tag="ledger-checked"):
+    """When all was over, a ledger that main storage has was checked, and filled where it could be.
+
+    Attributes:
+        short, lost, filled: entries that main storage does not give whole, those of them that no
+            node has either, and copies that were made.
+    """
+
+    client: str
+    ledger: Ledger
+    short: Entry
+    lost: Entry
+    filled: Entry
+
+
 LedgerEvent: TypeAlias = (
-    LedgerMade | EntryAdded | EntryAcked | EntryRefused | EntryRead | LedgerEnds | LedgerAudited
+    LedgerMade
+    | EntryAdded
+    | EntryAcked
+    | EntryRefused
+    | EntryRead
+    | LedgerEnds
+    | LedgerAudited
+    | LedgerChecked
 )

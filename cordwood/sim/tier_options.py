@@ -1,4 +1,5 @@
-"""A seed's run with main storage: its logs are tiered within seconds, into a store that misbehaves.
+"""A seed's run with main storage: its logs are tiered within seconds, into a store that misbehaves;
+and so is every other ledger once it is closed.
 
 The swarm's draw stays as it is, but for what makes nodes upload, let go, merge, and delete within a
 run: partitions of some seconds, and retention that looks every second. `cordwood sim run --tier`.
@@ -13,10 +14,18 @@ from dataclasses import replace
 
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import TierSettings
+from cordwood.sim.knobs import TurnedKnobs
 from cordwood.sim.object_store import BucketFaults
 from cordwood.sim.options import RunOptions
 
 STORE = "sim://bucket"
+
+SMALL_SHARE = 0.7
+SMALL_OBJECTS: TurnedKnobs = (
+    ("tier.ledger_upload.OBJECT_BYTES", 0),
+    ("client.ledgers.ledger_tiering.READ_AT_ONCE", 0),
+)
+"""Ledgers of a run have some objects then: else one would hold any of them."""
 
 
 def tiered(options: RunOptions, chance: random.Random) -> RunOptions:
@@ -48,9 +57,13 @@ def tiered(options: RunOptions, chance: random.Random) -> RunOptions:
         merge_object_bytes=chance.choice((40_000, 200_000, 1 << 20)),
         merge_shared_bytes=1,
         merge_turn_s=chance.choice((1.0, 30.0)),
+        ledger_keep_s=chance.choice((0.0, 0.0, 3.0)),
     )
+    small = chance.random() < SMALL_SHARE
     attributes = asks.over(cluster.attributes)
     return replace(
         options,
+        workload=replace(options.workload, tiers_ledgers=True),
+        turns=(*options.turns, *SMALL_OBJECTS) if small else options.turns,
         cluster=replace(cluster, attributes=attributes, storage=storage, tier=tier, bucket=bucket),
     )

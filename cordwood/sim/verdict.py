@@ -77,7 +77,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         ("S1", "S2", "S12", "S13", "E1"),
     ),
     "calls by a name that changes": Evidence((NameLeads, NamedRead), ("S32",)),
-    "what becomes of ledgers": Evidence((LedgerMade,), ("S33", "S34", "S35")),
+    "what becomes of ledgers": Evidence((LedgerMade,), ("S33", "S34", "S35", "S36")),
     "reads": Evidence(
         (ReadStarted,), ("S2", "S4", "S5", "S6", "S7", "S28", "S31", "L2"), ("S1", "S3", "S8", "E1")
     ),

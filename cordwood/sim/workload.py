@@ -110,6 +110,7 @@ class WorkloadOptions:
         crowds: clients with several readers of one log.
         scribes: clients that write ledgers; with them come one that recovers ledgers, one that
             follows them, and one that reads them all in the end.
+        tiers_ledgers: whether every other ledger asks for main storage.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
         resenders: clients that send again, at the same place, what ended with an error.
         given_up: nodes that an operator gives up when they are down; () for none.
@@ -147,6 +148,7 @@ class WorkloadOptions:
     browsers: int = 0
     crowds: int = 0
     scribes: int = 0
+    tiers_ledgers: bool = False
     sorters: int = 0
     resenders: int = 0
     given_up: tuple[int, ...] = ()

@@ -67,14 +67,12 @@ async def upload_ledger(
     host: Host,
     metadata: LedgerMetadata,
     entries: AsyncIterator[list[EntryItem]],
-    object_bytes: int = OBJECT_BYTES,
 ) -> UploadedLedger:
     """Upload a closed ledger under the attempt that is in force.
 
     Args:
         store: patient.
         entries: all of them from 0 on, each checked by its digest.
-        object_bytes: of bodies, at which an object is closed.
     Raises:
         Malformed: other entries were given than the ledger has.
         Corrupt: the store does not give back what was put.
@@ -83,7 +81,7 @@ async def upload_ledger(
     upload = _Upload(store, host, metadata)
     async for some in entries:
         await upload.add(some)
-        if upload.raw_bytes >= object_bytes:
+        if upload.raw_bytes >= OBJECT_BYTES:
             await upload.put_object()
     await upload.put_object()
     return await upload.put_manifest()

@@ -142,6 +142,7 @@ from cordwood.sim.ledger_events import (
     EntryRead,
     EntryRefused,
     LedgerAudited,
+    LedgerChecked,
     LedgerEnds,
     LedgerMade,
 )
@@ -398,6 +399,9 @@ class _Stage:
         elif what == "ends":
             length = int(words[2]) if words[2:] else 64 * (int(words[1]) + 1)
             self.add(LedgerEnds(self.time_us, words[0], LEDGER, int(words[1]), length))
+        elif what == "checked":
+            counts = [int(word) for word in words[1:]]
+            self.add(LedgerChecked(self.time_us, words[0], LEDGER, *counts))
         else:
             self.add(LedgerAudited(self.time_us, words[0], LEDGER, "".join(words[1:])))
 

@@ -127,6 +127,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(ledger_events.EntryRead(recorder.now_us, "r1", 7, 0, mark))
     recorder.add(ledger_events.LedgerEnds(recorder.now_us, "w1", 7, -1, 0))
     recorder.add(ledger_events.LedgerAudited(recorder.now_us, "r1", 7, "no time"))
+    recorder.add(ledger_events.LedgerChecked(recorder.now_us, "r1", 7, 2, 1, 0))
     recorder.add(token_events.FenceAnswered(recorder.now_us, "w1", 1, 5, 2))
     recorder.add(operator_events.StorageAsked(recorder.now_us, "w1", 3, True))
     recorder.add(operator_events.StorageTold(recorder.now_us, "w1", 3, True))

@@ -33,6 +33,7 @@ from cordwood.sim.checkers.ledgers import (
     check_ledger_ends,
     check_ledger_entries,
     check_ledger_order,
+    check_tiered_ledgers,
 )
 from cordwood.sim.checkers.limits import check_limits
 from cordwood.sim.checkers.liveness import (
@@ -117,6 +118,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "S33": check_ledger_entries,
         "S34": check_ledger_ends,
         "S35": check_ledger_order,
+        "S36": check_tiered_ledgers,
         "L1": check_appends_succeed,
         "L2": check_readers_reach_the_tail,
         "L3": check_recovery_finishes,

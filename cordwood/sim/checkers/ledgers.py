@@ -1,4 +1,5 @@
-"""S33, S34, S35: what a ledger acknowledged stays in it; it has one end; entries have one order.
+"""S33 to S36: what a ledger acknowledged stays in it; it has one end; entries have one order; main
+storage has all of a ledger that it is said to have.
 
 The archivist recovers every ledger when all is over and reads it whole. So what was acknowledged
 and was not read by it is lost.
@@ -19,6 +20,7 @@ from cordwood.sim.ledger_events import (
     EntryRead,
     EntryRefused,
     LedgerAudited,
+    LedgerChecked,
     LedgerEnds,
     LedgerEvent,
     LedgerMade,
@@ -36,13 +38,15 @@ class _Ledger:
     read: list[EntryRead] = field(default_factory=list)
     ends: list[LedgerEnds] = field(default_factory=list)
     audited: list[LedgerAudited] = field(default_factory=list)
+    checked: list[LedgerChecked] = field(default_factory=list)
 
 
 def _ledgers(evidence: Evidence) -> dict[int, _Ledger]:
     found: dict[int, _Ledger] = {}
     for _, event in evidence.of(
-        LedgerMade, EntryAdded, EntryAcked, EntryRefused, EntryRead, LedgerEnds, LedgerAudited
-    ):
+        LedgerMade, EntryAdded, EntryAcked, EntryRefused, EntryRead, LedgerEnds, LedgerAudited,
+        LedgerChecked,
+    ):  # fmt: skip
         match event:
             case LedgerMade():
                 _of(found, event).made.append(event)
@@ -58,6 +62,8 @@ def _ledgers(evidence: Evidence) -> dict[int, _Ledger]:
                 _of(found, event).ends.append(event)
             case LedgerAudited():
                 _of(found, event).audited.append(event)
+            case LedgerChecked():
+                _of(found, event).checked.append(event)
             case _:
                 raise AssertionError("no other event was asked for")
     return found
@@ -167,4 +173,21 @@ def check_ledger_order(evidence: Evidence) -> list[Violation]:
             if read.entry != before.entry + 1:
                 text = f"entry {read.entry} was read behind entry {before.entry}"
                 found.append(Violation("S35", text, number, 0, (before, read)))
+    return found
+
+
+def check_tiered_ledgers(evidence: Evidence) -> list[Violation]:
+    """S36: main storage has every entry of a ledger that is there, and no node is given copies."""
+    found: list[Violation] = []
+    for number, ledger in sorted(_ledgers(evidence).items()):
+        for check in ledger.checked:
+            if check.short:
+                text = (
+                    f"it is in main storage, which lacks {check.short} entries; "
+                    f"{check.lost} of them are on no node either"
+                )
+                found.append(Violation("S36", text, number, 0, (check,)))
+            if check.filled:
+                text = f"it is in main storage, and nodes were given {check.filled} copies"
+                found.append(Violation("S36", text, number, 0, (check,)))
     return found

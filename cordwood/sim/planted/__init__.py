@@ -14,6 +14,7 @@ from cordwood.sim.planted import (
     client,
     epochs,
     ledger_repairs,
+    ledger_tiers,
     ledgers,
     merges,
     names,
@@ -53,6 +54,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *merges.BUGS,
     *ledgers.BUGS,
     *ledger_repairs.BUGS,
+    *ledger_tiers.BUGS,
 )
 """Every bug that can be planted."""
 
