@@ -66,7 +66,7 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
-from cordwood.layout.message_rebuilding import AskRebuilding, SayRebuild
+from cordwood.layout.message_rebuilding import AskHeld, AskRebuilding, SayRebalance, SayRebuild
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumers import Consumers
@@ -626,7 +626,7 @@ class Node:
                 return await self._storage.look(call, by_node=is_node(connection))
             case AskTail():
                 return await self._sequencer.tail(call)
-            case AskCopies() | SayRebuild() | AskRebuilding():
+            case AskCopies() | SayRebuild() | AskRebuilding() | SayRebalance() | AskHeld():
                 return await self._rebuild.answer(call)
             case AskReleased():
                 return self._sequencer.released(call)

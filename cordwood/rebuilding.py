@@ -131,9 +131,53 @@ class Unrecoverable(Struct, frozen=True, tag="unrecoverable", forbid_unknown_fie
     node: _Node
 
 
+PARTS = 1_000_000
+"""Parts of a node's blocks, by which a share is told."""
+
+
+class Transfer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """So many of a million blocks of `source` go to `target`."""
+
+    source: _Node
+    target: _Node
+    parts: Annotated[int, Meta(ge=1, le=PARTS)]
+
+    def __post_init__(self) -> None:
+        if self.source == self.target:
+            raise ValueError("a node gives nothing to itself")
+
+
+_Shares = Annotated[tuple[Transfer, ...], Meta(max_length=NODES_MAX)]
+
+
+class Rebalance(Struct, frozen=True, tag="rebalance", forbid_unknown_fields=True):
+    """Nodes give some of their copies to emptier ones. Without shares, one under way ends."""
+
+    shares: _Shares
+
+
+class Gave(Struct, frozen=True, tag="gave", forbid_unknown_fields=True):
+    """What a donor of a rebalance gave; it is done.
+
+    Attributes:
+        version: of the rebalance.
+        blocks, bytes: copies that lie on other nodes now.
+        kept, kept_bytes: chosen blocks that stay: their epochs' nodesets lack the target, or the
+            copies would not be spread as they should be.
+    """
+
+    donor: _Node
+    version: _Lsn
+    blocks: _Count = 0
+    bytes: _Count = 0
+    kept: _Count = 0
+    kept_bytes: _Count = 0
+
+
 RebuildEvent = (
     NeedsRebuild | DonorProgress | IsRebuilt | Acked | Aborted | Undrained | Unrecoverable
-)
+    | Rebalance | Gave
+)  # fmt: skip
 
 
 class LostNode(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -170,6 +214,30 @@ class LostNode(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
         return not set(self.donors) - set(self.done)
 
 
+class Rebalancing(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The last rebalance.
+
+    Attributes:
+        version: LSN of the event that asked for it.
+        shares: what is still to be given; nodes that were lost or drained since are left out.
+        donors: the nodes that give, in node order.
+        gave: what those said that are done, in node order.
+        is_stopped: an operator ended it early.
+    """
+
+    version: _Lsn
+    shares: _Shares = ()
+    donors: _Nodes = ()
+    gave: Annotated[tuple[Gave, ...], Meta(max_length=NODES_MAX)] = ()
+    is_stopped: bool = False
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The donors that are not done, in node order."""
+        done = {each.donor for each in self.gave}
+        return tuple(node for node in self.donors if node not in done)
+
+
 class RebuildingSet(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What all events up to `through` amount to.
 
@@ -178,12 +246,14 @@ class RebuildingSet(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         version: LSN of the last event that changed what donors have to do.
         lost: entries in node order.
         progress: what donors said of this version, in node order.
+        rebalancing: the last rebalance, None before the first.
     """
 
     through: _Lsn = 0
     version: _Lsn = 0
     lost: Annotated[tuple[LostNode, ...], Meta(max_length=NODES_MAX)] = ()
     progress: Annotated[tuple[DonorProgress, ...], Meta(max_length=NODES_MAX)] = ()
+    rebalancing: Rebalancing | None = None
 
     def entry(self, node: int) -> LostNode | None:
         """The entry of a node, None where nothing is said of it."""

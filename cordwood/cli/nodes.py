@@ -12,6 +12,7 @@ from cordwood.cli.accept_loss import accept_loss
 from cordwood.cli.if_lost import if_lost
 from cordwood.cli.node_status import node_status, node_storage
 from cordwood.cli.overview import view_nodes
+from cordwood.cli.rebalance import rebalance
 from cordwood.cli.rebuild import drain, undrain
 from cordwood.cli.replace import replace
 from cordwood.cli.restart import restart
@@ -31,6 +32,7 @@ app.command(name="status")(node_status)
 app.command(name="storage")(node_storage)
 app.command()(drain)
 app.command()(undrain)
+app.command()(rebalance)
 app.command()(restart)
 app.command()(replace)
 

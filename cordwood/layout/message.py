@@ -65,7 +65,7 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
-from cordwood.layout.message_rebuilding import AskRebuilding, RebuildingReply, SayRebuild
+from cordwood.layout.message_rebuilding import RebuildCall, RebuildReply
 from cordwood.layout.message_rights import (
     AskVersion,
     DeleteLog,
@@ -516,7 +516,7 @@ Call = (
     | Seal | Clean | AskReleased | Yield | ConsumerCall | AskStreams | SetAttributes
     | AskDirectory | DeleteLog | RenameLog | AskEpochs | StagingCall | PublishCall | RaiseToken
     | Trim | AskTime | AskExtent | AskSize | TellNodesets | AskNodesets | SetAuthority | SetStorage
-    | AskKept | AskIfLost | AskVersion | AskCopies | SayRebuild | AskRebuilding | LedgerCall
+    | AskKept | AskIfLost | AskVersion | AskCopies | RebuildCall | LedgerCall
     | AskImpact | AskFitness | MaintenanceCall
 )  # fmt: skip
 Reply = (
@@ -524,7 +524,7 @@ Reply = (
     | DoneReply | ReleasedReply | ConsumerReply | ConsumersReply
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | StagedPlaces | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
-    | VersionReply | CopiesReply | RebuildingReply
+    | VersionReply | CopiesReply | RebuildReply
     | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
     | ImpactReply | FitnessReply | MaintenanceReply
 )  # fmt: skip

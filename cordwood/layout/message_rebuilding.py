@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from cordwood.layout.message_fields import U32, Sentence
+from cordwood.layout.message_fields import U32, AnyLsn, Sentence
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Bytes = Annotated[bytes, Meta(max_length=1_000_000)]
@@ -39,6 +39,36 @@ class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
     node: U32
     order: RebuildOrder
     forced: bool = False
+
+
+class SayRebalance(Struct, frozen=True, tag="say_rebalance"):
+    """Nodes are to give so much to others: triples of source, target and millionths; without any,
+    the rebalance that is under way ends. Answered with RebuildingReply."""
+
+    shares: Annotated[tuple[tuple[U32, U32, U32], ...], Meta(max_length=4096)]
+
+
+class AskHeld(Struct, frozen=True, tag="ask_held"):
+    """How much does the node hold, by nodeset? log, lsn: as in `AskIfLost`."""
+
+    log: Annotated[int, Meta(ge=0, le=2**62 - 1)] = 0
+    lsn: AnyLsn = 0
+
+
+class HeldGroup(Struct, frozen=True, array_like=True):
+    """Bytes of settled blocks whose epochs have this nodeset and so many copies."""
+
+    nodes: Annotated[tuple[U32, ...], Meta(max_length=4096)]
+    copies: U32
+    bytes: _Count
+
+
+class HeldReply(Struct, frozen=True, tag="held"):
+    """What a node holds, as far as this call looked; log, lsn: as of `IfLostReply`."""
+
+    groups: Annotated[tuple[HeldGroup, ...], Meta(max_length=65536)]
+    log: Annotated[int, Meta(ge=0, le=2**62 - 1)]
+    lsn: AnyLsn
 
 
 class AskRebuilding(Struct, frozen=True, tag="ask_rebuilding"):
@@ -89,3 +119,7 @@ class RebuildingReply(Struct, frozen=True, tag="rebuilding"):
     set: _Bytes
     donor: DonorState
     heal: HealState = HealState()
+
+
+RebuildCall = SayRebuild | AskRebuilding | SayRebalance | AskHeld
+RebuildReply = RebuildingReply | HeldReply

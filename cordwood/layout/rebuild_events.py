@@ -26,7 +26,7 @@ from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch, Malformed
-from cordwood.rebuilding import LostNode, RebuildEvent, RebuildingSet
+from cordwood.rebuilding import LostNode, Rebalancing, RebuildEvent, RebuildingSet
 
 VERSION = 1
 EVENT = 1
@@ -84,6 +84,8 @@ def read_set(data: Buffer) -> RebuildingSet:
     in_order = _rises([each.node for each in found.lost]) and _rises(told)
     if not in_order or found.version > found.through or not all(map(_is_sound, found.lost)):
         raise Malformed("a rebuilding set cannot be what events amount to")
+    if found.rebalancing is not None and not _can_be(found.rebalancing, found.through):
+        raise Malformed("a rebalance cannot be what events amount to")
     return found
 
 
@@ -91,6 +93,12 @@ def _is_sound(each: LostNode) -> bool:
     ranges = each.ranges
     apart = all(a.last_us + 1 < b.first_us for a, b in pairwise(ranges))
     return _rises(each.donors) and _rises(each.done) and set(each.done) <= {*each.donors} and apart
+
+
+def _can_be(known: Rebalancing, through: int) -> bool:
+    told = [each.donor for each in known.gave]
+    is_of_it = all(each.version == known.version for each in known.gave)
+    return known.version <= through and _rises(known.donors) and _rises(told) and is_of_it
 
 
 def _rises(nodes: list[int] | tuple[int, ...]) -> bool:

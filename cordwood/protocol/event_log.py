@@ -37,9 +37,12 @@ from cordwood.rebuilding import (
     Aborted,
     Acked,
     DonorProgress,
+    Gave,
     IsRebuilt,
     LostNode,
     NeedsRebuild,
+    Rebalance,
+    Rebalancing,
     RebuildEvent,
     RebuildingSet,
     TimeRange,
@@ -64,6 +67,7 @@ class Verdict(enum.Enum):
     NOT_DONE = "the node is not rebuilt yet"
     DRAINED = "the node is to stay empty until it is undrained"
     DONE_ALREADY = "the node's data lies on other nodes by now"
+    BUSY = "nodes are being rebuilt or drained, or another rebalance is under way"
 
 
 class Outcome(NamedTuple):
@@ -96,11 +100,15 @@ def apply(before: RebuildingSet, lsn: int, event: RebuildEvent) -> Outcome:
             found = _undrained(here, lsn, event)
         case Unrecoverable():
             found = _unrecoverable(here, event)
+        case Rebalance():
+            found = _rebalance(here, lsn, event)
+        case Gave():
+            found = _gave(here, event)
         case _:
             assert_never(event)
     if isinstance(found, Verdict):
         return Outcome(here, found)
-    return Outcome(_settled(found), Verdict.TAKEN)
+    return Outcome(_settled(_only_whole(found)), Verdict.TAKEN)
 
 
 def replay(
@@ -144,6 +152,53 @@ def work_of(rebuilding: RebuildingSet, donor: int) -> tuple[int, ...]:
         for each in rebuilding.lost
         if not each.is_empty and donor in each.donors and donor not in each.done
     )
+
+
+def gives(rebuilding: RebuildingSet, donor: int) -> bool:
+    """Whether `donor` still has to give its part of a rebalance."""
+    return rebuilding.rebalancing is not None and donor in rebuilding.rebalancing.left
+
+
+def _rebalance(here: RebuildingSet, lsn: int, event: Rebalance) -> _Refused:
+    known = here.rebalancing
+    if not event.shares:
+        if known is None or not known.left or known.is_stopped:
+            return Verdict.UNCHANGED
+        # Its donors go on until what they have noted is done.
+        return _restarted(
+            replace(here, rebalancing=replace(known, shares=(), is_stopped=True)), lsn
+        )
+    is_busy = any(not each.is_empty and not each.ranges for each in here.lost)
+    if known is not None and known.left:
+        # The same order twice, where the first answer was lost.
+        return Verdict.UNCHANGED if known.shares == event.shares else Verdict.BUSY
+    if is_busy:
+        return Verdict.BUSY
+    donors = tuple(sorted({each.source for each in event.shares}))
+    return _restarted(replace(here, rebalancing=Rebalancing(lsn, event.shares, donors)), lsn)
+
+
+def _gave(here: RebuildingSet, event: Gave) -> _Refused:
+    known = here.rebalancing
+    if known is None or event.donor not in known.donors:
+        return Verdict.UNKNOWN_NODE
+    if event.version != known.version:
+        return Verdict.STALE
+    if event.donor not in known.left:
+        return Verdict.UNCHANGED
+    told = tuple(sorted([*known.gave, event], key=lambda each: each.donor))
+    return replace(here, rebalancing=replace(known, gave=told))
+
+
+def _only_whole(here: RebuildingSet) -> RebuildingSet:
+    """A node that is lost or drained gives nothing to a rebalance any more, and gets nothing."""
+    known = here.rebalancing
+    if known is None or not known.left:
+        return here
+    away = {each.node for each in here.lost if not each.ranges}
+    shares = tuple(e for e in known.shares if not {e.source, e.target} & away)
+    donors = tuple(node for node in known.donors if node not in away or node not in known.left)
+    return replace(here, rebalancing=replace(known, shares=shares, donors=donors))
 
 
 def _needs_rebuild(here: RebuildingSet, lsn: int, event: NeedsRebuild) -> _Refused:
@@ -226,7 +281,7 @@ def _but(nodes: tuple[int, ...], node: int) -> tuple[int, ...]:
 def _progress(here: RebuildingSet, event: DonorProgress) -> _Refused:
     if event.version != here.version:
         return Verdict.STALE
-    if not any(event.donor in each.donors for each in here.lost):
+    if not (gives(here, event.donor) or any(event.donor in each.donors for each in here.lost)):
         return Verdict.UNKNOWN_NODE
     others = [each for each in here.progress if each.donor != event.donor]
     told = sorted([*others, event], key=lambda each: each.donor)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.quorum.copyset import Chance, can_replicate, draw_member
-from cordwood.rebuilding import RebuildingSet, TimeRange
+from cordwood.rebuilding import RebuildingSet, TimeRange, Transfer
 
 SPARED_WEIGHT = 1e-6
 """The weight of a node that takes no new records: it gets a copy only if no other node can."""
@@ -65,6 +65,7 @@ class Losses:
         barred: nodes that take no new copies: `gone`, `leaving`, and empty nodes.
         unsure: nodes that lost records and go on: they may lack what envelopes say they have.
         lacking: of these, the nodes that lack the block at hand, as they say themselves.
+        shares: what nodes give to emptier ones, see `protocol.rebalance_plan`.
     """
 
     version: int
@@ -74,6 +75,7 @@ class Losses:
     barred: frozenset[int]
     unsure: frozenset[int] = frozenset()
     lacking: frozenset[int] = frozenset()
+    shares: tuple[Transfer, ...] = ()
 
     @classmethod
     def of(cls, rebuilding: RebuildingSet) -> Losses:
@@ -82,7 +84,11 @@ class Losses:
         leaves = [each.node for each in whole if each.relocates and not each.is_empty]
         gone = frozenset(each.node for each in whole) - frozenset(leaves)
         ranges = tuple((each.node, each.ranges) for each in rebuilding.lost if each.ranges)
-        return cls(rebuilding.version, gone, frozenset(leaves), ranges, gone | {*leaves})
+        known = rebuilding.rebalancing
+        shares = known.shares if known is not None and known.left else ()
+        return cls(
+            rebuilding.version, gone, frozenset(leaves), ranges, gone | {*leaves}, shares=shares
+        )
 
     def missing(self, block: Held) -> frozenset[int]:
         """Members of the block's copyset that do not have it, or are to give it away."""

@@ -17,9 +17,15 @@ from collections.abc import Iterator
 
 from cordwood.layout.rebuild_events import read_set
 from cordwood.nodes import NodeId
-from cordwood.rebuilding import RebuildingSet
+from cordwood.rebuilding import Rebalancing, RebuildingSet
 from cordwood.sim.cluster import SimCluster
-from cordwood.sim.end_events import DiskLost, DisksReplaced, LedgersLacking, StaleServed
+from cordwood.sim.end_events import (
+    DiskLost,
+    DisksReplaced,
+    LedgersLacking,
+    RebalanceOver,
+    StaleServed,
+)
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.ledger_copies import is_marked, lacking_ledgers
 from cordwood.sim.stored_tree import StoredTree
@@ -66,6 +72,11 @@ class DiskLosses:
         """The rebuilding set as the metadata store has it."""
         found = self._cluster.metadata.data.values.get(SET_KEY)
         return RebuildingSet() if found is None else read_set(found.value)
+
+    @property
+    def rebalancing(self) -> Rebalancing | None:
+        """The last rebalance."""
+        return self.rebuilding.rebalancing
 
     async def run(self) -> None:
         """Lose disks, and empty those that nobody wants, until cancelled."""
@@ -135,6 +146,13 @@ class DiskLosses:
         if is_up:
             self._cluster.start(node)
 
+    async def wait_given(self) -> None:
+        """Wait for the last rebalance: until it is over, nodes are not idle."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + HEALED_S
+        while self._left() and loop.time() < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
     async def wait_healed(self) -> None:
         """Wait until nothing is lost any more, and note what still is."""
         loop = asyncio.get_running_loop()
@@ -143,9 +161,16 @@ class DiskLosses:
             await asyncio.sleep(LOOK_S)
         waits = tuple(sorted({*self._away, *(each.node for each in self.rebuilding.lost)}))
         self._recorder.add(DisksReplaced(self._recorder.now_us, self.lost, waits))
+        if self.rebalancing is not None:
+            self._recorder.add(RebalanceOver(self._recorder.now_us, self._left()))
         lacking = tuple(await lacking_ledgers(self._cluster))
         marked = is_marked(self._cluster)
         self._recorder.add(LedgersLacking(self._recorder.now_us, marked, lacking))
 
     def _is_hurt(self) -> bool:
-        return bool(self.rebuilding.lost or self._away) or is_marked(self._cluster)
+        is_hurt = bool(self.rebuilding.lost or self._away or self._left())
+        return is_hurt or is_marked(self._cluster)
+
+    def _left(self) -> tuple[int, ...]:
+        """Nodes that have not given their part of the last rebalance."""
+        return self.rebalancing.left if self.rebalancing is not None else ()

@@ -38,6 +38,16 @@ class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
     waits: tuple[int, ...] = ()
 
 
+class RebalanceOver(HistoryEvent, frozen=True, gc=False, tag="rebalance-over"):
+    """At the end of a run in which nodes gave data to others: the last rebalance should be over.
+
+    Attributes:
+        waits: nodes that have not given their part.
+    """
+
+    waits: tuple[int, ...] = ()
+
+
 class StaleServed(HistoryEvent, frozen=True, gc=False, tag="stale-served"):
     """A node serves from the disk that it had before its data was made anew on others."""
 
@@ -94,6 +104,7 @@ EndEvent: TypeAlias = (
     | NodesBack
     | DiskLost
     | DisksReplaced
+    | RebalanceOver
     | LedgersLacking
     | StaleServed
     | WordsLeft

@@ -1,5 +1,5 @@
 """Simulated operators: one makes nodes read-only now and then, and lets them store again; another
-gives up nodes that are down.
+gives up nodes that are down; a third one has nodes give old data to others.
 
 Only nodes that the others can do without are ever named, all of them at once if chance has it:
 so whatever is owed to clients is owed beside read-only nodes too, before and after the healing.
@@ -14,6 +14,7 @@ import asyncio
 from cordwood.errors import CordwoodError, Rejected
 from cordwood.host.seams import Host
 from cordwood.nodes import Authority
+from cordwood.rebuilding import PARTS, Transfer
 from cordwood.sim.operator_events import StorageAsked, StorageTold
 from cordwood.sim.workload import RECONNECT_S, Clients
 
@@ -23,6 +24,12 @@ in between; a run sees about ten."""
 
 GIVE_UP_S = 1.5
 """Mean time between two tries: a node that crashed is down for some seconds."""
+
+REBALANCE_S = 2.0
+"""Mean time between two tries: most find the last one under way, and a run sees a few begin."""
+
+STOP_SHARE = 0.2
+"""How often the one that is under way is ended instead."""
 
 
 async def keep_storage(name: str, clients: Clients, host: Host) -> None:
@@ -71,4 +78,31 @@ async def give_up(name: str, clients: Clients, host: Host) -> None:
                         clients.told(name, "set_authority", error)
         except CordwoodError as error:
             clients.told(name, "set_authority", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+async def rebalance(name: str, clients: Clients, host: Host) -> None:
+    """Have some nodes give copies to others, planned or by chance, until told to stop."""
+    _, chance = clients.next_life(name)
+    nodes = clients.options.rebalanced
+    while not clients.stopping:
+        try:
+            async with clients.connected(host, clients.settings(chance)) as store:
+                while not clients.stopping:
+                    await asyncio.sleep(chance.expovariate(1 / REBALANCE_S))
+                    shares: tuple[Transfer, ...] = ()
+                    if chance.random() >= STOP_SHARE:
+                        plan = await store.rebalance_plan()
+                        source, *targets = chance.sample(nodes, 3)
+                        drawn = (
+                            Transfer(source, to, chance.randint(1, PARTS // 2)) for to in targets
+                        )
+                        # Disks are emptied and filled all the time, and some runs lose none.
+                        shares = plan.shares if chance.random() < 0.5 else tuple(drawn)
+                    try:
+                        await store.rebalance(shares)
+                    except Rejected as error:  # another is under way, or a node is being rebuilt
+                        clients.told(name, "rebalance", error)
+        except CordwoodError as error:
+            clients.told(name, "rebalance", error)
             await asyncio.sleep(RECONNECT_S)

@@ -64,6 +64,7 @@ from cordwood.storage.produced_index import ProducedIndex
 from cordwood.storage.push.read_ahead import ReadAhead
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.rebuild.admission import Admission
+from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub import rotten_rows
@@ -305,6 +306,12 @@ STORAGE_ROWS: tuple[Row, ...] = (
         "staged-moved",
         "a donor made a staged block of a lost node anew",
         StagedMoves._give,
+    ),
+    row(
+        "rebalance-given",
+        "a donor moved a block to an emptier node",
+        Moves._plan_given,
+        gave,
     ),
     row("claim-again", "a node claimed its number again", DataDirectory._claims_before, gave),
     row("reached-noted", "a node noted how far it got", DataDirectory.note),

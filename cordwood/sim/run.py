@@ -346,6 +346,7 @@ class _Run:
             await measure_pace(self._cluster, self._crew, self.clients, chance)
         stuck = await self._drain()
         if not stuck:
+            await self._losses.wait_given()
             await self._idle()
             self._note_words()
             stuck = await self._lose()

@@ -14,7 +14,7 @@ from cordwood.sim.crowd import crowd
 from cordwood.sim.ledger_clients import archive, salvage, scribe, tail
 from cordwood.sim.name_clients import call_names, change_names
 from cordwood.sim.name_crossing import cross_names
-from cordwood.sim.operators import give_up, keep_storage
+from cordwood.sim.operators import give_up, keep_storage, rebalance
 from cordwood.sim.position_clients import reset_positions, trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
@@ -46,6 +46,7 @@ _PARTS = {
     "outsider": pry,
     "operator": keep_storage,
     "coroner": give_up,
+    "balancer": rebalance,
     "namer": change_names,
     "caller": call_names,
     "crosser": cross_names,
@@ -117,6 +118,7 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
         *_numbered("outsider", options.outsiders),
         *_numbered("operator", bool(options.read_only)),
         *_numbered("coroner", bool(options.given_up)),
+        *_numbered("balancer", bool(options.rebalanced)),
         *_numbered("namer", bool(options.callers)),
         *_numbered("caller", options.callers),
         *_numbered("crosser", options.crossers),

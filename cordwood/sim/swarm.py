@@ -80,6 +80,9 @@ RETENTION_SHARE = 0.3
 PACED_SHARE = 0.08
 """Share of the seeds in which appends are timed, of those that can: it takes half as long again."""
 
+REBALANCED_SHARE = 0.5
+"""Share of the seeds that lose disks in which nodes give copies to others meanwhile."""
+
 LOSES_SHARE = 0.15
 """Share of the seeds in which nodes are lost for good at the end."""
 
@@ -316,9 +319,13 @@ def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
     faults = replace(
         options.faults, kinds=DISKS_KINDS, scenes=(), nodeset=places, replication=replication
     )
-    work = replace(options.workload, read_only=(), given_up=(), scribes=0, lull_s=0.0)
+    length_s = chance.uniform(*DISKS_S)
+    rebalanced = tuple(range(1, nodes + 1)) if chance.random() < REBALANCED_SHARE else ()
+    work = replace(
+        options.workload, read_only=(), given_up=(), scribes=0, lull_s=0.0, rebalanced=rebalanced
+    )
     return replace(
-        options, length_s=chance.uniform(*DISKS_S), cluster=cluster, faults=faults, workload=work,
+        options, length_s=length_s, cluster=cluster, faults=faults, workload=work,
         link=None, absent=(), paced=False, loses="", loses_disks=True,
     )  # fmt: skip
 

@@ -99,10 +99,8 @@ class WorkloadOptions:
         publishers: queries that stage and publish batches; each is a client of its own.
         publish_s: mean time between two batches of one.
         holders: clients that take a log of their own under fencing tokens, in turn.
-        outsiders: clients that read a log whose read token they do not have; with them comes
-            one that appends to it and changes the token.
-        callers: clients of a log whose name goes from one log to another; with them comes the one
-            that changes it.
+        outsiders: readers without a log's read token; one more appends and changes the token.
+        callers: clients of a log whose name changes; with them comes the one that changes it.
         crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
@@ -113,6 +111,7 @@ class WorkloadOptions:
         tiers_ledgers: whether every other ledger asks for main storage.
         sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
         resenders: clients that send again, at the same place, what ended with an error.
+        rebalanced: nodes that an operator has give to one another now and then; () for none.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
@@ -151,6 +150,7 @@ class WorkloadOptions:
     tiers_ledgers: bool = False
     sorters: int = 0
     resenders: int = 0
+    rebalanced: tuple[int, ...] = ()
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()
     client: ClientSettings = field(default_factory=ClientSettings)

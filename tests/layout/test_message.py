@@ -140,10 +140,14 @@ from cordwood.layout.message_nodes import (
     SetStorage,
 )
 from cordwood.layout.message_rebuilding import (
+    AskHeld,
     AskRebuilding,
     DonorState,
+    HeldGroup,
+    HeldReply,
     RebuildingReply,
     RebuildOrder,
+    SayRebalance,
     SayRebuild,
 )
 from cordwood.layout.message_rights import (
@@ -204,6 +208,7 @@ CALLS: list[Call] = [
     AskIfLost((3, 2**32 - 1), 9, lsn(4, 17)),
     AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
     SayRebuild(3, RebuildOrder.START, forced=True),
+    SayRebalance(((1, 2, 500_000),)), AskHeld(9, lsn(4, 17)),
     AskRebuilding(), AskImpact((1, 2), ("eu.rack1",)), AskFitness(),
     ApplyMaintenance((1,), ("eu.rack1",), "DRAINED", "a new disk", "ann", 60), AskMaintenance(),
     RemoveMaintenance(7),
@@ -254,6 +259,7 @@ REPLIES: list[Reply] = [
     KeptReply((0, 1 << 40)),
     IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
     CopiesReply((CopyWord(1, 2, 3, True, (4, 5, 6)), CopyWord(2))),
+    HeldReply((HeldGroup((1, 2, 3), 3, 1 << 40),), 9, lsn(4, 17)),
     RebuildingReply(b"set", DonorState(7, 1, 2, 3, 4, 5.5, "nothing", True)),
     MaintenanceReply([
         MaintenanceRequest(1, (2, 3), "DRAINED", "DRAINING", "a new disk", "ann", 5, 6, ""),

@@ -27,12 +27,16 @@ from cordwood.rebuilding import (
     Aborted,
     Acked,
     DonorProgress,
+    Gave,
     IsRebuilt,
     LostNode,
     NeedsRebuild,
+    Rebalance,
+    Rebalancing,
     RebuildEvent,
     RebuildingSet,
     TimeRange,
+    Transfer,
     Undrained,
     Unrecoverable,
 )
@@ -48,6 +52,8 @@ EVENTS: list[RebuildEvent] = [
     Aborted(3, 10),
     Undrained(3),
     Unrecoverable(3),
+    Rebalance((Transfer(1, 2, 500_000), Transfer(3, 2, 1))),
+    Gave(3, 10, 1, 1 << 40, 2, 3),
 ]
 
 A_SET = RebuildingSet(
@@ -58,6 +64,7 @@ A_SET = RebuildingSet(
         LostNode(5, 10, is_recoverable=False, is_empty=True),
     ),
     (DonorProgress(1, 12, 99, 5, 6), DonorProgress(3, 12, 98)),
+    Rebalancing(9, (Transfer(1, 2, 5),), (1, 3), (Gave(3, 9, 1, 2, 3, 4),), True),
 )  # fmt: skip
 
 

@@ -106,6 +106,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(end_events.NodesLost(recorder.now_us, (1, 2)))
     recorder.add(end_events.DiskLost(recorder.now_us, 3))
     recorder.add(end_events.DisksReplaced(recorder.now_us, 1, (3,)))
+    recorder.add(end_events.RebalanceOver(recorder.now_us, (3,)))
     recorder.add(end_events.StaleServed(recorder.now_us, 3))
     recorder.add(end_events.WordsLeft(recorder.now_us, (3,)))
     recorder.add(end_events.LedgersLacking(recorder.now_us, True, (7,)))

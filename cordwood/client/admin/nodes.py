@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from cordwood.client.admin.rebalance import Rebalances
 from cordwood.client.cluster import Cluster
 from cordwood.errors import BadSetting, CordwoodError, Rejected, Unreachable
 from cordwood.layout.log_questions import AskIfLost, IfLostReply
@@ -34,7 +35,7 @@ from cordwood.layout.message_rebuilding import (
 )
 from cordwood.layout.rebuild_events import read_set
 from cordwood.nodes import Authority, NodeId
-from cordwood.rebuilding import LostNode
+from cordwood.rebuilding import LostNode, Rebalancing
 from cordwood.settings import ClientSettings
 
 Answer = TypeVar("Answer")
@@ -77,14 +78,16 @@ class Rebuilding:
         lost: nodes that are lost, drained, or rebuilt and not back yet.
         donors: each node's work as a donor, or the reason why it did not answer, in node order.
         heals: nodes whose WAL lost records, and how far they are with getting them back.
+        rebalancing: the last rebalance, None before the first.
     """
 
     lost: tuple[LostNode, ...]
     donors: dict[NodeId, DonorState | CordwoodError]
     heals: dict[NodeId, HealState] = field(default_factory=dict)
+    rebalancing: Rebalancing | None = None
 
 
-class Nodes:
+class Nodes(Rebalances):
     """See the module; made by whoever inherits it, which sets `_cluster` and `_settings`."""
 
     _cluster: Cluster
@@ -273,7 +276,8 @@ class Nodes:
                 AskRebuilding(), timeout_s=self._settings.timeout_s
             )
             assert isinstance(reply, RebuildingReply), "AskRebuilding has one kind of answer"
-            return Rebuilding(read_set(reply.set).lost, {})
+            told = read_set(reply.set)
+            return Rebuilding(told.lost, {}, {}, told.rebalancing)
         answers = await self._ask_each(AskRebuilding(), RebuildingReply)
         replies = [each for each in answers.values() if isinstance(each, RebuildingReply)]
         if not replies:
@@ -288,7 +292,7 @@ class Nodes:
             for node, each in sorted(answers.items())
             if isinstance(each, RebuildingReply) and each.heal.lost
         }
-        return Rebuilding(newest.lost, states, heals)
+        return Rebuilding(newest.lost, states, heals, newest.rebalancing)
 
     async def say_rebuild(self, node: int, order: str, *, forced: bool = False) -> None:
         """Have the data of a node made anew, or not.

@@ -126,6 +126,8 @@ class BlockingStore(Facade[Store]):
     maintenance = blocking(Store.maintenance, timed=False)
     remove_maintenance = blocking(Store.remove_maintenance, changes=True, timed=False)
     rebuilding = blocking(Store.rebuilding)
+    rebalance_plan = blocking(Store.rebalance_plan, timed=False)
+    rebalance = blocking(Store.rebalance)
     say_rebuild = blocking(Store.say_rebuild)
     set_authority = blocking(Store.set_authority, changes=True)
     read_only = blocking(Store.read_only)

@@ -17,6 +17,7 @@ from cordwood.sim.end_events import (
     CopiesMended,
     DisksReplaced,
     LedgersLacking,
+    RebalanceOver,
     StaleServed,
     WordsLeft,
 )
@@ -29,6 +30,11 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
         assert isinstance(event, WordsLeft), "as asked for"
         text = f"nodes {list(event.nodes)} are there, and what was said of their data is not over"
         return [Violation("L4", text, 0, 0, (event,))]
+    for _, event in evidence.of(RebalanceOver):
+        assert isinstance(event, RebalanceOver), "as asked for"
+        if event.waits:
+            text = f"nodes {list(event.waits)} never give their part of a rebalance"
+            return [Violation("L4", text, 0, 0, (event,))]
     stale = [event for _, event in evidence.of(StaleServed)]
     if stale:
         text = "a node serves the copies that were made anew on other nodes"

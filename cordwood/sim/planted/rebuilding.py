@@ -15,18 +15,19 @@ from cordwood.block import Envelope
 from cordwood.layout.log_questions import AskCopies
 from cordwood.layout.waves import StoredBlock
 from cordwood.metadata.membership import Membership
-from cordwood.nodes import Authority, NodeId
+from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol import event_log
 from cordwood.protocol.event_log import Verdict
+from cordwood.protocol.rebalance_plan import plan_given
 from cordwood.protocol.rebuild_compare import Has
 from cordwood.protocol.rebuild_flow import RebuildFlow
 from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, after_asking
 from cordwood.protocol.rebuild_watch import Start, on_start
 from cordwood.protocol.staged_plan import StagedAt
-from cordwood.rebuilding import Acked, LostNode, RebuildingSet
+from cordwood.rebuilding import Acked, LostNode, RebuildingSet, Transfer
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
-from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, TWO_COPIES_LOST
+from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, REBALANCED, TWO_COPIES_LOST
 from cordwood.storage.rebuild import admission, moves
 from cordwood.storage.rebuild.donor import Donor, Pass
 from cordwood.storage.rebuild.moves import Moves, Report, _Work
@@ -55,6 +56,22 @@ async def _nothing_staged_moves(
     self: StagedMoves, losses: Losses, report: Report, is_old: Callable[[], bool]
 ) -> None:
     return
+
+
+def _given_unstored(
+    right: Any, block: Held, share: Transfer, nodeset: Nodeset, replication: Replication
+) -> Any:
+    found = right(block, share, nodeset, replication)
+    return found._replace(stores=()) if found is not None else None
+
+
+def _rebalance_forgotten(right: Any, self: Donor, rebuilding: RebuildingSet) -> Any:
+    # What was asked for before this donor's start.
+    known = rebuilding.rebalancing
+    first = notes_of(self).setdefault("rebalance", known.version if known is not None else 0)
+    if known is not None and known.version == first:
+        return bool(self.work_left(rebuilding))
+    return right(self, rebuilding)
 
 
 async def _trouble_swallowed(right: Any, self: Moves, *args: Any, **kwargs: Any) -> str:
@@ -150,6 +167,11 @@ BUGS = (
                "though its batch is committed",
                at(StagedMoves._call).around(_given_without_pin),
                scene="tests/storage/test_lost_staging.py"),
+    PlantedBug("given-unstored", "a rebalance names a node that never got the block",
+               at(plan_given, within=moves).around(_given_unstored), scenario=REBALANCED),
+    PlantedBug("rebalance-forgotten", "a donor that starts again forgets what it was to give to "
+               "emptier nodes",
+               at(Donor.has_work).around(_rebalance_forgotten), scenario=REBALANCED),
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
                together(at(Moves._send).around(_unawaited), _UNCONFIRMED), scenario=DISKS_LOST),
     PlantedBug("rebuild-refusal-ignored", "a donor goes on where a node refused or went away",

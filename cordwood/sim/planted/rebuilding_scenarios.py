@@ -40,6 +40,14 @@ DISKS_LOST = scenario(
 )  # fmt: skip
 """Disks are lost while nodes crash and are cut off; six nodes, three copies."""
 
+REBALANCED = scenario(
+    "crash", "pause", "partition",
+    shape=both(cluster_of(6, 3), _losing),
+    every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
+    rebalanced=(1, 2, 3, 4, 5, 6),
+)  # fmt: skip
+"""The same, and nodes give copies to others now and then."""
+
 TWO_COPIES_LOST = scenario(
     "crash", "pause",
     shape=both(cluster_of(5, 2), _losing),

@@ -31,7 +31,9 @@ from cordwood.layout.message_rebuilding import DonorState
 from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Member, NodeId
+from cordwood.protocol import event_log
 from cordwood.protocol.event_log import work_of
+from cordwood.protocol.rebalance_plan import gives, plan_given
 from cordwood.protocol.rebuild_flow import FlowLimits, RebuildFlow
 from cordwood.protocol.rebuild_plan import Losses, is_certain
 from cordwood.rebuilding import RebuildingSet
@@ -286,6 +288,7 @@ class Donor:
         """What there is to move in a log."""
         held = self._engine.cache.log(log)
         found = _ToDo(log, 0)
+        epochs = told_nodesets(self._engine, log, self._members())
         is_unsettled = False
         at = held.trim + 1
         while at <= LSN_MAX:
@@ -295,10 +298,12 @@ class Donor:
             if run.damaged:
                 now.report.trouble = f"log {log}: copies have rotted here"
             for block in run.blocks:
-                if not self._is_mine(block, now.losses):
+                is_mine = self._is_mine(block, now.losses)
+                if not is_mine and not self._gives(block, now, epochs):
                     continue
                 if not is_settled(held, block):
-                    is_unsettled = True
+                    # A rebalance leaves it where it is.
+                    is_unsettled = is_unsettled or is_mine
                     continue
                 found.first = found.first or block.header.first
                 found.blocks += 1
@@ -321,6 +326,20 @@ class Donor:
             return True
         held = held_of(block)
         return bool(losses.missing(held)) and losses.may_give(held, self._me)
+
+    def _gives(self, block: StoredBlock, now: Pass, epochs: EpochNodesets) -> bool:
+        """Whether a rebalance moves a block from here; one that has to stay is counted."""
+        if not now.losses.shares:
+            return False
+        held = held_of(block)
+        share = gives(now.losses, held, self._me)
+        known = epochs.of(held.epoch) if share is not None else None
+        if share is None or known is None or plan_given(held, share, *known) is not None:
+            return share is not None
+        if now.is_looking:
+            now.report.kept += 1
+            now.report.kept_bytes += held.stored_bytes
+        return False
 
     def _is_certain(self, log: int, rebuilding: RebuildingSet) -> bool:
         told = told_nodesets(self._engine, log, self._members())
@@ -347,7 +366,9 @@ class Donor:
         epochs = told_nodesets(self._engine, log, members)
 
         def wanted(block: StoredBlock) -> Part:
-            is_wanted = self._is_mine(block, now.losses) and is_settled(held, block)
+            is_wanted = is_settled(held, block) and (
+                self._is_mine(block, now.losses) or self._gives(block, now, epochs)
+            )
             return Part.WHOLE if is_wanted else Part.NOTHING
 
         at = max(todo.first, held.trim + 1)
@@ -396,6 +417,10 @@ class Donor:
     def work_left(self, rebuilding: RebuildingSet) -> tuple[int, ...]:
         """Of which lost nodes this node has to give."""
         return work_of(rebuilding, self._me)
+
+    def has_work(self, rebuilding: RebuildingSet) -> bool:
+        """Whether this node has to give, of a lost node or for a rebalance."""
+        return bool(self.work_left(rebuilding)) or event_log.gives(rebuilding, self._me)
 
 
 def is_settled(held: CachedLog, block: StoredBlock) -> bool:

@@ -29,6 +29,7 @@ from cordwood.layout.waves import (
 )
 from cordwood.lsn import format_lsn
 from cordwood.nodes import NodeId
+from cordwood.protocol.rebalance_plan import gives, plan_given
 from cordwood.protocol.rebuild_compare import (
     Finding,
     Has,
@@ -70,6 +71,7 @@ class Report:
         blocks, bytes: new copies that are durable, and the bytes of their bodies.
         again: blocks that have to be looked at once more.
         stuck: blocks for which too few nodes are left.
+        kept, kept_bytes: blocks that a rebalance chose and that have to stay.
         waits: nodes that have data and do not answer.
         trouble: what went wrong last; "" for nothing.
     """
@@ -78,6 +80,8 @@ class Report:
     bytes: int = 0
     again: int = 0
     stuck: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
     waits: set[int] = field(default_factory=set)
     trouble: str = ""
 
@@ -162,7 +166,9 @@ class Moves:
             if crc32c(block.body) != block.header.stored_crc:
                 report.trouble = f"log {log}: the copy at {format_lsn(held.first)} has rotted here"
                 continue
-            found = self._plan(block, held, here, epochs)
+            found = self._plan(block, held, here, epochs) or self._plan_given(
+                held, here, epochs, report
+            )
             if isinstance(found, Stuck):
                 report.stuck += 1
             elif found is _UNKNOWN:
@@ -189,6 +195,8 @@ class Moves:
                     assert result.known is not None, "an envelope to take"
                     taken.append((block, result.known, 0))
                     report.again += 1
+                case Finding.LEFT_OVER if not (here.missing(held) or _is_noted(block)):
+                    pass  # a rebalance leaves it to the donors of the next loss
                 case Finding.LEFT_OVER:
                     left_over.append((block, held, here))
                 case Finding.MOVE if move is not None:
@@ -235,6 +243,19 @@ class Moves:
             held, self._me, losses, nodeset, replication, self._available(), self._random,
             noted=_is_noted(block),
         )  # fmt: skip
+
+    def _plan_given(
+        self, held: Held, losses: Losses, epochs: EpochNodesets, report: Report
+    ) -> Move | None:
+        """The move by which this node gives a block to an emptier one, for a rebalance."""
+        share, found = gives(losses, held, self._me), epochs.of(held.epoch)
+        if share is None or found is None:
+            return None
+        move = plan_given(held, share, *found)
+        if move is not None and share.target not in self._available():
+            report.waits.add(share.target)
+            return None
+        return move
 
     def _noted(
         self, block: StoredBlock, held: Held, move: Move | None, told: Mapping[int, Word]

@@ -20,27 +20,35 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cordwood.errors import BadSetting, CordwoodError, NotOurCluster, Rejected
 from cordwood.layout.log_questions import AskCopies, CopiesReply
 from cordwood.layout.message_rebuilding import (
+    AskHeld,
     AskRebuilding,
     HealState,
+    HeldReply,
     RebuildingReply,
     RebuildOrder,
+    SayRebalance,
     SayRebuild,
 )
 from cordwood.layout.rebuild_events import pack_set
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.protocol.event_log import Verdict, authority_of, refuses
+from cordwood.protocol.event_log import Verdict, authority_of, gives, refuses
 from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
 from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.rebuilding import (
     Aborted,
     DonorProgress,
+    Gave,
     IsRebuilt,
     NeedsRebuild,
+    Rebalance,
     RebuildEvent,
     RebuildingSet,
+    Transfer,
     Undrained,
     Unrecoverable,
 )
@@ -48,6 +56,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.rebuild.copies import words_of
 from cordwood.storage.rebuild.donor import Donor, Pass
 from cordwood.storage.rebuild.donor_pace import DonorPace
+from cordwood.storage.rebuild.held_groups import HeldGroups
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.wire.peers import Peers, wait_at_most
@@ -63,7 +72,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RebuildCall = AskCopies | SayRebuild | AskRebuilding
+RebuildCall = AskCopies | SayRebuild | AskRebuilding | SayRebalance | AskHeld
 
 AGAIN_S = 1.0
 """Pause between two passes of a donor that could not do all."""
@@ -117,7 +126,9 @@ class RebuildRole:
         self._watch = LossWatch(self._me, settings.rebuild_after_s)
         self._changed = asyncio.Event()
         self._told: str = ""
+        self._given = Gave(self._me, 0)
         self._donor: Donor
+        self._held = HeldGroups(engine, members, read_record)
         self._pace: DonorPace
         self._dead: Callable[[], Set[NodeId]] = frozenset
 
@@ -201,17 +212,31 @@ class RebuildRole:
         while True:
             self._changed.clear()
             rebuilding = self.set
-            if not self._donor.work_left(rebuilding):
+            if not self._donor.has_work(rebuilding):
                 self._donor.rest()
                 await self._changed.wait()
                 continue
             made = await self._work(rebuilding)
+            self._count_given(made)
             if made.is_done and await self._say_done(made):
                 continue
             if made.blocked and made.blocked != self._told:
                 logger.warning("rebuilding waits: %s", made.blocked)
             self._told = made.blocked
             await wait_at_most(self._changed, AGAIN_S)
+
+    def _count_given(self, made: Pass) -> None:
+        """Add a pass to what this node gave in a rebalance: a stop takes another pass."""
+        known = made.rebuilding.rebalancing
+        if known is None or not gives(made.rebuilding, self._me):
+            return
+        report, before = made.report, self._given
+        if before.version != known.version:
+            before = Gave(self._me, known.version)
+        self._given = Gave(
+            self._me, known.version, before.blocks + report.blocks, before.bytes + report.bytes,
+            report.kept, report.kept_bytes,
+        )  # fmt: skip
 
     async def _work(self, rebuilding: RebuildingSet) -> Pass:
         async with asyncio.TaskGroup() as tasks:
@@ -243,6 +268,9 @@ class RebuildRole:
                 event = IsRebuilt(lost, self._me, made.rebuilding.version, not made.is_uncertain)
                 verdict = await self._say(event)
                 logger.info("node %d: what this node had to give is given: %s", lost, verdict.value)
+            if gives(made.rebuilding, self._me):
+                verdict = await self._say(self._given)
+                logger.info("this node gave its part of a rebalance: %s", verdict.value)
         except CordwoodError as error:
             logger.warning("that rebuilding is done could not be said: %s", error)
             return False
@@ -300,7 +328,7 @@ class RebuildRole:
 
     # Calls.
 
-    async def answer(self, call: RebuildCall) -> CopiesReply | RebuildingReply:
+    async def answer(self, call: RebuildCall) -> CopiesReply | RebuildingReply | HeldReply:
         """Answer a donor or a person.
 
         Raises:
@@ -309,8 +337,12 @@ class RebuildRole:
         """
         if isinstance(call, AskCopies):
             return await words_of(self._engine, call)
+        if isinstance(call, AskHeld):
+            return await self._held.look(call)
         if isinstance(call, SayRebuild):
             await self._obey(call)
+        elif isinstance(call, SayRebalance):
+            await self._rebalance(call)
         else:
             await self.refresh()
         return RebuildingReply(pack_set(self.set), self._donor.state(), self._healing())
@@ -333,6 +365,21 @@ class RebuildRole:
         verdict = await self._say(self._event_of(call, tuple(sorted(members))))
         if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED, *_carried_out(call.order)):
             raise Rejected(_words_of_refusal(node, verdict))
+
+    async def _rebalance(self, call: SayRebalance) -> None:
+        members = self._members()
+        try:
+            shares = tuple(Transfer(*each) for each in call.shares)
+            msgspec.convert(msgspec.to_builtins(shares), tuple[Transfer, ...])
+        except (ValueError, msgspec.ValidationError) as error:
+            raise BadSetting(f"nothing can be given so: {error}") from None
+        unknown = {node for each in shares for node in (each.source, each.target)} - set(members)
+        if unknown:
+            known = ", ".join(map(str, sorted(members)))
+            raise BadSetting(f"there is no node {min(unknown)}; there are {known}")
+        verdict = await self._say(Rebalance(shares))
+        if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED):
+            raise Rejected(f"nothing is rebalanced: {verdict.value}; see `cordwood rebuild`")
 
     def _event_of(self, call: SayRebuild, nodes: tuple[int, ...]) -> RebuildEvent:
         node = call.node

@@ -1,0 +1,112 @@
+"""The client's calls that move old data to emptier nodes; `Store` has them.
+
+Source: docs/protocol/rebuilding.md ("A rebalance").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from cordwood.client.cluster import Cluster
+from cordwood.errors import BadSetting, CordwoodError
+from cordwood.layout.message_rebuilding import AskHeld, HeldReply, RebuildingReply, SayRebalance
+from cordwood.nodes import Authority, NodeId
+from cordwood.protocol.rebalance_plan import Group, plan_shares
+from cordwood.rebuilding import PARTS, Transfer
+from cordwood.settings import ClientSettings
+
+HELD_S = 10.0
+"""For one step in which a node looks over its blocks; a step takes some tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancePlan:
+    """What a rebalance would do.
+
+    Attributes:
+        shares: what nodes give to which; empty if all is even enough.
+        held: by node, the bytes that it holds now.
+        moves: by source and target, about how many bytes go there.
+        silent: nodes that take no part, and why.
+    """
+
+    shares: tuple[Transfer, ...]
+    held: Mapping[NodeId, int]
+    moves: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
+    silent: Mapping[NodeId, str] = field(default_factory=dict)
+
+
+class Rebalances:
+    """See the module; made by whoever inherits it, which sets `_cluster` and `_settings`."""
+
+    _cluster: Cluster
+    _settings: ClientSettings
+
+    async def rebalance_plan(self, nodes: Collection[int] = ()) -> RebalancePlan:
+        """What would go where, so that each node holds of every nodeset what its weight asks for.
+
+        Nothing is changed. Every block of every log is looked at.
+
+        Args:
+            nodes: the only ones that get something; none for all that hold too little.
+        Raises:
+            BadSetting: a named node does not exist.
+            Unreachable: no node answered in time.
+        """
+        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+        members = self._cluster.members
+        unknown = sorted(set(nodes) - set(members))
+        if unknown:
+            known = ", ".join(map(str, sorted(members)))
+            raise BadSetting(f"there is no node {unknown[0]}; there are {known}")
+        silent: dict[NodeId, str] = {
+            node: f"its data is {member.authority.value}"
+            for node, member in members.items()
+            if member.authority is not Authority.FULLY_AUTHORITATIVE
+        }
+        asked = [node for node in sorted(members) if node not in silent]
+        held: dict[int, list[Group]] = {}
+        for node, answer in zip(asked, await asyncio.gather(*map(self._held, asked)), strict=True):
+            if isinstance(answer, CordwoodError):
+                silent[node] = str(answer)
+            else:
+                held[node] = answer
+        shares = plan_shares(held, members, nodes)
+        moves = {
+            (NodeId(each.source), NodeId(each.target)): each.parts
+            * sum(group.bytes for group in held[each.source] if each.target in group.nodes)
+            // PARTS
+            for each in shares
+        }
+        sums = {NodeId(n): sum(group.bytes for group in groups) for n, groups in held.items()}
+        return RebalancePlan(shares, sums, moves, silent)
+
+    async def _held(self, node: NodeId) -> list[Group] | CordwoodError:
+        found: list[Group] = []
+        log = lsn = 0
+        while True:
+            try:
+                reply = await self._cluster.call_node(node, AskHeld(log, lsn), timeout_s=HELD_S)
+            except CordwoodError as error:
+                return error
+            assert isinstance(reply, HeldReply), "AskHeld has one kind of answer"
+            found += (Group(each.nodes, each.copies, each.bytes) for each in reply.groups)
+            if (reply.log, reply.lsn) <= (log, lsn):
+                return found
+            log, lsn = reply.log, reply.lsn
+
+    async def rebalance(self, shares: Collection[Transfer]) -> None:
+        """Have nodes give so much to others; `rebuilding` tells how far they are.
+
+        Args:
+            shares: of a `rebalance_plan`; none ends the rebalance that is under way, where it is.
+        Raises:
+            Rejected: another one is under way, or nodes are being rebuilt or drained.
+            BadSetting: a node does not exist.
+            Unreachable: the cluster did not answer; it may have begun, and may be said again.
+        """
+        call = SayRebalance(tuple((each.source, each.target, each.parts) for each in shares))
+        reply = await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
+        assert isinstance(reply, RebuildingReply), "SayRebalance has one kind of answer"
