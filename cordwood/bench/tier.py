@@ -4,7 +4,9 @@ Upload: an uploader takes blocks as a node sends them, writes objects and reads 
 commits them. Beside it, objects of the same size are put as plain bytes, into the same store in the
 same run. Catch-up: one reader takes all of it into Arrow, beside plain gets of the same bytes.
 
-Puts: what a GiB of bodies costs in requests that stores charge for, heads and pages included.
+Puts: what a GiB of bodies costs in requests that stores charge for, heads and pages included,
+beside one for each object.
+First record: `tier_first` has it.
 Merges: what is in small objects is merged into large ones, as nodes, `cordwood tier compact` and
 Spark do.
 
@@ -21,12 +23,14 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from cordwood.bench.append import Say
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.logsdb import drop_from_cache
 from cordwood.bench.place import PREFIX
+from cordwood.bench.tier_first import AWAY_S, FirstRecord, first_record
 from cordwood.block import BlockHeader, Buffer, Codec, Gap
 from cordwood.client.read.arrow_batches import BatchGatherer
 from cordwood.client.read.tier_read import held_block
@@ -49,6 +53,8 @@ from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.uploader import PUT_S, Item, LogUploader
 
 LOG = 1
+MADE_US = 1
+"""When the log was made: it has an origin, which clients read."""
 GIB = 1 << 30
 SMALL_BYTES = MIB
 """Of bodies in the objects that are merged."""
@@ -95,6 +101,7 @@ async def bench_tier(
     records: list[Sample] = []
     puts: list[Sample] = []
     merges: list[Sample] = []
+    firsts: list[FirstRecord] = []
     body_bytes = sum(header.raw_bytes for header, _ in blocks)
     objects_puts = 0
     try:
@@ -105,13 +112,14 @@ async def bench_tier(
                 try:
                     counted = _Puts(objects)
                     seconds = await _upload(counted, host, blocks)
-                    puts.append(Sample(counted.puts / (body_bytes / GIB), None))
                     names = [
                         (info.name, info.size) async for info in list_all(objects, "logs/")
                         if info.name.endswith(".parquet")
                     ]  # fmt: skip
                     size = sum(each for _, each in names)
                     objects_puts = len(names)
+                    gib = body_bytes / GIB
+                    puts.append(Sample(counted.puts / gib, objects_puts / gib))
                     put_s = await _plain_puts(objects, names)
                     uploads.append(Sample(size / seconds / 1e6, size / put_s / 1e6))
                     drop_from_cache(at)
@@ -119,7 +127,13 @@ async def bench_tier(
                     drop_from_cache(at)
                     get_s = await _plain_gets(objects, names)
                     reads.append(Sample(size / read_s / 1e6, size / get_s / 1e6))
-                    records.append(Sample(rows / read_s, None))
+                    plain_s = await host.run_blocking(
+                        partial(_plain_rows, [await _whole(objects, *each) for each in names]),
+                        timeout_s=GET_S,
+                    )
+                    records.append(Sample(rows / read_s, rows / (get_s + plain_s)))
+                    first = await first_record(objects, host, LOG, make_lsn(1, 1), MADE_US)
+                    firsts.append(first)
                     small = blocks[: max(1, len(blocks) * MERGED_BYTES // body_bytes)]
                     merges.append(Sample(await _merge(host, f"{at}-small", small), None))
                 finally:
@@ -137,12 +151,29 @@ async def bench_tier(
                     parameters=parameters),
         make_figure("tier_read", "MB/s", reads, reference_is="gets of the same bytes",
                     parameters=parameters),
-        make_figure("tier_read_records", "records/s", records, reference_is="none",
+        make_figure("tier_read_records", "records/s", records,
+                    reference_is="gets of the same bytes, then pyarrow alone, one thread",
                     parameters=parameters),
-        make_figure("tier_puts", "puts/GiB of bodies", puts, reference_is="none",
+        *_first_figures(firsts, parameters),
+        make_figure("tier_puts", "puts/GiB of bodies", puts, reference_is="a put for each object",
                     parameters=parameters),
         make_figure("tier_merge", "MB/s of bodies", merges, reference_is="none",
                     parameters={**parameters, "small_bytes": SMALL_BYTES}),
+    ]  # fmt: skip
+
+
+def _first_figures(
+    firsts: list[FirstRecord], parameters: dict[str, int | float | str]
+) -> list[Figure]:
+    parameters = {**parameters, "away_ms": AWAY_S * 1000}
+    return [
+        make_figure("tier_first_record", "ms",
+                    [Sample(each.seconds * 1000, each.get_s * 1000) for each in firsts],
+                    reference_is="one get of its row group", parameters=parameters),
+        make_figure("tier_first_record_gets", "gets one after another",
+                    [Sample(each.turns, each.gets) for each in firsts],
+                    reference_is="all gets, also those made at the same time",
+                    parameters=parameters),
     ]  # fmt: skip
 
 
@@ -211,7 +242,9 @@ async def _upload(
 
     manifest = LogManifest(store, LOG, host, "bench")
     began = perf_counter()
-    uploader = LogUploader(store, manifest, host, LOG, "/bench", object_bytes=object_bytes)
+    uploader = LogUploader(
+        store, manifest, host, LOG, "/bench", created_us=MADE_US, object_bytes=object_bytes
+    )
     await uploader.run(items(), make_lsn(1, 1))
     return perf_counter() - began
 
@@ -228,6 +261,23 @@ async def _plain_gets(store: ObjectStore, names: list[tuple[str, int]]) -> float
     began = perf_counter()
     for name, size in names:
         await store.get(name, 0, size, timeout_s=GET_S)
+    return perf_counter() - began
+
+
+async def _whole(store: ObjectStore, name: str, size: int) -> bytes:
+    return await store.get(name, 0, size, timeout_s=GET_S)
+
+
+def _plain_rows(contents: list[bytes]) -> float:
+    """Seconds until pyarrow has the columns that readers are given, without any check."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    began = perf_counter()
+    for content in contents:
+        with pq.ParquetFile(pa.BufferReader(content)) as file:
+            for group in range(file.num_row_groups):
+                file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
     return perf_counter() - began
 
 
