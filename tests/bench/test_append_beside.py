@@ -82,6 +82,7 @@ def figures(*arguments: str) -> list[dict[str, Any]]:
 class TestVerb:
     TINY = ("--size", "100", "--in-flight", "64", "--records", "2000", "--repeat", "1")
 
+    @pytest.mark.slow
     def test_beside_nats(self, tmp_path: Path, require: Callable[[str, str], None]) -> None:
         if find_nats() is None:
             require("nats", "nats-server is not installed")

@@ -78,6 +78,7 @@ async def test_what_is_no_message_ends_the_run_with_its_words(*, answer: bytes) 
         await server.reader.catch_up(1, PULL)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_a_tiny_run(tmp_path: Path, require: Callable[[str, str], None]) -> None:
     program = find_nats()

@@ -79,6 +79,7 @@ def test_a_tiny_run_that_has_no_time_for_a_second_repeat(
     assert "benchmarks.svg" not in page, "there is no chart to show"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_ledgers_go_through_all_cells(tmp_path: Path) -> None:
     results = empty()

@@ -22,7 +22,7 @@ from cordwood.layout.object_file import (
     entry_of,
     footer_bytes,
 )
-from cordwood.layout.object_names import parse_object_name
+from cordwood.layout.object_names import parse_ledger_name, parse_object_name
 from cordwood.layout.object_writer import _times
 from cordwood.protocol.manifest import check_head, check_page, find, in_order, ref_of
 
@@ -34,10 +34,17 @@ LOG = 7
 
 @target
 def manifests(data: bytes) -> None:
-    """Heads, pages and names: a byte says which. Checksums are put right first."""
+    """Heads, pages, names, and those of ledgers: a byte says which. Checksums are put right."""
     which, rest = data[:1], data[1:]
     if which == b"n":
         parse_object_name(rest.decode("latin-1"))
+    elif which == b"m":
+        parse_ledger_name(rest.decode("latin-1"))
+    elif which == b"l":
+        text = b"cordwood ledger 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
+        kept = manifest.unpack_ledger_manifest("ledgers/x", text, crc32c(text))
+        again = manifest.pack_ledger_manifest(kept)
+        assert manifest.unpack_ledger_manifest("ledgers/x", again, crc32c(again)) == kept
     elif which == b"x":
         log, ref = manifest.parse_page_name(rest.decode("latin-1"))
         assert manifest.page_name(log, ref) == rest.decode("latin-1")

@@ -72,9 +72,9 @@ def test_a_client_says_how_long_it_waits() -> None:
             for node in cluster.running.values():
                 look = node._storage.look
 
-                async def noting(call: Any, look: Any = look) -> Any:
+                async def noting(call: Any, look: Any = look, **who: Any) -> Any:
                     asked.append(call.timeout_ms)
-                    return await look(call)
+                    return await look(call, **who)
 
                 node._storage.look = noting  # type: ignore[method-assign]
             await store.extent("log")
