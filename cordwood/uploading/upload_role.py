@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.client.store import Store, connected
-from cordwood.errors import AccessDenied, CordwoodError, Fenced
+from cordwood.errors import AccessDenied, BadSetting, CordwoodError, Fenced
 from cordwood.host.seams import Host
 from cordwood.layout.hello import Hello
 from cordwood.lsn import Lsn, format_lsn
@@ -357,10 +357,26 @@ class UploadRole:
                 info.name, created_us=info.created_us,
             )  # fmt: skip
             async with LogSource(client, log, await uploader.next_lsn()) as source:
+                await self._check_wanted(log)
                 items = _paced(source.items(), rate)
                 self._on_uploaded(log, await uploader.run(items, source.first))
         except CordwoodError as error:
             self._on_failed(log, error)
+
+    async def _check_wanted(self, log: int) -> None:
+        """See that a log whose tail is fixed is still to be uploaded.
+
+        Race: the upload waited for its turn, and meanwhile the log got a read token, or `tier=off`.
+        Records that came after that must not go where the token does not hold. All records up to
+        the tail were there before this question.
+
+        Raises:
+            BadSetting: the log stays on the nodes.
+        """
+        await self._logs.refresh()
+        info = self._logs.tiered.get(log)
+        if info is None or not info.attributes.is_uploaded:
+            raise BadSetting(f"log {log} is not to be uploaded any more, by its attributes")
 
     async def _upload_several(
         self,
@@ -379,6 +395,7 @@ class UploadRole:
                     store, manifest, self._host, each.log, info.name, created_us=info.created_us
                 )
                 async with LogSource(client, each.log, await uploader.next_lsn()) as source:
+                    await self._check_wanted(each.log)
                     items, lost = await gather(_paced(source.items(), rate), each.bytes_max)
                     first = source.first
             except CordwoodError as error:

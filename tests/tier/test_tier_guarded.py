@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +20,8 @@ from cordwood.lsn import LSN_MAX, OLDEST, Lsn
 from cordwood.metadata.log_entries import LogEntry, id_key
 from cordwood.metadata.log_tree import LogTree
 from cordwood.settings import StorageSettings, TierSettings
+from cordwood.sim.planted import find_bug, planted
+from cordwood.uploading.upload_role import UploadRole
 
 SECRET, OTHER, WRITER = "a secret", "another secret", "to write"
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
@@ -168,6 +172,36 @@ class TestRefused:
                 await tree.set_attributes("d/log", LogAttributes(tier=True))
             await owner.log_tree.rename("d/log", "open/log")
             assert (await owner.log("open/log")).attributes.is_uploaded
+
+
+class TestMeanwhile:
+    @pytest.mark.parametrize("bug", ["", "tier-uploads-by-old-rights"])
+    @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    async def test_an_upload_that_waited_goes_by_the_attributes_of_its_turn(
+        self, cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch, bug: str
+    ) -> None:
+        """It went by those of the look before, and published what was written under the token."""
+        right = UploadRole._upload
+        waits, turn = asyncio.Event(), asyncio.Event()
+
+        async def held(*args: Any) -> None:
+            waits.set()
+            await turn.wait()
+            await right(*args)
+
+        monkeypatch.setattr(UploadRole, "_upload", held)
+        async with cluster.client(read_tokens=(SECRET,)) as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, 5)
+            await waits.wait()
+            guarded = LogAttributes(tier=False).over(TOKEN)
+            await store.log_tree.set_attributes("log", guarded)
+            await write(store, 5, 5)
+            turn.set()
+            with planted(find_bug(bug)) if bug else nullcontext():
+                await asyncio.sleep(20)
+            published = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
+            assert bool(published) is bool(bug)
 
 
 class TestOlderLogs:

@@ -252,6 +252,10 @@ _TWO_UPLOADERS = together(
 _OTHERS = "tests/tier/test_tier_cluster.py"
 
 
+async def _wanted_as_before(self: UploadRole, log: int) -> None:
+    """Nothing is asked again."""
+
+
 async def _begins_where_it_begins_now(
     right: Callable[[HistoryReader], AsyncGenerator[_Step, None]], self: HistoryReader
 ) -> AsyncGenerator[_Step, None]:
@@ -303,6 +307,9 @@ BUGS: tuple[PlantedBug, ...] = (
                at(Tiering._keep_owner).instead(_takes_any_store), scene=_OTHERS),
     PlantedBug("tier-any-origin", "a reader takes another cluster's log for its own",
                at(TierStore._opened).around(_believes_any_store), scene=_OTHERS),
+    PlantedBug("tier-uploads-by-old-rights", "an upload that waited for its turn goes by the log's "
+               "attributes of before", at(UploadRole._check_wanted).instead(_wanted_as_before),
+               scene="tests/tier/test_tier_guarded.py"),
     PlantedBug("tier-hole-behind-a-page", "a reader goes on where the manifest begins by now, and "
                "does not say so", at(HistoryReader._planned).around(_begins_where_it_begins_now),
                scene="tests/tier/test_tier_history.py"),
