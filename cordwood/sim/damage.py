@@ -33,7 +33,7 @@ from cordwood.layout.wal_block import (
     wal_position,
 )
 from cordwood.sim.disk import SimDisk
-from cordwood.sim.memory_logs import read_file
+from cordwood.sim.memory_logs import files_of_tables, read_file
 from cordwood.sim.stored_file import StoredFile
 
 WAL_PATH = "/node/wal"
@@ -103,6 +103,25 @@ def damage_tables(
     for path, start, stop in hit:
         disk.rot(path, start, stop, bits=chance.randint(1, BITS_MAX))
     return len(hit)
+
+
+def lose_partition(disk: SimDisk, chance: random.Random) -> int:
+    """Take all files of one partition off a stopped node's disk.
+
+    Returns:
+        How many files are gone; 0 if there is no partition.
+    """
+    try:
+        files = files_of_tables(disk.tree.names(TABLES_PATH))
+    except OSError:
+        return 0  # it never came as far as having one
+    partitions = sorted(table for table in files if table.startswith("p"))
+    if not partitions:
+        return 0
+    gone = files[chance.choice(partitions)]
+    for name in gone:
+        disk.tree.lose(f"{TABLES_PATH}/{name}")
+    return len(gone)
 
 
 def _durable_places(disk: SimDisk, chance: random.Random, path: str) -> list[tuple[int, int]]:

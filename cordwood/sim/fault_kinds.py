@@ -24,7 +24,7 @@ from cordwood.metadata.memory import DELAY_S
 from cordwood.nodes import NodeId
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
-from cordwood.sim.damage import damage_tables, damage_wal
+from cordwood.sim.damage import damage_tables, damage_wal, lose_partition
 from cordwood.sim.disk import SimDisk
 from cordwood.sim.disk_faults import (
     file_error,
@@ -396,6 +396,15 @@ def _rotten_tables(stage: Stage, nodes: Sequence[NodeId], chance: random.Random)
     return lambda: _start_down(stage, nodes)
 
 
+def _lost_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
+    """One partition of a stopped node's LogsDB is gone."""
+    for node in nodes:
+        stage.cluster.kill(node)
+    for disk in stage.own_disks_of(nodes):
+        lose_partition(disk, chance)
+    return lambda: _start_down(stage, nodes)
+
+
 def _lost_write(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
     for machine in stage.machines(nodes):
         machine.disk.lose_writes()
@@ -546,6 +555,9 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     "clock_drift": FaultKind("a clock 5 % fast or slow", _clock_drift),
     "rot": FaultKind("bits flip on a disk at rest", _rot, damages=True),
     "rotten_tables": FaultKind("bits flip in a LogsDB at rest", _rotten_tables, damages=True),
+    "lost_partition": FaultKind(
+        "a partition of a LogsDB at rest is gone", _lost_partition, damages=True
+    ),
     "zeroed": FaultKind("blocks of a WAL at rest turn to zeros", zeroed_wal, damages=True),
     "lost_write": FaultKind(
         "a write told done that never was, seen at the next start", _lost_write, damages=True

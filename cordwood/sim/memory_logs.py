@@ -110,6 +110,18 @@ def read_file(data: bytes, path: str) -> list[FileRow]:
     return rows
 
 
+def files_of_tables(names: Sequence[str]) -> dict[str, list[str]]:
+    """The files of each table that is there, from the sorted names of a directory."""
+    files: dict[str, list[str]] = {}
+    for name in names:
+        table, _, number = name.partition(".")
+        if number.endswith(DROPPED):
+            files.pop(table, None)
+        elif number:
+            files.setdefault(table, []).append(name)
+    return files
+
+
 class MemoryTables:
     """See `storage.logs_db.tables.Tables`."""
 

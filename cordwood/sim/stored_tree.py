@@ -98,6 +98,12 @@ class StoredTree:
         self.check_parent(path)
         self._entries[path] = file
 
+    def lose(self, path: str) -> None:
+        """Let a file be gone for good, as no program asked for."""
+        self.file(path)
+        del self._entries[path]
+        self._durable.pop(path, None)
+
     def make_dirs(self, path: str) -> None:
         """Make a directory and its parents."""
         if self._entries.get(path) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cordwood.sim import disk_faults, fault_kinds
-from cordwood.sim.damage import damage_tables, damage_wal, zero_wal
+from cordwood.sim.damage import damage_tables, damage_wal, lose_partition, zero_wal
 from cordwood.sim.disk import SimDisk
 from cordwood.sim.fault_kinds import FAULT_KINDS
 from cordwood.sim.fault_plan import Damage, Fault, FaultOptions
@@ -54,6 +54,7 @@ def test_a_node_on_a_disk_that_is_not_its_own_waits_for_it(kind: str) -> None:
     [
         ("rot", at(damage_wal, within=fault_kinds)),
         ("rotten_tables", at(damage_tables, within=fault_kinds)),
+        ("lost_partition", at(lose_partition, within=fault_kinds)),
         ("zeroed", at(zero_wal, within=disk_faults)),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,10 +23,11 @@ from cordwood.layout.waves import StoredBlock
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, StorageSettings
-from cordwood.sim.damage import damage_tables
+from cordwood.sim.damage import damage_tables, lose_partition
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.logs_db.lost_partitions import WHY_LOST
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.repair import repairs
 from cordwood.storage.repair.repairs import Repairs
@@ -157,7 +159,8 @@ async def test_nothing_is_taken_from_a_node_whose_copy_has_rotted_too(
     # One copy is good again, by a miracle: it is enough.
     for table in tables_of(cluster, 3)._tables.values():
         table.rotten.clear()
-    cluster.running[3].engine.logs.damages._whys.clear()
+    for partition in cluster.running[3].engine.logs.partitions:
+        cluster.running[3].engine.logs.damages.forget(partition.number)
     await until(mended(cluster, 1, 2), timeout_s=200)
 
 
@@ -461,3 +464,26 @@ async def test_a_block_for_which_recovery_waits_is_mended_before_it_is_released(
         await store.append("log", b"more")
         assert sorted(await values(store, "log")) == [b"0", b"1", b"2", b"3", b"4", b"more"]
     await until(mended(cluster, 1))
+
+
+@as_scenario(simulate, nodes=4, storage=replace(UNSCRUBBED, partition_files=1))
+async def test_a_node_that_lost_a_partition_starts_and_fetches_it(cluster: ClusterAtHand) -> None:
+    await put_records(cluster, logs=3, records=10)
+    await flushed(cluster)
+    await put_records(cluster, logs=3, records=10)
+    held = {log: await held_blocks(cluster.running[1].engine, log) for log in (1, 2, 3)}
+    await cluster.running[1].flush()
+    cluster.kill(1)
+    assert lose_partition(cluster.machine(1).disk, random.Random(1))
+    await cluster.start(1)
+    damages = cluster.running[1].engine.logs.damages
+    lost = damages.all()
+    assert lost
+    assert {why for _, why in lost} == {WHY_LOST}
+    await until(lambda: not damages.all(), timeout_s=60)
+    assert damages.mended == len(lost)
+    for log, blocks in held.items():
+        again = await held_blocks(cluster.running[1].engine, log)
+        assert {(b.header, bytes(b.body)) for b in again} >= {
+            (b.header, bytes(b.body)) for b in blocks
+        }

@@ -13,7 +13,7 @@ from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import FaultStruck
 from cordwood.sim.scrub_events import NodeScrubbed, Range
 
-OTHER_DAMAGE = frozenset({"lost_write", "misdirected_write"})
+OTHER_DAMAGE = frozenset({"lost_partition", "lost_write", "misdirected_write"})
 """Faults that spoil what is on a disk otherwise than by rot: what they hit is not told here."""
 
 

@@ -22,7 +22,9 @@ from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.scenarios import ROT, both, cluster_of, planned, scenario, scrubbed
 from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.logs_db import logs_store, lost_partitions
 from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.logs_db.lost_partitions import take_for_rotten
 from cordwood.storage.repair import repairs
 from cordwood.storage.repair.copy_fetch import CopyFetches
 from cordwood.storage.repair.repairs import Repairs
@@ -51,6 +53,16 @@ ROT_ON_TWO = scenario(
     length_s=16.0, trim_s=0.0,
 )  # fmt: skip
 """Rows rot on two nodes of six, and blocks have three copies."""
+
+LOST_PARTITION = scenario(
+    "lost_partition",
+    shape=both(
+        cluster_of(6, 3), _within,
+        planned(*(Fault("lost_partition", (1,), 6.0 + 3.0 * turn, 0.3) for turn in range(3))),
+    ),
+    length_s=16.0, trim_s=0.0,
+)  # fmt: skip
+"""A partition of one node's LogsDB is gone when it starts."""
 
 
 async def _one_bit_flipped(
@@ -89,6 +101,16 @@ async def _stored_later(right: Any, self: Repairs, block: StoredBlock) -> None:
 
 async def _stored_nowhere(self: Repairs, block: StoredBlock) -> None:
     return
+
+
+async def _nothing_was_lost(right: Any, *what: Any, **named: Any) -> None:
+    return
+
+
+def _without_its_end(right: Any, *what: Any, **named: Any) -> list[DamagedRange]:
+    *most, last = right(*what, **named)
+    short = last._replace(last=last.last - 1)
+    return [*most, short] if short.first <= short.last else most
 
 
 async def _one_answer(
@@ -165,6 +187,11 @@ BUGS = (
                at(DamageBook.holds).instead(lambda self, partition: False), scenario=ROT),
     PlantedBug("repair-never", "what rotted is found and never mended",
                at(RepairTurns.due).instead(lambda self, ranges, now: []), scenario=ROT),
+    PlantedBug("lost-partition-empty", "a partition that is gone is taken for an empty one",
+               at(take_for_rotten, within=logs_store).around(_nothing_was_lost),
+               scenario=LOST_PARTITION),
+    PlantedBug("lost-partition-short", "the last LSN of a lost partition is not called damaged",
+               at(lost_partitions._ranges).around(_without_its_end), scenario=LOST_PARTITION),
     PlantedBug("repair-untrims", "repair brings back what other nodes trimmed",
                together(at(CachedLog._is_late).around(_trim_forgotten),
                         at(repair_plan.plan_repair, within=repairs).around(_whatever_was_trimmed)),

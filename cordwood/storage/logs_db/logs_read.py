@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from cordwood.errors import Corrupt
@@ -74,7 +74,7 @@ async def read_blocks(
         TablesFailed: the store below does not answer.
     """
     noticed = noticed if noticed is not None else []
-    found, limit, damaged = await _find(tables, directory, query, mended, noticed)
+    found, limit, damaged = await _find(tables, directory, query, known, mended, noticed)
     if known:
         found, bad = _without_damaged(found, known, query, mended)
         damaged += bad
@@ -159,6 +159,7 @@ async def _find(
     tables: Tables,
     directory: Directory,
     query: IndexQuery,
+    known: Sequence[DamagedRange],
     mended: Set[DamagedRange],
     noticed: list[DamagedRange],
 ) -> tuple[list[Found], int, list[tuple[int, int]]]:
@@ -173,6 +174,10 @@ async def _find(
             continue
         if entry.first > min(query.bound, limit):
             break
+        if known:
+            rest = max(query.start, entry.first)
+            if _is_covered(DamagedRange(partition.number, query.log, rest, entry.last), known):
+                continue  # no row of it counts: a table that does not open costs nothing
         rows_max = _rows_wanted(entry, query.bytes_max, query.blocks_max)
         try:
             rows, reached = await _index_rows(tables, partition, query.log, query.start, rows_max)
@@ -200,13 +205,13 @@ async def _find(
     return [each for each in found if each[0].last <= limit], limit, damaged
 
 
-def _is_covered(rotten: DamagedRange, mended: Set[DamagedRange]) -> bool:
-    """Whether all of a range is mended."""
-    first = rotten.first
-    for each in sorted(mended):
-        if each.partition == rotten.partition and each.first <= first <= each.last:
+def _is_covered(range_: DamagedRange, by: Iterable[DamagedRange]) -> bool:
+    """Whether all of a range lies in others."""
+    first = range_.first
+    for each in sorted(by):
+        if each.partition == range_.partition and each.first <= first <= each.last:
             first = each.last + 1
-    return first > rotten.last
+    return first > range_.last
 
 
 def _without_damaged(

@@ -31,7 +31,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
-from cordwood.errors import Malformed, NotOurCluster
+from cordwood.errors import NotOurCluster
 from cordwood.layout import logs_db
 from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
@@ -49,6 +49,7 @@ from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
 from cordwood.storage.ledgers.ledger_table import LedgerTable
 from cordwood.storage.logs_db.logs_read import Counts, IndexQuery, home_of, read_blocks
+from cordwood.storage.logs_db.lost_partitions import can_be_read, take_for_rotten
 from cordwood.storage.logs_db.partition import (
     Added,
     BlockRun,
@@ -139,7 +140,7 @@ class LogsStore:
         if META not in names:
             await tables.create(META)
         await store._check_origin(node)
-        await store._read_partitions(names)
+        missing = await store._read_partitions(names)
         await store.damages.open()
         keys = [logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.ACCEPTED_KEY, logs_db.NOTED_KEY]
         offset, lost, accepted, noted = await tables.get(META, keys)
@@ -151,7 +152,14 @@ class LogsStore:
             store.lost = logs_db.read_lost(lost)
         if noted is not None:
             store._noted = logs_db.read_lost(noted)
-        return store, await store._read_states()
+        states = await store._read_states()
+        for partition in missing:
+            await take_for_rotten(store, tables, partition)
+            await tables.create(partition.table)
+        for partition in store.partitions[-OPEN_PARTITIONS:]:
+            if partition not in missing and not await can_be_read(tables, partition):
+                await take_for_rotten(store, tables, partition)
+        return store, states
 
     def note_lost(self, damage: Sequence[Range]) -> bool:
         """What this start could not read in the WAL: lost, where no flush had taken it.
@@ -237,7 +245,8 @@ class LogsStore:
         elif (theirs := logs_db.read_origin(found)) != node:
             raise NotOurCluster(f"this LogsDB is node {theirs}'s, not node {node}'s")
 
-    async def _read_partitions(self, names: Sequence[str]) -> None:
+    async def _read_partitions(self, names: Sequence[str]) -> list[Partition]:
+        """Take the partitions over; returns those whose tables are gone."""
         for key, value in await scan_all(
             self._tables, META, *logs_db.PARTITIONS, bytes_max=WRITE_BYTES
         ):
@@ -251,9 +260,8 @@ class LogsStore:
             # From an unfinished flush: the WAL has all of it.
             logger.info("dropping table %s, which no flush finished", table)
             await self._tables.drop(table)
-        if missing := sorted(known - {*names}):
-            raise Malformed(f"LogsDB names partitions that are not there: {missing}")
         self._next_number = max((each.number for each in self.partitions), default=0) + 1
+        return [each for each in self.partitions if each.table not in names]
 
     async def _read_states(self) -> dict[int, LogState]:
         states: dict[int, LogState] = {}
@@ -520,6 +528,11 @@ class LogsStore:
         """
         async with self._writing:
             return await self.damages.note(damaged, why)
+
+    async def note_all_damage(self, found: Sequence[DamagedRange], why: str) -> None:
+        """See `DamageBook.note_all`."""
+        async with self._writing:
+            await self.damages.note_all(found, why)
 
     async def note_mended(self, damaged: DamagedRange, start: int) -> bool:
         """See `DamageBook.note_mended`."""

@@ -23,6 +23,9 @@ Result = TypeVar("Result")
 CALL_TIMEOUT_S = 60.0
 """A flush of 32 MiB takes a fifth of a second; a disk that needs a minute has failed."""
 
+FILE_GONE = ("does not exist (create_if_missing is false)", "No such file or directory")
+"""Words of RocksDB about a file of its own that is gone: as good as rotten."""
+
 LOOK_S = 0.005
 """How often it is looked whether the calls under way have ended: they take milliseconds."""
 
@@ -106,6 +109,6 @@ class RocksCalls:
         text = f"{self._path}: {error}"
         if "No space left" in str(error):
             return TablesNoSpace(text)
-        if str(error).startswith("Corruption"):
+        if str(error).startswith("Corruption") or any(each in text for each in FILE_GONE):
             return ChecksumMismatch(text)
         return TablesFailed(text)

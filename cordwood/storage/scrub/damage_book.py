@@ -46,6 +46,9 @@ class DamageBook:
         self._tables = tables
         self._whys: dict[DamagedRange, str] = {}
         self._mended: set[DamagedRange] = set()
+        # The same ranges by log and by partition: a lost partition has ranges of every log.
+        self._by_log: dict[int, set[DamagedRange]] = {}
+        self._by_partition: dict[int, set[DamagedRange]] = {}
 
     async def open(self) -> None:
         """Read the damaged ranges that were known before.
@@ -54,10 +57,22 @@ class DamageBook:
             TablesFailed, Corrupt: the metadata cannot be read.
         """
         for key, value in await scan_all(self._tables, META_TABLE, *DAMAGES):
-            self._whys[read_damage_key(key)] = read_why(value)
+            self._know(read_damage_key(key), read_why(value))
         for key, _ in await scan_all(self._tables, META_TABLE, *MENDED):
             if (mended := read_damage_key(key)) in self._whys:
                 self._mended.add(mended)
+
+    def _know(self, damaged: DamagedRange, why: str) -> None:
+        self._whys[damaged] = why
+        self._by_log.setdefault(damaged.log, set()).add(damaged)
+        self._by_partition.setdefault(damaged.partition, set()).add(damaged)
+
+    def _forget(self, damaged: DamagedRange) -> None:
+        del self._whys[damaged]
+        for index, key in ((self._by_log, damaged.log), (self._by_partition, damaged.partition)):
+            index[key].discard(damaged)
+            if not index[key]:
+                del index[key]
 
     def all(self) -> list[tuple[DamagedRange, str]]:
         """Every damaged range and its cause, by partition, log and LSN; without those mended."""
@@ -74,21 +89,19 @@ class DamageBook:
 
     def of_log(self, log: int) -> list[DamagedRange]:
         """The damaged ranges of a log, those mended among them."""
-        if not self._whys:
-            return []
-        return sorted(each for each in self._whys if each.log == log)
+        return sorted(self._by_log.get(log, ()))
 
     def holds(self, partition: int) -> bool:
         """Whether a partition has a damaged copy."""
-        return any(each.partition == partition for each in self._whys)
+        return partition in self._by_partition
 
     def joined(self, damaged: DamagedRange) -> tuple[DamagedRange, list[DamagedRange]] | None:
         """What to note so that `damaged` is known, and what that takes the place of; None where
         it is known already."""
         mine = [
             each
-            for each in self._whys
-            if (each.partition, each.log) == (damaged.partition, damaged.log)
+            for each in self._by_log.get(damaged.log, ())
+            if each.partition == damaged.partition
         ]
         if any(each.first <= damaged.first and damaged.last <= each.last for each in mine):
             return None
@@ -105,14 +118,22 @@ class DamageBook:
         Raises:
             TablesFailed, TablesNoSpace: it is known, but for this start only.
         """
-        found = self.joined(damaged)
-        if found is None:
+        return await self.note_all([damaged], why)
+
+    async def note_all(self, found: Sequence[DamagedRange], why: str) -> bool:
+        """As `note`, for many ranges, in one write."""
+        rows: list[Row] = []
+        for damaged in found:
+            new = self.joined(damaged)
+            if new is None:
+                continue
+            noted, gone = new
+            tell(DamageNoted(damaged.log, damaged.first, damaged.last, why))
+            rows += self._without(gone)
+            self._know(noted, why)
+            rows.append((damage_key(noted), pack_why(why)))
+        if not rows:
             return False
-        noted, gone = found
-        tell(DamageNoted(damaged.log, damaged.first, damaged.last, why))
-        rows = self._without(gone)
-        self._whys[noted] = why
-        rows.append((damage_key(noted), pack_why(why)))
         self.on_noted()
         await self._tables.write(META_TABLE, rows)
         await self._tables.flush(META_TABLE)
@@ -138,8 +159,9 @@ class DamageBook:
         await self._tables.write(META_TABLE, [*rows, (mended_key(mended), b"")])
         await self._tables.flush(META_TABLE)
         if start > damaged.first:
-            del self._whys[damaged]
-            self._whys[rest] = self._whys[mended] = why
+            self._forget(damaged)
+            self._know(rest, why)
+            self._know(mended, why)
         self._mended.add(mended)
         tell(RotMended(mended.log, mended.first, mended.last))
         return True
@@ -147,7 +169,7 @@ class DamageBook:
     def _without(self, gone: Sequence[DamagedRange]) -> list[Row]:
         rows: list[Row] = []
         for each in gone:
-            del self._whys[each]
+            self._forget(each)
             rows.append((damage_key(each), None))
             if each in self._mended:
                 self._mended.discard(each)
@@ -156,4 +178,4 @@ class DamageBook:
 
     def forget(self, partition: int) -> Sequence[Row]:
         """A partition is dropped: forget its damage; returns the rows that make this durable."""
-        return self._without([each for each in self._whys if each.partition == partition])
+        return self._without(sorted(self._by_partition.get(partition, ())))
