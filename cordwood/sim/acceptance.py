@@ -1,10 +1,10 @@
-"""What may come at the end of a run that damaged disks: an operator accepts what nodes lost.
+"""The end of a run that damaged disks: an operator accepts what the nodes lost.
 
-A node that cannot read records of its own says so, and its silence proves nothing until
-somebody accepts the loss; from then on it counts again. That is done as it should be: with all
-other nodes up, and after every epoch that the damage may have touched has been recovered without
-that node's word. So nothing is lost that another node has, and from its start to its end every
-log is read again, and appended to.
+A node that cannot read some of its records reports this. Until an operator accepts the loss, a
+missing record on that node proves nothing; after that the node counts again. The operator follows
+the rules: all other nodes are up, and every epoch that the damage may have touched has been
+recovered without that node's answers. So nothing is lost that another node has. Afterwards every
+log is read from start to end, and appended to.
 
 Source: `cordwood nodes accept-loss`; docs/sources/logdevice.md 2.7.
 """
@@ -31,11 +31,12 @@ from cordwood.sim.workload import Clients
 from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED
 
 STEP_S = 60.0
-"""The longest that a step may take: nodes start, logs are recovered, all is read."""
+"""The longest time that one step may take: nodes start, logs are recovered, everything is read."""
 
 
 async def accept_losses(cluster: SimCluster, crew: Crew, clients: Clients) -> str:
-    """Accept what nodes lost, and have all logs go on; what is stuck, if anything."""
+    """Accept what nodes lost, and check that all logs go on. Returns what is stuck, "" for
+    nothing."""
     if not damaged_nodes(cluster):
         return ""
     try:
@@ -52,7 +53,7 @@ async def accept_losses(cluster: SimCluster, crew: Crew, clients: Clients) -> st
                 clients.recorder.add(LossAccepted(clients.recorder.now_us, node))
                 cluster.start(node)
             await cluster.wait_running()
-            await restart(cluster, damaged)  # what was accepted once stays accepted
+            await restart(cluster, damaged)  # a loss stays accepted
             ends = await _append_everywhere("writer-behind", cluster, crew, clients)
         async with asyncio.timeout(STEP_S):
             readers = []
@@ -78,8 +79,8 @@ async def restart(cluster: SimCluster, nodes: Iterable[NodeId]) -> None:
 async def _append_everywhere(
     name: str, cluster: SimCluster, crew: Crew, clients: Clients
 ) -> dict[str, int]:
-    """Append to every log that takes it until a record is acknowledged, and by then every lower
-    epoch recovered or soon; the record of each."""
+    """Append to every log that takes appends until a record is acknowledged. By then every lower
+    epoch is recovered, or will be soon. Returns the record of each log."""
     words = LastWords()
     words.is_told = True
     words.writes = [log for log in clients.log_ids if await still_takes(cluster, clients, log)]

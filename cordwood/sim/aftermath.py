@@ -1,15 +1,15 @@
-"""What may come at the end of a run, when all is healed: nodes lost for good, or one hampered.
+"""The end of a run, after healing: some nodes are lost for ever, or one node is hampered.
 
-*Losses.* Some nodes never come back, and an operator says so by hand, as long as nobody
-rebuilds: their data is gone (UNDER_REPLICATED), or they had none (AUTHORITATIVE_EMPTY), or
-nobody knows yet (UNAVAILABLE). Readers must then come to the tail without waiting for them, and
-tell a loss exactly where no copy is left. Either fewer nodes are lost than there are copies, or
-all that hold some block. A client appends to all logs meanwhile; where what is left can hold its
-records, it comes through again, and readers come to these: recovery ends the epochs in which so
-much was lost.
+*Losses.* Some nodes never come back. Nothing is rebuilt here, so an operator reports their status
+by hand: their data is gone (UNDER_REPLICATED), or they had none (AUTHORITATIVE_EMPTY), or it is not
+known yet (UNAVAILABLE). Readers must then reach the tail without waiting for these nodes, and must
+report a loss exactly where no copy is left. Either fewer nodes are lost than there are copies, or
+all nodes that hold some block are lost. A client appends to all logs meanwhile. Where the nodes
+that are left can hold its records, its appends succeed again, and readers reach these records:
+recovery ends the epochs in which so much was lost.
 
-*Pace.* A client measures how long appends take while all is well, and then with one node that
-is stopped, or whose disk is a hundred times slower (L7).
+*Pace.* A client measures how long appends take while all is well. It measures again while one node
+is stopped, or has a disk that is a hundred times slower (L7).
 
 Source: docs/sources/logdevice.md 2.9; docs/sources/reliability.md §3 (L7).
 """
@@ -39,75 +39,78 @@ from cordwood.sim.readers import given_to
 from cordwood.sim.workload import RECONNECT_S, Clients, find_log
 
 FEW, COPIES = "few", "copies"
-"""Fewer nodes than there are copies; or all that hold some block."""
+"""Fewer nodes than there are copies; or all nodes that hold some block."""
 
 Statuses = Mapping[NodeId, Authority]
 
 OPERATOR = "operator"
-"""Who says what became of the nodes."""
+"""The operator's machine, which reports the status of lost nodes."""
 
 DOUBT_S = 20.0
-"""How long the operator calls a lost node unavailable before it is given up, in half of the
-runs: readers have met the loss by then, and must look at it anew."""
+"""In half of the runs, the operator calls a lost node unavailable for this long before giving it
+up. Readers have met the loss by then, and must judge it again."""
 
 ASK_AGAIN_S = 1.0
 
 PACER = "pacer"
 
 PACE_S = 4.0
-"""How long appends are timed at a stretch, at least."""
+"""The shortest time for which appends are measured without a break."""
 
 PACE_LANES = 3
 PACE_EVERY_S = 0.04
-"""Appends under way, and the pause after each: some three hundred in PACE_S."""
+"""Number of appends in flight, and the pause after each: some three hundred appends in PACE_S."""
 
 UNPACED_EVERY_S = 0.12
-"""The pause outside the stretches that are timed, where few are enough to tell who is slow."""
+"""The pause while appends are not measured: a few appends are enough to find the slow node."""
 
 PACE_APPENDS = 301
 PACE_MOST_S = 30.0
-"""A stretch goes on until so many have ended, where links are slow, so that the hundredth part
-is more than the lanes that one stall holds up; and at most so long."""
+"""Where links are slow, the measurement goes on until this many appends have ended: one hundredth
+of them must be more than the lanes that one stall holds up. It ends after the second number at the
+latest."""
 
 PACE_BYTES = 100
 
 NOTICE_S = 10.0
-"""What the rest has to notice that a node is hampered (L7)."""
+"""The time that the other nodes have to notice that a node is hampered (L7)."""
 
 SLOWER = 100.0
-"""Times that a slow disk is slower."""
+"""The factor by which a slow disk is slower."""
 
 TRIED_S = 5.0
 TRIED_LOOK_S = 0.02
-"""So long a slow node is watched until something is stored there, and how often: less than such a
-store takes. Nobody notices a node that no copyset has, and the first store there is late."""
+"""How long a slow node is watched until something is stored there, and the pause between two looks,
+which is shorter than such a store. A node in no copyset goes unnoticed, and the first store there
+is late."""
 
 
 WRITER = "last-writer"
 
 WRITE_EVERY_S = 0.03
-"""Pause between the writer's appends: some are acknowledged that few others have heard of."""
+"""Pause between the writer's appends: some are acknowledged before most nodes have heard of
+them."""
 
 
 CUT_S = 0.5
-"""How long a sequencer and its copyset are on their own before they are lost: some appends."""
+"""How long a sequencer and its copyset are cut off before they are lost: time for some appends."""
 
 LAST_READ_S = 2.0
-"""How long it may take at most to wait for what a log that is about to stand still for good owes,
-and then to read it: a few records of a healed cluster, or of one that was cut in two half a second
-ago. With that half second it is less than an append's deadline: what is begun in a cluster that is
-cut ends after the loss, and is owed no answer."""
+"""A log that is about to stand still for ever still owes a few records, in a healed cluster or in
+one that was cut in two half a second ago. This is the longest time to wait for these records and to
+read them. Together with the half second it is less than an append's deadline, so an append that
+begins in the cut cluster ends after the loss and is owed no answer."""
 
 
 class LastWords:
-    """What the writer beside a loss has to do, and did.
+    """What the writer has to do while nodes are lost, and what it did.
 
     Attributes:
-        is_told: the operator said all that there is to say.
-        ends: by log, a record that was appended and acknowledged after that.
-        writes: logs to which it writes until it has.
+        is_told: the operator has reported the status of all lost nodes.
+        ends: by log, a record that was appended and acknowledged after these reports.
+        writes: logs to which it writes until it has such a record.
         acked: by log, the last record acknowledged to it.
-        waits: logs with an append that is not answered yet.
+        waits: logs with an append in flight.
     """
 
     def __init__(self) -> None:
@@ -122,7 +125,7 @@ class LastWords:
 
 
 async def pick_lost(cluster: SimCluster, kind: str, chance: random.Random) -> tuple[NodeId, ...]:
-    """The nodes to lose; none where that would be all."""
+    """The nodes to lose; none if these would be all nodes."""
     numbers = cluster.numbers
     copies = cluster.options.replication.copies
     if kind == FEW:
@@ -140,7 +143,7 @@ async def pick_lost(cluster: SimCluster, kind: str, chance: random.Random) -> tu
 
 
 async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId]) -> Statuses:
-    """What is true of nodes that are lost, each still running: what it holds is gone."""
+    """The true status of the lost nodes, which still run: their data will be gone."""
     statuses: dict[NodeId, Authority] = {}
     for node in lost:
         engine = cluster.running[node].engine
@@ -153,7 +156,8 @@ async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId]) -> Statuses
 async def lose_nodes(
     cluster: SimCluster, crew: Crew, clients: Clients, kind: str, chance: random.Random
 ) -> tuple[str, ...]:
-    """Lose nodes for good, and begin to read all logs without them; whom to wait for."""
+    """Lose nodes for ever, and begin to read all logs without them. Returns the readers to wait
+    for."""
     words = LastWords()
     words.writes = [log for log in clients.log_ids if await still_takes(cluster, clients, log)]
     crew.start(WRITER, partial(append_on, WRITER, words, clients))
@@ -172,8 +176,7 @@ async def lose_nodes(
     unavailable = dict.fromkeys(lost, Authority.UNAVAILABLE)
     told: list[Statuses] = [statuses]
     if chance.random() < 0.5:
-        # Nobody knows yet what became of them: that must not keep a reader from its records,
-        # where there are some on other nodes.
+        # Their status is not known yet. Readers must still get the records that other nodes hold.
         told = [unavailable] if kind == FEW else [unavailable, statuses]
     for node in lost:
         cluster.kill(node)
@@ -191,9 +194,9 @@ async def lose_nodes(
 
 
 async def _end_the_rest(takes: list[str], words: LastWords, crew: Crew, clients: Clients) -> None:
-    """Write on to the logs that take appends after the loss, and have the others read to their
-    last record while that can be: what stands still for good may never be read to its end, and a
-    run counts only if every log was."""
+    """Go on writing to the logs that can take appends after the loss. Have all other logs read to
+    their last record before the loss: a log that stands still for ever may never be read to its
+    end, and a run counts only if every log was."""
     ending = [log for log in words.writes if log not in takes]
     words.writes = takes
     with contextlib.suppress(TimeoutError):  # then the run does not count, and breaks nothing
@@ -218,9 +221,9 @@ async def _read_at_most(name: str, log: str, until: int, clients: Clients, host:
 async def _cut_off(
     cluster: SimCluster, logs: Sequence[str], clients: Clients, chance: random.Random
 ) -> tuple[NodeId, ...]:
-    """A log's sequencer and the nodes that it stores on, out of reach of all other nodes from
-    CUT_S before they are lost: nobody else hears what they acknowledge. None where too few others
-    are left."""
+    """A log's sequencer and the nodes that it stores on. They are cut off from all other nodes
+    CUT_S before they are lost, so no other node hears what they acknowledge. None if too few other
+    nodes are left."""
     if not logs:
         return ()
     log = clients.log_ids[chance.choice(logs)]
@@ -244,7 +247,7 @@ async def _cut_off(
 async def still_takes(
     cluster: SimCluster, clients: Clients, log: str, lost: Sequence[NodeId] = ()
 ) -> bool:
-    """Whether a log takes appends of anybody, and the nodes that are left of its can hold them."""
+    """Whether a log takes appends from any client, and its remaining nodes can hold them."""
     record = await EpochStore(cluster.metadata).read(clients.log_ids[log])
     if record is None or record.token:
         return False
@@ -254,8 +257,8 @@ async def still_takes(
 
 
 async def append_on(name: str, words: LastWords, clients: Clients, host: Host) -> None:
-    """Append to each log, until one was acknowledged after all was said; and to none that
-    can take nothing any more."""
+    """Append to each log until an append is acknowledged after the operator's last report. Leave
+    out logs that can take nothing any more."""
     life, chance = clients.next_life(name)
     while not clients.giving_up and words.writes != sorted(words.ends, key=words.writes.index):
         try:
@@ -307,7 +310,7 @@ async def _write(
 async def _read_to_the_end(
     name: str, log: str, words: LastWords, clients: Clients, host: Host
 ) -> None:
-    """Read a log from its start to what was appended last."""
+    """Read a log from its start to its last appended record."""
     while log not in words.ends and not clients.giving_up:  # noqa: ASYNC110 - seldom, and simple
         await asyncio.sleep(ASK_AGAIN_S)
     if log in words.ends:
@@ -317,7 +320,7 @@ async def _read_to_the_end(
 async def _tell(
     name: str, told: Sequence[Statuses], clients: Clients, words: LastWords, host: Host
 ) -> None:
-    """Say of all nodes what became of them, and later perhaps something else."""
+    """Report the status of all lost nodes, and later perhaps another status."""
     _, chance = clients.next_life(name)
     left = [dict(statuses) for statuses in told]
     while left and not clients.giving_up:
@@ -331,7 +334,7 @@ async def _tell(
                     left.pop(0)
                     await asyncio.sleep(DOUBT_S if left else 0)
                 words.is_told = True
-        except CordwoodError as error:  # some are not taken for dead yet
+        except CordwoodError as error:  # some are not regarded as dead yet
             clients.told(name, "say", error)
             await asyncio.sleep(ASK_AGAIN_S)
 
@@ -380,7 +383,8 @@ async def measure_pace(
         machine.pause()
     else:
         machine.disk.latency_factor = SLOWER
-    # A stopped node is missed by all, a slow one by who stores there, and copysets stick.
+    # All nodes miss a stopped node. Only sequencers that store on a slow node notice it, and
+    # copysets stick.
     if is_stopped or await is_stored_on(cluster, node):
         await asyncio.sleep(NOTICE_S)
         await _stretch(clients, is_hampered=True)
@@ -398,11 +402,11 @@ def damaged_nodes(cluster: SimCluster) -> tuple[NodeId, ...]:
 
 
 def may_be_hampered(cluster: SimCluster) -> Sequence[NodeId]:
-    """Nodes of which one may be hampered and appends still have to go on at their pace.
+    """Nodes that may be hampered, one at a time, without slowing appends down.
 
-    A node that lost records says of no epoch all that it held, so recovery does without it.
-    Where those and one more are as many as there are copies, no epoch can be recovered while
-    that one is away, nor left that comes to its end: then it is one of those that is hampered.
+    A node that lost records cannot answer for any epoch in full, so recovery does without it. If
+    these nodes and one more are as many as there are copies, no epoch can be recovered while that
+    other node is away, and no full epoch can be left. Then a node that lost records is hampered.
     """
     damaged = damaged_nodes(cluster)
     if len(damaged) + 1 < cluster.options.replication.copies or not damaged:
@@ -411,7 +415,7 @@ def may_be_hampered(cluster: SimCluster) -> Sequence[NodeId]:
 
 
 async def is_stored_on(cluster: SimCluster, node: NodeId) -> bool:
-    """Whether a run is sent to a node within TRIED_S; returns as soon as one is."""
+    """Whether a run is sent to a node within TRIED_S. Returns at once when a run is sent."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + TRIED_S
     while loop.time() < ends_at:
@@ -437,7 +441,7 @@ async def _stretch(clients: Clients, *, is_hampered: bool) -> None:
 
 
 async def _append_steadily(name: str, clients: Clients, host: Host) -> None:
-    """Small appends, each lane's one after another, until told to stop."""
+    """Make small appends, in each lane one after another, until told to stop."""
     life, chance = clients.next_life(name)
     log = clients.options.logs[0]
     while clients.is_paced:

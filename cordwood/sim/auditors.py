@@ -1,7 +1,7 @@
-"""A simulated audit: when all is over, each node is asked for all that it holds of each log.
+"""A simulated audit: at the end of a run, each node is asked for all its copies of each log.
 
-What it tells is held against the dump of its disk (O2). The Spark job `audit` asks in the same
-way, and believes what it is told.
+The checkers compare its answers with the dump of its disk (O2). The Spark job `audit` asks in the
+same way, and relies on the answers.
 
 Source: docs/sources/spark.md §7.
 """
@@ -25,7 +25,7 @@ from cordwood.sim.workload import Clients
 AUDITOR = "auditor"
 
 AUDIT_S = 60.0
-"""All of it; a node that tells nothing is given up after half of that."""
+"""For the whole audit. A node that does not answer is given up after half of this time."""
 
 _KINDS = {
     BlockKind.DATA: SlotKind.DATA,
@@ -45,7 +45,7 @@ async def audit(crew: Crew, clients: Clients, name: str = AUDITOR) -> None:
 
 
 async def scan_all(name: str, clients: Clients, host: Host) -> None:
-    """Ask each node of each log; who cannot be asked is told of as a call that failed."""
+    """Ask each node about each log. A node that cannot be asked is recorded as a failed call."""
     _, chance = clients.next_life(name)
     try:
         async with clients.connected(host, clients.settings(chance)) as store:

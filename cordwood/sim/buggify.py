@@ -1,9 +1,9 @@
 """Rare behaviour that is legal, made common: `buggify("name")` in the simulator's own code.
 
 Each name is active in a quarter of the runs, and fires there in a quarter of the
-times it is asked. It changes only what a machine, a network or a user may do any day
-(a slow file, a refused dial, a process that dies young), so it stands in the
-simulator and costs production nothing.
+times it is asked. It changes only what a machine, a network or a user may do any day (a slow file,
+a refused dial, a process that dies young). So it is part of the simulator alone, and production
+code pays nothing for it.
 
 Source: FoundationDB's BUGGIFY (docs/sources/reliability.md §1).
 """
@@ -39,7 +39,7 @@ class Buggify:
             return False
         point = self._points.get(name)
         if point is None:
-            # A stream of its own, so that one more point shifts no other.
+            # Each point has its own stream, so that a new point does not change the others.
             chance = stream(self._seed, "buggify", name)
             point = self._points[name] = (chance.random() < ACTIVE_SHARE, chance)
         active, chance = point
@@ -49,5 +49,5 @@ class Buggify:
         return True
 
     def chance(self, name: str) -> random.Random:
-        """The point's own stream, for how much of the rare thing happens."""
+        """The point's own stream of chance, which says how much of the rare thing happens."""
         return self._points[name][1]

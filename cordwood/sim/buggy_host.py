@@ -1,7 +1,7 @@
-"""A host that is within its contract and a nuisance all the same.
+"""A host that keeps its contract and is a nuisance all the same.
 
-Wraps the three seams of a simulated process: dials are refused or take long, files
-are slow, a direct write is told done late, a listener is late to listen.
+Wraps the three seams of a simulated process: dials are refused or take long, files are slow, a
+direct write reports its end late, a listener starts late.
 
 Source: `host.seams` for what is promised; `sim.buggify`.
 """
@@ -30,7 +30,7 @@ DIAL_LATE_S = 1.5
 
 FILE_LATE_S = 0.5
 WRITE_LATE_S = 0.3
-"""Longer than the pauses of whoever waits, shorter than their patience."""
+"""Longer than the pauses of callers that wait, shorter than their patience."""
 
 
 def buggy_host(host: Host, buggify: Buggify) -> Host:
@@ -98,7 +98,7 @@ class _Disk:
 
 
 class _DirectFile:
-    """A `DirectFile` whose word comes late now and then, after the deed."""
+    """A `DirectFile` that now and then reports a finished write late."""
 
     def __init__(self, file: DirectFile, buggify: Buggify) -> None:
         self._file = file

@@ -72,20 +72,20 @@ class ClusterOptions:
     """What a simulated cluster is made of, drawn from a seed or the demo's shape.
 
     Attributes:
-        nodes, racks: how many; nodes are dealt out to the racks in turn.
-        regions: these racks are dealt out to so many regions in turn; 0 leaves regions out,
-            and a location is a rack alone.
+        nodes, racks: how many; nodes are spread over the racks in turn.
+        regions: the racks are spread over this many regions in turn; 0 leaves regions out, and a
+            location is a rack alone.
         replication: of every log.
         wal_bytes: of each node.
-        storage: of each node, but for its WAL's size. Flushes come by the second here, and
-            nothing is scrubbed unless a seed says so.
+        storage: of each node, except its WAL's size. Flushes come every second here, and nothing is
+            scrubbed unless a seed says so.
         refresh_s: how often nodes read the member list.
         gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.
         attributes: what all logs inherit.
-        weights: of nodes that have another one than 1.
-        wals: bytes of the WAL of nodes that have another one than `wal_bytes`.
-        storages: of nodes that store otherwise than `storage` says.
+        weights: of nodes whose weight is not 1.
+        wals: bytes of the WAL, for nodes whose WAL has not `wal_bytes`.
+        storages: settings of nodes that do not use `storage`.
         create_logs: whether an append to a name that does not exist makes a log.
         rebuild_after_s: when a dead node counts as lost; 0 for never.
         tier: of every node; without a store nothing is tiered.
@@ -125,8 +125,8 @@ class SimCluster:
     Attributes:
         metadata: shared by all nodes; it outlives them.
         running: the nodes that run now.
-        moved: where nodes stand that were started elsewhere than the options say.
-        exits: starts and lives that ended with an error that a node may end with.
+        moved: locations of nodes that were started elsewhere than the options say.
+        exits: starts and lives of nodes that ended with an error that is allowed.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SimCluster:
         self.bucket = Bucket(stream(simulation.seed, "bucket"), replace(options.bucket))
         self._buggify = buggify or Buggify(simulation.seed, is_on=False)
         self._ran_once: set[NodeId] = set()
-        # Ended by an error that is no word of its own, its stores closed: nothing to look into.
+        # The node ended with an error, and its stores are closed: there is nothing to look into.
         self._broken: set[NodeId] = set()
         self._started = asyncio.Event()
         self._simulation = simulation
@@ -165,12 +165,12 @@ class SimCluster:
         return f"{self.machine(number).name}:{PORT}"
 
     def location(self, number: NodeId) -> str:
-        """Where a node stands, from its next start on."""
+        """Set the location that a node has from its next start on."""
         return self.moved.get(number) or self.options.location(number)
 
     def may_move_to(self, number: NodeId) -> list[str]:
-        """Other nodes' locations at which this one leaves the cluster spread widely enough, also
-        when any one node is away."""
+        """Locations of other nodes to which this node may move: the cluster stays spread widely
+        enough, even while any one node is away."""
         here = {n: self.location(n) for n in self.numbers}
         found: list[str] = []
         for place in sorted({*here.values()} - {here[number]}):
@@ -241,7 +241,7 @@ class SimCluster:
         return node is not None and bool(node.sequencing)
 
     def windows(self, number: NodeId) -> list[AppendWindow[Any]]:
-        """What each log that a node sequences has in flight."""
+        """The runs in flight of each log that a node sequences."""
         node = self.running.get(number)
         appenders = [] if node is None else node._sequencer.sequencing().values()
         return [appender._window for appender in appenders]
@@ -259,7 +259,7 @@ class SimCluster:
             await self._started.wait()
 
     def restart_failed(self, numbers: Iterable[NodeId]) -> None:
-        """Start those nodes anew whose WAL takes nothing any more, as their operator would."""
+        """Restart the nodes whose WAL takes nothing any more, as their operator would."""
         for number in numbers:
             node = self.running.get(number)
             if node is not None and node.engine.failed:
@@ -267,7 +267,7 @@ class SimCluster:
                 self.start(number)
 
     async def _run(self, number: NodeId, host: Host) -> None:
-        """Live again and again, as under an init system."""
+        """Run a node again and again, as an init system does."""
         host = buggy_host(host, self._buggify)
         while True:
             if self._buggify("start-late"):
@@ -328,10 +328,10 @@ class SimCluster:
         return PatientStore(self.bucket.store(), host.random)
 
     async def dump(self, only: Collection[int] | None = None) -> None:
-        """Record what every running node holds of every log.
+        """Record all that every running node holds of every log.
 
         Args:
-            only: the logs of which appends were noted, where those of others were not.
+            only: the logs whose appends were recorded, if those of other logs were not.
         """
         for number, node in sorted(self.running.items()):
             if number in self._broken:
@@ -346,8 +346,9 @@ class SimCluster:
             for log in sorted(node.engine.cache.logs):
                 trim = node.engine.gone_of(log)
                 left, trimmed = split_trimmed(rotten.get(log, ()), trim)
-                # A scan that fails does not say where in its part of the log the bad bytes are:
-                # all of it is unknown, and is still when the trim has come past what rotted.
+                # A scan that fails does not say where in its part of the log the bad bytes are: all
+                # of that part is unknown. It stays unknown when the trim point has passed the bad
+                # bytes.
                 book = node.engine.logs.damages
                 found = [
                     each
@@ -359,11 +360,11 @@ class SimCluster:
                 passes = node.scrub.whole_passes
                 self._recorder.node_scrubbed(number, log, passes, left, damaged, mended)
         if self.options.tier.store:
-            # Behind the nodes: they let go of what the manifests have named by then.
+            # After the nodes: they let go of blocks that the manifests name by then.
             await dump_tier(self.bucket, self._recorder, self._own_host(), only)
 
     def heal_bucket(self) -> None:
-        """The object store misbehaves no more."""
+        """Stop the object store's faults."""
         self.bucket.faults = BucketFaults()
 
     def _own_host(self) -> Host:

@@ -1,7 +1,7 @@
-"""What `cordwood sim run`, `replay`, `shrink` and `bugs` do and say.
+"""What `cordwood sim run`, `replay`, `shrink` and `bugs` do and print.
 
-Loaded by the command line on first use. Seeds run in worker processes; nothing of
-the machine reaches a simulation, so a seed tells the same everywhere.
+Loaded by the command line on first use. Seeds run in worker processes. The machine cannot influence
+a simulation, so a seed gives the same run everywhere.
 
 Source: docs/design.md §10, §11.
 """
@@ -50,28 +50,28 @@ from cordwood.sim.task_pool import Lost, TaskPool
 from cordwood.sim.verdict import violation_words
 
 MINUTES = 1.0
-"""Of real time, where neither seeds nor minutes were asked for."""
+"""Real time of a sweep for which neither seeds nor minutes were given."""
 
 SEED_TIMEOUT_S = 180.0
-"""Real seconds of one seed: most take one or two, so this one hangs."""
+"""Real seconds of one seed: most take one or two, so a seed that takes longer hangs."""
 
 SEED_MAX = 1 << 31
-"""Seeds that are drawn lie below, so that a person can type them."""
+"""Drawn seeds are lower than this, so that a person can type them."""
 
 FAILURES_MAX = 20
-"""A sweep ends after so many: the same bug again and again tells nothing new."""
+"""A sweep ends after this many failed seeds: more of the same bug tells nothing new."""
 
 VIOLATIONS_SHOWN = 3
-"""Of one seed in a sweep; its replay has them all."""
+"""Violations shown of one seed in a sweep; its replay shows all."""
 
 PROBES_TOLD_SEEDS = 20
-"""Of fewer seeds than this, most probes that are not hit say nothing."""
+"""In a sweep of fewer seeds, a probe that was not hit usually means nothing."""
 
 NEWS_EVERY_S = 60.0
-"""Between the lines on how far a sweep is, where nobody watches it live."""
+"""Between two lines of progress, where no terminal shows it live."""
 
 PIPE_COLUMNS = 160
-"""Width of what is read by a program or a log and not by a terminal."""
+"""Width of output that goes to a program or a file and not to a terminal."""
 
 
 def run(
@@ -89,10 +89,10 @@ def run(
     Args:
         seeds: stop after so many.
         seed: the first one; None draws it, and says so.
-        minutes: stop after so much real time; a minute if neither is given.
+        minutes: stop after this much real time; one minute if neither is given.
         jobs: seeds at a time.
         as_json: print one JSON object and nothing else.
-        task: what every seed is asked, its own seed aside.
+        task: what to run for every seed; its own seed is not used.
         require_probes: fail if a probe was never hit; a full sweep always does.
     """
     pattern = task or SeedTask(0)
@@ -131,14 +131,14 @@ def replay(
     """Run one seed again and tell its story; 1 if it breaks a promise.
 
     Args:
-        until_s: simulated seconds after which nothing more is told.
-        trace: `e7` or `e7n123`, whose story is told in place of the cluster's.
+        until_s: simulated seconds after which the story stops.
+        trace: `e7` or `e7n123`, to tell the story of this epoch or record and not the cluster's.
         log: the number of the only log to look at.
-        logs: show what nodes and clients log, too.
+        logs: also show what nodes and clients log.
         history: where to write the history, for `cordwood verify`; "" for nowhere.
         as_json: the story on standard error, and one JSON object on standard output.
     Raises:
-        BadSetting: no such bug or fault, or the trace is none.
+        BadSetting: the bug or fault does not exist, or `trace` cannot be read.
     """
     wanted = parse_trace(trace) if trace else None
     say = _Say(as_json)
@@ -164,7 +164,7 @@ def replay(
 
 
 def shrink(task: SeedTask, invariant: str = "", *, as_json: bool = False) -> int:
-    """Find fewer faults that break the same promise; 1 if the seed breaks none.
+    """Find fewer faults that break the same promise; 1 if the seed breaks no promise.
 
     Args:
         invariant: which promise, where the seed breaks several; the first by default.
@@ -209,10 +209,10 @@ def shrink(task: SeedTask, invariant: str = "", *, as_json: bool = False) -> int
 
 
 def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = False) -> int:
-    """Plant bugs, all or one, and demand that each is caught; 1 if one is not.
+    """Plant all bugs, or one, and check that each is caught; 1 if a bug is not caught.
 
-    Those that a scene of their own catches are looked for only by their name. Bugs of what a
-    power failure leaves are looked for in crash states, the others in whole clusters.
+    A bug that needs a scene of its own is only looked for by its name. Bugs about the state that a
+    power failure leaves are looked for in crash states, all others in whole clusters.
 
     Args:
         bug: a name, "" for all.
@@ -257,7 +257,7 @@ def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fal
 
 
 def _bug_report(task: SeedTask) -> SeedReport:
-    """Look for a bug with one seed, where it belongs."""
+    """Look for a bug with one seed, in crash states or in a cluster."""
     for bug in CRASH_BUGS:
         if bug.bug.name == task.bug:
             story = story_of(bug, task.seed)
@@ -272,7 +272,7 @@ def _bug_report(task: SeedTask) -> SeedReport:
 def _sweep(
     pattern: SeedTask, first: int, seeds: int | None, minutes: float | None, jobs: int
 ) -> Iterator[SeedReport]:
-    """Reports as seeds end; the first seeds always run, however short the time."""
+    """Yield reports as seeds end. The first seeds always run, however short the time."""
     ends_s = None if minutes is None else time.monotonic() + 60 * minutes
     given = 0
 
@@ -283,7 +283,7 @@ def _sweep(
         if given >= jobs and ends_s is not None and time.monotonic() >= ends_s:
             return None
         given += 1
-        # The first one twice, so that every sweep has seen one seed be one run.
+        # The first seed runs twice, so that every sweep checks that a seed gives the same run.
         return dataclasses.replace(pattern, seed=first + given - 1, twice=given == 1)
 
     workers = jobs if seeds is None else min(jobs, seeds)
@@ -443,7 +443,7 @@ def _plain_outcome(outcome: Outcome, task: SeedTask) -> dict[str, Any]:
 
 
 class _Say:
-    """Words for people on standard output; where JSON is wanted, on standard error."""
+    """A console for people, on standard output; on standard error if JSON is wanted."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -453,22 +453,22 @@ class _Say:
 
     @property
     def is_live(self) -> bool:
-        """Whether `live` shows anything: a person at a terminal watches."""
+        """Whether `live` shows anything: only to a person at a terminal."""
         return self.console.is_terminal
 
     def __call__(self, text: str) -> None:
         self.console.print(Text(text))
 
     def plain(self, text: str) -> None:
-        """A line as it is, never wrapped."""
+        """Print a line as it is, never wrapped."""
         self.console.print(Text(text), soft_wrap=True)
 
     def bad(self, text: str) -> None:
-        """A line that nobody should miss."""
+        """Print a line that nobody should miss."""
         self.console.print(Text(text, style="bold red"))
 
     def failure(self, report: SeedReport) -> None:
-        """A seed that failed: what broke, the evidence, and what to do next."""
+        """Tell of a seed that failed: the broken promise, the evidence, and what to do next."""
         promises = ", ".join(report.invariants)
         self.bad(f"seed {report.task.seed} failed: {promises or 'two runs of it differ'}")
         for _, words in report.broken[:VIOLATIONS_SHOWN]:
@@ -480,7 +480,7 @@ class _Say:
         self(f"  fewer faults:  cordwood sim shrink {report.task.arguments}")
 
     def json(self, value: object) -> None:
-        """The one thing on standard output that programs read."""
+        """Print the one JSON object that programs read on standard output."""
         print(json.dumps(value, indent=2), flush=True)
 
     def table(self, *columns: str, rows: Iterable[tuple[object, ...]]) -> None:

@@ -1,12 +1,12 @@
 """Simulated members of a consumer: they share its logs, read, and save how far they came.
 
-They take portions, or loop over items; they leave loops, cancel calls, save with an item in hand,
-and end in disorder. Each keeps books of its own: what it was given stands in the history once it
-has dealt with it, and not before. So a position past what a member had in hand when it died is
-seen, if nobody is given that again.
+They take portions, or loop over items. They leave loops, cancel calls, save with an item in hand,
+and end in disorder. Each member keeps its own books: a record enters the history when the member
+has dealt with it, and not before. So the checkers see a saved position beyond an item that a dying
+member had in hand, if no member is given that item again.
 
-What each has dealt with is a read of its own in the history, so all that holds for readers holds
-for them; their saves are there to be held against what the metadata store said (S24).
+The records that a member has dealt with are a read of their own in the history, so all rules for
+readers apply to them. Its saves are in the history, to compare with the metadata store (S24).
 
 Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S24).
 """
@@ -26,30 +26,30 @@ from cordwood.sim.position_clients import CONSUMER
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
 
 PORTION_RECORDS = 50
-"""Records given out at a time: few, so that a save falls between any two."""
+"""Records given out at a time: few, so that a save may come between any two."""
 
 SAVE_SHARE = 0.3
-"""Of the turns of a member."""
+"""Share of the turns of a member."""
 
 STAY_S = 20.0
 """Mean time after which a member leaves and joins again."""
 
 LOOP_SHARE = 0.5
-"""Of the turns of a member: it loops over items, and takes portions in the others."""
+"""Share of the turns in which a member loops over items; in the others it takes portions."""
 
 LOOP_ITEMS_MAX = 40
 
 AT_WORK_SHARE = 0.05
-"""Of the items of a loop: the member saves while it works on one, or takes its time."""
+"""Share of the items of a loop on which a member saves while it works, or takes its time."""
 
 WORK_S = 2.0
 """Longest that a member works on what it was given."""
 
 CANCELLED_SHARE = 0.2
-"""Of the calls that wait for something."""
+"""Share of the calls that wait for something."""
 
 DISORDER_SHARE = 0.01
-"""Of the turns: an error of the application ends it, and nothing is saved."""
+"""Share of the turns that an error of the application ends, with nothing saved."""
 
 
 class _Mishap(Exception):
@@ -90,13 +90,13 @@ class _Member:
         self._clients = clients
         self._manners = manners
         self._next: dict[str, int] = {}
-        # By log, since when something of it was dealt with and no save of it was noted.
+        # By log, the time of the first item dealt with and not yet recorded as saved.
         self._new: dict[str, int] = {}
-        # What it works on: of which log, and since when.
+        # The log of the item that it works on, and the time when it began.
         self._at_work: tuple[str, tuple[Record | Gap, ...], int] | None = None
 
     async def take_part(self, consumer: Consumer, chance: random.Random) -> None:
-        """Read and save for a while, from wherever the saved positions are."""
+        """Read and save for a while, beginning at the saved positions."""
         self._next.clear()
         self._new.clear()
         self._at_work = None
@@ -113,7 +113,7 @@ class _Member:
                 raise _Mishap
 
     async def _read(self, consumer: Consumer) -> None:
-        """Take a portion, and work on it. It counts with whatever is asked for next."""
+        """Take a portion, and work on it. It counts as dealt with at the next call."""
         self._dealt_with()
         portion = ReadResult()
         with contextlib.suppress(TimeoutError):
@@ -127,7 +127,7 @@ class _Member:
         """Loop over some items, and leave the loop with one in hand."""
         for _ in range(self._manners.randint(1, LOOP_ITEMS_MAX)):
             if self._clients.stopping:
-                return  # each item of a log at its end waits for LOOK_S: forty outlast the drain
+                return  # an item of a log at its end waits for LOOK_S: forty outlast the drain
             self._dealt_with()
             try:
                 async with asyncio.timeout(self._patience_s()):
@@ -144,13 +144,13 @@ class _Member:
         return LOOK_S * self._manners.random() ** 4 if is_hasty else LOOK_S
 
     async def _work(self, log: str, items: tuple[Record | Gap, ...]) -> None:
-        """Work on what it was given: whatever ends it now leaves that undone."""
+        """Work on an item. An end at this point leaves the item undone."""
         self._at_work = (log, items, self._now_us)
         if self._manners.random() < AT_WORK_SHARE:
             await asyncio.sleep(WORK_S * self._manners.random())
 
     def _dealt_with(self) -> None:
-        """Note what it worked on; where that does not go on, a read begins."""
+        """Record the items it worked on. If they do not follow the last ones, a new read begins."""
         if self._at_work is None:
             return
         (log, items, since_us), self._at_work = self._at_work, None
@@ -172,11 +172,11 @@ class _Member:
         return round(asyncio.get_running_loop().time() * 1e6)
 
     async def _save(self, consumer: Consumer) -> None:
-        """Save, and note of which logs that was news.
+        """Save, and note for which logs this stored something new.
 
-        A consumer saves by itself, too. What it saved that way since a log's records were given
-        out it does not save again: it was saved at some moment since then, and not since
-        now (swarm seed 12686, in which the log went to another member in between).
+        A consumer also saves by itself. What it saved that way, since a log's records were given
+        out, this call does not save again: the save happened some time ago, and not now (swarm seed
+        12686, in which the log went to another member in between).
         """
         new, self._new = self._new, {}
         mine = set(consumer.logs)

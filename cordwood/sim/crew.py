@@ -1,7 +1,7 @@
 """The clients of a run as processes: started, killed and started again, waited for.
 
-A client that is killed leaves calls open; the history says of them that nobody
-knows. Its next life goes on under the same name, as a restarted application does.
+A client that is killed leaves calls open; the history records their outcome as unknown. Its next
+life goes on under the same name, as a restarted application does.
 
 Source: docs/sources/reliability.md §3 ("append ends OK, FAIL or UNKNOWN").
 """
@@ -37,7 +37,7 @@ class OpenCalls:
         self._open[client].pop(op)
 
     def died(self, client: str, error: type[OutcomeUnknown] = OutcomeUnknown) -> None:
-        """The client died: of what it had open nobody knows the outcome."""
+        """The client died: the outcome of its open calls is unknown."""
         for op in self._open.pop(client, {}):
             self._recorder.append_raised(op, error("the client died"))
 
@@ -46,7 +46,7 @@ class Crew:
     """See the module.
 
     Attributes:
-        calls: what the clients have open.
+        calls: the open calls of the clients.
     """
 
     def __init__(self, simulation: Simulation, recorder: HistoryRecorder) -> None:
@@ -57,7 +57,7 @@ class Crew:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every client that was started, in that order."""
+        """Every client that was started, in the order of their starts."""
         return tuple(self._mains)
 
     def machine(self, name: str) -> SimMachine:
@@ -71,7 +71,7 @@ class Crew:
         self._run(name)
 
     def kill(self, name: str) -> None:
-        """SIGKILL a client; one that has ended already stays as it is."""
+        """SIGKILL a client. If it has ended already, nothing happens."""
         if not self._ended[name].is_set():
             self.machine(name).kill()
             self.calls.died(name)
@@ -88,7 +88,7 @@ class Crew:
             self.restart(name)
 
     async def wait(self, *names: str) -> None:
-        """Until these clients have come to their end."""
+        """Wait until these clients have ended."""
         for name in names:
             await self._ended[name].wait()
 

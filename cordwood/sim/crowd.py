@@ -1,8 +1,8 @@
 """A simulated client with several readers of one log, which share its tail.
 
-They begin at the tail, at the start or where they left off, each takes its time now and then, and
-starts over: so some are at the tail together, some fall behind what waits for them, and some come
-back. In the history each is a reader of its own.
+The readers begin at the tail, at the start or where they left off. Each reader is slow now and
+then, and starts over. So some are at the tail together, some fall behind their queues, and some
+come back. In the history each is a reader of its own.
 
 Source: docs/sources/reliability.md §3 (S5); `client.read.shared_tail`.
 """
@@ -22,20 +22,20 @@ from cordwood.sim.readers import given_to
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
 
 CROWD = 4
-"""Readers of one client: enough to share (`client.read.shared_tail.MEMBERS_MIN` is turned down
-where there is a crowd), few beside all others that a run has."""
+"""Readers of one client: enough to share a tail (a run with a crowd lowers
+`client.read.shared_tail.MEMBERS_MIN`), and few beside the other readers of a run."""
 
 RESTART_S = 8.0
 """Mean time after which one of them starts over."""
 
 DAWDLES_SHARE = 0.03
 DAWDLE_S = 3.0
-"""Of what they take, after how much one is busy for a while, and how long at most; where rare
-behaviour is made common."""
+"""Where rare behaviour is made common: share of the taken items after which a reader is busy, and
+the longest time that it is busy."""
 
 
 async def crowd(name: str, clients: Clients, host: Host) -> None:
-    """Read the first log by several readers at once, until told to stop."""
+    """Read the first log with several readers at once, until told to stop."""
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
@@ -73,7 +73,7 @@ class _One:
                 await self._follow(stream)
             except CordwoodError as error:
                 reason, failure = EndReason.ERROR, error
-            # Not in a `finally`: a reader that is killed has no last words.
+            # Not in a `finally`: a killed reader records nothing.
             clients.recorder.read_ended(self._name, reason, failure)
             self._next = stream.next_lsn
             del clients.open_reads[self._name]
@@ -98,6 +98,6 @@ class _One:
                 continue
             for item in items:
                 given_to(self._clients.recorder, self._name, item)
-            # Once all is healed it owes what every reader does (L2), so it hurries.
+            # After healing it must reach the tail as every reader must (L2), so it hurries.
             if self._chance.random() < DAWDLES_SHARE and self._clients.buggify.is_on:
                 await asyncio.sleep(DAWDLE_S * self._chance.random())

@@ -1,10 +1,9 @@
-"""Rot in LogsDB and in a WAL at rest: there, where damage can be told from a torn end.
+"""Rot in LogsDB and in a WAL at rest, only where damage can be told from a torn end.
 
-A WAL knows that a record was durable from what was written after it. The last few
-records have nothing after them yet: rot there looks like a write that a crash cut
-short, to any store that keeps one copy of its order. So rot is put where a later
-record, or the header, vouches for what was there; what a node then says of it must
-be "unknown" and never "absent" (S16).
+A WAL knows that a record was durable from what was written after it. The last few records have
+nothing after them yet. Rot there looks like a write that a crash cut short, to any store that keeps
+one copy of its order. So this module damages only bytes for which a later record, or the header,
+vouches. The node must then report them as "unknown" and never as "absent" (S16).
 
 Source: docs/sources/reliability.md §0 (3), §5.1 (bit rot); Alagappan et al., FAST 2018
 (a crash and a corruption are told apart, or data is lost).
@@ -46,11 +45,11 @@ RECORDS_MAX = 3
 """Records or rows that one rot hits."""
 
 BITS_MAX = 2
-"""Bits flipped in each: what error correction in disks lets through."""
+"""Bits flipped in each: as many as a disk's error correction lets through."""
 
 
 def damage_wal(disk: SimDisk, chance: random.Random, path: str = WAL_PATH) -> int:
-    """Flip bits in records of a stopped node's WAL that were durable for sure.
+    """Flip bits in records of a stopped node's WAL that were certainly durable.
 
     Returns:
         How many records were hit; 0 if there are none to hit.
@@ -62,7 +61,7 @@ def damage_wal(disk: SimDisk, chance: random.Random, path: str = WAL_PATH) -> in
 
 
 def zero_wal(disk: SimDisk, chance: random.Random) -> int:
-    """Let blocks of a stopped node's WAL, with records that were durable, read as zeros.
+    """Replace blocks of a stopped node's WAL by zeros, where their records were durable.
 
     Returns:
         How many records were hit; 0 if there are none to hit.
@@ -80,7 +79,7 @@ def damage_tables(
     """Flip bits in rows of a stopped node's LogsDB: index entries and bodies of partitions.
 
     Args:
-        tables: how the names of the tables begin that are hit.
+        tables: prefixes of the names of the tables to hit.
     Returns:
         How many rows were hit; 0 if there are none to hit.
     """
@@ -88,7 +87,7 @@ def damage_tables(
     try:
         names = disk.tree.names(directory)
     except OSError:
-        return 0  # it never came as far as having one
+        return 0  # the node never ran long enough to have one
     for name in names:
         path = f"{directory}/{name}"
         data = disk.tree.content(path)
@@ -125,7 +124,7 @@ def lose_partition(disk: SimDisk, chance: random.Random) -> int:
 
 
 def _durable_places(disk: SimDisk, chance: random.Random, path: str) -> list[tuple[int, int]]:
-    """Where a few records stand that were durable for sure: bytes [start, stop) of the WAL."""
+    """Bytes [start, stop) of the WAL that hold a few records that were certainly durable."""
     try:
         file = disk.tree.file(path)
     except OSError:
@@ -148,9 +147,9 @@ def _durable_places(disk: SimDisk, chance: random.Random, path: str) -> list[tup
 
 
 def _can_be_told(record: WalRecord, header: WalHeader, intact: Sequence[WalRecord]) -> bool:
-    """Whether a start that reads one window past a bad record meets who vouches for it.
+    """Whether a start that reads one window past a bad record meets a record that vouches for it.
 
-    The block that begins where the window ends is the last it looks at.
+    The block that begins where the window ends is the last block that the start reads.
     """
     limit = align_down(record.offset) + header.window
     return header.durable >= record.stop or any(
@@ -170,7 +169,7 @@ def _header(file: StoredFile) -> WalHeader | None:
 
 
 def _records(file: StoredFile, header: WalHeader) -> Iterator[WalRecord]:
-    """Every intact record of the present lap, as a recovery would find them."""
+    """Every intact record of the present lap, as recovery would find it."""
     offset, last_seen = header.scan, max(header.scan, header.durable, header.resume)
     while offset <= last_seen + header.window:
         place = wal_position(offset, header.ring)

@@ -1,13 +1,13 @@
 """The simulated disk of one machine: it outlives its processes.
 
-Each process sees it through a `HostDisk`. Operations take drawn times, several
-are in flight, and they end in any order. At a process's death each of its
-operations in flight is done, done in part, or not done; what of it is seen is
-volatile until a later sync, as after a real `kill -9` between write and sync. A
-power cut (`cut_power`, after the deaths) then takes volatile blocks or tears them.
+Each process sees it through a `HostDisk`. Operations take drawn times, several are in flight, and
+they end in any order. At a process's death each of its operations in flight is done, done in part,
+or not done. Bytes of such an operation are volatile until a later sync, as after a real `kill -9`
+between write and sync. A power cut (`cut_power`, after the deaths) then drops volatile blocks or
+tears them.
 
-Faults are asked for by name and happen once each, so that a plan can say how much
-may be lost. A read sees a write's bytes only once it is done.
+Each fault is requested by name and happens once, so that a plan can say how much may be lost. A
+read sees the bytes of a write only after the write is done.
 
 Source: docs/sources/reliability.md §5.1; FoundationDB's AsyncFileNonDurable; TigerBeetle's
 src/testing/storage.zig.
@@ -38,7 +38,7 @@ Kind = Literal["write", "read", "file"]
 """A direct write, a direct read, or an operation on a small file or directory."""
 
 Mishap = Literal["error", "lost", "misdirected"]
-"""An errno; a write told done that never was; one that landed on other blocks."""
+"""An errno; a write that is reported done and never happened; a write on other blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class DiskSettings:
     Attributes:
         latency_min_s, latency_jitter_s: a direct operation takes the first plus up to
             the second.
-        slow_chance, slow_factor: some take that many times as long, as real ones do.
+        slow_chance, slow_factor: some operations take that many times as long, as on real disks.
         file_latency_s: up to this for a small file: it syncs twice.
-        bytes_per_s: on top, for its bytes.
-        capacity_bytes: files together; None for no limit.
+        bytes_per_s: adds the time for the bytes.
+        capacity_bytes: of all files together; None for no limit.
     """
 
     latency_min_s: float = 0.000_08
@@ -65,7 +65,8 @@ class DiskSettings:
 
 @dataclass(slots=True)
 class _Operation:
-    """One operation in flight: `act` does it, `interrupt` what a death leaves of it."""
+    """One operation in flight: `act` does it, `interrupt` does the part that a death leaves of
+    it."""
 
     number: int
     process: Process
@@ -87,7 +88,7 @@ class _Fault:
 
 
 DISK_BYTES = 1 << 40
-"""What a disk says that it has; nothing keeps count of what is on it."""
+"""The free bytes that a disk reports; the bytes stored on it are not counted."""
 
 
 class SimDisk:
@@ -95,10 +96,10 @@ class SimDisk:
 
     Attributes:
         settings: how long things take.
-        latency_factor: all of it, times this: a slow disk.
-        tree: all that it holds. Copy it to go back to it later; a new one is an empty
-            disk. Swap it only while the machine is down.
-        free_bytes: what it says is free, whatever is on it.
+        latency_factor: multiplies all times; above 1 for a slow disk.
+        tree: the content of the disk. Copy it to go back to it later; a new tree is an empty disk.
+            Swap it only while the machine is down.
+        free_bytes: the free bytes that it reports, whatever is stored.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class SimDisk:
         self.free_bytes = DISK_BYTES // 2
         self._loop = loop
         self._chance = chance
-        self._process = Process("disk")  # the controller, which no kill reaches
+        self._process = Process("disk")  # the disk's controller, which a kill does not stop
         self.tree = StoredTree(self.settings.capacity_bytes)
         self._locks: dict[str, SimDirLock] = {}
         self._in_flight: dict[int, _Operation] = {}
@@ -127,12 +128,12 @@ class SimDisk:
     def fail(self, kind: Kind, code: int, *, times: int = 1, path: str | None = None) -> None:
         """Let the next `times` operations of a kind (on `path`) fail with errno `code`.
 
-        What a failed direct write leaves of its blocks is old, new or torn.
+        A failed direct write leaves its blocks old, new or torn.
         """
         self._plan(_Fault(kind, "error", code, path and plain_path(path)), times)
 
     def lose_writes(self, *, times: int = 1, path: str | None = None) -> None:
-        """Let the next direct writes be told done and not be stored."""
+        """Let the next direct writes report that they are done, and store nothing."""
         self._plan(_Fault("write", "lost", 0, path and plain_path(path)), times)
 
     def misdirect_writes(self, *, times: int = 1, path: str | None = None) -> None:
@@ -140,19 +141,20 @@ class SimDisk:
         self._plan(_Fault("write", "misdirected", 0, path and plain_path(path)), times)
 
     def stall(self, seconds: float) -> None:
-        """Let nothing finish for so long, what is in flight neither."""
+        """Let no operation finish for this long, including those in flight."""
         self._stalled_until = max(self._stalled_until, self._loop.time() + seconds)
 
     def forgive(self, kind: Kind) -> None:
-        """Take back what was asked for of one kind and has not struck."""
+        """Take back the requested faults of one kind that have not struck yet."""
         self._faults = deque(fault for fault in self._faults if fault.kind != kind)
 
     def heal(self) -> None:
-        """Take back what was asked for and has not struck; what is stored stays as it is."""
+        """Take back all requested faults that have not struck yet. Stored bytes stay as they
+        are."""
         self.latency_factor = 1.0
         self._faults.clear()
         if self._loop.time() < self._stalled_until:
-            # What waits for the end of the stall would do so still.
+            # Otherwise operations would go on waiting for the end of the stall.
             for operation in self._in_flight.values():
                 self._end_after(self.draw_seconds(0), operation)
         self._stalled_until = 0.0
@@ -164,7 +166,7 @@ class SimDisk:
             file.flip_bit(self._chance.randrange(start, stop), self._chance.randrange(8))
 
     def cut_power(self) -> None:
-        """Decide all that is volatile. Kill the machine's processes first."""
+        """Decide the fate of all volatile bytes and entries. Kill the machine's processes first."""
         held = [op.process.name for op in self._in_flight.values() if not op.process.dead]
         assert not held, f"power cut under living processes: {held}"
         self.tree.lose_power(self._chance)
@@ -186,7 +188,8 @@ class SimDisk:
         on_finished: Callable[[], None] = lambda: None,
         write: tuple[StoredFile, int, bytes] | None = None,
     ) -> asyncio.Future[Any]:
-        """Start an operation that ends after about `seconds`; its future has what `act` returns."""
+        """Start an operation that ends after about `seconds`. Its future gives what `act`
+        returns."""
         self._operations += 1
         operation = _Operation(
             self._operations,
@@ -233,7 +236,7 @@ class SimDisk:
             result, error = None, failure
         operation.on_finished()
         if operation.future.done():
-            return  # the caller cancelled it; it was done all the same
+            return  # the caller cancelled it, but the operation was done
         if error is not None:
             operation.future.set_exception(error)
         else:
@@ -261,7 +264,7 @@ class SimDisk:
         return None
 
     def _bury(self, process: Process) -> None:
-        """A process died: settle what it had in flight, and drop its locks."""
+        """A process died: decide its operations in flight, and drop its locks."""
         for operation in [op for op in self._in_flight.values() if op.process is process]:
             del self._in_flight[operation.number]
             operation.interrupt()
@@ -293,7 +296,7 @@ class SimDisk:
         return lock
 
     def unlock(self, lock: SimDirLock) -> None:
-        """Give `lock` up if it is still held."""
+        """Release `lock` if it is still held."""
         if self._locks.get(lock.path) is lock:
             del self._locks[lock.path]
             self.tree.put(posixpath.join(lock.path, "lock"), StoredFile(0))

@@ -1,4 +1,4 @@
-"""Faults of disks that are met when a node starts: errors, and files that were tampered with.
+"""Faults of disks that a node meets when it starts: errors, and files that somebody changed.
 
 Source: docs/sources/reliability.md §5.1 (latent sector errors, truncate, zero-fill); BookKeeper's
 and NATS's losses to files that were shorter than they had been (§2).
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from cordwood.sim.fault_kinds import Stage
 
 ERRORS_MAX = 3
-"""Operations in a row that fail; the first one ends the start, the rest the next ones."""
+"""Operations in a row that fail. The first failure ends the start, the others end later starts."""
 
 OLDER_AFTER_S = (0.3, 1.2)
-"""From a disk's copy to the start on it: in between the node starts, and stores some."""
+"""Time from a disk's copy to the start on that copy. In between the node starts and stores some
+records."""
 
 
 def read_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Sectors that cannot be read just when a node starts: it must not take that for empty."""
+    """Sectors that cannot be read while a node starts: it must not regard them as empty."""
     for node in nodes:
         disk = stage.cluster.machine(node).disk
         _restart(stage, node)
@@ -48,7 +49,7 @@ def file_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> 
 
 
 def full_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Somebody else's files leave next to nothing free: nodes take no new records."""
+    """Foreign files leave almost no free space: nodes take no new records."""
     disks = [stage.cluster.machine(node).disk for node in nodes]
     for disk in disks:
         disk.free_bytes = chance.choice((0, 100 << 20))
@@ -61,7 +62,7 @@ def full_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> U
 
 
 def truncated_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """A node is started on a WAL that lost its end; it must not run, and gets its own back."""
+    """A node is started on a WAL that lost its end. It must not run, and gets its own WAL back."""
     cluster = stage.cluster
     own = {
         node: stage.own_disks.setdefault(node, cluster.machine(node).disk.tree) for node in nodes
@@ -71,7 +72,7 @@ def truncated_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) 
         try:
             file = cut.file(WAL_PATH)
         except OSError:
-            continue  # it never came as far as having one
+            continue  # the node never ran long enough to have one
         file.size = DISK_BLOCK_BYTES * chance.randrange(file.size // DISK_BLOCK_BYTES)
         cluster.give_disk(node, cut, own=False)
         cluster.start(node)
@@ -85,9 +86,9 @@ def truncated_wal(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) 
 
 
 def older_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """A node is started on a copy of its disk from before its last start: a snapshot put back.
+    """A node is started on a copy of its disk from before its last start, as from a restored
 
-    It must not run on it, and gets its own back.
+    snapshot. It must not run on the copy, and gets its own disk back.
     """
     cluster = stage.cluster
     own = {
@@ -103,7 +104,7 @@ def older_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> 
 
     def give_copies() -> None:
         for node, copy in copies.items():
-            # Only a start that came as far as running makes the copy an older one.
+            # The copy is an older one only if a later start came as far as running.
             if node in cluster.running and cluster.machine(node).disk.tree is own[node]:
                 cluster.give_disk(node, copy, own=False)
                 cluster.start(node)
@@ -135,7 +136,7 @@ def _restart(stage: Stage, node: NodeId) -> None:
 
 
 def _quiet(stage: Stage, nodes: Sequence[NodeId]) -> None:
-    """What was not met yet is taken back, and who gave up is started anew."""
+    """Take back faults that have not struck, and restart nodes that gave up."""
     for node in nodes:
         stage.cluster.machine(node).disk.forgive("read")
         stage.cluster.machine(node).disk.forgive("file")

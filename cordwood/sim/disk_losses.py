@@ -1,10 +1,11 @@
-"""Disks that are lost for good at any time of a run, and an operator who puts empty ones in place.
+"""Disks that are lost for ever at any time of a run, and an operator who replaces them by empty
+disks.
 
-No more are lost at once than copies survive: a disk counts as lost until its node is let in again.
-Beside that nodes crash, hang and are cut off as in any run, donors and takers among them. A node
-that is away for long is called lost too, and some come back with their data.
+Never more disks are lost at once than the copies survive: a disk counts as lost until its node is
+readmitted. Nodes also crash, hang and are cut off as in any run, donors and receivers among them. A
+node that is away for long is reported lost too, and some such nodes come back with their data.
 
-A node that comes back after its data was made anew refuses its old disk; the operator empties it.
+A node that comes back after its data was rebuilt refuses its old disk; the operator empties it.
 
 Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
 """
@@ -32,13 +33,13 @@ from cordwood.sim.stored_tree import StoredTree
 
 LOOK_S = 0.3
 LOSE_S = 2.5
-"""Mean time from when a disk may be lost to when it is."""
+"""Mean time from the moment when a disk may be lost to its loss."""
 
 HEALED_S = 90.0
-"""What rebuilding may take when all else is well: L4."""
+"""Longest time of rebuilding when all else is well (L4)."""
 
 REFUSED_S = 3.0
-"""How long a node may try to start from a disk that nobody wants before the operator looks."""
+"""How long a node may try to start from a disk with rebuilt data before the operator looks."""
 
 SET_KEY = "rebuilding/set"
 
@@ -55,7 +56,7 @@ class DiskLosses:
     ) -> None:
         """
         Args:
-            until_s: no disk is lost later.
+            until_s: no disk is lost after this time.
         """
         self.lost = 0
         self._cluster = cluster
@@ -63,7 +64,7 @@ class DiskLosses:
         self._chance = chance
         self._until_s = until_s
         self._away: set[NodeId] = set()
-        # Of nodes that were called empty: what ran then, and the disk that nobody wants any more.
+        # Of nodes that were reported empty: what ran then, and the disk that must not come back.
         self._unwanted: dict[NodeId, tuple[object, StoredTree]] = {}
         self._unwanted_s: dict[NodeId, float] = {}
 
@@ -79,7 +80,7 @@ class DiskLosses:
         return self.rebuilding.rebalancing
 
     async def run(self) -> None:
-        """Lose disks, and empty those that nobody wants, until cancelled."""
+        """Lose disks, and empty disks whose data was rebuilt, until cancelled."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._chance.expovariate(1 / LOSE_S)
         while True:
@@ -89,7 +90,7 @@ class DiskLosses:
             for node in self._refused():
                 self._empty(node)
             if is_marked(self._cluster):
-                continue  # what the last disk had of ledgers is not whole yet
+                continue  # the ledgers that the last lost disk held are not repaired yet
             room = self._cluster.options.replication.copies - 1 - len(self._missing())
             if due_s <= loop.time() < self._until_s and room > 0:
                 due_s = loop.time() + self._chance.expovariate(1 / LOSE_S)
@@ -100,7 +101,8 @@ class DiskLosses:
                 self._empty(node)
 
     def _missing(self) -> set[NodeId]:
-        """Nodes without their data: of lost disks, and those called lost that may be so soon."""
+        """Nodes without their data: those of lost disks, and those that will soon be reported
+        lost."""
         return self._away | {NodeId(each.node) for each in self.rebuilding.lost}
 
     def _let_go(self) -> None:
@@ -109,9 +111,10 @@ class DiskLosses:
         self._away -= {n for n in self._away if n in self._cluster.running and n not in said}
 
     def _watch_stale(self) -> None:
-        """Note nodes that serve from a disk that they had before they were called empty.
+        """Note nodes that serve from the disk that they had before they were reported empty.
 
-        Race: a node that ran at that time hears of it later, and ends. One that starts has heard.
+        Race: a node that ran at that time hears of the report later, and ends. A node that starts
+        has heard of it.
         """
         for each in self.rebuilding.lost:
             node, tree = NodeId(each.node), self._cluster.machine(NodeId(each.node)).disk.tree
@@ -128,7 +131,7 @@ class DiskLosses:
                 del self._unwanted[node]
 
     def _refused(self) -> Iterator[NodeId]:
-        """Nodes whose old disk nobody wants, as their data lies elsewhere."""
+        """Nodes whose old disk must not come back, as their data was rebuilt on other nodes."""
         for each in self.rebuilding.lost:
             node = NodeId(each.node)
             if not each.is_empty or node in self._cluster.running:
@@ -147,14 +150,14 @@ class DiskLosses:
             self._cluster.start(node)
 
     async def wait_given(self) -> None:
-        """Wait for the last rebalance: until it is over, nodes are not idle."""
+        """Wait for the end of the last rebalance, because nodes are not idle before."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + HEALED_S
         while self._left() and loop.time() < ends_s:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     async def wait_healed(self) -> None:
-        """Wait until nothing is lost any more, and note what still is."""
+        """Wait until no data is lost any more, and note what still is."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + HEALED_S
         while self._is_hurt() and loop.time() < ends_s:  # noqa: ASYNC110
@@ -172,5 +175,5 @@ class DiskLosses:
         return is_hurt or is_marked(self._cluster)
 
     def _left(self) -> tuple[int, ...]:
-        """Nodes that have not given their part of the last rebalance."""
+        """Nodes that have not yet given away their part in the last rebalance."""
         return self.rebalancing.left if self.rebalancing is not None else ()

@@ -8,30 +8,30 @@ from cordwood.sim.event import HistoryEvent
 
 
 class NodesLost(HistoryEvent, frozen=True, gc=False, tag="nodes-lost"):
-    """These nodes are gone for good, with all that they held; nobody rebuilds it."""
+    """These nodes are lost for ever with all their data, and nothing is rebuilt."""
 
     nodes: tuple[int, ...]
 
 
 class NodesBack(HistoryEvent, frozen=True, gc=False, tag="nodes-back"):
-    """Nodes that were away past the healing are let go on from here. One that hung answers what it
-    was asked meanwhile: it may take up a log that another one has."""
+    """Nodes that stayed away past the healing go on from here. A node that hung now answers the
+    calls that came meanwhile: it may begin to sequence a log that another node sequences."""
 
     nodes: tuple[int, ...]
 
 
 class DiskLost(HistoryEvent, frozen=True, gc=False, tag="disk-lost"):
-    """A node's disk is gone for good, and an empty one in its place."""
+    """A node's disk is lost for ever, and an empty disk is in its place."""
 
     node: int
 
 
 class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
-    """At the end of a run in which disks were lost: what they held should be on other nodes.
+    """At the end of a run in which disks were lost: other nodes should hold all that was on them.
 
     Attributes:
         disks: how many were lost.
-        waits: nodes that are still said to be lost then.
+        waits: nodes that are still reported lost at that time.
     """
 
     disks: int
@@ -39,33 +39,33 @@ class DisksReplaced(HistoryEvent, frozen=True, gc=False, tag="disks-replaced"):
 
 
 class RebalanceOver(HistoryEvent, frozen=True, gc=False, tag="rebalance-over"):
-    """At the end of a run in which nodes gave data to others: the last rebalance should be over.
+    """At the end of a run with rebalances: the last rebalance should be over.
 
     Attributes:
-        waits: nodes that have not given their part.
+        waits: nodes that have not given away their part.
     """
 
     waits: tuple[int, ...] = ()
 
 
 class StaleServed(HistoryEvent, frozen=True, gc=False, tag="stale-served"):
-    """A node serves from the disk that it had before its data was made anew on others."""
+    """A node serves from the disk that it had before its data was rebuilt on other nodes."""
 
     node: int
 
 
 class WordsLeft(HistoryEvent, frozen=True, gc=False, tag="words-left"):
-    """Nodes that run with their data, long after all is well, and are not taken for such."""
+    """Nodes that run with their data, long after all is well, and are still reported otherwise."""
 
     nodes: tuple[int, ...]
 
 
 class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking"):
-    """At the end of a run in which disks were lost and ledgers written.
+    """Recorded at the end of a run in which disks were lost and ledgers were written.
 
     Attributes:
-        marked: whether ledgers are still known to lack copies.
-        ledgers: closed ones of which an entry has fewer than Qa copies where it should be.
+        marked: whether some ledgers are still marked as short of copies.
+        ledgers: closed ledgers with an entry that has fewer than Qa copies on its nodes.
     """
 
     marked: bool
@@ -73,20 +73,20 @@ class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking")
 
 
 class CopiesMended(HistoryEvent, frozen=True, gc=False, tag="copies-mended"):
-    """At the end of a run in which copies rotted: each should be good again.
+    """At the end of a run in which copies rotted: each copy should be good again.
 
     Attributes:
-        waits: nodes that still take copies for damaged, or miss records of their WAL.
+        waits: nodes that still regard copies as damaged, or miss records of their WAL.
     """
 
     waits: tuple[int, ...] = ()
 
 
 class PaceBegan(HistoryEvent, frozen=True, gc=False, tag="pace-began"):
-    """From here on the appends of `client` are timed.
+    """From here on the duration of `client`'s appends is measured.
 
     Attributes:
-        is_hampered: one node is stopped or slow, and the others had time to notice.
+        is_hampered: one node is stopped or slow, and the other nodes had time to notice.
     """
 
     client: str
@@ -94,7 +94,7 @@ class PaceBegan(HistoryEvent, frozen=True, gc=False, tag="pace-began"):
 
 
 class PaceEnded(HistoryEvent, frozen=True, gc=False, tag="pace-ended"):
-    """Its appends from here on are not timed any more."""
+    """From here on the duration of its appends is not measured any more."""
 
     client: str
 

@@ -1,6 +1,6 @@
-"""What every event of a history has, and the fields that several kinds share.
+"""The base of every event of a history, and the fields that several kinds of event share.
 
-See `sim.history` for the form and for what the events mean.
+See `sim.history` for the form and the meaning of the events.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ class HistoryEvent(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """Common to all: when it was recorded, in µs of the run's one clock."""
+    """Common to all events: the time of recording, in µs of the run's one clock."""
 
     time_us: TimeUs

@@ -1,6 +1,6 @@
-"""What may be in a history: its events, each a value that travels as a line of JSON.
+"""The events of a history. Each event is a value, and one line of JSON in a file.
 
-What each is for, and who records it when, stands in `sim.history`.
+`sim.history` says what records each event, and when.
 
 Source: docs/sources/reliability.md §3 ("Checkers in Python").
 """
@@ -27,11 +27,11 @@ from cordwood.sim.slots import DumpedSlots, PayloadMark
 from cordwood.sim.token_events import TokenEvent
 
 FORMAT = 1
-"""Version of the form; a reader of another version refuses."""
+"""Version of the form; a reader of another version refuses the file."""
 
 GIVEN_UP = "GivenUp"
-"""The error of an append whose caller did not wait for its end: it was cancelled, it
-died, or it closed its client. That is no word on whether the cluster works."""
+"""The error of an append whose caller did not wait for its end: the caller cancelled it, died, or
+closed its client. This error does not say whether the cluster works."""
 
 
 def mark_payload(payload: Buffer) -> PayloadMark:
@@ -40,7 +40,7 @@ def mark_payload(payload: Buffer) -> PayloadMark:
 
 
 class RunStarted(HistoryEvent, frozen=True, gc=False, tag="run-started"):
-    """First of every history: what the run promises.
+    """The first event of every history: the promises of the run.
 
     Attributes:
         copies, racks, wider: the replication of every log in it; `wider` by scope above
@@ -60,10 +60,11 @@ class RunStarted(HistoryEvent, frozen=True, gc=False, tag="run-started"):
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Of which batch of a query an append is a part: what one try brings one log.
+    """The batch of a query that an append belongs to. One try of a batch brings one such append to
+    each log.
 
     Attributes:
-        trial: number of the try, unique for its query; of a batch's tries one counts.
+        trial: number of the try, unique for its query; one of the tries of a batch counts.
     """
 
     query: str
@@ -72,23 +73,23 @@ class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class AppendInvoked(HistoryEvent, frozen=True, gc=False, tag="append-invoked"):
-    """A client asked for `payloads` to be appended, in this order.
+    """A client called to append `payloads`, in this order.
 
     Attributes:
-        op: number of the call, unique in the history.
-        client: who called.
+        op: number of the call, unique in the history. client: the calling client.
         log: the log's number.
         payloads: one mark a record, at least one.
-        session: run of calls of this client whose submission order must hold; a
-            client that reconnects on purpose or restarts takes another number.
+        session: run of calls of this client whose submission order must hold; a client that
+            reconnects on purpose or restarts takes a new number.
         timeout_us: the call's deadline, 0 if it is not known.
-        atomic: the records are one group: all of them or none, one behind the other.
-        producer: the producer that it went through, 0 for none.
+        atomic: the records are one atomic group: all or none are stored, one behind the other.
+        producer: the producer that appended, 0 for none.
         producer_epoch: the producer's epoch.
-        expected_tail: where the log's last record had to stand, if the call said so.
-        published: staged and published as a part of this batch; None for a plain append.
-        token: the fencing token that it came under, 0 for none.
-        keys: of each record its key, "" for none; () if none has one.
+        expected_tail: the tail that a conditional append expects; None for other appends.
+        published: the batch with which the records were staged and published; None for a plain
+            append.
+        token: the fencing token of the append, 0 for none.
+        keys: the key of each record, "" for none; () if no record has a key.
     """
 
     op: int
@@ -138,7 +139,8 @@ class AppendUnknown(HistoryEvent, frozen=True, gc=False, tag="append-unknown"):
 
 
 class AppendAgain(HistoryEvent, frozen=True, gc=False, tag="append-again"):
-    """A call's last try ended at `ended_us` with `error`; now it is made again at its place."""
+    """A call's last try ended at `ended_us` with `error`; now the call is made again at its
+    place."""
 
     op: int
     error: str
@@ -148,12 +150,12 @@ class AppendAgain(HistoryEvent, frozen=True, gc=False, tag="append-again"):
 class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
     """A reader starts at `start`, to read up to and including `until` (None: for ever).
 
-    One that reads as a member of a consumer says which.
+    The member of a consumer names its consumer.
 
     Attributes:
         keys: it asks for records with one of these keys only; () asks for all.
-        heads: it asks for no payloads, and what it is given says where records are, not which.
-        barred: it has not the read token that the log asks for.
+        heads: it asks for no payloads, so it learns the places of records and not their content.
+        barred: it does not have the read token that the log demands.
     """
 
     reader: str
@@ -167,7 +169,7 @@ class ReadStarted(HistoryEvent, frozen=True, gc=False, tag="read-started"):
 
 
 class RecordDelivered(HistoryEvent, frozen=True, gc=False, tag="record"):
-    """A reader was given a record, of this append time where that is known."""
+    """A reader was given a record, with its append time if that is known."""
 
     reader: str
     lsn: LsnValue
@@ -190,13 +192,13 @@ class EndReason(enum.Enum):
     UNTIL = "until"
     """It delivered all of `[start, until]`."""
     TAIL = "tail"
-    """The workload had stopped appending, and the reader had caught up."""
+    """The workload had stopped appending, and the reader had reached the tail."""
     STOPPED = "stopped"
     ERROR = "error"
 
 
 class ReadEnded(HistoryEvent, frozen=True, gc=False, tag="read-ended"):
-    """A read is over; `error` is the class name of what ended it, if an error did."""
+    """A read is over; `error` is the class name of the error that ended it, if any."""
 
     reader: str
     reason: EndReason
@@ -224,7 +226,7 @@ class CleanEpochSet(HistoryEvent, frozen=True, gc=False, tag="clean-epoch-set"):
 
 
 class Released(HistoryEvent, frozen=True, gc=False, tag="released"):
-    """A sequencer (named `by`, one name an activation) released all up to `lsn`."""
+    """A sequencer released all records up to `lsn`. `by` names the activation."""
 
     log: int
     lsn: LsnValue
@@ -241,13 +243,13 @@ class TailAnswered(HistoryEvent, frozen=True, gc=False, tag="tail"):
 
 
 class GroupChanged(HistoryEvent, frozen=True, gc=False, tag="group"):
-    """The metadata store holds a consumer as this from now on.
+    """From now on the metadata store holds this state of a consumer.
 
     Attributes:
         generation: of its members.
-        owners: by log name, the member that reads it and the generation since when.
-        positions: by log name, the first LSN not dealt with.
-        resets: by log name, how often its position was reset.
+        owners: by log name, the member that reads it, and the generation in which it began to.
+        positions: by log name, the first LSN not dealt with. resets: by log name, how often its
+        position was reset.
     """
 
     consumer: str
@@ -258,10 +260,10 @@ class GroupChanged(HistoryEvent, frozen=True, gc=False, tag="group"):
 
 
 class PositionsSaved(HistoryEvent, frozen=True, gc=False, tag="saved"):
-    """A member of a consumer, asked at `invoked_us`, was told that these are saved.
+    """A member of a consumer, whose save began at `invoked_us`, was told that these are saved.
 
     Attributes:
-        positions: by log name; only of logs that it was given something of since its last one.
+        positions: by log name; only of logs that gave it something since its last save.
     """
 
     consumer: str
@@ -271,7 +273,8 @@ class PositionsSaved(HistoryEvent, frozen=True, gc=False, tag="saved"):
 
 
 class PositionsReset(HistoryEvent, frozen=True, gc=False, tag="reset"):
-    """Whoever asked at `invoked_us` was told that a consumer begins these logs again from there."""
+    """A caller that asked at `invoked_us` was told that a consumer will read these logs from these
+    positions."""
 
     consumer: str
     positions: dict[str, LsnValue]
@@ -279,7 +282,7 @@ class PositionsReset(HistoryEvent, frozen=True, gc=False, tag="reset"):
 
 
 class CallFailed(HistoryEvent, frozen=True, gc=False, tag="call-failed"):
-    """A client's call that is neither an append nor a read ended with an error.
+    """A call of a client ended with an error. The call is neither an append nor a read.
 
     Attributes:
         call: the method's name ("tail", "connect", …).
@@ -292,7 +295,7 @@ class CallFailed(HistoryEvent, frozen=True, gc=False, tag="call-failed"):
 
 
 class FaultStruck(HistoryEvent, frozen=True, gc=False, tag="fault"):
-    """A fault begins: its kind ("crash", "partition", …), the nodes hit, more in words."""
+    """A fault begins: its kind ("crash", "partition", …), the nodes hit, and more in words."""
 
     kind: str
     nodes: tuple[int, ...] = ()
@@ -300,7 +303,7 @@ class FaultStruck(HistoryEvent, frozen=True, gc=False, tag="fault"):
 
 
 class FaultEased(HistoryEvent, frozen=True, gc=False, tag="fault-eased"):
-    """One fault is over, others may go on."""
+    """One fault is over; other faults may go on."""
 
     kind: str
     nodes: tuple[int, ...] = ()
@@ -308,7 +311,7 @@ class FaultEased(HistoryEvent, frozen=True, gc=False, tag="fault-eased"):
 
 
 class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
-    """A node runs (again); `rack` is its rack's full name: its location."""
+    """A node runs (again). `rack` is the full name of its rack: its location."""
 
     node: int
     incarnation: int = 0
@@ -317,24 +320,25 @@ class NodeStarted(HistoryEvent, frozen=True, gc=False, tag="node-started"):
 
 
 class NodeStarting(HistoryEvent, frozen=True, gc=False, tag="node-starting"):
-    """A node begins to start in this rack; others may know it there although it never runs."""
+    """A node begins to start in this rack. Other nodes may know this location even if the node
+    never runs."""
 
     node: int
     rack: str = ""
 
 
 class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
-    """A machine was given a disk; `own` if it is the one that its node has written."""
+    """A machine was given a disk. `own` says whether its node has written this disk."""
 
     node: int
     own: bool
 
 
 class BlockStored(HistoryEvent, frozen=True, gc=False, tag="stored"):
-    """A node says that a block or plug of a log is durable: `[first, last]`, both included.
+    """A node reports that a block or plug of a log is durable: `[first, last]`, both included.
 
-    Attributes:
-        is_end: it is a recovery's, and a plug or an amend: a read-only node takes it too.
+    Attributes: is_end: a recovery stored it as a plug or an envelope update: a read-only node takes
+    it too.
     """
 
     node: int
@@ -345,11 +349,11 @@ class BlockStored(HistoryEvent, frozen=True, gc=False, tag="stored"):
 
 
 class Idled(HistoryEvent, frozen=True, gc=False, tag="idled"):
-    """Nobody wanted anything for a while, and the nodes did this much all the same.
+    """No client called for a while, and the nodes did this much work all the same.
 
     Attributes:
         nodes: how many ran.
-        length_us: for how long.
+        length_us: length of the quiet time.
         callbacks: steps of all nodes' event loops together.
     """
 
@@ -359,16 +363,16 @@ class Idled(HistoryEvent, frozen=True, gc=False, tag="idled"):
 
 
 class FaultsHealed(HistoryEvent, frozen=True, gc=False, tag="healed"):
-    """From here on there are no faults: liveness is owed."""
+    """From here on there are no faults: the liveness promises hold."""
 
 
 class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
-    """All that a node holds of one log when the run is over.
+    """All that a node holds of one log at the end of the run.
 
     Attributes:
         rack: as in `NodeStarted`.
-        trim: its trim point; nothing is owed up to there.
-        tier: up to where it let go of what main storage holds.
+        trim: its trim point; up to there it need hold nothing. tier: its tier point; up to there it
+        let go of blocks that main storage holds.
     """
 
     node: int
@@ -380,17 +384,15 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
 
     @property
     def gone(self) -> int:
-        """Up to here it keeps nothing."""
+        """The last LSN up to which the node keeps nothing."""
         return max(self.trim, self.tier)
 
 
 class TierDumped(HistoryEvent, frozen=True, gc=False, tag="tier-dumped"):
-    """All that main storage holds of one log when the run is over, past all faults.
+    """All that main storage holds of one log at the end of the run, read without faults.
 
-    Attributes:
-        start, end: what its manifest tells of, `end` not included.
-        slots: blocks and plugs, as objects have them.
-        why: what cannot be read of it; "" for nothing.
+    Attributes: start, end: the range that its manifest names, `end` not included. slots: blocks and
+    plugs, as objects have them. why: the part that cannot be read; "" for none.
     """
 
     log: int

@@ -1,11 +1,11 @@
-"""Every kind of fault that the simulator can strike with, one function each.
+"""Every kind of fault that the simulator has, one function for each.
 
-To add one: write a function that takes the stage and the nodes hit, makes things
-bad, and returns how to undo that; give it a row in `FAULT_KINDS`. Plans draw from
-that table, so nothing else changes.
+To add a kind, write a function that takes the stage and the nodes hit, makes things bad, and
+returns the undo. Give it a row in `FAULT_KINDS`. Plans draw from that table, so nothing else
+changes.
 
-What waits for a feature is listed in docs/simulator.md, with what is here; disks' errors
-are in `sim.disk_faults`, who speaks to a port uninvited in `sim.stranger`.
+docs/simulator.md lists the kinds that exist and those that wait for a feature. Errors of disks are
+in `sim.disk_faults`; uninvited speakers on a port are in `sim.stranger`.
 
 Source: docs/sources/reliability.md §5.1; TigerBeetle's swarm options; FoundationDB's kill
 types and its swizzle-clogging.
@@ -42,22 +42,22 @@ from cordwood.sim.stranger import Stranger
 from cordwood.sim.torn_sequencer import torn_sequencer
 
 SLOW_DISK_FACTOR = 200.0
-"""A write takes tens of milliseconds: a disk that is about to fail."""
+"""A write takes tens of milliseconds, as on a disk that is about to fail."""
 
 LOSSY = LinkSettings(
     slow_chance=0.1, slow_factor=50.0, loss_chance=0.05, reset_chance=0.001, refuse_chance=0.1
 )
-"""A network that is being rewired: some of everything."""
+"""A network that is being rewired: some of every fault."""
 
 SLOW = LinkSettings(delay_min_s=0.02, delay_jitter_s=0.4, slow_chance=0.05, slow_factor=4.0)
 """Another continent, over a busy line: segments of different connections overtake."""
 
 NARROW = LinkSettings(bytes_per_s=200_000.0, window_bytes=4096, split_chance=0.5)
-"""A line that carries less than is asked of it: senders' buffers fill."""
+"""A line that carries less than is sent: the senders' buffers fill."""
 
 CORRUPT_CHANCES = (0.01, 0.1)
-"""A bad cable that TCP's checksum lets through now and then, or so often that hardly a
-connection is greeted before it breaks, and calls are open when it does."""
+"""A bad cable whose errors pass TCP's checksum: now and then, or so often that hardly any
+connection lives through its greeting, and calls are open when it breaks."""
 
 CLOCK_STEP_US = 3_600_000_000
 """An hour either way, as a wrong time server makes it."""
@@ -73,20 +73,20 @@ METADATA_SLOW_S = (0.05, 0.6)
 
 SLOW_CPU_EVERY_S = 0.1
 SLOW_CPU_SHARES = (0.5, 0.2, 0.05)
-"""A quota as a container has it: so much of each tenth of a second, and then nothing."""
+"""A quota as a container has it: part of each tenth of a second, and then nothing."""
 
 WRITE_ERRORS_MAX = 3
-"""Failing writes in a row; the first poisons the WAL, the rest meet its restart."""
+"""Failing writes in a row. The first poisons the WAL, the others strike while it restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What faults act on.
+    """The parts of a run that faults act on.
 
     Attributes:
-        clients: names of the clients' machines, whether they run or not; may grow.
-        crew: the clients, where they are ours to kill.
-        own_disks: what each node's own disk holds, for those that were ever swapped.
+        clients: names of the clients' machines, running or not; may grow. crew: the clients, if
+        faults may kill them. own_disks: the content of each node's own disk, for disks that were
+        ever swapped.
     """
 
     simulation: Simulation
@@ -119,14 +119,14 @@ class Stage:
         return [self.cluster.machine(node) for node in nodes]
 
     def own_disks_of(self, nodes: Sequence[NodeId]) -> list[SimDisk]:
-        """The disks of those that have their own now: what is damaged on another's is that
-        node's loss, and a plan damages no more nodes than the copies survive."""
+        """The disks of the nodes that have their own disk now. Damage on a swapped disk is the loss
+        of the node that owns it, and a plan damages no more nodes than the copies survive."""
         disks = [(node, self.cluster.machine(node).disk) for node in nodes]
         return [disk for node, disk in disks if self.own_disks.get(node, disk.tree) is disk.tree]
 
 
 Strike = Callable[[Stage, Sequence[NodeId], random.Random], Undo]
-"""Makes things bad for some nodes; the stream of chance is the fault's own."""
+"""Makes things bad for some nodes. The stream of chance is the fault's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,12 @@ class FaultKind:
     """One kind of fault.
 
     Attributes:
-        text: what it is, for people.
+        text: description for people.
         strike: see `Strike`.
-        hits_nodes: whether it is aimed at nodes; else at everything, or at a client.
+        hits_nodes: whether it is aimed at nodes; otherwise at everything, or at a client.
         needs_crew: whether it is aimed at a client.
         for_s: shortest and longest time; None draws about as long as timeouts are.
-        damages: whether it destroys what a node had stored for good.
+        damages: whether it destroys durable data of a node.
     """
 
     text: str
@@ -227,12 +227,13 @@ def _client_pause(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) 
 
 
 def _amnesia(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """A node comes up on an empty disk, and must not be taken for itself; it gets its own back."""
+    """A node starts on an empty disk, and must not be accepted as itself. It gets its own disk
+    back."""
     return _on_other_disks(stage, dict.fromkeys(nodes))
 
 
 def _swapped_disks(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Two nodes come up on each other's disks."""
+    """Two nodes start on each other's disks."""
     one = nodes[0]
     other = chance.choice([node for node in stage.cluster.numbers if node != one] or [one])
     return _on_other_disks(stage, {one: other, other: one})
@@ -272,14 +273,14 @@ def _client_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Rand
 
 
 def _bridge_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Two halves that both still see one host, which sees everybody."""
+    """Two halves of the cluster see one host in common, and this host sees every node."""
     rest = list(stage.rest(nodes))
     rest.remove(chance.choice(rest))
     return stage.network.cut_both(stage.names(nodes), rest)
 
 
 def _peer_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Clients still reach them, and one of the other nodes, so that they do not see nobody."""
+    """The nodes hit see clients and one other node only, so that they are not isolated."""
     others = [node for node in stage.cluster.numbers if node not in nodes]
     if others:
         others.remove(chance.choice(others))
@@ -287,7 +288,8 @@ def _peer_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random
 
 
 def _sequencers_only(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Whoever sequences then does not know what is sealed and recovered without them."""
+    """Only sequencers reach the nodes hit. A node that sequences then does not know what is sealed
+    and recovered without them."""
     cluster = stage.cluster
     heard = stage.names([node for node in cluster.numbers if cluster.sequencing(node)])
     rest = [host for host in stage.rest(nodes) if host not in heard]
@@ -295,14 +297,14 @@ def _sequencers_only(stage: Stage, nodes: Sequence[NodeId], chance: random.Rando
 
 
 def _sequencers_cut(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """The other way round: those that sequence hear nothing of what these nodes decide."""
+    """The other way round: sequencers hear nothing of the decisions of the nodes hit."""
     cluster = stage.cluster
     heard = stage.names([node for node in cluster.numbers if cluster.sequencing(node)])
     return stage.network.cut_both(stage.names(nodes), heard)
 
 
 def _link_cut(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """One cable, one direction or both."""
+    """One cable fails, in one direction or both."""
     pair = (stage.names(nodes)[0], chance.choice(stage.rest(nodes[:1])))
     both = chance.random() < 0.5
     return stage.network.cut((pair, pair[::-1]) if both else (pair,))
@@ -340,7 +342,7 @@ def _bad_link(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> U
 
 
 def _stranger(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Somebody who is no client of ours speaks to these nodes' ports."""
+    """A stranger, which is no client, speaks to the ports of these nodes."""
     machine = stage.simulation.machine("stranger")
     if machine.is_up:
         return _nothing
@@ -371,7 +373,7 @@ def _disk_stall(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) ->
 
 
 def _write_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """A WAL that may not be written to any more; its node is started anew at the end."""
+    """A WAL that cannot be written any more. Its node is restarted at the end."""
     for machine in stage.machines(nodes):
         code = chance.choice((errno.EIO, errno.ENOSPC))
         machine.disk.fail("write", code, times=chance.randint(1, WRITE_ERRORS_MAX))
@@ -379,7 +381,7 @@ def _write_error(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -
 
 
 def _rot(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Bits flip in the WAL of a stopped node, where its records were durable."""
+    """Bits flip in durable records of a stopped node's WAL."""
     for node in nodes:
         stage.cluster.kill(node)
     for disk in stage.own_disks_of(nodes):
@@ -440,7 +442,7 @@ def _moved_rack(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) ->
 
 
 def _fewer_nodes(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Nobody is told but through the log tree, as an operator's change would be."""
+    """Nodes learn of the change through the log tree alone, as with an operator's change."""
     cluster = stage.cluster
     least = cluster.options.replication.copies
     size = chance.randint(least, max(least, len(cluster.numbers) - 1))

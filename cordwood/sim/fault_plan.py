@@ -1,15 +1,14 @@
-"""Which faults strike when: drawn from the seed before the run, so that a run can be
-replayed, and shrunk by leaving faults out.
+"""A fault plan: which faults strike at which time.
 
-A plan is single faults at random times, and a few *schedules*: short scenes in which
-several faults meet on purpose, because the worst bugs of log stores needed two or
-three in the right order (pause, then kill; a sequencer that only its clients cannot
-reach while everybody else restarts).
+The plan is drawn from the seed before the run, so that a run can be replayed, and shrunk by leaving
+faults out. It consists of single faults at random times, and a few *schedules*: short scenes in
+which several faults meet on purpose. The worst bugs of log stores needed two or three faults in the
+right order (pause, then kill; a sequencer that only its clients cannot reach while all other nodes
+restart).
 
-A plan keeps within what the system promises to survive: any faults at all, as long as
-every node is back before appends are asked to succeed again, and no disk loses what it
-had synced. Faults that destroy stored bytes are drawn for `Damage` runs only, on nodes
-that the atlas gives free.
+A plan has only faults that the system promises to survive: any faults, as long as every node is
+back before appends must succeed again, and no disk loses synced data. Faults that destroy stored
+bytes are drawn for `Damage` runs only, on nodes that the atlas allows.
 
 Source: docs/sources/reliability.md §1 (Jepsen's pause-kill, FoundationDB's swizzle-clog), §5.1;
 TigerBeetle's swarm options and its fault atlas.
@@ -28,43 +27,42 @@ from cordwood.quorum.f_majority import weigh_replies
 from cordwood.sim.fault_kinds import FAULT_KINDS
 
 SEQUENCER = 0
-"""As a fault's node: whichever node sequences a log when the fault strikes."""
+"""As a fault's node: a node that sequences a log when the fault strikes."""
 
 OTHERS = -1
-"""As a fault's node: every node but the one that SEQUENCER was in the same scene."""
+"""As a fault's node: every node except the node that SEQUENCER was in the same scene."""
 
 
 class Damage(enum.Enum):
-    """How much of what is stored a run's faults may destroy."""
+    """How much stored data a run's faults may destroy."""
 
     NONE = "none"
     WITHIN = "within"
-    """On so few nodes that an intact copy of everything is left, and enough nodes to
-    recover: no loss may be told, and nothing may stand still."""
+    """Data on a few nodes: an intact copy of every record is left, and enough nodes to recover. No
+    loss may be reported, and nothing may stand still."""
     BEYOND = "beyond"
-    """On any node: what is lost must be told, exactly, or nothing be said at all."""
+    """Data on any node: a loss must be reported exactly, or the log must wait."""
 
 
 KINDS = tuple(name for name, kind in FAULT_KINDS.items() if not (kind.damages or kind.needs_crew))
-"""Kinds that may strike any run."""
+"""Kinds of fault that may strike any run."""
 
 TEAR = "torn_sequencer"
-"""A kind that is drawn by itself, see `_tears`."""
+"""A kind of fault that is drawn separately, see `_tears`."""
 
 CLIENT_KINDS = tuple(name for name, kind in FAULT_KINDS.items() if kind.needs_crew)
-"""Kinds that strike the simulator's own clients."""
+"""Kinds of fault that strike the simulator's own clients."""
 
 DAMAGING_KINDS = tuple(name for name, kind in FAULT_KINDS.items() if kind.damages)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: what, to whom, when, for how long (simulated seconds).
+    """One fault: its kind, its nodes, its time and length (simulated seconds).
 
-    Attributes:
-        nodes: numbers, or SEQUENCER, or OTHERS; () where the kind hits no node.
-        scene: faults of one schedule share a number, so that they agree on who the
-            sequencer is; 0 for a fault of its own.
+    Attributes: nodes: numbers, or SEQUENCER, or OTHERS; () where the kind hits no node. scene:
+    faults of one schedule share a number, so that they agree on the sequencer's node; 0 for a
+    single fault.
     """
 
     kind: str
@@ -83,17 +81,16 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
-    """How many faults of which kinds.
+    """The number and the kinds of faults of a plan.
 
     Attributes:
-        kinds: kinds that may strike; a seed uses some of them.
+        kinds: kinds of fault that may strike; a seed uses some of them.
         pause_s: mean time between two faults.
-        calm_s: no faults before this time, so that every run begins with a working log.
-        scenes: names of schedules that may be played, see `SCENES`.
-        alone: a schedule that is played, and nothing else happens; "" for none.
-        scene_chance: of each of them.
-        damage: what may be destroyed.
-        nodeset, replication: what the atlas counts with where damage is within bounds.
+        calm_s: no faults before this time, so that every run begins with a working log. scenes:
+        names of schedules that may be played, see `SCENES`. alone: the only schedule that is
+        played, without other faults; "" for none. scene_chance: chance of each schedule. damage:
+        how much data may be destroyed. nodeset, replication: for the atlas, where damage is within
+        bounds.
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -112,8 +109,8 @@ def draw_plan(
 ) -> tuple[Fault, ...]:
     """Draw the faults of a run of `length_s` seconds, in order of time.
 
-    Some kinds are left out, so that the rest meet undisturbed; a node that sequences
-    dies at least twice, since a run that crosses no epochs does not count.
+    Some kinds are left out, so that the others meet undisturbed. A node that sequences dies at
+    least twice, because a run that crosses no epochs does not count.
     """
     if options.alone:
         start_s = chance.uniform(options.calm_s, max(options.calm_s, length_s - SCENE_S))
@@ -136,7 +133,7 @@ def _when(fault: Fault) -> float:
 
 
 def _cut(fault: Fault, length_s: float) -> Fault:
-    """The fault, over by the end of the run."""
+    """The fault, shortened so that it ends with the run."""
     return replace(fault, for_s=min(fault.for_s, length_s - fault.at_s))
 
 
@@ -153,7 +150,7 @@ def _deaths(length_s: float, chance: random.Random) -> list[Fault]:
 
 
 FIRST_KINDS = 3
-"""Kinds that strike once for sure; one of them may be a crash again."""
+"""Kinds of fault that certainly strike once; a second crash may be among them."""
 
 
 def _singles(
@@ -161,14 +158,15 @@ def _singles(
 ) -> list[Fault]:
     left_out = {TEAR}
     if options.damage is Damage.WITHIN:
-        # The atlas goes by where nodes stand at the begin: a spare node that an epoch finds in
-        # another rack may hold the other copy of what a second spare node loses (seed 77310049).
+        # The atlas uses the locations at the beginning of the run. A spare node that an epoch finds
+        # in another rack may hold the other copy of a block that a second spare node loses (seed
+        # 77310049).
         left_out.add("moved_rack")
     every = [kind for kind in options.kinds if kind not in left_out]
     least = min(4, len(every))
     kinds = chance.sample(every, chance.randint(least, len(every)))
     faults = []
-    # Whatever the draw: with the dead sequencers they make a run count.
+    # Drawn in every case: with the dead sequencers they make a run count.
     first = kinds[:FIRST_KINDS]
     times = [chance.uniform(options.calm_s, length_s) for _ in first]
     racks = _racks(options)
@@ -183,15 +181,15 @@ def _singles(
 
 
 TEARS_SHARE = 0.8
-"""Share of the plans with sequencers torn off, where that is among the kinds."""
+"""Share of the plans with sequencers torn off, if that kind is among the plan's kinds."""
 
 TEARS_MAX = 4
-"""Of these a plan has so many: most find no two runs in flight to different nodes."""
+"""Number of such faults in a plan: most of them find no two runs in flight to different nodes."""
 
 
 def _tears(options: FaultOptions, length_s: float, chance: random.Random) -> list[Fault]:
-    """Sequencers torn off: oftener than other kinds, since few of them leave a hole, and drawn
-    behind everything else, so that no other fault depends on it."""
+    """Draw the faults that tear sequencers off. They are more frequent than other kinds, because
+    few of them leave a hole. They are drawn last, so that no other fault depends on the draw."""
     if TEAR not in options.kinds or chance.random() >= TEARS_SHARE:
         return []
     return [
@@ -201,7 +199,7 @@ def _tears(options: FaultOptions, length_s: float, chance: random.Random) -> lis
 
 
 def _racks(options: FaultOptions) -> tuple[tuple[int, ...], ...]:
-    """The nodes of each rack, where it is known where they are."""
+    """The nodes of each rack, if their locations are known."""
     by_rack: dict[str, list[int]] = {}
     for member in options.nodeset.members if options.nodeset else ():
         by_rack.setdefault(member.location, []).append(member.node)
@@ -209,7 +207,7 @@ def _racks(options: FaultOptions) -> tuple[tuple[int, ...], ...]:
 
 
 def _duration(kind: str, chance: random.Random) -> float:
-    """How long a fault lasts: mostly about as long as timeouts are, sometimes longer."""
+    """How long a fault lasts: mostly about as long as a timeout, sometimes longer."""
     bounds = FAULT_KINDS[kind].for_s
     if bounds is not None:
         return chance.uniform(*bounds)
@@ -217,7 +215,7 @@ def _duration(kind: str, chance: random.Random) -> float:
 
 
 RACK_SHARE = 0.15
-"""Of the faults that hit nodes: a whole rack, as its switch or its power supply would."""
+"""Share of the faults on nodes that hit a whole rack, as a broken switch or power supply does."""
 
 
 def _victims(
@@ -241,13 +239,13 @@ def _victims(
 def _damages(
     options: FaultOptions, nodes: tuple[int, ...], length_s: float, chance: random.Random
 ) -> list[Fault]:
-    """Damage on nodes that the atlas gives free."""
+    """Damage on nodes that the atlas allows."""
     if options.damage is Damage.NONE:
         return []
     order = [NodeId(node) for node in chance.sample(nodes, len(nodes))]
     free = order if options.damage is Damage.BEYOND else spare_nodes(order, options)
     victims = sorted(free[: chance.randint(1, len(free))]) if free else []
-    # What is lost for good stops a log for good, so enough is acknowledged before.
+    # A loss may stop a log for ever, so enough records must be acknowledged before.
     earliest, latest = (0.7, 0.95) if options.damage is Damage.BEYOND else (0.4, 0.9)
     return [
         Fault(
@@ -264,8 +262,8 @@ def _damages(
 def spare_nodes(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
     """The atlas: as many nodes, taken in `order`, as recovery can do without.
 
-    Then a copy of everything acknowledged is left on the others, and they alone can
-    still recover a log and store what they found.
+    The other nodes then still hold a copy of everything acknowledged, and they alone can still
+    recover a log and store what they found.
     """
     assert options.nodeset is not None, "the atlas needs to know where nodes are"
     nodeset, replication = options.nodeset, options.replication
@@ -281,14 +279,14 @@ def spare_nodes(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
 # ---- schedules ----
 
 SCENE_S = 15.0
-"""About how long a scene takes."""
+"""The approximate length of a scene."""
 
 Scene = Callable[[tuple[int, ...], float, random.Random], list[Fault]]
 
 
 def _pause_kill(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """One node is paused and then killed, so that what was sent to it dies unread, while
-    another is slow: what was stored by whom must be counted right."""
+    """One node is paused and then killed, so that frames to it die unread, while another node is
+    slow. Sequencers must count the stores of each node correctly."""
     victim, slow = chance.sample(nodes, 2) if len(nodes) > 1 else nodes * 2
     pause_s = chance.uniform(1.0, 4.0)
     return [
@@ -299,7 +297,7 @@ def _pause_kill(nodes: tuple[int, ...], start_s: float, chance: random.Random) -
 
 
 def _swizzle(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """Half of the nodes stop one by one, and come back one by one in another order."""
+    """Half of the nodes stop one by one. They come back one by one in another order."""
     kind = chance.choice(("pause", "slow_links", "partition", "narrow_links"))
     half_s = chance.uniform(1.0, 5.0)
     stopped = chance.sample(nodes, max(1, len(nodes) // 2))
@@ -326,8 +324,8 @@ def _stalls_then_kill(nodes: tuple[int, ...], start_s: float, chance: random.Ran
 def _half_heard_then_kill(
     nodes: tuple[int, ...], start_s: float, chance: random.Random
 ) -> list[Fault]:
-    """The sequencer dies soon after some nodes went out of its reach, three times: of what it
-    had in flight a run may be stored nowhere though later ones are, and leaves a hole."""
+    """Three times, the sequencer dies soon after some nodes went out of its reach. A run that it
+    had in flight may be stored nowhere although later runs are stored, and leaves a hole."""
     faults = []
     for turn in range(3):
         at_s = start_s + 4.0 * turn
@@ -338,8 +336,9 @@ def _half_heard_then_kill(
 
 
 def _usurp(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """The clients cannot reach the sequencer and start another; all nodes but the old one
-    restart; then the clients find the old one again, which knows of nothing."""
+    """The clients cannot reach the sequencer and start another one. All nodes except the old
+    sequencer restart. Then the clients find the old sequencer again, which has not heard of the new
+    one."""
     apart_s = chance.uniform(7.0, 14.0)  # a client notices a silent node after 5 to 10 s
     down_s = chance.uniform(0.1, 0.8)
     restart_s = start_s + apart_s - down_s - chance.uniform(0.0, 0.5)
@@ -361,8 +360,8 @@ def _rolling(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> l
 
 
 def _blackout(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """The whole site loses its power, and comes back a node at a time. Twice in a row,
-    the second time while the first is being recovered from."""
+    """The whole site loses its power, and comes back one node at a time. This happens twice, the
+    second time during the recovery from the first."""
     faults = []
     for at_s in (start_s, start_s + chance.uniform(1.0, 5.0)):
         faults += [Fault("power_cut", (node,), at_s, chance.uniform(0.1, 1.5)) for node in nodes]
@@ -370,8 +369,8 @@ def _blackout(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> 
 
 
 def _slow_then_cut(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """Disks are slow, so that writes are in flight, when the power goes; and once more, so
-    that a start must read past what the first cut left."""
+    """The power fails while disks are slow, so that writes are in flight. It fails once more, so
+    that a start must read past the remains of the first failure."""
     slow_s = chance.uniform(4.0, 8.0)
     hit = chance.sample(nodes, chance.randint(1, len(nodes)))
     faults = [Fault("slow_disk", tuple(sorted(hit)), start_s, slow_s)]
@@ -384,8 +383,8 @@ def _slow_then_cut(nodes: tuple[int, ...], start_s: float, chance: random.Random
 
 
 def _behind_readers(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """Some nodes are far from everybody while the sequencer changes: readers hear of the
-    next epoch before they have all of this one."""
+    """Some nodes are far from all others while the sequencer changes. Readers hear of the next
+    epoch before they have all records of the present epoch."""
     far = tuple(sorted(chance.sample(nodes, max(1, len(nodes) // 2))))
     return [
         Fault("slow_links", far, start_s, 10.0),
@@ -395,8 +394,8 @@ def _behind_readers(nodes: tuple[int, ...], start_s: float, chance: random.Rando
 
 
 def _apart(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """The clients cannot reach the sequencer and start another, of which the old one hears
-    nothing; then they reach the old one again, and ask it."""
+    """The clients cannot reach the sequencer and start another one. The old sequencer does not hear
+    of the new one. Then the clients reach the old sequencer again, and ask it."""
     apart_s = chance.uniform(7.0, 12.0)  # a client notices a silent node after 3 to 6 s
     return [
         Fault("client_partition", (SEQUENCER,), start_s, apart_s),
@@ -405,10 +404,10 @@ def _apart(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> lis
 
 
 def _left_behind(nodes: tuple[int, ...], start_s: float, chance: random.Random) -> list[Fault]:
-    """A node that only the sequencer reaches misses a recovery, and hears of it on a disk that
-    stands still; the sequencer that was replaced wakes up just then, and sends it stores."""
+    """A node that only the sequencer reaches misses a recovery. It hears of the recovery while its
+    disk stands still. Just then the replaced sequencer wakes up and sends it stores."""
     behind = chance.choice(nodes)
-    # Its connections to the others are given up after one silent ping, six seconds at most.
+    # Its connections to other nodes are given up after one silent ping, six seconds at most.
     stops_s = start_s + chance.uniform(6.0, 7.5)
     back_s = stops_s + chance.uniform(3.6, 4.2)
     others = tuple(node for node in nodes if node != behind)

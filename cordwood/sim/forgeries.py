@@ -1,9 +1,9 @@
-"""Well-made frames and calls that nobody of ours sends: what a `sim.stranger` says.
+"""Well-formed frames and calls that only a `sim.stranger` sends.
 
-A *lie* would be believed of a member, and so it must not come in: it forges a release within an
-epoch, a block, a seal, words of who lives. What is *far* must not be believed of members either:
-it speaks of epochs that were never handed out. At the *edge* are calls that clients may make, with
-numbers as large as they may be.
+A *lie* is a frame that a node would believe from a member: it forges a release within an epoch, a
+block, a seal, or gossip. So a stranger must not be accepted as a member. A *far* frame names epochs
+that were never handed out, and must not be believed from members either. An *edge* call is one that
+clients may make, with the largest legal numbers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from cordwood.layout.waves import pack_pairs, store_head
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX
 
 LOGS = range(1, 4)
-"""The first ones that a run makes."""
+"""The first logs that a run makes."""
 
 FAR = (5000, 1 << 20, EPOCH_MAX)
-"""Epochs that no run comes to, and that no node takes for ones that it slept through."""
+"""Epochs that no run reaches, and that no node regards as epochs that it missed."""
 
 LOG_MAX = (1 << 62) - 1
 TIME_MAX_US = (1 << 62) - 1
@@ -48,7 +48,7 @@ def _log(chance: random.Random) -> int:
 
 
 def lie(chance: random.Random) -> Said:
-    """A frame of a node, of what is near enough to be true."""
+    """A frame of a node that may be true."""
     log, epoch = _log(chance), chance.randint(1, 8)
     kind = chance.choice((Kind.RELEASE, Kind.STORE, Kind.GOSSIP, Kind.CALL))
     if kind == Kind.RELEASE:
@@ -62,7 +62,7 @@ def lie(chance: random.Random) -> Said:
 
 
 def far_call(chance: random.Random) -> bytes:
-    """A call of a node, or a client's trim, that would end a log for good."""
+    """A call of a node, or a client's trim, that would end a log for ever."""
     log, epoch = _log(chance), chance.choice(FAR)
     return pack(
         chance.choice(
@@ -79,19 +79,19 @@ def far_call(chance: random.Random) -> bytes:
 
 
 def far_release(chance: random.Random) -> bytes:
-    """What is released of a log, and of many that are not there."""
+    """A release of a log, and of many logs that do not exist."""
     far = [_log(chance), chance.choice(FAR) << 32 | chance.choice((0, 7, ESN_MAX))]
     logs = range(10**6, 10**6 + chance.choice((0, 1000)))
     return pack_pairs(far + [number for log in logs for number in (log, 1 << 32 | 1)])
 
 
 def far_store(chance: random.Random) -> bytes:
-    """A block of such an epoch, which says of itself that all of it is stored."""
+    """A block of such an epoch, whose LNG claims that all of it is stored."""
     return _store(_log(chance), chance.choice(FAR) << 32 | chance.randint(1, 50))
 
 
 def edge_call(chance: random.Random) -> bytes:
-    """A client's call with the largest numbers and lists that there are."""
+    """A client's call with the largest possible numbers and lists."""
     log = chance.choice((*LOGS, LOG_MAX))
     return pack(
         chance.choice(

@@ -1,4 +1,4 @@
-"""Looks at what nodes hold, every second, for the checker of their limits (L6).
+"""Looks every second at what nodes hold, for the checker of their limits (L6).
 
 Source: docs/sources/reliability.md §3 (L6).
 """
@@ -21,17 +21,18 @@ from cordwood.wire import server
 LOOK_EVERY_S = 1.0
 
 FLUSH_SLACK_S = 5.0
-"""What a flush may be late while nothing fails: the one before it takes its time."""
+"""How late a flush may be while nothing fails: the flush before it may take this long."""
 
 LATE_SLACK_S = 2.0
-"""A node that gets little of its processor looks at frames that were begun as much later."""
+"""A node with little time of its processor looks later, by this much, for frames that were
+begun."""
 
 
 class Gauges:
     """See the module; `run` looks until it is cancelled.
 
     Attributes:
-        flushing: nodes that nothing keeps from flushing now.
+        flushing: nodes that can flush now, as no fault prevents it.
     """
 
     def __init__(self, cluster: SimCluster, recorder: HistoryRecorder) -> None:
@@ -42,12 +43,12 @@ class Gauges:
         self._highest: dict[tuple[NodeId, str], int] = {}
 
     def all_well(self, nodes: Collection[NodeId]) -> None:
-        """From now on nothing keeps these nodes from flushing; none for "that is over"."""
+        """From now on no fault keeps these nodes from flushing; none if a fault strikes again."""
         self.flushing = frozenset(nodes)
         self._since_s = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
-        """Note each value that is higher than any before."""
+        """Record each value that is higher than any value before."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for number, node in sorted(self._cluster.running.items()):

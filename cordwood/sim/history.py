@@ -1,23 +1,23 @@
 """Histories: what clients, readers, nodes and the epoch store saw in one run.
 
-A history is a sequence of events in the order in which they happened, written
-as JSON lines, one event a line, the first one `RunStarted`. The simulator, runs
-of real processes and `cordwood verify` share this form; `sim.checkers` judges
-it. Payloads are kept as marks (id, CRC, length), not as bytes.
+A history is a sequence of events in the order in which they happened. It is written as JSON lines,
+one event a line; the first event is `RunStarted`. The simulator, runs of real processes and
+`cordwood verify` share this form, and `sim.checkers` judges it. Payloads are kept as marks (id,
+CRC, length), not as bytes.
 
-Who must record what:
+Rules for recording:
 
-- A client records an invocation before the call and its end after it. An append
-  that never ended counts as *unknown*.
+- A client records an invocation before the call, and the end after the call. An append that never
+  ended counts as *unknown*.
 - A reader has a name and at most one read open at a time; a restart is a new
   `ReadStarted` under the same name. Records and gaps belong to the open read.
 - `EpochTaken` and `CleanEpochSet` are recorded at the epoch store, at the moment
   its compare-and-set takes effect, so that a lost answer does not lose them.
-- `Released` is recorded by a sequencer before it tells anybody. A history that
-  has one for a log has all of that log; one without any claims nothing.
-- `BlockStored` is recorded at the node, once its disk has the block and before it says
-  so. A history with one of them has all.
-- `NodeDumped` comes at the end, when nothing is in flight any more.
+- `Released` is recorded by a sequencer before it tells clients or nodes. A history that has one of
+  them for a log has all of that log; a history without them claims nothing.
+- `BlockStored` is recorded at the node, when its disk has the block and before it answers. A
+  history with one of them has all.
+- `NodeDumped` comes at the end, when no call is in flight.
 
 Times are microseconds of one clock; where two events have the same time, their
 order in the history counts.
@@ -115,7 +115,7 @@ __all__ = [
 ]
 
 EVENTS_MAX = 10_000_000
-"""Events one recorder takes: about 3 GiB, past which a run should be cut in two."""
+"""Most events of one recorder: about 3 GiB. A run with more events should be cut in two."""
 
 
 def _plain(value: object) -> int:
@@ -137,8 +137,8 @@ def from_jsonl(data: bytes) -> tuple[Event, ...]:
     """Read what `to_jsonl` wrote.
 
     Raises:
-        Malformed: a line is no event of ours (the text names the line, from 1),
-            the last line is torn, or the first is no `RunStarted` of this format.
+        Malformed: a line is no known event (the text names the line, from 1), the last line is
+            torn, or the first is no `RunStarted` of this format.
     """
     lines = data.split(b"\n")
     if lines.pop():
@@ -159,7 +159,7 @@ def _decode(number: int, line: bytes) -> Event:
 
 
 class HistoryRecorder:
-    """Takes down one run; workloads, readers, the epoch store and the fault plan call it.
+    """Records one run. Workloads, readers, the epoch store and the fault plan call it.
 
     Args:
         now_us: the one clock of the run, microseconds, never falling.
@@ -190,7 +190,7 @@ class HistoryRecorder:
 
     @property
     def now_us(self) -> int:
-        """Now, for events that are made elsewhere."""
+        """The present time, for events that are made elsewhere."""
         return self._now_us()
 
     @property
@@ -223,7 +223,7 @@ class HistoryRecorder:
         token: int = 0,
         keys: Sequence[str] = (),
     ) -> int:
-        """Note a call before it is made; the number returned names it from now on.
+        """Note a call before it is made. The returned number names the call from now on.
 
         Args:
             producer: its id and epoch, zeros for none.
@@ -257,10 +257,10 @@ class HistoryRecorder:
         self.add(AppendOk(self._now_us(), op, tuple(map(int, lsns))))
 
     def append_raised(self, op: int, error: BaseException, ended_us: int = 0) -> None:
-        """Note a call that raised: a failure only where the error says nothing was stored.
+        """Note a call that raised: as failed only if the error says that nothing was stored.
 
         Args:
-            ended_us: when its last try ended, if that was before now.
+            ended_us: end of its last try, if that was before now.
         """
         name = type(error).__name__
         if isinstance(error, Retryable | Rejected):
@@ -296,7 +296,7 @@ class HistoryRecorder:
         positions: Mapping[str, int],
         resets: Mapping[str, int] | None = None,
     ) -> None:
-        """Note, at the metadata store, what a consumer is from now on."""
+        """Note, at the metadata store, the new state of a consumer."""
         states = (dict(owners), dict(positions), dict(resets or {}))
         self.add(GroupChanged(self._now_us(), consumer, generation, *states))
 
@@ -328,11 +328,11 @@ class HistoryRecorder:
         self.add(EpochTaken(self._now_us(), log, epoch, node))
 
     def clean_epoch_set(self, log: int, epoch: int, tail: int) -> None:
-        """Note, at the epoch store, that an epoch is recovered and where it ended."""
+        """Note, at the epoch store, that an epoch is recovered, with its end."""
         self.add(CleanEpochSet(self._now_us(), log, epoch, int(tail)))
 
     def released(self, log: int, lsn: int, by: str) -> None:
-        """Note, at the sequencer, that readers may see all up to `lsn`."""
+        """Note, at the sequencer, that readers may see all records up to `lsn`."""
         self.add(Released(self._now_us(), log, int(lsn), by))
 
     def tail_answered(self, client: str, log: int, lsn: int, *, invoked_us: int) -> None:
@@ -358,21 +358,21 @@ class HistoryRecorder:
         self.add(NodeStarted(self._now_us(), node, incarnation, rack, weight))
 
     def node_starting(self, node: int, rack: str) -> None:
-        """Note that a node begins to start, and where it stands."""
+        """Note that a node begins to start, with its location."""
         self.add(NodeStarting(self._now_us(), node, rack))
 
     def disk_given(self, node: int, *, own: bool) -> None:
-        """Note that a machine got a disk, its node's own or another."""
+        """Note that a machine got a disk: its node's own disk or another one."""
         self.add(DiskGiven(self._now_us(), node, own))
 
     def block_stored(
         self, node: int, log: int, first: int, last: int, *, is_end: bool = False
     ) -> None:
-        """Note that a node has a block durably, before it tells anybody."""
+        """Note that a block is durable on a node, before the node answers."""
         self.add(BlockStored(self._now_us(), node, log, int(first), int(last), is_end))
 
     def idled(self, nodes: int, length_s: float, callbacks: int) -> None:
-        """Note what nodes did while nobody wanted anything."""
+        """Note the work of nodes while no client called."""
         self.add(Idled(self._now_us(), nodes, round(length_s * 1e6), callbacks))
 
     def faults_healed(self) -> None:
@@ -388,7 +388,8 @@ class HistoryRecorder:
         damaged: Iterable[tuple[int, int]],
         mended: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Note what has rotted of a log on a node, and what it knows of that."""
+        """Note the blocks of a log that rotted on a node, and those that the node knows to be
+        damaged."""
         ranges = (tuple(rotten), tuple(damaged), tuple(mended))
         self.add(NodeScrubbed(self._now_us(), node, log, passes, *ranges))
 
@@ -401,5 +402,5 @@ class HistoryRecorder:
         trim: int = 0,
         tier: int = 0,
     ) -> None:
-        """Note what a node's disk holds of a log when all is over."""
+        """Note all that a node's disk holds of a log at the end of the run."""
         self.add(NodeDumped(self._now_us(), node, rack, log, tuple(slots), int(trim), int(tier)))

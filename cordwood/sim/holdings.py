@@ -1,4 +1,4 @@
-"""All that a storage node holds of a log, wherever it keeps it."""
+"""All that a storage node holds of a log, in memory and on its disk."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ async def held_blocks(engine: StorageEngine, log: int) -> list[StoredBlock]:
 
 
 def is_set_aside(block: StoredBlock) -> bool:
-    """Whether a copy counts for nothing, as other nodes have all that there should be."""
+    """Whether a copy does not count, because other nodes have all the copies that there should
+    be."""
     return bool(block.envelope.flags & EnvelopeFlag.DRAINED)
 
 
 async def held_and_damaged(
     engine: StorageEngine, log: int
 ) -> tuple[list[StoredBlock], list[tuple[int, int]]]:
-    """Likewise, and the ranges of which it says that it does not know what it holds."""
+    """All that a node holds of a log, and the ranges for which it reports "unknown"."""
     blocks: list[StoredBlock] = []
     damaged: list[tuple[int, int]] = []
     start = 0
@@ -45,9 +46,9 @@ async def held_and_damaged(
 
 
 async def rotten_ranges(engine: StorageEngine) -> dict[int, list[tuple[int, int]]]:
-    """By log, the blocks in LogsDB that have rotted, also those that were trimmed since.
+    """By log, the blocks in LogsDB that have rotted, including those that were trimmed since.
 
-    Rows that the directory does not name, of a flush that came to no end, are nobody's.
+    Rows that the directory does not name belong to no log: their flush did not finish.
     """
     tables = engine.logs.tables
     assert isinstance(tables, MemoryTables), "the simulator has the simulator's tables"
@@ -66,7 +67,7 @@ async def rotten_ranges(engine: StorageEngine) -> dict[int, list[tuple[int, int]
 def split_trimmed(
     ranges: Sequence[tuple[int, int]], trim: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Ranges `(first, last)` that end above a trim point, and those that do not."""
+    """Ranges `(first, last)` that end above a trim point, and the other ranges."""
     above = [each for each in ranges if each[1] > trim]
     return above, [each for each in ranges if each[1] <= trim]
 

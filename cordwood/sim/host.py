@@ -66,8 +66,8 @@ class SimClock:
 class SimRunBlocking:
     """`Host.run_blocking`: the function is one step, at a drawn time.
 
-    A process killed before that step never made the call; one killed after it made
-    the call and never heard.
+    A process that is killed before that step never made the call. A process that is killed after
+    the step made the call and never got the answer.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -109,7 +109,7 @@ class SimMachine:
 
     Attributes:
         name, disk, clock: what outlives a process.
-        process: the one running or last run; None before the first `start`.
+        process: the running process, or the last one; None before the first `start`.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SimMachine:
         return self.process is not None and not self.process.dead
 
     def start(self, main: Callable[[Host], Coroutine[Any, Any, Result]]) -> SimTask[Result]:
-        """Run `main` on a host of this machine, as a new process; power comes on if it was off."""
+        """Run `main` on a host of this machine, as a new process. Power comes on if it was off."""
         assert not self.is_up, f"{self.name} runs already"
         self._network.power_on(self.name)
         self._starts += 1
@@ -146,7 +146,7 @@ class SimMachine:
         return self._loop.spawn(self.process, main(host), name=self.process.name)
 
     def kill(self) -> None:
-        """SIGKILL: connections are closed by the kernel, the disk keeps what it was given."""
+        """SIGKILL: the kernel closes connections, and the disk keeps what it was given."""
         if self.process is not None:
             self._loop.kill(self.process)
 
@@ -198,7 +198,7 @@ class Simulation:
         self._machines: dict[str, SimMachine] = {}
 
     def machine(self, name: str) -> SimMachine:
-        """The machine of this name, made when first asked for."""
+        """The machine of this name, made at the first call."""
         if name not in self._machines:
             disk = SimDisk(self.loop, stream(self.seed, "disk", name), self._disk_settings)
             chance = stream(self.seed, "host", name)
@@ -228,5 +228,5 @@ class Simulation:
             return runner.run(direct())
 
     def trace_hash(self) -> str:
-        """Of all that happened: equal for equal seeds and code."""
+        """A hash of all that happened: equal for equal seeds and code."""
         return self.loop.trace.hexdigest()

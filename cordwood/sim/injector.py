@@ -25,15 +25,15 @@ __all__ = ["LOSSY", "SLOW_DISK_FACTOR", "Injector"]
 
 
 HANGS_S = 12.0
-"""A client and a node notice within six seconds that a peer hangs; then they need another
-sequencer, which waits as long for it to answer its seal."""
+"""A client and a node notice within six seconds that a peer hangs. Then they need another
+sequencer, which waits as long again for the peer to answer its seal."""
 
 
 class Injector:
     """See the module.
 
     Args:
-        clients: hosts that are no nodes, for faults of the network; may grow meanwhile.
+        clients: hosts that are no nodes, for faults of the network; may grow during the run.
         crew: the clients, where a plan may kill them.
     """
 
@@ -54,7 +54,7 @@ class Injector:
         """Strike every fault at its time, counted from now, and ease it at its end.
 
         Raises:
-            BadSetting: the plan names a kind that there is not.
+            BadSetting: the plan names an unknown kind of fault.
         """
         for fault in plan:
             if fault.kind not in FAULT_KINDS:
@@ -68,8 +68,8 @@ class Injector:
         """Take everything back: links mended, every node and client running, nothing slow.
 
         Args:
-            absent: nodes that stay away: the first one hangs, the others are dead. The rest
-                is given HANGS_S to notice it, and owes everything from then on.
+            absent: nodes that stay away: the first one hangs, the others are dead. The other nodes
+                get HANGS_S to notice this, and must keep all promises from then on.
         """
         stage = self._stage
         stage.network.heal()
@@ -91,12 +91,12 @@ class Injector:
             self._take_away(absent)
             await asyncio.sleep(HANGS_S)
         await stage.cluster.wait_running(absent)
-        # Whoever was still starting when a write failed is here only now, and takes nothing.
+        # A node that was still starting when a write failed runs only now, and takes nothing.
         stage.cluster.restart_failed(present)
         await stage.cluster.wait_running(absent)
 
     def _take_away(self, absent: Sequence[NodeId]) -> None:
-        """The first one hangs: its machine takes connections, and answers nothing."""
+        """Let the first node hang: its machine takes connections, and answers nothing."""
         stage = self._stage
         self._recorder.fault_struck("absent", absent, f"node {absent[0]} hangs")
         stage.machines(absent)[0].pause()
@@ -104,7 +104,7 @@ class Injector:
             stage.cluster.kill(number)
 
     async def _play(self, fault: Fault, start_s: float) -> None:
-        # Its own stream, so that leaving other faults out does not change this one.
+        # Each fault has its own stream, so that leaving other faults out does not change this one.
         chance = self._chance(fault)
         await asyncio.sleep(start_s + fault.at_s - self._stage.simulation.loop.time())
         nodes = self._resolve(fault, chance)

@@ -1,4 +1,4 @@
-"""Keys of simulated records: which one a payload gets follows from its bytes."""
+"""Keys of simulated records: the key of a payload follows from its bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import crc32c
 from cordwood.block import Buffer
 
 KEYS = ("amber", "blue", "coral", "dun")
-"""Few, so that a block has several of them, and not always all."""
+"""Few keys, so that a block has several of them, and not always all."""
 
 
 def key_of(payload: Buffer) -> str:

@@ -1,8 +1,8 @@
 """Limits of production code that a seed may turn: small windows, small batches, short patience.
 
-Every limit in the code is a named constant that is looked up when it is used, so a
-seed may give it another value for the length of a run. Values are legal ones: a
-limit may be small, and then what happens past it happens often.
+Every limit in the code is a named constant that is looked up when it is used, so a seed may give it
+another value for the length of a run. All values are legal: a limit may be small, and then the code
+beyond the limit runs often.
 
 Source: FoundationDB randomises its knobs (docs/sources/reliability.md §1).
 """
@@ -39,19 +39,19 @@ from cordwood.wire import arrivals, connection, peers, server
 T = TypeVar("T")
 
 TURN_SHARE = 0.25
-"""Each knob is turned in this share of the seeds, unless it says another one."""
+"""The share of the seeds in which a knob is turned, unless the knob says another share."""
 
 OFTEN_SHARE = 0.6
-"""Of those without which something that must be seen is not: holes, for one, need runs of one
-log that are in flight to different nodes."""
+"""The share for knobs without which some case would never be seen. Holes, for example, need runs of
+one log that are in flight to different nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob(Generic[T]):
-    """A module's constant, the values it may take instead, and in which share of the seeds.
+    """A module's constant, its other values, and the share of the seeds that use them.
 
     Attributes:
-        read: reads the constant, and by that says which it is.
+        read: reads the constant, and thereby names it.
     """
 
     read: Callable[[], T]
@@ -125,7 +125,7 @@ KNOBS: Mapping[str, Knob[Any]] = {
         Knob(lambda: data_directory.WalLimits, _WALS),
         Knob(lambda: connection.CLIENT_CALLS_AT_ONCE, (2, 8)),
         Knob(lambda: server.CLIENT_CALLS_MAX, (4, 32)),
-        # Those that came last: what the others draw does not change.
+        # New knobs stand last, so that the draws of the other knobs do not change.
         Knob(lambda: read_streams.FETCH_BYTES, (10_000, 70_000)),
         Knob(lambda: read_streams.AHEAD_AFTER_BYTES, (0, 0, 20_000), OFTEN_SHARE),
         Knob(lambda: read_ahead.KEPT_S, (0.02, 0.2)),
@@ -133,24 +133,25 @@ KNOBS: Mapping[str, Knob[Any]] = {
         Knob(lambda: shared_tail.QUEUE_ITEMS_MAX, (1, 4, 20), OFTEN_SHARE),
         Knob(lambda: shared_tail.RECENT_ITEMS_MAX, (0, 4)),
         Knob(lambda: shared_tail.BEHIND_S, (0.0, 0.0, 0.1), OFTEN_SHARE),
-        # Idle for longer than any append is tried for. A new producer is refused until then, so
-        # a run with one of these owes no promise that appends succeed (`sim.run`).
+        # A producer must be idle for longer than any append is tried. Until then a new producer is
+        # refused, so a run with one of these knobs need not keep the promise that appends succeed
+        # (`sim.run`).
         Knob(lambda: producers.USERS, (Budget(2, 15_000_000), Budget(5, 15_000_000)), 0.1),
         Knob(lambda: producers.QUERIES, (Budget(1, 15_000_000), Budget(2, 15_000_000)), 0.1),
         Knob(lambda: arrivals.FRAME_GRACE_S, (2.0, 8.0)),
         Knob(lambda: server.STRANGERS_MAX, (30, 100)),
-        # For scenarios alone: so little that honest callers are cut off, too.
+        # For scenarios only: the value is so small that honest callers are cut off, too.
         Knob(lambda: arrivals.UNFINISHED_BYTES_MAX, (20_000,), 0.0),
-        # Likewise: runs are shorter than what lost nodes had of ledgers waits for.
+        # For scenarios only: the wait for ledgers of lost nodes is longer than a run.
         Knob(lambda: ledger_autorecovery.LOOK_S, (1.0,), 0.0),
         Knob(lambda: ledger_autorecovery.CHECKED_A_LOOK, (0,), 0.0),
         Knob(lambda: ledger_rule.GRACE_US, (2_000_000,), 0.0),
         Knob(lambda: ledger_rule.AGAIN_MAX_S, (5.0,), 0.0),
-        # Likewise: the operator who accepts a loss has to be there before it is healed.
+        # For scenarios only: an operator must accept a loss before the node heals it.
         Knob(lambda: wal_healing.BEGINS_S, (1e6,), 0.0),
-        # Likewise: an entry outlives Qa-1 lost disks, and one is lost at a time.
+        # For scenarios only: an entry survives Qa-1 lost disks, and one disk is lost at a time.
         Knob(lambda: ledger_clients.SHAPES, _SHAPES, 0.0),
-        # Where there is main storage: see `sim.tier_options`.
+        # For runs with main storage: see `sim.tier_options`.
         Knob(lambda: ledger_upload.OBJECT_BYTES, (800,), 0.0),
         Knob(lambda: ledger_tiering.READ_AT_ONCE, (5,), 0.0),
     )
@@ -158,10 +159,10 @@ KNOBS: Mapping[str, Knob[Any]] = {
 """Every knob by its name."""
 
 HEALING = "storage.repair.wal_healing.BEGINS_S"
-"""Turned, no node heals within the run what its WAL lost."""
+"""When this knob is turned, no node heals within the run what its WAL lost."""
 
 TurnedKnobs = tuple[tuple[str, int], ...]
-"""Which knobs are turned: names, and which of their values each takes."""
+"""The turned knobs: their names, and the number of the value that each takes."""
 
 
 def draw_turns(chance: random.Random) -> TurnedKnobs:
@@ -181,7 +182,7 @@ def value_text(turn: tuple[str, int]) -> str:
 
 @contextmanager
 def turned(turns: TurnedKnobs) -> Iterator[None]:
-    """The knobs are turned for the length of the block."""
+    """Turn the knobs for the length of the block."""
     before: list[tuple[Any, str, Any]] = []
     try:
         for name, index in turns:

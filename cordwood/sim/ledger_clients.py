@@ -1,8 +1,9 @@
 """Simulated clients of ledgers: scribes write them, salvagers recover them, tailers follow them.
 
-A scribe closes some of its ledgers, and leaves others open, as one that dies does. Salvagers
-recover ledgers that are written just then too, two of them at once now and then. When all is over,
-the archivist recovers every ledger and reads it whole, and checks those that main storage has.
+A scribe closes some of its ledgers, and leaves others open, as a dying writer does. Salvagers also
+recover ledgers that are being written; now and then two salvagers recover one ledger at once. At
+the end of the run, the archivist recovers every ledger and reads it whole. It also checks the
+ledgers that main storage has.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -61,17 +62,18 @@ ADD_S = 0.2
 BURST = 6
 
 DEFERS = 0.2
-"""Share of the ledgers that are written with deferred sync. What they acknowledge counts as
-acknowledged once a force has confirmed it."""
+"""Share of the ledgers that are written with deferred sync. An entry of such a ledger counts as
+acknowledged after a force has confirmed it."""
 
 CLOSES = 0.6
-"""Share of the ledgers that their scribe closes; it leaves the others."""
+"""Share of the ledgers that their scribe closes; it leaves the others open."""
 
 TAKEN_SHARE = 0.15
-"""Of the ledgers that a scribe makes: it asks for an id that is taken, or was."""
+"""Share of the ledgers for which a scribe asks for an id that is taken, or was taken once."""
 
 DELETED_EVERY = 5
-"""Of the ledgers that their scribe closes, those of such numbers are deleted at once."""
+"""Of the ledgers that their scribe closes, those whose number divides by this are deleted at
+once."""
 
 SALVAGE_S = 3.0
 """Mean pause between two recoveries of a salvager."""
@@ -86,7 +88,7 @@ PAYLOAD_BYTES = 120
 
 AUDIT_AGAIN_S = 1.0
 AUDIT_S = 40.0
-"""How long the archivist tries: what it has not read by then it calls unread."""
+"""How long the archivist tries. Ledgers that it has not read by then are recorded as unread."""
 
 
 async def scribe(name: str, clients: Clients, host: Host) -> None:
@@ -112,7 +114,7 @@ class _Writing:
         self._chance = chance
         self._numbers = 0
         self._defers = False
-        # What was acknowledged and no force has confirmed: numbers and entries.
+        # Acknowledged entries that no force has confirmed: numbers and entries.
         self._unforced: deque[tuple[int, int]] = deque()
         self._waits: set[asyncio.Task[None]] = set()
 
@@ -124,7 +126,7 @@ class _Writing:
         until_s = loop.time() + chance.expovariate(1 / WRITE_S)
         while not clients.stopping and loop.time() < until_s and not made.is_closed:
             if self._unforced:
-                # Entries are added and acknowledged while it is under way.
+                # Entries are added and acknowledged while the force is under way.
                 self._waits.add(asyncio.create_task(self._force(made)))
             for _ in range(chance.randint(1, BURST)):
                 if not made.is_closed:
@@ -160,13 +162,14 @@ class _Writing:
         return made
 
     def _asks_for_main_storage(self) -> bool:
-        """Every other ledger does, where there is one; it costs no chance."""
+        """Whether a ledger asks for main storage, if there is one: every other ledger does. Nothing
+        is drawn for this."""
         clients = self._clients
         count = len(clients.ledgers) + len(clients.deleted_ledgers)
         return clients.options.tiers_ledgers and count % 2 == 0
 
     def _add(self, made: WritableLedger) -> None:
-        """Add an entry, and have its end noted whenever it comes."""
+        """Add an entry, and record its end whenever that comes."""
         clients, chance, recorder = self._clients, self._chance, self._clients.recorder
         size = chance.randint(PAYLOAD_BYTES_MIN, PAYLOAD_BYTES)
         payload = make_payload(self._name, next(clients.sequences(self._name)), size, chance)
@@ -178,7 +181,7 @@ class _Writing:
         recorder.add(
             EntryAdded(recorder.now_us, self._name, made.ledger_id, number, mark_payload(payload))
         )
-        # In the order of their ends: a callback comes a turn after its future.
+        # In the order of their ends: a callback comes one tick after its future.
         future.add_done_callback(lambda done: self._note(made.ledger_id, number, done))
 
     def _note(self, ledger: int, number: int, done: asyncio.Future[int]) -> None:
@@ -198,7 +201,7 @@ class _Writing:
         except CordwoodError as error:
             self._clients.told(self._name, "force", error)
             if isinstance(error, Unreachable):
-                # The writer has closed the ledger below these.
+                # The writer has closed the ledger below these entries.
                 self._refuse(made.ledger_id, type(error).__name__)
 
     def _confirm(self, ledger: int, through: int) -> None:
@@ -227,8 +230,8 @@ class _Writing:
                     await self._delete(made.ledger_id)
 
     async def _delete(self, ledger: int) -> None:
-        """Delete a ledger that is closed. It may be deleted whatever is told, so nobody asks
-        what it had from here on."""
+        """Delete a closed ledger. It may be deleted whatever the answer says, so no client asks for
+        its entries from here on."""
         clients = self._clients
         clients.ledgers.remove(ledger)
         clients.deleted_ledgers.append(ledger)
@@ -239,7 +242,7 @@ class _Writing:
 
 
 async def salvage(name: str, clients: Clients, host: Host) -> None:
-    """Recover ledgers, finished ones and ones that are written, until told to stop."""
+    """Recover finished ledgers, and ledgers that are being written, until told to stop."""
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
@@ -269,7 +272,7 @@ async def _recover(name: str, store: Store, ledger: int, clients: Clients) -> No
 
 
 async def tail(name: str, clients: Clients, host: Host) -> None:
-    """Follow ledgers, the newest ones mostly, until told to stop."""
+    """Follow ledgers, mostly the newest, until told to stop."""
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
@@ -306,7 +309,7 @@ async def _read_on(name: str, opened: ReadableLedger, clients: Clients) -> None:
 
 
 async def archive(name: str, clients: Clients, host: Host) -> None:
-    """When the others have ended, recover every ledger and read it whole."""
+    """When the other clients have ended, recover every ledger and read it whole."""
     _, chance = clients.next_life(name)
     while not clients.stopping:
         await clients.pause(AUDIT_S)
@@ -341,7 +344,7 @@ async def archive(name: str, clients: Clients, host: Host) -> None:
 
 
 async def _check(name: str, store: Store, opened: ReadableLedger, clients: Clients) -> None:
-    """Have a ledger checked and filled that main storage has."""
+    """Check a ledger that main storage has, and have missing copies filled."""
     if not (await opened.refresh()).is_tiered:
         return
     check = await store.ledgers.check(opened.ledger_id, b"sesame", fills=True)

@@ -16,12 +16,12 @@ _MARKS = ("ledger-marks/", "long-ledger-marks/")
 
 
 def is_marked(cluster: SimCluster) -> bool:
-    """Whether a ledger is known to lack copies."""
+    """Whether any ledger is marked as short of copies."""
     return any(key.startswith(_MARKS) for key in cluster.metadata.data.values)
 
 
 async def lacking_ledgers(cluster: SimCluster) -> list[int]:
-    """Closed ledgers an entry of which fewer than Qa of the nodes have that it should be on."""
+    """Closed ledgers with an entry that fewer than Qa of its nodes have."""
     values = cluster.metadata.data.values
     ledgers = [read_ledger(values[key].value) for key in sorted(values) if key.startswith(_LEDGERS)]
     return [each.ledger for each in ledgers if await _lacks(cluster, each)]
@@ -44,7 +44,7 @@ async def _lacks(cluster: SimCluster, metadata: LedgerMetadata) -> bool:
 
 
 async def _held(cluster: SimCluster, node: NodeId, ledger: int, entries: range) -> set[int]:
-    """Which of these entries a node holds, in memory or in LogsDB."""
+    """The entries out of these that a node holds, in memory or in LogsDB."""
     running = cluster.running.get(node)
     held = running and running.engine.ledgers.held.get(ledger)
     if running is None or not held:

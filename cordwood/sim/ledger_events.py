@@ -1,4 +1,4 @@
-"""Events about ledgers: what writers added and were told, what readers got, where they end."""
+"""Events about ledgers: added entries, answers to writers, entries that readers got, and ends."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LastEntry: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 
 
 class LedgerMade(HistoryEvent, frozen=True, gc=False, tag="ledger-made"):
-    """A client was told that it made a ledger, which it alone writes."""
+    """A client was told that it made a ledger. It alone writes this ledger."""
 
     client: str
     ledger: Ledger
 
 
 class EntryAdded(HistoryEvent, frozen=True, gc=False, tag="entry-added"):
-    """A writer is about to add an entry; `number` counts what it adds to the ledger, from 0."""
+    """A writer is about to add an entry; `number` counts its additions to the ledger, from 0."""
 
     client: str
     ledger: Ledger
@@ -31,7 +31,7 @@ class EntryAdded(HistoryEvent, frozen=True, gc=False, tag="entry-added"):
 
 
 class EntryAcked(HistoryEvent, frozen=True, gc=False, tag="entry-acked"):
-    """What was added is acknowledged, as this entry."""
+    """An addition is acknowledged, as this entry."""
 
     client: str
     ledger: Ledger
@@ -40,7 +40,7 @@ class EntryAcked(HistoryEvent, frozen=True, gc=False, tag="entry-acked"):
 
 
 class EntryRefused(HistoryEvent, frozen=True, gc=False, tag="entry-refused"):
-    """The writer was told that what it added is not stored, and will not be."""
+    """The writer was told that an addition is not stored, and will not be."""
 
     client: str
     ledger: Ledger
@@ -49,7 +49,7 @@ class EntryRefused(HistoryEvent, frozen=True, gc=False, tag="entry-refused"):
 
 
 class EntryRead(HistoryEvent, frozen=True, gc=False, tag="entry-read"):
-    """A reader was given an entry as one that is confirmed."""
+    """A reader was given an entry as confirmed."""
 
     client: str
     ledger: Ledger
@@ -58,7 +58,7 @@ class EntryRead(HistoryEvent, frozen=True, gc=False, tag="entry-read"):
 
 
 class LedgerEnds(HistoryEvent, frozen=True, gc=False, tag="ledger-ends"):
-    """A client was told where a ledger ends: by its own close, by a recovery, or as it read.
+    """A client was told where a ledger ends: by its own close, by a recovery, or during a read.
 
     Attributes:
         length: bytes of all payloads.
@@ -71,7 +71,8 @@ class LedgerEnds(HistoryEvent, frozen=True, gc=False, tag="ledger-ends"):
 
 
 class LedgerAudited(HistoryEvent, frozen=True, gc=False, tag="ledger-audited"):
-    """When all was over, a ledger was recovered and read whole; `error` says why not, if not."""
+    """At the end of the run, a ledger was recovered and read whole. If it was not, `error` says
+    why."""
 
     client: str
     ledger: Ledger
@@ -79,11 +80,10 @@ class LedgerAudited(HistoryEvent, frozen=True, gc=False, tag="ledger-audited"):
 
 
 class LedgerChecked(HistoryEvent, frozen=True, gc=False, tag="ledger-checked"):
-    """When all was over, a ledger that main storage has was checked, and filled where it could be.
+    """At the end of the run, a ledger in main storage was checked, and filled where possible.
 
-    Attributes:
-        short, lost, filled: entries that main storage does not give whole, those of them that no
-            node has either, and copies that were made.
+    Attributes: short, lost, filled: entries that main storage does not give whole; entries of these
+    that no node has either; copies that were made.
     """
 
     client: str

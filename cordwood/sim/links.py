@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 RETRANSMITS_MAX = 6
-"""Losses in a row of one segment: with each the wait doubles, as in TCP."""
+"""Losses in a row of one segment. With each loss the wait doubles, as in TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class LinkSettings:
 
     Attributes:
         delay_min_s, delay_jitter_s: a segment takes the first plus up to the second.
-        slow_chance, slow_factor: some segments take that many times as long.
+        slow_chance, slow_factor: some segments take this many times as long.
         bytes_per_s: what the wire carries.
-        window_bytes: in flight and not yet read, for each connection and direction.
+        window_bytes: limit of bytes in flight or unread, for each connection and direction.
         split_chance: a segment is cut in two at a random byte.
-        loss_chance, retransmit_s: a lost segment comes that much later, and all that
-            follow it on its connection wait.
+        loss_chance, retransmit_s: a lost segment comes this much later, and all later segments of
+            its connection wait.
         reset_chance: a segment resets its connection.
-        refuse_chance: a connect is refused though somebody listens.
+        refuse_chance: a connect is refused although a process listens.
         corrupt_chance: a segment arrives with one bit flipped.
     """
 
@@ -49,7 +49,7 @@ class LinkSettings:
 
 
 class Links:
-    """All links of a network: their settings, which are cut, which hosts are off."""
+    """All links of a network: their settings, the links that are cut, the hosts that are off."""
 
     def __init__(self, chance: random.Random, default: LinkSettings) -> None:
         self.default = default
@@ -59,7 +59,7 @@ class Links:
         self._off: set[str] = set()
 
     def settings(self, source: str, target: str) -> LinkSettings:
-        """Of the direction from `source` to `target`."""
+        """The settings of the direction from `source` to `target`."""
         return self._own.get((source, target), self.default) if self._own else self.default
 
     def change(self, sources: Iterable[str], targets: Iterable[str], to: LinkSettings) -> None:
@@ -68,7 +68,7 @@ class Links:
             self._own[pair] = to
 
     def is_open(self, source: str, target: str) -> bool:
-        """Whether what leaves `source` now reaches `target`."""
+        """Whether bytes that leave `source` now reach `target`."""
         if self._off and (source in self._off or target in self._off):
             return False
         return not self._cut or (source, target) not in self._cut
@@ -86,7 +86,7 @@ class Links:
         self._cut.clear()
 
     def set_power(self, host: str, *, on: bool) -> None:
-        """Off: nothing leaves or reaches the host."""
+        """Switch a host off: nothing leaves or reaches it. Or switch it on again."""
         if on:
             self._off.discard(host)
         else:

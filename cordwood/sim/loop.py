@@ -1,18 +1,18 @@
 """A seeded asyncio event loop in virtual time.
 
-What runs next is drawn from a seeded stream, and time jumps to the next timer
-when nothing is ready, so one seed is one run, and an hour of quiet costs nothing.
+The next callback is drawn from a seeded stream, and time jumps to the next timer when no callback
+is ready. So one seed is one run, and an hour of quiet costs nothing.
 
-- *Order.* asyncio promises that callbacks made ready in one process run in that
-  order, and code leans on it; it promises nothing between processes. So the draw
-  is between processes, callback by callback, and each process's queue is FIFO.
+- *Order.* asyncio promises that callbacks made ready in one process run in that order, and code
+relies on it. asyncio promises nothing between processes. So the loop draws the next process,
+callback by callback, and the queue of each process is FIFO.
 - *Time.* A callback takes no time. Timers due at one instant join their
   processes' queues in the order they were set.
 - *Numbers.* Tasks and futures hash by number and not by address (`sim.task`).
-- *Garbage.* The cycle collector runs at fixed steps only, because what it ends
-  (an async generator, a future whose error nobody read) calls back into the loop.
-- *Trace.* A hash over time, process and callback of every step, and over what the
-  simulated machine adds: two runs that differ anywhere differ here (`sim.trace`).
+- *Garbage.* The cycle collector runs at fixed steps only, because objects that it ends (an async
+  generator, a future whose error was never read) call back into the loop.
+- *Trace.* A hash over time, process and callback of every step, and over facts that the simulated
+  machine adds. Two runs that differ anywhere differ here (`sim.trace`).
 
 Source: docs/sources/reliability.md §4; CONTRIBUTING.md, "Determinism"; asyncio's base_events.py for
 what a loop promises.
@@ -48,30 +48,32 @@ WALL_START_S = 1_767_225_600
 """Wall time at virtual time 0: 2026-01-01 UTC."""
 
 INSTANT_CALLBACKS_MAX = 1_000_000
-"""Callbacks at one instant: a real burst is thousands, so this many is a loop that spins."""
+"""Most callbacks at one instant: a real burst has thousands, so more than this is a loop that
+spins."""
 
 COLLECT_EVERY_CALLBACKS = 1 << 18
 """Steps between two runs of the cycle collector (and of the trace's hash): under a second."""
 
 TIMERS_CANCELLED_MIN = 1000
-"""Cancelled timers kept before the heap is swept; most timeouts are cancelled."""
+"""Number of cancelled timers at which the heap is swept; most timeouts are cancelled."""
 
 UNHANDLED_MAX = 100
 """Reports kept of exceptions that nobody handled; the first few tell the story."""
 
 CLOSE_TRIES_MAX = 100
-"""Times that a buried coroutine is closed: one that awaits in `finally` refuses once for each."""
+"""How often the close of a dead coroutine is tried: each `await` in a `finally` refuses one
+close."""
 
 CALLBACKS_KEPT_MAX = 500_000
-"""Callbacks that closed loops ran until the whole heap is searched for garbage: those of some eight
-seeds, and of some thousand tests. A loop searches only its own objects as it closes; what a seed
-leaves in cycles after that, its history with it, is some ten MB. A search takes a twentieth of a
-seed, but longer than most tests where a test run has a thousand modules loaded."""
+"""The whole heap is searched for garbage after closed loops have run this many callbacks: about
+eight seeds, or a thousand tests. A loop searches only its own objects when it closes. After that a
+seed leaves some ten MB in cycles, including its history. A full search takes a twentieth of a
+seed's time, but longer than most tests where a test run has a thousand modules loaded."""
 
 _callbacks_kept = 0
 
 _end_sleep: Callable[..., object] = asyncio.futures._set_result_unless_cancelled  # type: ignore[attr-defined]
-"""What `asyncio.sleep` sets a timer for."""
+"""The callback for which `asyncio.sleep` sets a timer."""
 
 _current_process = CURRENT_PROCESS.get
 
@@ -83,11 +85,11 @@ class Livelock(RuntimeError):
 
 
 class Deadlock(RuntimeError):
-    """What is awaited cannot happen any more: nothing is ready and no timer is set."""
+    """The awaited event cannot happen any more: no callback is ready and no timer is set."""
 
 
 class SimHandle(asyncio.TimerHandle):
-    """A callback that is ready, or will be at its time."""
+    """A callback that is ready, or will be ready at its time."""
 
     __slots__ = ("process",)
     _loop: SimLoop
@@ -100,7 +102,7 @@ class SimHandle(asyncio.TimerHandle):
         context: contextvars.Context,
         process: Process,
     ) -> None:
-        # Not asyncio's, which asks for tracebacks and costs more than all the rest.
+        # Not asyncio's handle, which asks for tracebacks and costs more than all the rest.
         self._callback: Any = callback
         self._args: Any = args
         self._context = context
@@ -133,7 +135,7 @@ class SimLoop(LoopWithoutMachine):
         director: the process of everything outside the simulated ones.
         unhandled: contexts of exceptions that nobody handled, the first UNHANDLED_MAX.
         callbacks_run: steps so far.
-        now: virtual time in s; `time()` for those who count every call.
+        now: virtual time in s; cheaper than `time()`.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class SimLoop(LoopWithoutMachine):
         self._schedule = schedule
         self._instant_callbacks_max = instant_callbacks_max
         self.now = 0.0
-        self._runnable: list[Process] = []  # each has something ready, and is running
+        self._runnable: list[Process] = []  # each process is running and has a callback ready
         self._timers: list[tuple[float, int, SimHandle]] = []
         self._timers_cancelled = 0
         self._timer_numbers = itertools.count()
@@ -167,18 +169,18 @@ class SimLoop(LoopWithoutMachine):
     def spawn(
         self, process: Process, coro: Coroutine[Any, Any, Result], *, name: str | None = None
     ) -> SimTask[Result]:
-        """Run `coro` as a task of `process`; what it starts belongs to the process too."""
+        """Run `coro` as a task of `process`. All that it starts belongs to the process too."""
         assert not process.dead, f"{process.name} is dead: a restart is a new Process"
         return self.create_task(coro, name=name, context=process.context.copy())
 
     def pause(self, process: Process) -> None:
-        """Stop it as SIGSTOP does: its callbacks wait. A paused or dead one stays so."""
+        """Stop a process as SIGSTOP does: its callbacks wait. A paused or dead process stays so."""
         if process.state is ProcessState.RUNNING:
             process.state = ProcessState.PAUSED
             self._unqueue(process)
 
     def resume(self, process: Process) -> None:
-        """Undo `pause`: what waited runs, in its order."""
+        """Undo `pause`: waiting callbacks run, in their order."""
         if process.state is ProcessState.PAUSED:
             process.state = ProcessState.RUNNING
             if process.ready:
@@ -186,10 +188,10 @@ class SimLoop(LoopWithoutMachine):
                 self._runnable.append(process)
 
     def kill(self, process: Process) -> None:
-        """End it as SIGKILL does: nothing of it runs again, no `finally` either.
+        """End a process as SIGKILL does: none of its callbacks runs again, not even a `finally`.
 
-        A process that kills itself still ends the step it is in. Killing a dead one
-        does nothing.
+        A process that kills itself still finishes its present step. Killing a dead process does
+        nothing.
         """
         if process.dead:
             return
@@ -280,15 +282,15 @@ class SimLoop(LoopWithoutMachine):
         return handle
 
     def set_timer(self, when: float, handle: SimHandle) -> None:
-        """As `call_at`, for what the machine does to a process, again and again: the same handle
-        may be waiting many times. It cannot be cancelled."""
+        """As `call_at`, for repeated actions of the machine on a process: the same handle may wait
+        many times. It cannot be cancelled."""
         heapq.heappush(self._timers, (when, next(self._timer_numbers), handle))
 
     def create_future(self) -> asyncio.Future[Any]:
         return SimFuture(loop=self)
 
     def next_future_number(self) -> int:
-        """What a future hashes by, see `sim.task`."""
+        """The number by which a future hashes, see `sim.task`."""
         return next(self._future_numbers)
 
     def create_task(
@@ -344,7 +346,7 @@ class SimLoop(LoopWithoutMachine):
             self.run_forever()
         except BaseException:
             if made_here and awaited.done() and not awaited.cancelled():
-                awaited.exception()  # it is this that is being raised: mark it as read
+                awaited.exception()  # this error is being raised: mark it as read
             raise
         finally:
             awaited.remove_done_callback(self._stop_at)
@@ -372,7 +374,7 @@ class SimLoop(LoopWithoutMachine):
         sys.set_asyncgen_hooks(self._asyncgen_started, self._asyncgen_dropped)
         gc.disable()
         if not self._froze:
-            # What was there before is none of this run's garbage, and not looked through.
+            # Earlier objects are not garbage of this run, so the collector leaves them out.
             gc.freeze()
             self._froze = True
         asyncio._set_running_loop(self)
@@ -389,8 +391,8 @@ class SimLoop(LoopWithoutMachine):
 
     def _run(self) -> None:
         runnable, draw = self._runnable, self._schedule.random
-        # A tenth of a simulation's time if these were calls: a task is its number here, and a
-        # name that was met before is looked up.
+        # Inlined, as calls would take a tenth of a simulation's time: a task is its number here,
+        # and a known name is looked up.
         append, number_of = self.trace.append, self.trace.number_of
         numbers = self.trace.numbers
         before_instant = self.callbacks_run
@@ -449,10 +451,10 @@ class SimLoop(LoopWithoutMachine):
                 continue
             process = handle.process
             if handle._callback is _end_sleep and process.state is ProcessState.RUNNING:
-                # It does nothing but wake its task, which is a step of its own.
+                # It only wakes its task, which is a step of its own.
                 _end_sleep(*handle._args)
                 continue
-            # Of a paused or dead process too: there it waits.
+            # A timer of a paused or dead process is queued too, and waits there.
             process.ready.append(handle)
             if not process.queued and process.state is ProcessState.RUNNING:
                 process.queued = True
@@ -483,7 +485,7 @@ class SimLoop(LoopWithoutMachine):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._closed:
-            return  # what is disposed of at the end has nobody to tell
+            return  # objects that are disposed of at the end report to nobody
         if self._exception_handler is None:
             self.default_exception_handler(context)
         else:
@@ -515,7 +517,7 @@ class SimLoop(LoopWithoutMachine):
                 await generator.aclose()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is none. `asyncio.Runner` gives a timeout from Python 3.12 on."""
+        """There is no default executor. `asyncio.Runner` gives a timeout from Python 3.12 on."""
 
     def close(self) -> None:
         """Dispose of everything, the dead processes' tasks in the order they died.
@@ -537,7 +539,7 @@ class SimLoop(LoopWithoutMachine):
             self._dead.clear()
             self._runnable.clear()
             self._timers.clear()
-            # What is in cycles would speak later, in the middle of something else.
+            # Objects in cycles would call back later, in the middle of another run.
             gc.collect()
             if self._froze:
                 gc.unfreeze()
@@ -547,8 +549,8 @@ class SimLoop(LoopWithoutMachine):
 def _collect_runs(callbacks: int) -> None:
     """Drop what earlier runs left, now and then.
 
-    It was frozen with all the rest as the next began: a sweep of 1,500 seeds came to ten GB for
-    each of its processes, and to two thirds of its pace.
+    Without this, the next run froze the leftovers with all other objects: each process of a sweep
+    of 1,500 seeds grew to ten GB, and the sweep slowed to two thirds of its pace.
     """
     global _callbacks_kept
     _callbacks_kept += callbacks
@@ -559,9 +561,9 @@ def _collect_runs(callbacks: int) -> None:
 
 @contextlib.contextmanager
 def _last_words_unheard() -> Iterator[None]:
-    """What the dead's `finally` blocks raise, or leave behind, is not reported.
+    """Do not report errors that `finally` blocks of dead processes raise or leave behind.
 
-    Such as: a coroutine that one made was never awaited, or there is no running loop.
+    For example: a coroutine was never awaited, or there is no running loop.
     """
     hook = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: None
@@ -575,8 +577,8 @@ def _last_words_unheard() -> Iterator[None]:
 
 def _close_coroutine(coro: Coroutine[Any, Any, Any]) -> None:
     for _ in range(CLOSE_TRIES_MAX):
-        # A dead process's last words, at a closed loop: they mean nothing. A coroutine
-        # that awaits in a finally block refuses to close, and goes on from there.
+        # Errors of a dead process at a closed loop mean nothing. A coroutine that awaits in a
+        # finally block refuses to close, and goes on from there.
         with contextlib.suppress(BaseException):
             coro.close()
             return

@@ -1,12 +1,12 @@
-"""LogsDB's tables for the simulator: what RocksDB promises, over the disk seam, in memory.
+"""LogsDB's tables for the simulator: RocksDB's promises, over the disk seam, in memory.
 
-As RocksDB does, it keeps what was written and not flushed in the process alone: a kill
-takes it, table by table. A flush is one file, replaced atomically and durably, so what a
-crash may leave of it follows from the disk underneath, and crash states are enumerated
-over it like over the WAL. Now and then a table is flushed by itself, as RocksDB may do.
+As in RocksDB, writes that are not flushed are in the process alone: a kill takes them, table by
+table. A flush is one file, replaced atomically and durably. So the states that a crash may leave
+follow from the disk below, and crash states are enumerated over them as over the WAL. Now and then
+a table is flushed by itself, as RocksDB may do.
 
-Each row has a checksum, and one whose value has rotted on the disk is told so when it is read, as
-RocksDB does it by blocks: a start does not fail for it, and nobody is told that it is absent.
+Each row has a checksum. A read of a row whose value has rotted on the disk reports this, as RocksDB
+does by blocks. A start does not fail because of such a row, and the row never reads as absent.
 
 Files are `{table}.{number}`; the first of a table makes it, and `{table}.{number}.dropped`
 ends it with all that is below. Nothing leaves the directory: the seam has no removal.
@@ -31,10 +31,10 @@ from cordwood.settings import StorageSettings
 from cordwood.storage.logs_db.tables import Row, Rows, TablesFailed
 
 FLUSH_BY_ITSELF = 0.1
-"""Share of the writes after which a table is flushed without being asked."""
+"""Share of the writes after which a table is flushed by itself."""
 
 CALL_S = 0.001
-"""A call takes up to this: long enough for others to come between."""
+"""Longest time of a call: long enough for other calls to come between."""
 
 DROPPED = ".dropped"
 
@@ -43,7 +43,7 @@ _Head = list[tuple[bytes, int | None, int]]
 
 
 class _Table:
-    """One table: its rows, those not flushed yet, and the number of its next file."""
+    """One table: its rows, its rows that are not flushed yet, and the number of its next file."""
 
     def __init__(self, first: int) -> None:
         self.rows: dict[bytes, bytes] = {}
@@ -73,7 +73,7 @@ class _Table:
 
 
 class FileRow(NamedTuple):
-    """A row of a file: where its value stands, None where the key is taken away."""
+    """A row of a file: the place of its value; None if the key is deleted."""
 
     key: bytes
     start: int | None
@@ -138,7 +138,7 @@ class MemoryTables:
         try:
             await disk.make_dir(self._path)
             names = await disk.list_dir(self._path)
-            # Makes every name durable that a start which was cut short left half made.
+            # Make the names durable that an interrupted start left half made.
             await disk.write_file(f"{self._path}/CURRENT", b"")
             for name in names:  # sorted: each table's in the order of their numbers
                 table, _, number = name.partition(".")

@@ -1,7 +1,8 @@
-"""Waits, at the end of a run, until what rotted in LogsDB, or was lost of a WAL, is mended from
-other nodes' copies.
+"""At the end of a run, waits until nodes have mended rot in LogsDB, and losses of their WALs, from
+copies of other nodes.
 
-A node need not mend what another node trimmed: it takes that for damaged until it is told.
+A node need not mend what another node trimmed: it regards this as damaged until it hears of the
+trim.
 
 Source: docs/protocol/repair.md.
 """
@@ -16,11 +17,12 @@ from cordwood.sim.history import HistoryRecorder
 
 LOOK_S = 0.5
 MENDED_S = 150.0
-"""Twice the longest pause before a repair is tried again, and what a pass of a slow scrub takes."""
+"""Twice the longest pause before a repair is tried again, and the time of one slow scrubbing
+pass."""
 
 
 async def wait_mended(cluster: SimCluster, recorder: HistoryRecorder) -> None:
-    """Wait until no node takes a copy for damaged or lost, and note which still do."""
+    """Wait until no node regards a copy as damaged or lost, and note the nodes that still do."""
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + MENDED_S
     while (waits := _damaged(cluster)) and loop.time() < ends_s:  # noqa: ASYNC110

@@ -1,10 +1,10 @@
-"""Simulated clients of a log whose name changes: one who changes it, and those who call it by name.
+"""Simulated clients of a log whose name changes: the namer changes it, and callers use the name.
 
-The namer renames the log, or deletes it, and makes another of its name, over and over. Into each
-it writes records that say for which number they are, and how manyeth they are there. The callers
-stay connected over many changes, as an application does: they append and read by the name, read
-again by a number that they know, and consume. Whatever they are given must be of the log that they
-asked for; a consumer begins each log at its first record (S32).
+The namer renames the log, or deletes it, and makes another log of its name, over and over. It
+writes records into each log; a record says the log's number and its own place in the log. The
+callers stay connected over many changes, as an application does: they append and read by the name,
+read again by a number that they know, and consume. All records that they are given must be of the
+log that they asked for. A consumer begins each log at its first record (S32).
 
 Source: docs/sources/reliability.md §3; `client.find.known_logs`, `client.read.consumer_logs`.
 """
@@ -27,10 +27,10 @@ NAMED = "/sim/named"
 """The name."""
 
 MOVED = ("/sim/moved/1", "/sim/moved/2", "/sim/moved/3", "/sim/moved/4")
-"""Where it is renamed to, in turn: a renamed log is there for a while longer."""
+"""The new names, used in turn: a renamed log lives on for a while."""
 
 CHANGE_S = 4.0
-"""Mean time for which the name leads to one log."""
+"""Mean time for which the name stands for one log."""
 
 WRITE_S = 0.3
 """Mean pause between two records of the namer."""
@@ -42,10 +42,10 @@ STAY_S = 15.0
 """Mean time for which a caller stays connected: several changes."""
 
 FIRST_MAX = 12
-"""Records written to a log at once when it is made: logs end in different places."""
+"""Records written to a log when it is made, so that logs end in different places."""
 
 PASSED_OVER = (GapKind.TRIM, GapKind.DATA_LOSS)
-"""What a consumer is told of records that it is not given."""
+"""The gaps that stand for records that a consumer is not given."""
 
 _MARK = b"of "
 
@@ -55,7 +55,7 @@ def _payload(log: int, number: int) -> bytes:
 
 
 def _read_payload(value: bytes) -> tuple[int, int] | None:
-    """Log and place of a record of the namer's; None for a caller's."""
+    """Log and place of a record that the namer wrote; None for a caller's record."""
     if not value.startswith(_MARK):
         return None
     log, number = value.removeprefix(_MARK).split()
@@ -63,7 +63,7 @@ def _read_payload(value: bytes) -> tuple[int, int] | None:
 
 
 async def change_names(name: str, clients: Clients, host: Host) -> None:
-    """Have the name lead to one log after another, until told to stop."""
+    """Give the name to one log after another, until told to stop."""
     _, chance = clients.next_life(name)
     namer = _Namer(clients)
     while not clients.stopping:
@@ -76,7 +76,7 @@ async def change_names(name: str, clients: Clients, host: Host) -> None:
 
 
 class _Namer:
-    """Its changes and records; what an error left open is looked at again."""
+    """Its changes and records. A change that ended with an error is looked at again."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -109,7 +109,7 @@ class _Namer:
         await store.log_tree.rename(NAMED, moved)
 
     async def _look(self, store: Store) -> None:
-        """See where the name leads, and make a log where it leads nowhere."""
+        """Find the log of the name, and make one if there is none."""
         try:
             info = await store.log(NAMED)
         except UnknownLog:
@@ -123,7 +123,7 @@ class _Namer:
             recorder.add(NameLeads(recorder.now_us, self._log, self._invoked_us))
 
     async def _write(self, store: Store, count: int) -> None:
-        """Records for the log that the name leads to; one of unknown outcome is written again."""
+        """Write records to the log of the name. A record of unknown outcome is written again."""
         log = self._log
         for _ in range(count):
             # By number: a change of unknown outcome may take the name away from it meanwhile.
@@ -144,7 +144,7 @@ async def call_names(name: str, clients: Clients, host: Host) -> None:
                         await clients.pause(chance.expovariate(1 / CALL_S))
                         await caller.call(store)
         except TimeoutError:
-            continue  # it comes back as another connection, with nothing remembered
+            continue  # the caller comes back with a new connection, which remembers nothing
         except CordwoodError as error:
             clients.told(name, "call", error)
             await asyncio.sleep(RECONNECT_S)
@@ -159,7 +159,7 @@ class _Caller:
         self._last = 0
 
     async def call(self, store: Store) -> None:
-        """One call of some kind; one to a log that is gone ends as it must."""
+        """Make one call of some kind. A call to a deleted log must end with its error."""
         calls = (self._append, self._read, self._read, self._read_number, self._consume)
         with contextlib.suppress(UnknownLog):
             await self._chance.choice(calls)(store)
@@ -168,7 +168,7 @@ class _Caller:
         invoked_us = self._recorder.now_us
         self._sent += 1
         value = f"{self._name}:{invoked_us}:{self._sent}".encode()
-        # By name, twice: between the two it may have come to lead elsewhere.
+        # By name, twice: between the two calls the name may pass to another log.
         lsn = await store.append(NAMED, value)
         stream = await store.read(NAMED, lsn, lsn)
         found = await self._items(stream)
@@ -195,7 +195,7 @@ class _Caller:
         self._add(invoked_us, wanted, log, "", found)
 
     async def _items(self, stream: ReadStream) -> list[object] | None:
-        """What a read gives; None if it does not come to its end in time."""
+        """The records of a read; None if it does not reach its end in time."""
         found: list[object] = []
         try:
             async with asyncio.timeout(LOOK_S):

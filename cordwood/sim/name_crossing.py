@@ -1,7 +1,7 @@
 """Simulated administrators whose calls cross: they rename, delete and make logs of a few names.
 
-They call at the same moments, give up on some calls half-way, and make them again. Every log that
-one of them was told to have made, and that nobody deleted, must be found in the end (S32).
+They call at the same moments, give up on some calls half-way, and make them again. If a call
+reported a log as made, and no call deleted it, the log must be found in the end (S32).
 
 Source: docs/protocol/metadata-and-epochs.md.
 """
@@ -27,20 +27,20 @@ CROSSED = ("/sim/crossed/1", "/sim/crossed/2", "/sim/crossed/3")
 """The names that they give to logs and take from them."""
 
 KINDS = ("rename", "rename", "create", "delete")
-"""What they do, by weight."""
+"""Their calls, by weight."""
 
 MEET_S = 0.5
 """They begin at whole multiples of this."""
 
 CALLS_MAX = 3
-"""Calls of one, one behind the other, each time."""
+"""Calls of one administrator each time, one behind the other."""
 
 GIVE_UP_S = 0.05
-"""Longest that a call is waited for on which its caller gives up: several steps of it."""
+"""Longest wait for a call on which its caller gives up: the time of several of its steps."""
 
 
 async def cross_names(name: str, clients: Clients, host: Host) -> None:
-    """Change names whenever the others do, until told to stop."""
+    """Change names at the same moments as the others, until told to stop."""
     _, chance = clients.next_life(name)
     loop = asyncio.get_running_loop()
     while not clients.stopping:
@@ -89,7 +89,8 @@ async def seek_logs(metadata: MetadataStore, recorder: HistoryRecorder) -> None:
     listed = {int(info.log_id) for info in await tree.list()}
     for log in made:
         recorder.add(await _sought(tree, log, listed, recorder))
-    # A client that was killed amid a creation knows of no log, and another may have deleted it.
+    # A client that was killed during a creation does not know its log, and another client may have
+    # deleted the log.
     begun = {each.log for each in recorder.events if isinstance(each, EpochTaken)}
     for log in sorted(begun.difference(made)):
         if await tree.is_deleted(log):

@@ -1,4 +1,4 @@
-"""Events about names of logs that change: where a name leads, and what callers got by it."""
+"""Events about names of logs that change: the log of a name, and what callers got by the name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class NameLeads(HistoryEvent, frozen=True, gc=False, tag="name-leads"):
-    """The name leads to this log by now; it did not before `invoked_us`."""
+    """The name stands for this log now; it did not before `invoked_us`."""
 
     log: Number
     invoked_us: TimeUs
@@ -24,9 +24,9 @@ class NamedRead(HistoryEvent, frozen=True, gc=False, tag="named-read"):
     Attributes:
         wanted: the number that was asked for; 0 for the name.
         log: the number that was opened; 0 for a consumer, which does not say.
-        consumer: who keeps the position; "" for a plain read.
-        given: of each record, the log that it was written to, and how manyeth it is there.
-        is_gap: records were told to be trimmed or lost.
+        consumer: the consumer that keeps the position; "" for a plain read. given: for each record,
+        the log that it was written to, and its place in that log. is_gap: a gap said that records
+        are trimmed or lost.
     """
 
     client: str
@@ -39,10 +39,9 @@ class NamedRead(HistoryEvent, frozen=True, gc=False, tag="named-read"):
 
 
 class NamedAppend(HistoryEvent, frozen=True, gc=False, tag="named-append"):
-    """An append by the name was acknowledged, and looked for at its place.
+    """An append by the name was acknowledged, and its record was looked for at its LSN.
 
-    Attributes:
-        found: whether it stood there.
+    Attributes: found: whether the record was there.
     """
 
     client: str
@@ -59,13 +58,12 @@ class LogMade(HistoryEvent, frozen=True, gc=False, tag="log-made"):
 
 
 class LogSought(HistoryEvent, frozen=True, gc=False, tag="log-sought"):
-    """A log was looked for while nobody changed names.
+    """A log was looked for while no client changed names.
 
     Attributes:
         is_deleted: for good.
         is_found: by its number.
-        is_named: by the name that it has.
-        is_listed: in the list of all logs.
+        is_named: by its name. is_listed: in the list of all logs.
     """
 
     log: Number

@@ -1,9 +1,9 @@
 """The simulated network: hosts, listeners, connects, and what goes wrong.
 
-Every host sees it through a `HostNetwork` made for one of its processes. Kernels
-are simulated where they outlive a process: a handshake succeeds against a paused
-one, a killed one's connections are closed or reset for it, and a machine without
-power says nothing until it is back, and then resets what it does not know.
+Every host sees it through a `HostNetwork` made for one of its processes. Kernels are simulated
+where they outlive a process. A handshake with a paused process succeeds. The connections of a
+killed process are closed or reset for it. A machine without power says nothing until it is back,
+and then resets connections that it does not know.
 
 Source: docs/sources/reliability.md §5.1; TCP as far as a stream's user can tell.
 """
@@ -24,13 +24,13 @@ from cordwood.sim.process import Process
 from cordwood.sim.transport import Pipe, SimTransport
 
 FIRST_FREE_PORT = 40_000
-"""Port 0 takes the ports from here on, in order, and never one twice."""
+"""Port 0 takes the ports from this number on, in order, and never the same port twice."""
 
 SYN_RETRY_S = 1.0
 """A handshake without an answer is tried again after this, then after twice that, as in TCP."""
 
 RUDE_CLOSE_CHANCE = 0.3
-"""Of aborts and deaths, how many reset the connection; the rest end it in order."""
+"""Share of aborts and deaths that reset the connection; the others end it in order."""
 
 _LOOPBACK = frozenset(["127.0.0.1", "localhost", "::1"])
 _ANY = frozenset(["0.0.0.0", "::"])
@@ -41,9 +41,9 @@ class SimNetwork:
 
     Attributes:
         loop: the loop it runs on.
-        links: delays, losses and cuts; change what lies between hosts there, but
-            mend through this class, which lets stalled traffic go on.
-        process: the kernels' own process, for what happens on behalf of the dead.
+        links: delays, losses and cuts. Change the links between hosts there, but mend through this
+            class, which lets stalled traffic go on. process: the kernels' own process, which acts
+            for dead processes.
     """
 
     def __init__(
@@ -91,11 +91,12 @@ class SimNetwork:
         self._go_on()
 
     def power_off(self, host: str) -> None:
-        """The machine goes silent; kill its processes after this, so that nobody is told."""
+        """The machine goes silent. Kill its processes after this call, so that peers hear
+        nothing."""
         self.links.set_power(host, on=False)
 
     def power_on(self, host: str) -> None:
-        """The machine answers again: with resets, to connections from before."""
+        """The machine answers again, with resets to connections from before."""
         self.links.set_power(host, on=True)
         self._go_on()
 
@@ -112,7 +113,7 @@ class SimNetwork:
         return len(found)
 
     def bury(self, process: Process) -> None:
-        """A process died: end what it had, as its kernel would if it has power."""
+        """A process died: end its connections, as its kernel does if the machine has power."""
         for transport in list(self._transports.values()):
             if transport.process is process:
                 transport.on_death(powered=self.links.has_power(transport.host))
@@ -135,7 +136,8 @@ class SimNetwork:
             self._later(side, side.on_reset)
 
     def send_reset(self, to: SimTransport) -> None:
-        """A kernel says that it does not know the connection. Lost if the link is cut."""
+        """A kernel reports that it does not know the connection. The report is lost if the link is
+        cut."""
 
         def arrive() -> None:
             if self.links.is_open(to.inbound.source.host, to.host):
@@ -144,7 +146,7 @@ class SimNetwork:
         self._later(to, arrive)
 
     def wait_for_mending(self, pipe: Pipe) -> None:
-        """Something of `pipe` waits for a cut to be mended."""
+        """Bytes of `pipe` wait until a cut is mended."""
         self._stalled[pipe] = None
 
     def draw_cut(self, link: LinkSettings, length: int) -> int:
@@ -172,7 +174,7 @@ class SimNetwork:
         self.loop.call_later(delay, callback, context=side.process.context)
 
     def _go_on(self) -> None:
-        # What still finds its way cut will wait again.
+        # Pipes whose link is still cut will wait again.
         waiting, self._stalled = self._stalled, {}
         for pipe in waiting:
             pipe.on_mended()
@@ -193,7 +195,7 @@ class SimNetwork:
         return listener
 
     def stop_listening(self, host: str, port: int) -> None:
-        """Nobody listens there any more."""
+        """No process listens there any more."""
         self._listeners.pop((host, port), None)
 
     async def connect(self, view: HostNetwork, address: str, make: Accept) -> StreamHandler:

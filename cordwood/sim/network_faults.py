@@ -1,8 +1,8 @@
-"""What is wrong with the simulated network now, fault by fault, so that each undoes its own.
+"""The present faults of the simulated network, one by one, so that each can be undone by itself.
 
-Faults overlap: two partitions may cut one link, and it is whole again only when both
-are over. So every fault is kept with the links that it holds, and a link takes the
-latest of those still in force.
+Faults overlap: two partitions may cut one link, and the link is whole again only when both are
+over. So every fault is kept with its links, and a link takes the latest fault that is still in
+force.
 
 Source: docs/sources/reliability.md §5.1 (partitions of every shape, swizzle-clog).
 """
@@ -21,7 +21,7 @@ Pair = tuple[str, str]
 
 
 def pairs_between(sources: Iterable[str], targets: Iterable[str]) -> tuple[Pair, ...]:
-    """Every direction from one of `sources` to one of `targets`; a host to itself is none."""
+    """Every direction from one of `sources` to one of `targets`, except from a host to itself."""
     to = tuple(targets)
     return tuple((source, target) for source in sources for target in to if source != target)
 
@@ -72,7 +72,7 @@ class NetworkFaults:
         for source, target in mine:
             if (source, target) not in held:
                 self._network.links.mend((source,), (target,))
-        self._network.mend((), ())  # what stalled on them goes on
+        self._network.mend((), ())  # stalled traffic goes on
 
     def _change_back(self, number: int) -> None:
         mine, _ = self._changes.pop(number, ((), None))

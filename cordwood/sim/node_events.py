@@ -1,4 +1,5 @@
-"""Events about what a node knows and holds, apart from blocks: its logs' nodesets, its limits."""
+"""Events about knowledge and limits of a node, apart from blocks: nodesets of logs, sizes,
+times."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class EpochsNodes(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """From epoch `since` on a log lies on `nodes`, of which `copies` hold a record; these stood
-    in `racks` then, by full names, if that is known."""
+    """From epoch `since` on, a log is stored on `nodes`, and `copies` of them hold each record.
+    `racks` are the racks of these nodes at that time, by full names, if known."""
 
     since: EpochValue
     nodes: tuple[int, ...]
@@ -22,11 +23,10 @@ class EpochsNodes(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class NodesetsKnown(HistoryEvent, frozen=True, gc=False, tag="nodesets"):
-    """A node keeps, or tells a reader, which nodes may hold which epoch of a log.
+    """A node keeps, or tells a reader, the nodes that may hold each epoch of a log.
 
-    Attributes:
-        epoch: it is complete up to there; 0 if the node was told nothing.
-        history: entries by epoch; those that are wholly trimmed may be left out.
+    Attributes: epoch: the history is complete up to this epoch; 0 if the node was told nothing.
+    history: entries by epoch; wholly trimmed epochs may be left out.
     """
 
     node: int
@@ -36,11 +36,10 @@ class NodesetsKnown(HistoryEvent, frozen=True, gc=False, tag="nodesets"):
 
 
 class Gauged(HistoryEvent, frozen=True, gc=False, tag="gauged"):
-    """What a node holds of something that has a limit.
+    """A measured value of a node that has a limit.
 
-    Attributes:
-        what: `wal_bytes` in use; `cache_bytes`, of blocks that are in no partition yet;
-            `unflushed_us`, for how long the oldest of them has waited for a flush.
+    Attributes: what: `wal_bytes`: bytes in use. `cache_bytes`: bytes of blocks that are in no
+    partition yet. `unflushed_us`: how long the oldest of these blocks has waited for a flush.
     """
 
     node: int

@@ -1,16 +1,20 @@
-"""An object store for the simulator: slow, forgetful of its answers, and stale in its listings.
+"""An object store for the simulator: it is slow, loses answers, and gives stale listings.
 
 A `Bucket` is the store itself; it outlives every process that calls it. A `SimObjectStore` is how
-one process calls it. The bucket promises what `tier.object_store` says and no more: what was
-stored is read at once, a condition is looked at and acted on in one step; and anything else may go
-wrong, as chance has it:
+one process calls it. The bucket keeps the promises of `tier.object_store` and no others: a stored
+object can be read at once, and a condition is checked and acted on in one step. Everything else may
+go wrong by chance:
 
-- the store asks to be called less, and does nothing;
+- the store asks for fewer calls, and does nothing;
 - a request is lost: nothing happens, and there is no answer;
-- an answer is lost: it happened;
-- a request comes late: its caller has given up (or died) when it happens;
-- a deletion of many stops half way;
-- a listing is one of a while ago: it shows what is gone and lacks what is there.
+
+- an answer is lost: the request was carried out;
+
+- a request comes late: its caller has given up (or died) when it is carried out;
+
+- a deletion of many objects stops half-way;
+
+- a listing is an old one: it shows deleted objects and lacks new ones.
 
 Source: docs/objects.md, "The store"; docs/simulator.md.
 """
@@ -56,9 +60,9 @@ class BucketFaults:
     """How the store misbehaves: shares of the calls, and times.
 
     Attributes:
-        latency_s: a call takes from the first to the second.
+        latency_s: shortest and longest time of a call.
         slow_down, lost_request, lost_answer, late_request, cut_deletion: shares of the calls.
-        late_s: a late request comes up to so long after its caller's deadline.
+        late_s: a late request comes at most this long after its caller's deadline.
         stale_s: a listing may be as old as this.
     """
 
@@ -96,7 +100,7 @@ class Bucket:
 
     Attributes:
         faults: may be changed at any time.
-        calls: calls that reached the store, by their name.
+        calls: number of calls that reached the store, by their name.
         put_bytes, got_bytes: bytes that went in and came out.
     """
 
@@ -107,7 +111,7 @@ class Bucket:
         self.got_bytes = 0
         self._chance = chance
         self._objects: dict[str, _Stored] = {}
-        # What each name had, and since when: for listings of a while ago.
+        # The versions of each name, with their times: for old listings.
         self._past: dict[str, list[tuple[float, ObjectInfo | None]]] = {}
         self._versions = 0
 
@@ -116,15 +120,15 @@ class Bucket:
         return SimObjectStore(self, self._chance)
 
     def names(self) -> list[str]:
-        """The names of all objects, truly."""
+        """The true names of all objects."""
         return sorted(self._objects)
 
     def content(self, name: str) -> bytes:
-        """An object's bytes, past all faults."""
+        """An object's bytes, without faults."""
         return self._objects[name].content
 
     def damage(self, name: str, content: bytes) -> None:
-        """Replace an object's bytes as a broken disk would: nobody is told."""
+        """Replace an object's bytes silently, as a broken disk would."""
         found = self._objects[name]
         self._objects[name] = _Stored(content, found.etag, found.modified_us)
 
@@ -158,7 +162,7 @@ class Bucket:
             raise NoObject(f"there is no object {name}") from None
 
     def info(self, name: str) -> ObjectInfo | None:
-        """What there is of an object."""
+        """The facts about an object."""
         self.count("head")
         found = self._objects.get(name)
         return ObjectInfo(name, len(found.content), found.modified_us) if found else None
@@ -193,7 +197,7 @@ class Bucket:
         now = asyncio.get_running_loop().time()
         past = self._past.setdefault(name, [])
         past.append((now, info))
-        # Of what is older than any listing, the last tells all.
+        # Of versions that are older than any listing, only the last one counts.
         while len(past) > 1 and past[1][0] < now - self.faults.stale_s - 1:
             del past[0]
 
@@ -297,7 +301,7 @@ class SimObjectStore:
         return result
 
     def _happen_later(self, act: Callable[[], object], delay_s: float) -> None:
-        """Have a request reach the store, whatever becomes of the process that sent it."""
+        """Carry a request to the store, even if the process that sent it dies."""
 
         def arrive() -> None:
             try:
@@ -305,7 +309,7 @@ class SimObjectStore:
             except (ObjectChanged, OutcomeUnknown):
                 return  # nobody waits for the answer
 
-        # An empty context is no process's, so a kill does not take it away.
+        # An empty context belongs to no process, so a kill does not remove it.
         context = contextvars.Context()
         asyncio.get_running_loop().call_later(delay_s, arrive, context=context)
 
@@ -319,5 +323,5 @@ class SimObjectStore:
         await asyncio.sleep(half_s)
 
     def _happens(self, share: float) -> bool:
-        # Without faults nothing is drawn, so a quiet store shifts no other chance.
+        # Without faults nothing is drawn, so a quiet store changes no other draw.
         return share > 0 and self._chance.random() < share

@@ -1,4 +1,4 @@
-"""Events about what operators say of nodes, and what nodes make of it."""
+"""Events about operators' reports on nodes, and their effects on nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cordwood.sim.event import HistoryEvent, LsnValue
 from cordwood.sim.slots import DumpedSlots
 
 Offset: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-"""Of a record in a node's WAL; a later record of the same node has a higher one."""
+"""Offset of a record in a node's WAL; a later record of the same node has a higher offset."""
 
 
 class StorageAsked(HistoryEvent, frozen=True, gc=False, tag="storage-asked"):
-    """A client is about to say whether a node stores nothing any more, or stores again."""
+    """A client is about to make a node read-only, or let it store again."""
 
     client: str
     node: int
@@ -22,7 +22,7 @@ class StorageAsked(HistoryEvent, frozen=True, gc=False, tag="storage-asked"):
 
 
 class StorageTold(HistoryEvent, frozen=True, gc=False, tag="storage-told"):
-    """It was told that this is so from now on."""
+    """The client was told that this holds from now on."""
 
     client: str
     node: int
@@ -30,7 +30,8 @@ class StorageTold(HistoryEvent, frozen=True, gc=False, tag="storage-told"):
 
 
 class StorageKnown(HistoryEvent, frozen=True, gc=False, tag="storage-known"):
-    """A node knows it: what it takes from now on comes to `offset` or behind that."""
+    """A node knows of it: all records that the node takes from now on are at `offset` or behind
+    it."""
 
     node: int
     read_only: bool
@@ -38,7 +39,7 @@ class StorageKnown(HistoryEvent, frozen=True, gc=False, tag="storage-known"):
 
 
 class BlockKept(HistoryEvent, frozen=True, gc=False, tag="kept"):
-    """A block that `stored` tells of as well, on a node that knows that it stores nothing."""
+    """A block, also told of by `stored`, on a node that knows that it is read-only."""
 
     node: int
     log: int
@@ -48,12 +49,11 @@ class BlockKept(HistoryEvent, frozen=True, gc=False, tag="kept"):
 
 
 class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
-    """A client that asked a node for all that it holds of a log was told this.
+    """A node's answer to a client that asked for all that it holds of a log.
 
     Attributes:
-        stop: the first LSN that it did not ask for.
-        slots: without their payloads.
-        is_damaged: the node says that it lost something.
+        stop: the first LSN behind the range of the question. slots: the node's blocks, without
+        their payloads. is_damaged: the node reports that it lost records.
     """
 
     node: int
@@ -64,8 +64,8 @@ class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
 
 
 class RebuildingKnown(HistoryEvent, frozen=True, gc=False, tag="rebuilding-known"):
-    """A node knows whose data is said to be gone: it takes no block to `offset` or behind that
-    whose copyset names one of them.
+    """A node knows the nodes whose data is reported gone. At `offset` or behind it, it takes no
+    block whose copyset names one of them.
     """
 
     node: int
@@ -74,7 +74,8 @@ class RebuildingKnown(HistoryEvent, frozen=True, gc=False, tag="rebuilding-known
 
 
 class BlockNames(HistoryEvent, frozen=True, gc=False, tag="names"):
-    """A block that `stored` tells of as well names these nodes, of which a node knows that."""
+    """A block, also told of by `stored`, names these nodes, although the node knows that their data
+    is reported gone."""
 
     node: int
     log: int
@@ -85,7 +86,7 @@ class BlockNames(HistoryEvent, frozen=True, gc=False, tag="names"):
 
 
 class LossAccepted(HistoryEvent, frozen=True, gc=False, tag="loss-accepted"):
-    """An operator accepts what a node lost: from its next start on that is gone."""
+    """An operator accepts what a node lost: from its next start on, these records count as gone."""
 
     node: int
 

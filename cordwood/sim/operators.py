@@ -1,8 +1,8 @@
 """Simulated operators: one makes nodes read-only now and then, and lets them store again; another
-gives up nodes that are down; a third one has nodes give old data to others.
+one gives up nodes that are down; a third one has nodes give old data to other nodes.
 
-Only nodes that the others can do without are ever named, all of them at once if chance has it:
-so whatever is owed to clients is owed beside read-only nodes too, before and after the healing.
+The operators name only nodes that the other nodes can do without, sometimes all of these at once.
+So all promises to clients hold beside read-only nodes too, before and after the healing.
 
 Source: docs/sources/logdevice.md 2.9 (storage states); `cordwood nodes storage`.
 """
@@ -19,21 +19,22 @@ from cordwood.sim.operator_events import StorageAsked, StorageTold
 from cordwood.sim.workload import RECONNECT_S, Clients
 
 STORAGE_S = 3.0
-"""Mean time between two words: long enough that nodes hear of most of them, and epochs change
-in between; a run sees about ten."""
+"""Mean time between two reports: long enough that nodes hear of most of them, and epochs change in
+between. A run sees about ten reports."""
 
 GIVE_UP_S = 1.5
 """Mean time between two tries: a node that crashed is down for some seconds."""
 
 REBALANCE_S = 2.0
-"""Mean time between two tries: most find the last one under way, and a run sees a few begin."""
+"""Mean time between two tries: most find the last rebalance under way, and a run sees a few
+begin."""
 
 STOP_SHARE = 0.2
-"""How often the one that is under way is ended instead."""
+"""Share of the tries that end the rebalance under way instead."""
 
 
 async def keep_storage(name: str, clients: Clients, host: Host) -> None:
-    """Say of one node after another whether it stores, until told to stop."""
+    """Make one node after another read-only or writable, until told to stop."""
     _, chance = clients.next_life(name)
     recorder, nodes = clients.recorder, clients.options.read_only
     said: dict[int, bool] = {}
@@ -54,13 +55,14 @@ async def keep_storage(name: str, clients: Clients, host: Host) -> None:
 
 
 async def give_up(name: str, clients: Clients, host: Host) -> None:
-    """Say of nodes that are down that their data is gone, until told to stop.
+    """Report the data of nodes that are down as gone, until told to stop.
 
-    Only of nodes that the others can do without: what these held lies on others too, so no
-    loss may be told. Of a node that is up it is refused, and one that starts takes it back. Now
-    and then it turns out that the data is there, which may be said of any node: of one that is up
-    it would have others take its logs, and fail what is in flight there (seed 6001205). That data
-    was rebuilt elsewhere is never said, as it would not be true.
+    The operator names only nodes that the other nodes can do without: other nodes hold the same
+    records, so no loss may be reported. The report is refused for a node that is up, and a node
+    that starts takes it back. Now and then the operator reports that the data is there after all,
+    and only for a node that is down: for a node that is up, other nodes would take its logs and
+    fail its appends in flight (seed 6001205). The operator never reports that data was rebuilt
+    elsewhere, as that would be false.
     """
     _, chance = clients.next_life(name)
     while not clients.stopping:
@@ -82,7 +84,7 @@ async def give_up(name: str, clients: Clients, host: Host) -> None:
 
 
 async def rebalance(name: str, clients: Clients, host: Host) -> None:
-    """Have some nodes give copies to others, planned or by chance, until told to stop."""
+    """Have some nodes give copies to other nodes, planned or by chance, until told to stop."""
     _, chance = clients.next_life(name)
     nodes = clients.options.rebalanced
     while not clients.stopping:
