@@ -72,7 +72,7 @@ TAKEN_SHARE = 0.15
 """Share of the ledgers for which a scribe asks for an id that is taken, or was taken once."""
 
 DELETED_EVERY = 5
-"""Of the ledgers that their scribe closes, those whose number divides by this are deleted at
+"""Of the ledgers that their scribe closes, those whose id is divisible by this are deleted at
 once."""
 
 SALVAGE_S = 3.0

@@ -1,4 +1,4 @@
-"""What one simulated run is made of; drawn by `sim.swarm`, or the demo's shape.
+"""The options of one simulated run: drawn by `sim.swarm`, or the demo's shape.
 
 Source: docs/sources/reliability.md §4; TigerBeetle's src/vopr.zig.
 """
@@ -18,40 +18,43 @@ from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions
 
 SETTLE_S = 7.0
-"""How long producers go on after the healing: appends are owed within 5 s of it, so that some
-seconds of such are seen. What is owed within 10 s is, in the draining and the idling behind."""
+"""How long producers go on after the healing. Appends must succeed from 5 s after it, so that a run
+sees some seconds of these. Promises with 10 s are due in the draining and idling that follow."""
 
 SETTLE_BURST = 100
-"""Most records of a call meanwhile, as of any seed's: it is calls that are costly to simulate, and
-what is owed is owed to each, be it large or small."""
+"""Most records of a call during that time, as in any seed. Calls are costly to simulate, and the
+promises hold for each call, large or small."""
 
 FAR_S = 0.002
-"""One way between cities, at least; seven milliseconds in the mean, and one segment of a hundred
-takes twenty times as long."""
+"""Shortest time of one way between cities. The mean is seven milliseconds, and one segment of a
+hundred takes twenty times as long."""
 
 ABSENT_SETTLE_S = 11.0
-"""The same where nodes stay away meanwhile: the others owe all of it before they come back."""
+"""The same for runs in which nodes stay away: the other nodes must keep all promises before these
+nodes come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What one run is made of.
+    """The options of one run.
 
     Attributes:
-        length_s: simulated seconds with faults; settling comes after.
+        length_s: simulated seconds with faults; settling comes after them.
         plan: the faults; None draws them from the seed.
-        link: of every link, where no fault says otherwise; None for a quiet network.
+        link: settings of every link, unless a fault changes them; None for a quiet network.
         turns: knobs that are turned, see `sim.knobs`.
         buggify: whether rare behaviour is made common, see `sim.buggify`.
-        fills: whether the workload may fill the WALs: then appends may end as
-            OVERLOADED for good, and no success is owed.
-        absent: nodes that stay away when the faults are over: the first one hangs, the
-            others are dead. The rest owes everything meanwhile; they come back at the end.
-        paced: whether appends are timed with all nodes well and with one hampered (L7).
-        loses: nodes that are lost for good at the end, see `sim.aftermath`: "" for none.
-        loses_disks: whether disks are lost for good meanwhile, see `sim.disk_losses`.
-        accepts: whether an operator accepts in the end what nodes lost.
-        audited: whether all nodes are scanned for their copies when all is over.
+        fills: whether the workload may fill the WALs: then appends may always end as OVERLOADED,
+            and none must succeed.
+        absent: nodes that stay away when the faults are over: the first one hangs, the others are
+            dead. The other nodes must keep all promises meanwhile. Absent nodes come back at the
+            end.
+        paced: whether the duration of appends is measured with all nodes well and with one node
+            hampered (L7).
+        loses: which nodes are lost for ever at the end, see `sim.aftermath`: "" for none.
+        loses_disks: whether disks are lost for ever during the run, see `sim.disk_losses`. accepts:
+        whether an operator accepts at the end what nodes lost. audited: whether all nodes are
+        scanned for their copies at the end.
         must_count: whether the workload goes on after the healing until the run counts;
             a scenario for a test need not.
     """
@@ -85,17 +88,18 @@ class RunOptions:
 
     @property
     def is_far(self) -> bool:
-        """Whether its nodes stand in different cities."""
+        """Whether its nodes are in different cities."""
         return self.link is not None and self.link.delay_min_s >= FAR_S
 
     @property
     def settle_burst(self) -> int:
-        """Most records of a call then. Over far links those drawn are what a call has time for."""
+        """Most records of a call during that time. Over far links a call has time for the drawn
+        number only."""
         burst = self.workload.burst
         return burst if self.is_far else max(burst, SETTLE_BURST)
 
     def drawn_plan(self, seed: int) -> tuple[Fault, ...]:
-        """The faults of this seed: as given, or as drawn."""
+        """The faults of this seed, given or drawn."""
         if self.plan is not None:
             return self.plan
         nodes = tuple(range(1, self.cluster.nodes + 1))
@@ -103,7 +107,7 @@ class RunOptions:
 
 
 def demo_options(seed: int) -> RunOptions:
-    """The demo's cluster, with an epoch's length drawn so that some runs cross many."""
+    """The demo's cluster. The length of an epoch is drawn, so that some runs cross many epochs."""
     chance = stream(seed, "options")
     esns = chance.choice((ESN_ISSUED_MAX, 2000, 500))
     return RunOptions(

@@ -1,9 +1,9 @@
-"""Payloads that say who they are, so that a history can be checked without keeping bytes.
+"""Payloads that identify themselves, so that a history can be checked without keeping bytes.
 
-A payload is ``b"<client>/<sequence> <crc> " + filler``: the id is text, which
-makes a dump readable, the filler is random bytes, which makes it a fair test of
-the path. `crc` is the CRC32C, as 8 hex digits, of the id and the filler, so that
-a payload that was cut, joined or changed no longer identifies.
+A payload is ``b"<client>/<sequence> <crc> " + filler``. The id is text, which makes a dump
+readable. The filler is random bytes, which makes a fair test of the path. `crc` is the CRC32C, as 8
+hex digits, of the id and the filler, so that a payload that was cut, joined or changed no longer
+identifies.
 
 Source: docs/sources/reliability.md §3 (S3: id and CRC inside the payload).
 """
@@ -27,7 +27,7 @@ def make_payload(client: str, sequence: int, size: int, chance: random.Random) -
     """Make a payload of exactly `size` bytes that `identify` knows again.
 
     Args:
-        client: who appends it: letters, digits, `.`, `_`, `-`, at most 64.
+        client: name of the appending client: letters, digits, `.`, `_`, `-`, at most 64.
         sequence: number of the payload at this client, never used twice.
         size: bytes wanted; the id and its CRC take `len(client)` and 11 to 29 more.
         chance: source of the filler.
@@ -45,7 +45,7 @@ def make_payload(client: str, sequence: int, size: int, chance: random.Random) -
 
 
 def identify(payload: Buffer) -> str | None:
-    """Say the id, `client/sequence`, of an undamaged payload of ours; else None."""
+    """The id, `client/sequence`, of an undamaged payload of the simulator; None for other bytes."""
     head = _HEAD.match(bytes(payload[:_HEAD_BYTES_MAX]))
     if head is None or int(head[2], 16) != _check(head[1], payload[head.end() :]):
         return None

@@ -1,4 +1,4 @@
-"""What simulated clients do about places in a log: they trim, and ask where a time lies."""
+"""Calls of simulated clients about places in a log: they trim, and look up times."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ AGAIN_S = 0.5
 
 
 BELOW_SHARE = 0.15
-"""Share of the trims that ask for what lies below the first record."""
+"""Share of the trims that ask for LSNs below the first record."""
 
 
 async def find_a_time(
     name: str, store: Store, log: str, clients: Clients, chance: random.Random
 ) -> None:
-    """Ask where a time lies: mostly one at which something was appended, or just beside it."""
+    """Look up a time: mostly a time at which a record was appended, or one just beside it."""
     log_id = clients.log_ids[log]
     times = clients.times.get(log_id)
     if not times:
@@ -66,7 +66,7 @@ async def ask_extent(name: str, store: Store, log: str, clients: Clients) -> Non
 
 
 async def poll_released(name: str, store: Store, clients: Clients) -> None:
-    """Ask up to where all logs can be read, as those do who poll many."""
+    """Ask up to where all logs can be read, as a client that polls many logs does."""
     logs = sorted(clients.log_ids)
     recorder = clients.recorder
     for log, lsn in zip(logs, await store.released(logs), strict=True):
@@ -75,7 +75,7 @@ async def poll_released(name: str, store: Store, clients: Clients) -> None:
 
 
 async def trim_logs(name: str, clients: Clients, host: Host) -> None:
-    """Trim logs now and then, mostly little of them, until told to stop."""
+    """Trim logs now and then, mostly a small part of them, until told to stop."""
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
@@ -91,7 +91,7 @@ async def trim_logs(name: str, clients: Clients, host: Host) -> None:
 
 
 async def reset_positions(name: str, clients: Clients, host: Host) -> None:
-    """Have the consumer begin logs again now and then, until told to stop."""
+    """Reset positions of the consumer now and then, until told to stop."""
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
@@ -107,7 +107,7 @@ async def reset_positions(name: str, clients: Clients, host: Host) -> None:
 
 
 async def _reset(store: Store, log: str, clients: Clients, chance: random.Random) -> None:
-    """Reset a position to anywhere in the log, or to where it was saved last."""
+    """Reset a position to any place in the log, or to its last saved place."""
     recorder, key = clients.recorder, str(clients.log_ids[log])
     group = await store.cursors.by_number(CONSUMER)
     lsn = group.positions.get(key, 0)
@@ -121,8 +121,8 @@ async def _reset(store: Store, log: str, clients: Clients, chance: random.Random
 
 
 async def _trim(name: str, store: Store, log: str, clients: Clients, chance: random.Random) -> None:
-    """Trim a log somewhere: in an epoch before, inside a block, up to its tail, or where nothing is
-    left or never was anything."""
+    """Trim a log somewhere: in an earlier epoch, inside a block, up to its tail, or where there are
+    no records any more or never were."""
     tail = await store.tail(log)
     epoch = chance.randint(1, tail.epoch) if chance.random() < 0.3 else tail.epoch
     esn = tail.esn if chance.random() < 0.1 else int(tail.esn * chance.random() ** 2)

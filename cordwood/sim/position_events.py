@@ -1,4 +1,4 @@
-"""Events about where a log begins: trims asked for, and trim points of nodes."""
+"""Events about places in a log: requested trims, trim points of nodes, look-ups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cordwood.sim.event import HistoryEvent, LsnValue
 
 
 class TrimAsked(HistoryEvent, frozen=True, gc=False, tag="trim-asked"):
-    """A client is about to ask that all of a log up to `lsn` be trimmed."""
+    """A client is about to trim a log up to `lsn`."""
 
     client: str
     log: int
@@ -16,7 +16,7 @@ class TrimAsked(HistoryEvent, frozen=True, gc=False, tag="trim-asked"):
 
 
 class TrimAnswered(HistoryEvent, frozen=True, gc=False, tag="trim-answered"):
-    """It was told that these nodes have let go of it for good."""
+    """The client was told that these nodes have trimmed for ever."""
 
     client: str
     log: int
@@ -25,12 +25,10 @@ class TrimAnswered(HistoryEvent, frozen=True, gc=False, tag="trim-answered"):
 
 
 class TimeFound(HistoryEvent, frozen=True, gc=False, tag="time-found"):
-    """A client that asked where a time lies was told `lsn`.
+    """A client that looked a time up was told `lsn`.
 
-    Attributes:
-        wanted_us: the time that it asked for, an append time.
-        tail: of the log, as it was told.
-        is_exact: whether it may not lie too early.
+    Attributes: wanted_us: the append time that it looked for. tail: of the log, as the client was
+    told. is_exact: whether the answer is exact; otherwise it may be too early.
     """
 
     client: str
@@ -42,13 +40,11 @@ class TimeFound(HistoryEvent, frozen=True, gc=False, tag="time-found"):
 
 
 class KeyFound(HistoryEvent, frozen=True, gc=False, tag="key-found"):
-    """A client that asked where a key lies, in a log whose keys do not fall, was told this.
+    """A client that looked a key up, in a log whose keys do not fall, was told this.
 
-    Attributes:
-        before: the last record of a lower key, 0 for none.
-        at: the first one of no lower key, 0 for none.
-        tail: of the log, as it was told.
-        is_exact: whether nothing was lost where it was looked for.
+    Attributes: before: the last record with a lower key, 0 for none. at: the first record with this
+    key or a higher one, 0 for none. tail: of the log, as the client was told. is_exact: whether no
+    record was lost in the searched range.
     """
 
     client: str
@@ -61,14 +57,11 @@ class KeyFound(HistoryEvent, frozen=True, gc=False, tag="key-found"):
 
 
 class ExtentTold(HistoryEvent, frozen=True, gc=False, tag="extent-told"):
-    """A client that asked at `invoked_us` where a log's records begin and end was told this.
+    """A client that asked at `invoked_us` for a log's first and last record was told this.
 
-    Attributes:
-        trim: all up to it was trimmed, 0 for none.
-        first, last: the first and the last record, 0 for none.
-        first_us, last_us: their append times.
-        tail: of the log, as it was told.
-        is_first_known, is_last_known: whether they are right for sure.
+    Attributes: trim: all records up to here were trimmed, 0 for none. first, last: the first and
+    the last record, 0 for none. first_us, last_us: their append times. tail: of the log, as the
+    client was told. is_first_known, is_last_known: whether the answer about them is certain.
     """
 
     client: str
@@ -93,7 +86,7 @@ class ReleasedTold(HistoryEvent, frozen=True, gc=False, tag="released-told"):
 
 
 class RetentionTrims(HistoryEvent, frozen=True, gc=False, tag="retention-trims"):
-    """A node is about to trim by itself, as the log's retention has it.
+    """A node is about to trim by itself, because of the log's retention.
 
     Attributes:
         why: `time`, `space`.
@@ -110,7 +103,7 @@ class RetentionTrims(HistoryEvent, frozen=True, gc=False, tag="retention-trims")
 
 
 class NodeTrimmed(HistoryEvent, frozen=True, gc=False, tag="node-trimmed"):
-    """A node's trim point is `lsn` from here on: its WAL has it durably."""
+    """From here on a node's trim point is `lsn`, durable in its WAL."""
 
     node: int
     log: int

@@ -1,10 +1,10 @@
 """Probes: named rare things that should happen somewhere in a sweep, and are counted.
 
-A fault that never reaches the code it was meant for proves nothing. So each branch
-worth reaching has a probe, and a sweep that never hits one of them says so. A probe counts
-decisions that the product tells (`cordwood.decisions`). Where a pure rule tells nothing, it is put
-round the function for the length of a run. To add one, add a row to `probes_of_nodes` or
-`probes_of_clients` (or a line to `PROBES` and one to `probes_of`, where the history tells it).
+A fault that never reaches the code it was meant for proves nothing. So each branch worth reaching
+has a probe, and a sweep reports probes that it never hit. A probe counts decisions that the product
+tells (`cordwood.decisions`). Pure rules tell no decisions; for these the probe wraps the function
+for the length of a run. To add a probe, add a row to `probes_of_nodes` or `probes_of_clients`. If
+the history tells of the case, add a line to `PROBES` and one to `probes_of`.
 
 Source: FoundationDB's CODE_PROBE; docs/sources/reliability.md §1, §4.
 """
@@ -189,7 +189,7 @@ PROBES: Mapping[str, str] = MappingProxyType({
     "late-write-came": "a write came after its writer had given up",
     **{probe: means for probe, means, _ in _ROWS},
 })  # fmt: skip
-"""Every probe that some ordinary run can hit, and what it means."""
+"""Every probe that some ordinary run can hit, and its meaning."""
 
 
 def _refused(reason: Refusal) -> Callable[[StoreRefused], bool]:
@@ -323,12 +323,12 @@ _COUNTS = [each for each in _ALL if isinstance(each, Count)]
 
 
 COUNTED_MAX = 20
-"""Times that a probe is counted in one run: what was met so often is looked for no more."""
+"""Highest count of a probe in one run; after that the probe is not watched any more."""
 
 
 @contextmanager
 def watched(counts: Counter[str], recorder: HistoryRecorder) -> Iterator[None]:
-    """Count probes, and write down what nodes store and sequencers release, for the block."""
+    """During the block, count probes, and record stores of nodes and releases of sequencers."""
     places: dict[tuple[Any, str], list[Watch]] = {}
     for watch in _WATCHES:
         places.setdefault(watch.place, []).append(watch)
@@ -409,7 +409,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
 
     if inspect.iscoroutinefunction(original):
         return seen_async
-    # Some are called for every frame, so that what is not asked for is not done.
+    # Some of these functions are called for every frame, so only requested probes are put in.
     return seen if first or raised else seen_after
 
 
@@ -562,16 +562,16 @@ _NOTES = tuple(
         (Tend._trim, _noting_tier_retention),
     )
 )
-"""What is written down where it happens."""
+"""Events that are recorded where they happen."""
 
 EPOCHS_MANY = 10
 
 _TELLING = {AppendUnknown, AppendFailed, ReadEnded, TailAnswered, EpochTaken, NodeDumped}
-"""Events that are probes by themselves, or are counted for one."""
+"""Events that are probes by themselves, or count for a probe."""
 
 
 def probes_of(history: Sequence[Event]) -> Counter[str]:
-    """What a history says of probes."""
+    """The probes that a history tells of."""
     counts: Counter[str] = Counter()
     taken: Counter[int] = Counter()
     for event in history:
@@ -596,5 +596,5 @@ def probes_of(history: Sequence[Event]) -> Counter[str]:
 
 
 def never_hit(counts: Mapping[str, int]) -> list[str]:
-    """Probes that nothing has reached, in the order of `PROBES`."""
+    """Probes that were never hit, in the order of `PROBES`."""
     return [name for name in PROBES if not counts.get(name)]

@@ -1,7 +1,7 @@
 """Rare branches of a storage node and of a sequencer; see `sim.probes`.
 
-Each row is a probe, what it means, and what is counted for it: a decision, or calls of a
-function that is seldom called. What every frame passes is not watched, so that a run stays fast.
+Each row has a probe, its meaning, and the thing that is counted: a decision, or calls of a function
+that is seldom called. Functions that every frame passes are not watched, so that a run stays fast.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Simulated processes: who a callback belongs to, and whether it still runs.
+"""Simulated processes: the owner of each callback, and whether it still runs.
 
-A process is a name, a queue of callbacks that are ready, and a state. Which
-process a callback belongs to is read from its context, as asyncio carries one
-with each task and callback; code outside every process belongs to the loop's
-own (the director's: the test, the fault plan).
+A process is a name, a queue of callbacks that are ready, and a state. The context of a callback
+says which process it belongs to, as asyncio carries a context with each task and callback. Code
+outside every process (the test, the fault plan) belongs to the loop's own process, the director.
 
-A killed process never runs again, not even its `finally` blocks: `kill -9` runs
-none, and a store that needs them to be correct must be caught here.
+A killed process never runs again, not even its `finally` blocks: `kill -9` runs none of them, and a
+store that needs them to be correct must be caught here.
 
 Source: docs/sources/reliability.md §5.1 (crash, pause); FoundationDB's simulator.
 """
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProcessState(enum.Enum):
-    """What a process does with a callback that is ready."""
+    """The state of a process: what happens to a callback that is ready."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -66,16 +65,16 @@ class Process:
         return self.state is ProcessState.DEAD
 
     def at_death(self, callback: Callable[[], None]) -> None:
-        """Have the machine told when this process is killed: what a kernel cleans up."""
+        """Call the machine when this process is killed, as a kernel cleans up."""
         assert not self.dead, f"{self.name} is dead"
         self._at_death.append(callback)
 
     def bury(self) -> list[Callable[[], None]]:
-        """Mark it dead and hand over what `at_death` gathered."""
+        """Mark the process dead. Returns the calls that `at_death` gathered."""
         self.state = ProcessState.DEAD
         callbacks, self._at_death = self._at_death, []
         return callbacks
 
 
 CURRENT_PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("cordwood_sim_process")
-"""Not set outside the processes that a simulation makes."""
+"""Set only inside the processes that a simulation makes."""

@@ -1,8 +1,9 @@
-"""Simulated queries: each stages what a batch has, publishes it, and tries again until it is in.
+"""Simulated queries: each query stages the records of a batch, and tries to publish it until it is
+in.
 
-A publisher is killed and started again like any client. Its checkpoint says which batch comes
-next, as a stream's does; a batch that is tried again is made of other records, so that the
-history tells which of the tries is in the logs.
+A publisher is killed and started again like any client. Its checkpoint names the next batch, as a
+Spark query's does. A second try of a batch has other records, so that the history tells which try
+is in the logs.
 
 Source: docs/design.md §9; docs/sources/spark.md §8 (the crashes of a driver).
 """
@@ -27,20 +28,20 @@ TASKS_MAX = 3
 """Calls that stage one log's part of a batch."""
 
 PART_MAX = 12
-"""Records that one of them stages at most: what a batch is made of matters, not how much."""
+"""Most records of one of these calls: the parts of a batch matter, not its size."""
 
 TTLS_S = (60.0, 60.0, 60.0, 2.0)
-"""How long staged blocks last; the short one runs out while a publish is late."""
+"""How long staged blocks last; the short time ends while a publish is late."""
 
 GIVE_UP_S = 0.02
-"""Longest that a publisher waits which gives up on a publish: about what one takes."""
+"""Longest wait of a publisher that gives up on a publish: about as long as a publish takes."""
 
 LATE_S = 1.0
-"""Mean pause of a publisher that dawdles between staging and publishing."""
+"""Mean pause of a slow publisher between staging and publishing."""
 
 
 async def publish_batches(name: str, clients: Clients, host: Host) -> None:
-    """Publish until told to stop, and a batch that was begun to its end."""
+    """Publish until told to stop, then bring the last batch to its end."""
     life, chance = clients.next_life(name)
     while not _is_over(name, clients):
         try:
@@ -72,7 +73,7 @@ class _Publisher:
         self._chance = chance
 
     async def try_batch(self) -> None:
-        """Stage and publish the next batch once; what became of it goes into the history."""
+        """Stage and publish the next batch once, and record the outcome."""
         clients, name = self._clients, self._name
         recorder = clients.recorder
         number = clients.batches.get(name, 0)
@@ -109,7 +110,7 @@ class _Publisher:
             clients.calls.ended(name, op)
 
     def _parts(self) -> list[list[bytes]]:
-        """What the tasks of one log stage, a list for each."""
+        """The records that the tasks of one log stage, a list for each task."""
         chance, burst = self._chance, min(PART_MAX, self._clients.options.burst)
         sequences = self._clients.sequences(self._name)
         return [
@@ -123,7 +124,7 @@ class _Publisher:
     async def _publish(
         self, number: int, shares: dict[str, list[bytes]]
     ) -> dict[str, range] | None:
-        """The LSNs that each log's records got; None if an earlier try had been committed."""
+        """The LSNs of each log's records; None if an earlier try had been committed."""
         chance = self._chance
         ttl_s = chance.choice(TTLS_S)
         refs: list[StagedRef] = []
@@ -140,12 +141,13 @@ class _Publisher:
             published = await self._ask(number, plain)
         except (Retryable, OutcomeUnknown) as error:
             if isinstance(error, OutcomeUnknown) and chance.random() < 0.3:
-                # It goes on: its next publish brings this batch to its end, if it was committed.
+                # The query goes on: its next publish brings this batch to its end, if it was
+                # committed.
                 self._clients.batches[self._name] = number + 1
                 raise
             if chance.random() < 0.5:
                 raise
-            # As Spark may call again: whether it was this try that is in, this does not tell.
+            # As Spark may call again. The answer does not tell whether this try is in the logs.
             return await self._ask_again(number, plain, refs, error)
         if published.is_repeat:
             return None
@@ -154,7 +156,7 @@ class _Publisher:
     async def _ask_again(
         self, number: int, plain: list[dict[str, Any]], refs: list[StagedRef], error: CordwoodError
     ) -> dict[str, range]:
-        """Publish the same once more. What then fails says nothing of the first time."""
+        """Publish the same batch once more. An error now says nothing about the first call."""
         try:
             published = await self._store.publish(self._name, number, plain)
         except Retryable as again:
@@ -168,7 +170,7 @@ class _Publisher:
         return _spans(published, refs)
 
     async def _ask(self, number: int, plain: list[dict[str, Any]]) -> Published:
-        """Publish, or give up on it half-way, as a driver that dies does."""
+        """Publish, or give up half-way, as a dying driver does."""
         if not self._clients.buggify("publisher-gives-up"):
             return await self._store.publish(self._name, number, plain)
         try:

@@ -1,7 +1,7 @@
-"""What simulated readers do: they follow logs, start over anywhere, and read in every manner.
+"""Simulated readers: they follow logs, start over at any place, and read in every manner.
 
-Most of their reads are plain ones, which the checkers can hold against everything. The others
-ask for some keys, for no payloads, for Arrow batches, or for several logs at once.
+Most of their reads are plain reads, which the checkers can compare with all other events. Other
+reads ask for some keys, for no payloads, for Arrow batches, or for several logs at once.
 
 Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S5: "whatever nodes, SCD mode,
 filters or restarts").
@@ -25,27 +25,27 @@ from cordwood.sim.keys import KEYS
 from cordwood.sim.workload import LOOK_S, RECONNECT_S, Clients, find_log
 
 GOES_ON_SHARE = 0.8
-"""Of the reads behind a reader's first: from where the one before ended. One from the start
-takes everything anew, which is most of what a run delivers and has to check."""
+"""Share of a reader's later reads that begin where the read before ended. A read from the start
+takes everything again, which is most of the records that a run delivers and checks."""
 
 DAWDLE_S = 2.0
-"""Longest that a reader is busy with what it was given."""
+"""Longest time that a reader is busy with a record."""
 
 CLOSE_S = 10.0
 """Mean time after which a store is closed under its reader."""
 
 SEEN_MAX = 1000
-"""Places that a reader remembers, to begin at one of them again."""
+"""Number of places that a reader remembers, to begin there again."""
 
 ARROW_S = 20.0
-"""How long a reader takes batches before it does something else: with faults an epoch may
-stand unrecovered for as long."""
+"""How long a reader takes batches before it does something else: with faults an epoch may wait this
+long for its recovery."""
 
 BROWSE_S = 15.0
 """Mean time after which a reader of several logs leaves them and begins elsewhere."""
 
 PORTION_RECORDS = 15
-"""Few, so that blocks are given out in pieces."""
+"""Few records, so that blocks are given out in pieces."""
 
 
 class Manner(enum.Enum):
@@ -58,7 +58,7 @@ class Manner(enum.Enum):
 
 
 def given_to(recorder: HistoryRecorder, reader: str, item: Record | Gap) -> None:
-    """Note what a reader was given."""
+    """Record a record or gap that a reader was given."""
     if isinstance(item, Gap):
         recorder.gap_delivered(reader, item.first, item.last, item.kind)
     else:
@@ -86,7 +86,7 @@ async def follow(name: str, log: str, clients: Clients, host: Host) -> None:
 
 
 async def _close_some_time(store: Store, clients: Clients, chance: random.Random) -> None:
-    """Close a store that is read from, as an application does that ends in disorder."""
+    """Close a store during a read, as an application that ends in disorder does."""
     if clients.buggify("store-closed"):
         await asyncio.sleep(chance.expovariate(1 / CLOSE_S))
         if clients.buggify.is_on:
@@ -135,7 +135,7 @@ class _Reader:
                 reason = await self._follow(stream, log_id, until, manner)
         except CordwoodError as error:
             failure = error
-        # Not in a `finally`: a reader that is killed has no last words.
+        # Not in a `finally`: a killed reader records nothing.
         clients.recorder.read_ended(self._name, reason, failure)
         self._passed = stream.next_lsn - 1
         del clients.open_reads[self._name]
@@ -145,14 +145,15 @@ class _Reader:
         return reason is EndReason.TAIL and start == OLDEST
 
     def _manner(self) -> Manner:
-        """How the next read asks; the last ones, which must see all there is, ask for it all."""
+        """The manner of the next read. The last reads, which must see all records, ask for all."""
         other = self._manners.random() < self._clients.options.manners
         if self._clients.tails or not other:
             return Manner.PLAIN
         return self._manners.choice((Manner.KEYS, Manner.KEYS, Manner.HEADS, Manner.ARROW))
 
     async def _range(self, store: Store, manner: Manner) -> tuple[int, int | None]:
-        """Where to read: mostly all and for ever, else from a place seen, or to the tail."""
+        """The range of a read: mostly everything and for ever; otherwise from a known place, or to
+        the tail."""
         if self._clients.tails:
             return OLDEST, None
         start: int = OLDEST
@@ -185,7 +186,7 @@ class _Reader:
                 await asyncio.sleep(DAWDLE_S * self._chance.random())
 
     async def _take(self, stream: ReadStream) -> None:
-        """Take what comes soon, if anything does."""
+        """Take an item if one comes soon."""
         looks = self._clients.looks
         try:
             async with asyncio.timeout(LOOK_S) as looks[self._name]:
@@ -210,7 +211,7 @@ class _Reader:
             self._seen[lsn % SEEN_MAX] = int(lsn)
 
     async def _take_batches(self, stream: ReadStream) -> EndReason:
-        """Take what there is as Arrow batches, and give up on it if that takes too long."""
+        """Take records as Arrow batches, and give up if that takes too long."""
         recorder = self._clients.recorder
         try:
             async with asyncio.timeout(ARROW_S):
@@ -229,7 +230,7 @@ class _Reader:
 
 
 async def browse(name: str, clients: Clients, host: Host) -> None:
-    """Read all logs by one reader, from the start or the tail of each, until told to stop."""
+    """Read all logs with one reader, from the start or the tail of each, until told to stop."""
     _, chance = clients.next_life(name)
     while not clients.stopping:
         try:
@@ -250,7 +251,7 @@ class _Browser:
         self._chance = chance
 
     async def browse(self, store: Store) -> None:
-        """Read for a while, or until there is no more to do."""
+        """Read for a while, or until there is nothing more to do."""
         recorder, clients = self._clients.recorder, self._clients
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._chance.expovariate(1 / BROWSE_S)

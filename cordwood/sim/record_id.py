@@ -1,8 +1,8 @@
-"""Ids of records whose payloads are somebody else's.
+"""Ids of records with payloads of an application.
 
-The simulator's own payloads say who they are (`sim.payload`). An application's do
-not, so its records carry their id in a header, which the recording client adds to
-what is appended and takes off what is read (`cordwood.testing`).
+The simulator's own payloads identify themselves (`sim.payload`). An application's payloads do not,
+so its records carry their id in a header. The recording client adds the header to appended records
+and removes it from records that are read (`cordwood.testing`).
 
 Source: docs/sources/reliability.md §3 (S3: every record can be told from every other).
 """
@@ -30,7 +30,8 @@ def id_header(record_id: str) -> tuple[str, bytes]:
 
 
 def mark_record(value: Buffer, headers: Headers) -> PayloadMark:
-    """Take the mark of a record: its id from its header, or else from its payload."""
+    """Take the mark of a record: its id from its header, or from its payload if there is no
+    header."""
     for name, text in headers:
         if name == ID_HEADER and text is not None:
             return PayloadMark(text.decode(errors="replace"), crc32c.crc32c(value), len(value))

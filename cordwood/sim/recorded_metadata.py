@@ -1,8 +1,8 @@
-"""The metadata store of a simulated cluster, which writes down what it grants.
+"""The metadata store of a simulated cluster, which records what it grants.
 
-An epoch is recorded at the moment its compare-and-set takes effect, whether or not
-the answer arrives, so that the checkers see what was really handed out; so is each change of
-a consumer's members and positions.
+An epoch is recorded at the moment its compare-and-set takes effect, whether or not the answer
+arrives, so that the checkers see every epoch that was really handed out. Each change of a
+consumer's members and positions is recorded in the same way.
 
 Source: docs/sources/reliability.md §3 (S11); `sim.history`.
 """
@@ -56,7 +56,7 @@ class RecordedMetadata(MemoryMetadata):
 
 
 def current_node() -> int:
-    """The node whose process asks, from its machine's name; 0 for anybody else."""
+    """The node whose process asks, from its machine's name; 0 for other processes."""
     process = CURRENT_PROCESS.get(None)
     if process is None:
         return 0  # a test that calls a node's code from its own scenario

@@ -1,13 +1,12 @@
 """While a simulation runs, the machine is out of reach.
 
-The import contract keeps our own rooms from sockets, threads and the wall clock;
-this catches what gets past it (a library, a debugging line), because one real
-thread or one real clock makes a seed worthless. Sockets, threads, processes and
-`time.sleep` raise; `time.time` and `time.monotonic` tell virtual time, so that
-log lines of two runs are equal too.
+The import contract keeps our own rooms from sockets, threads and the wall clock. This module
+catches code that gets past the contract (a library, a debugging line), because one real thread or
+one real clock makes a seed worthless. Sockets, threads, processes and `time.sleep` raise;
+`time.time` and `time.monotonic` tell virtual time, so that log lines of two runs are equal too.
 
-The names replaced are the whole process's, so every stand-in asks which thread
-calls: other threads (Spark's own, a test runner's) keep the real machine.
+The names are replaced for the whole process, so every stand-in asks which thread calls: other
+threads (Spark's own, a test runner's) keep the real machine.
 
 Source: docs/sources/reliability.md §4 (rules); CONTRIBUTING.md, "Determinism".
 """
@@ -48,7 +47,7 @@ def machine_out_of_reach(virtual_s: Callable[[], float], wall_start_s: int) -> I
 
     Args:
         virtual_s: seconds since the simulation began.
-        wall_start_s: what a wall clock showed then, in seconds since 1970.
+        wall_start_s: the wall clock at that time, in seconds since 1970.
     """
 
     def monotonic_ns() -> int:

@@ -1,4 +1,4 @@
-"""What is heard while a seed is run again: nothing, or every node's log in virtual time.
+"""Output while a seed is run again: nothing, or every node's log in virtual time.
 
 Source: docs/simulator.md, "Running, replaying, shrinking".
 """
@@ -19,7 +19,7 @@ from cordwood.sim.task_pool import quiet_leftovers
 
 @contextmanager
 def quiet_run() -> Iterator[None]:
-    """Nodes log nothing, and dead ones say nothing when they are swept up."""
+    """Nodes log nothing, and dead nodes report nothing when their objects are collected."""
     before, hook = logging.root.manager.disable, sys.unraisablehook
     logging.disable(logging.CRITICAL)
     quiet_leftovers()
@@ -33,7 +33,8 @@ def quiet_run() -> Iterator[None]:
 
 @contextmanager
 def listened() -> Iterator[Story]:
-    """What nodes and clients decide is kept for a story, with virtual times and who decided it."""
+    """Keep decisions of nodes and clients for a story, with virtual times and the deciding
+    process."""
     story = Story(_now_us, _who)
     with listening(story.on_decision):
         yield story
@@ -50,7 +51,7 @@ def _who() -> str:
 
 @contextmanager
 def telling(say: Callable[[str], None], until_s: float | None) -> Iterator[None]:
-    """What nodes and clients log is told, with virtual times and who says it."""
+    """Show log lines of nodes and clients, with virtual times and the logging process."""
     root, handler, hook = logging.getLogger("cordwood"), _Teller(say, until_s), sys.unraisablehook
     level = root.level
     root.addHandler(handler)

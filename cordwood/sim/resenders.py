@@ -1,9 +1,9 @@
 """Simulated clients that follow the manual's recipe after an error: `Producer.again`.
 
-A resender has one producer for all logs and several calls in flight. What ended with an error is
-sent again at its place until it is stored. A careful resender makes one call to a log at a time, as
-the manual asks. A careless one makes several, and begins a higher epoch where `again` is refused.
-Callers give up on some calls, and the connection is changed for another one now and then.
+A resender has one producer for all logs and several calls in flight. A call that ended with an
+error is sent again at its place until it is stored. A careful resender makes one call to a log at a
+time, as the manual asks. A careless resender makes several calls, and begins a higher epoch where
+`again` is refused. Callers give up on some calls, and now and then change to a new connection.
 
 Source: docs/api.md ("Producer").
 """
@@ -25,13 +25,13 @@ from cordwood.sim.payload import make_payload
 from cordwood.sim.workload import GIVE_UP_S, RECONNECT_S, Clients, GivenUp, find_log
 
 LANES = (3, 4, 5)
-"""Calls that a resender has in flight at most."""
+"""Most calls that a resender has in flight."""
 
 PAUSE_S = 0.5
-"""Mean pause of a lane between two calls: what fails at once is some calls, and not a hundred."""
+"""Mean pause of a lane between two calls, so that some calls fail together, and not a hundred."""
 
 AGAIN_S = 0.1
-"""Mean pause before a call is made again: other lanes begin and end calls meanwhile."""
+"""Mean pause before a call is made again, so that other lanes begin and end calls meanwhile."""
 
 STORE_S = 6.0
 """Mean time for which a resender keeps its connection."""
@@ -44,7 +44,7 @@ PAYLOAD_BYTES = 100
 
 
 async def resend(name: str, clients: Clients, host: Host) -> None:
-    """Append until told to stop, and what was begun until it is stored."""
+    """Append until told to stop, then finish the calls in flight."""
     life, chance = clients.next_life(name)
     resender = _Resender(name, life, clients, chance)
     async with asyncio.TaskGroup() as tasks:
@@ -73,12 +73,12 @@ class _Resender:
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """Over all lives they only rise."""
+        """The numbers rise over all lives."""
         epoch = next(self._clients.sequences(f"{self._name}'s epoch"))
         self._producer = Producer(self._identity, epoch)
 
     async def keep_store(self, host: Host) -> None:
-        """Connect, and now and then leave calls to their fate and connect anew."""
+        """Connect, and now and then abandon calls and connect anew."""
         clients, chance = self._clients, self._chance
         while True:
             try:
@@ -114,7 +114,7 @@ class _Resender:
         return self._store
 
     async def _append_once(self, log: str, log_id: int, lane: int) -> None:
-        """One call, made again until it is stored; what became of it goes into the history."""
+        """One call, made again until it is stored; its outcome goes into the history."""
         clients, chance, recorder = self._clients, self._chance, self._clients.recorder
         numbers = clients.sequences(self._name)
         records = 1 if chance.random() < 0.5 else chance.randint(1, BURST)
@@ -162,14 +162,14 @@ class _Resender:
             recorder.add(AppendAgain(recorder.now_us, op, _name_of(failures[-1]), ended_us))
         recorder.append_raised(op, _told(failures, has_left), ended_us)
         clients.calls.ended(self._name, op)
-        # Other lanes that append to this log may still send again what they have in flight.
+        # Other lanes that append to this log may still send again their calls in flight.
         if self._producer.epoch == producer.epoch and self._open[log] == 1:
             self._begin_epoch()
 
     async def _ask(
         self, store: Store, log: str, payloads: list[bytes], is_atomic: bool
     ) -> list[int]:
-        """Append, or give up on it half-way."""
+        """Append, or give up half-way."""
         if self._chance.random() >= GIVES_UP or self._clients.stopping:
             return await self._append(store, log, payloads, is_atomic)
         try:
@@ -192,10 +192,10 @@ def _name_of(error: CordwoodError) -> str:
 
 
 def _told(failures: list[CordwoodError], has_left: bool) -> CordwoodError:
-    """What is known of a call after all its tries.
+    """The known outcome of a call after all its tries.
 
-    A try that was given up may never have left the client, so nothing is claimed of its place. Nor
-    is anything asked of the cluster (L1) where the client left its connection.
+    A try that was given up may never have left the client, so nothing is claimed about its place.
+    If the client left its connection, the cluster need not keep L1 for the call.
     """
     if has_left:
         return GivenUp("the client left its connection")

@@ -1,8 +1,8 @@
-"""Simulated clients of a log that asks for a read token: one who keeps it, and outsiders.
+"""Simulated clients of a log that demands a read token: a keeper, and outsiders.
 
-The keeper makes the log with a token, appends to it, and every now and then asks for another
-one. Every client but the outsiders has both, so that its reads go on over each change; an outsider
-has neither, and reads over and over: it must never be given a record (S28).
+The keeper makes the log with a token, appends to it, and now and then changes the token. Every
+client except the outsiders has both tokens, so that its reads go on over each change. An outsider
+has neither token, and reads over and over: it must never be given a record (S28).
 
 Source: docs/sources/logdevice.md 1 ("Gap types", ACCESS); docs/sources/reliability.md §3 (S28).
 """
@@ -35,13 +35,13 @@ APPEND_S = 0.4
 """Mean pause between two appends of the keeper."""
 
 CHANGE_S = 6.0
-"""Mean time for which a token is asked for: several changes in a run, and some quiet."""
+"""Mean time between two changes of the token: several changes in a run, and some quiet."""
 
 PRY_S = 1.0
 """Mean pause between two reads of an outsider."""
 
 UNSET_SHARE = 0.2
-"""Of an outsider's turns: it asks that the log asks for no token any more."""
+"""Share of an outsider's turns in which it tries to remove the token from the log."""
 
 PAYLOAD_BYTES = 100
 
@@ -105,16 +105,17 @@ async def pry(name: str, clients: Clients, host: Host) -> None:
 
 
 async def _unset(store: Store) -> None:
-    """Try to have the log ask for no token; were it let, it would read next."""
+    """Try to remove the token from the log. If this were allowed, the next read would get
+    records."""
     with contextlib.suppress(AccessDenied):
         await store.log_tree.set_attributes(GUARDED, LogAttributes(), ("read_token",))
 
 
 async def _pry_once(name: str, store: Store, clients: Clients, chance: random.Random) -> None:
-    """One read, until it is told that it may not, or for a while."""
+    """One read, until it is refused, or for a while."""
     log_id = clients.log_ids.get(GUARDED)
     if log_id is None:
-        return  # whoever asks for a log that is not there makes one without a token
+        return  # a client that asks for a missing log would make one without a token
     start = chance.choice(("oldest", "oldest", "tail"))
     stream = await store.read(GUARDED, start)
     first = stream.next_lsn

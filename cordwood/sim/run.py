@@ -63,49 +63,49 @@ from cordwood.tier.patient_store import TRY_S
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
 
 SETTLES_MAX = 5
-"""Times that it settles at most: a run whose faults stopped most appends goes on till it counts."""
+"""Most rounds of settling: a run whose faults stopped most appends goes on until it counts."""
 
 SETTLE_STEP_S = 2.0
-"""How often it is looked whether it does."""
+"""Pause between two checks whether the run counts."""
 
 SPARE_SHARE = 0.1
 SLOWNESS = (0.3, 3.0)
-"""While it settles producers hurry, or take their time, so that the records acknowledged come to
-what a run needs to count and this much more; within these bounds."""
+"""While a run settles, producers hurry or slow down, so that the acknowledged records come to this
+much more than a run needs to count. The other two numbers bound the change of pace."""
 
 DRAIN_S = 60.0
 """The longest that readers may take to the final tail before the run is called stuck."""
 
 BEYOND_DRAIN_S = 20.0
-"""Where records may be lost nobody owes a tail; readers read on for so long."""
+"""Where records may be lost, readers need not reach the tail; they read on for this long."""
 
 QUIET_S = 2.0
-"""After the last client has gone: releases are repeated for a second."""
+"""Wait after the last client's end: releases are repeated for a second."""
 
 IDLE_S = 6.0
-"""How long idle nodes are watched: two rounds of pings."""
+"""How long idle nodes are watched: the time of two rounds of pings."""
 
 BOOT_S = 60.0
-"""The longest that a cluster may take to its first run, and to run again once healed."""
+"""The longest time until a cluster runs at first, and until it runs again after healing."""
 
 CODE = "code"
-"""As a promise: the code fails as no code of ours may (an assertion, an error nobody handles)."""
+"""The id of a promise about the code: no assertion fails, and no error stays unhandled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one seed.
+    """The outcome of one seed.
 
     Attributes:
-        violations: promises broken, none if all is well.
-        invalid: why the run does not count, empty if it does.
+        violations: broken promises, none if all is well. invalid: why the run does not count, empty
+        if it counts.
         trace_hash: equal for equal seeds and code.
-        simulated_s, real_s, cpu_s: how long it lasted: on its own clock, on ours, and in
-            time of a core; the checkers left out.
+        simulated_s, real_s, cpu_s: length of the run in virtual time, in real time, and in time of
+            a core; without the checkers.
         acked: records acknowledged.
         epochs: epochs handed out.
         faults: how many of each kind struck.
-        probes: how often each probe was hit, those never hit left out.
+        probes: how often each probe was hit, without probes that were never hit.
     """
 
     seed: int
@@ -125,7 +125,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was broken and the run counts."""
+        """Whether no promise was broken and the run counts."""
         return not self.violations and not self.invalid
 
 
@@ -170,7 +170,7 @@ def run_seed(seed: int, options: RunOptions | None = None) -> Outcome:
 def _judge(
     history: Sequence[Event], options: RunOptions
 ) -> tuple[list[Violation], tuple[str, ...]]:
-    """What a history breaks of what the run owes, and why it does not count if it does not."""
+    """The promises of a run that a history breaks, and why the run does not count, if so."""
     try:
         with _collecting_nothing():
             evidence = Evidence(history)
@@ -191,7 +191,8 @@ def _judge(
 
 @contextmanager
 def _collecting_nothing() -> Iterator[None]:
-    """Checkers make many small things and no cycles: looking for those is a good part of it."""
+    """Switch the cycle collector off: checkers make many small objects and no cycles, and the
+    collector would take a good part of their time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -202,13 +203,13 @@ def _collecting_nothing() -> Iterator[None]:
 
 
 def waived_promises(options: RunOptions) -> frozenset[str]:
-    """Promises that a run of these options does not owe."""
+    """Promises that a run with these options need not keep."""
     waived: set[str] = set()
     if options.faults.damage is Damage.BEYOND:
-        waived |= {"S15"}  # of some blocks all copies are gone
+        waived |= {"S15"}  # all copies of some blocks are gone
     if options.faults.damage is not Damage.NONE:
-        waived |= {"S27"}  # what a WAL lost of nodesets, the next sequencer tells again
-        waived |= {"S31"}  # what may have been acknowledged is kept, however young
+        waived |= {"S27"}  # the next sequencer tells the nodesets again that a WAL lost
+        waived |= {"S31"}  # records that may be acknowledged are kept, however young
     if any(name.startswith("protocol.producers.") for name, _ in options.turns):
         waived |= {"L1"}  # a log that remembers few producers refuses more of them for a while
     if options.faults.damage is Damage.BEYOND or options.fills:
@@ -217,7 +218,7 @@ def waived_promises(options: RunOptions) -> frozenset[str]:
 
 
 def _pauses(history: Sequence[Event]) -> dict[str, list[tuple[int, int]]]:
-    """When each client was stopped, µs: it can keep no deadline then."""
+    """When each client was stopped, µs: a stopped client can keep no deadline."""
     open_at: dict[str, int] = {}
     pauses: dict[str, list[tuple[int, int]]] = {}
     for event in history:
@@ -242,7 +243,7 @@ def _is_of_paused(violation: Violation, pauses: Mapping[str, list[tuple[int, int
 
 
 def _first(error: BaseException) -> BaseException:
-    """What came first where clearing up after one error raised another, or a group holds it."""
+    """The first error, if the clean-up after one error raised another, or a group holds it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     while error.__context__ is not None:
@@ -288,7 +289,7 @@ class _Run:
         self.simulated_s = 0.0
 
     def play(self) -> list[Violation]:
-        """Run it; what broke that is no promise of the store but of its code."""
+        """Run it. Returns errors of the code, which are no broken promises of the store."""
         broken: list[Violation] = []
         try:
             stuck = self._simulation.run(lambda _: self._direct())
@@ -303,7 +304,8 @@ class _Run:
         return broken
 
     async def _direct(self) -> str:
-        """Play it, and look at the nodes meanwhile; the text of what is stuck, "" for nothing."""
+        """Play it, and look at the nodes meanwhile. Returns a text on what is stuck, "" for
+        nothing."""
         async with asyncio.TaskGroup() as tasks:
             others = [tasks.create_task(self._gauges.run())]
             if self._options.loses_disks:
@@ -314,12 +316,12 @@ class _Run:
         return stuck
 
     async def _go_on(self) -> str:
-        """Faults, then healing; the text of what is stuck, "" for nothing."""
+        """Faults, then healing. Returns a text on what is stuck, "" for nothing."""
         hosts = (*self._producers, *self._readers, *self._members, LOOKER, TRIMMER, ASKER)
         injector = Injector(self._simulation, self._cluster, hosts, self.recorder, self._crew)
         for number in self._cluster.numbers:
             self._cluster.start(number)
-        # A node that begins anew asks main storage first, whose answers may be lost.
+        # A node that restarts asks main storage first, whose answers may be lost.
         lost_s = 2 * TRY_S if self._options.cluster.tier.store else 0.0
         async with asyncio.timeout(BOOT_S + lost_s):
             await self._cluster.wait_running()
@@ -355,7 +357,7 @@ class _Run:
         if self._options.faults.damage is Damage.WITHIN and self._options.heals:
             await wait_mended(self._cluster, self.recorder)
         if self._options.audited and not (stuck or self._options.heals):
-            # What nodes have lost is scanned while they say so.
+            # Losses of nodes are scanned while the nodes still report them.
             await audit(self._crew, self.clients, "auditor-before")
         if self._options.accepts and not stuck:
             stuck = await accept_losses(self._cluster, self._crew, self.clients)
@@ -364,13 +366,13 @@ class _Run:
         clients = self.clients
         quiet = MemoryMetadata(stream(self._simulation.seed, "sought"), self._cluster.metadata.data)
         await seek_logs(quiet, clients.recorder)
-        # Of a log that a name leads to for a while no appends are noted, see `name_clients`.
+        # Appends to logs whose name changes are not recorded, see `name_clients`.
         noted = {*clients.log_ids.values()} if clients.options.callers else None
         await self._cluster.dump(noted)
         return stuck
 
     def _note_words(self) -> None:
-        """Note what is still said of nodes that are there."""
+        """Record the status that is still reported of nodes that run."""
         lost = {each.node for each in self._losses.rebuilding.lost}
         words = {n: node._members[n].authority for n, node in self._cluster.running.items()}
         left = [n for n in sorted(words) if n not in lost]
@@ -379,7 +381,7 @@ class _Run:
             self.recorder.add(WordsLeft(self.recorder.now_us, said))
 
     async def _lose(self) -> str:
-        """Lose nodes for good, and have what is left read; the text of what is stuck."""
+        """Lose nodes for ever, and have all that is left read. Returns a text on what is stuck."""
         kind, clients = self._options.loses, self.clients
         if not kind:
             return ""
@@ -394,7 +396,7 @@ class _Run:
         return ""
 
     async def _is_healed(self, injector: Injector, absent: Sequence[NodeId]) -> bool:
-        """Heal all but these nodes; whether the rest runs in time."""
+        """Heal all except these nodes. Returns whether the others run in time."""
         try:
             async with asyncio.timeout(BOOT_S):
                 await injector.heal(absent)
@@ -403,10 +405,10 @@ class _Run:
         return True
 
     async def _settle(self) -> None:
-        """Let the workload go on, and with it what is owed after the faults."""
+        """Let the workload go on, so that the promises that hold after the faults are checked."""
         settle_s = self._options.settle_s
         if self._options.must_count:
-            # As many records as the run is short of: more show nothing new.
+            # As many records as the run still needs: more show nothing new.
             burst = self.clients.burst = self._options.settle_burst
             enough = records_a_second(self._options.workload, burst) * settle_s
             wanted = (1 + SPARE_SHARE) * ACKED_MIN - self.clients.acked
@@ -420,10 +422,10 @@ class _Run:
         self.clients.slowness, self.clients.burst = 1.0, self._options.workload.burst
 
     async def _idle(self) -> None:
-        """See what nodes do that nobody asks for anything.
+        """Watch the work of idle nodes.
 
-        Nodes that look at their logs several times a second, and not once in some seconds or
-        minutes as in production, are not idle.
+        Nodes are not idle if they look at their logs several times a second, and not once in some
+        seconds or minutes as in production.
         """
         await asyncio.sleep(QUIET_S)
         cluster = self._options.cluster
@@ -436,7 +438,7 @@ class _Run:
         self.recorder.idled(nodes, loop.time() - since_s, callbacks)
 
     async def _drain(self) -> str:
-        """Let the workload end and the readers reach the tail; the text of what is stuck."""
+        """Let the workload end and the readers reach the tail. Returns a text on what is stuck."""
         self.clients.stop()
         beyond = self._options.faults.damage is Damage.BEYOND
         drain_s = BEYOND_DRAIN_S if beyond else DRAIN_S

@@ -1,4 +1,4 @@
-"""Who takes part in a run: the names of its clients, and each one's program.
+"""The clients of a run: their names, and the program of each.
 
 Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload).
 """
@@ -72,17 +72,17 @@ def publisher_names(options: WorkloadOptions) -> tuple[str, ...]:
 
 
 def holder_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """Those who take a log in turn."""
+    """The holders, which take a log in turn."""
     return _numbered("holder", options.holders)
 
 
 def sorter_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """Those who append in the order of keys."""
+    """The sorters, which append in the order of keys."""
     return _numbered("sorter", options.sorters)
 
 
 def resender_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """Those who append again at the same place after an error."""
+    """The resenders, which append again at the same place after an error."""
     return _numbered("resender", options.resenders)
 
 
@@ -96,20 +96,20 @@ def writer_names(options: WorkloadOptions) -> tuple[str, ...]:
 
 
 def read_logs(options: WorkloadOptions) -> Sequence[str]:
-    """The log of each reader: the logs in turn, and one reader for each log of others."""
+    """The log of each reader: the logs in turn, and one reader for each log of special clients."""
     logs = [options.logs[at % len(options.logs)] for at in range(options.readers)]
     others = [HELD] * bool(options.holders) + [GUARDED] * bool(options.outsiders)
     return [*logs, *others, *[SORTED] * bool(options.sorters)]
 
 
 def reader_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The readers of a run, which read on to the tail."""
+    """The readers of a run, which must reach the tail."""
     return _numbered("reader", len(read_logs(options)))
 
 
 def member_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """The members of a run's consumer, browsers, crowds, outsiders and operators: they stop when
-    the writers do."""
+    """The members of a run's consumer, browsers, crowds, outsiders and operators, which stop when
+    the writers stop."""
     return (
         *_numbered("member", options.members),
         *_numbered("resetter", bool(options.members and options.reset_s)),
