@@ -409,7 +409,7 @@ def _wrapped(original: Any, watches: Sequence[Watch], counts: Counter[str]) -> A
 
     if inspect.iscoroutinefunction(original):
         return seen_async
-    # Some of these functions are called for every frame, so only requested probes are put in.
+    # Some functions are called for every frame, so the wrapper does only what the probe needs.
     return seen if first or raised else seen_after
 
 

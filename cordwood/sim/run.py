@@ -289,7 +289,8 @@ class _Run:
         self.simulated_s = 0.0
 
     def play(self) -> list[Violation]:
-        """Run it. Returns errors of the code, which are no broken promises of the store."""
+        """Run it. Returns promises that break during the run: errors of the code, and stuck
+        clients."""
         broken: list[Violation] = []
         try:
             stuck = self._simulation.run(lambda _: self._direct())

@@ -1,4 +1,4 @@
-"""The event that tells what rotted on a node's disk, and what its scrubbing found."""
+"""The event about rot on a node's disk, and the damage that its scrubbing found."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Range = tuple[LsnValue, LsnValue]
 
 
 class NodeScrubbed(HistoryEvent, frozen=True, gc=False, tag="node-scrubbed"):
-    """What stands with a log on a node when the run is over.
+    """The state of a log's copies on a node at the end of the run.
 
     Attributes:
-        passes: over all of its store that began and ended since it started; all that rotted
-            while it did not run was there before.
-        rotten: blocks of which index entry or body has rotted, none of them trimmed.
-        damaged: what the node takes for damaged, or took for it until it was mended.
-        mended: the latter.
+        passes: complete passes over the node's whole store since it started. Rot that came while
+            the node did not run was there before the first pass.
+        rotten: blocks whose index entry or body has rotted, without trimmed blocks. damaged: ranges
+        that the node regards as damaged, or regarded so until they were mended. mended: the mended
+        part of these ranges.
     """
 
     node: int

@@ -1,7 +1,7 @@
 """A producer's call that is sent again at its place after an error, by the recipe of docs/api.md.
 
-Several calls of one lane may fail at once. Each sends its own records again, in any order: what
-may not be sent again is refused, and ends with the error that it had.
+Several calls of one lane may fail at once. Each call sends its own records again, in any order. A
+call that may not be sent again is refused, and ends with its first error.
 
 Source: docs/protocol/producers.md.
 """
@@ -20,7 +20,7 @@ SENT_AGAIN = 0.5
 
 AGAIN_MAX = 3
 AGAIN_PAUSE_S = 1.0
-"""A call is sent again this often, each time after at most this pause."""
+"""Most tries of a call after its first one, and the longest pause before each."""
 
 
 class Hand(Protocol):
@@ -30,14 +30,14 @@ class Hand(Protocol):
 
 
 def draw_tries(producer: Producer | None, chance: random.Random) -> int:
-    """How often a call is sent again."""
+    """The number of times that a call is sent again."""
     if producer is None or chance.random() >= SENT_AGAIN:
         return 0
     return chance.randint(1, AGAIN_MAX)
 
 
 def patience_s(timeout_s: float, tries: int) -> float:
-    """How long a call may take that is sent again that often."""
+    """The longest time of a call that is sent again that often."""
     return timeout_s * (1 + tries) + AGAIN_PAUSE_S * tries
 
 
@@ -51,8 +51,8 @@ async def sent_again(
     """Make a call, and after an error make it again at its place.
 
     Raises:
-        OutcomeUnknown: at one time it ended so, and was not answered later.
-        CordwoodError: what it ended with.
+        OutcomeUnknown: one try ended so, and no later try was answered. CordwoodError: the error of
+        the last try.
     """
     producer = hand.producer
     place = producer.next_sequence(log) if producer is not None else 0
@@ -69,7 +69,7 @@ async def sent_again(
                 raise last from None
         tries -= 1
         await pause()
-        # Other calls of this lane failed with it, and may have begun another epoch.
+        # Other calls of this lane failed too, and may have begun another epoch.
         if hand.producer is None or not are_one(first, hand.producer):
             raise last
         try:

@@ -1,9 +1,9 @@
 """Fewer faults that still break the same promise: delta debugging over a plan.
 
-A plan that found something has twenty faults, and two of them matter. Each fault
-draws from a stream of its own, so leaving one out leaves the others as they were;
-the schedule after it differs, of course, so a smaller plan may break the promise
-in another way. That is as good: what is wanted is the shortest story.
+A plan that found a bug has twenty faults, and two of them matter. Each fault draws from a stream of
+its own, so leaving one out leaves the others as they were. The run after it differs, of course, so
+a smaller plan may break the promise in another way. That is just as good: the aim is the shortest
+story.
 
 Source: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input"
 (TSE 2002), the ddmin algorithm.
@@ -37,11 +37,12 @@ class Step:
 def shrink(
     task: SeedTask, invariant: str, breaks: Callable[[SeedTask], bool] | None = None
 ) -> Iterator[Step]:
-    """Try smaller and smaller plans; the last step that breaks is the smallest found.
+    """Try smaller and smaller plans. The last step that breaks the promise is the smallest plan
+    found.
 
     Args:
         task: a run that breaks `invariant`.
-        breaks: whether a task breaks it; None runs the task and looks.
+        breaks: whether a task breaks the promise; None runs the task to find out.
     """
 
     def look(candidate: SeedTask) -> bool:
@@ -69,7 +70,7 @@ def shrink(
 
 
 def _candidates(kept: tuple[int, ...], parts: int) -> Iterator[tuple[int, ...]]:
-    """None at all, to begin with; each part alone; all but each part."""
+    """Plans to try: no faults at all; each part alone; all parts except one."""
     pieces = list(_cut(kept, parts))
     if parts == 2:
         yield ()

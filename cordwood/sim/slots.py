@@ -1,4 +1,4 @@
-"""What a history keeps of payloads, and of the blocks that hold them."""
+"""The marks of payloads, and of the blocks that hold them, in a history."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from cordwood.sim.event import Crc, EpochValue, LsnValue
 
 
 class PayloadMark(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a history keeps of a payload.
+    """The mark of a payload in a history.
 
-    Attributes:
-        id: `client/sequence`, None if the bytes did not identify.
+    Attributes: id: `client/sequence`, None if the bytes did not identify.
         crc: CRC32C of all its bytes.
         length: its bytes.
     """
@@ -25,7 +24,7 @@ class PayloadMark(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class SlotKind(enum.Enum):
-    """What a node holds at a slot."""
+    """The kind of a block that a node holds."""
 
     DATA = "data"
     HOLE = "hole"
@@ -38,13 +37,13 @@ class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     Attributes:
         first, last: its LSNs, both ends included.
         kind: data, hole or bridge.
-        payloads: one mark a record of a data block, () if the body was not decoded.
+        payloads: one mark for each record of a data block, () if the body was not decoded.
         crc: CRC32C of the uncompressed body, 0 for plugs.
         intact: whether every check of this copy passed.
         seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
         wave: 1 for the first try to store it.
-        copyset: the nodes that its envelope names; () where nobody looks at it.
-        set_aside: whether the copy counts for nothing, as others have all that there should be.
+        copyset: the nodes that its envelope names; () if no checker uses it. set_aside: whether the
+        copy does not count, because other nodes have all the copies that there should be.
     """
 
     first: LsnValue

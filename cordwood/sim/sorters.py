@@ -1,8 +1,8 @@
-"""Simulated clients of a log whose keys do not fall: one appends, in order, and looks keys up.
+"""Simulated clients of a log whose keys do not fall: a sorter appends in order, and looks keys up.
 
-Three records have the same key, every other number is no key, and some records have none. What
-is appended goes through a producer, whose epoch is raised after an error: of what failed nothing
-can come later than what is sent next, or the keys would fall.
+Three records have the same key, every other number is no key, and some records have none. The
+sorter appends as a producer, and raises its epoch after an error. So no failed append can be stored
+behind the next append, which would let the keys fall.
 
 Source: docs/sources/logdevice.md 1 ("Positions": findKey).
 """
@@ -22,10 +22,10 @@ from cordwood.sim.position_events import KeyFound
 from cordwood.sim.workload import RECONNECT_S, SORTED, Clients, find_log
 
 APPEND_S = 1.2
-"""Mean pause between two appends: some fifteen of them in a run."""
+"""Mean pause between two appends: a run has some fifteen appends."""
 
 ASKS = 0.25
-"""Share of the appends after which a key is looked up: that takes forty reads."""
+"""Share of the appends after which a key is looked up: a look-up takes forty reads."""
 
 BURST = 8
 PAYLOAD_BYTES = 80
@@ -37,7 +37,7 @@ KEYLESS_EVERY = 7
 
 
 def sorted_key(number: int) -> str:
-    """The key of a sorter's record of this number, "" for none."""
+    """The key of the sorter's record with this number, "" for none."""
     is_keyless = number % KEYLESS_EVERY == KEYLESS_EVERY - 1
     return "" if is_keyless else f"{number // ALIKE * 2:06d}"
 
@@ -71,13 +71,13 @@ class _Sorter:
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """Over all of the sorter's lives they only rise."""
+        """The numbers rise over all lives of the sorter."""
         identity = self._clients.lane_chance(self._name, 0).randrange(1, 1 << 62)
         self._epoch = next(self._clients.sequences(f"{self._name}'s epoch"))
         self._producer = Producer(identity, self._epoch)
 
     async def append(self) -> None:
-        """One call, and what became of it."""
+        """One call; its outcome goes into the history."""
         clients, chance = self._clients, self._chance
         log_id = await find_log(self._store, SORTED, clients)
         sequences = clients.sequences(self._name)
@@ -104,7 +104,7 @@ class _Sorter:
         clients.calls.ended(self._name, op)
 
     async def look_up(self) -> None:
-        """Ask where a key is, one that is there or would lie between two that are."""
+        """Look up a key that is in the log, or that would be between two keys of the log."""
         clients, recorder = self._clients, self._clients.recorder
         key = f"{self._chance.randint(0, self._number // ALIKE * 2 + 1):06d}"
         try:

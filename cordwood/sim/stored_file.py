@@ -1,10 +1,9 @@
-"""The bytes of one simulated file, and which of them a power cut may take.
+"""The bytes of one simulated file, and the bytes that a power cut may take.
 
-Sparse, in 4 KiB blocks: a ring of 128 MiB costs what was written to it. A block
-is *volatile* when it shows bytes that were never synced: those of a write that a
-kill or an error cut short. Its durable bytes are kept beside it, until a later
-write to the file is synced, or a power cut decides block by block, and within a
-block sector by sector.
+Sparse, in 4 KiB blocks: a ring of 128 MiB costs only the bytes written to it. A block is *volatile*
+when it shows bytes that were never synced, because a kill or an error cut their write short. Its
+durable bytes are kept beside it until a later write to the file is synced, or a power cut decides.
+A power cut decides block by block, and within a block sector by sector.
 
 Source: docs/sources/reliability.md §5.1 (power cut); Pillai et al., OSDI 2014; Rebello et
 al., ATC 2020 (old or new bytes after a failed sync).
@@ -17,13 +16,13 @@ import random
 from cordwood.host.seams import DISK_BLOCK_BYTES
 
 SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""The bytes that a disk writes whole or not at all."""
 
 _ZERO_BLOCK = bytes(DISK_BLOCK_BYTES)
 
 
 class StoredFile:
-    """One file's content. It knows nothing of paths or time."""
+    """The content of one file. It knows nothing of paths or time."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -39,13 +38,13 @@ class StoredFile:
         return file
 
     def copy(self) -> StoredFile:
-        """As it is now, volatile blocks too."""
+        """A copy of the present content, volatile blocks included."""
         twin = StoredFile(self.size)
         twin._blocks, twin._durable = dict(self._blocks), dict(self._durable)
         return twin
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes as a reader sees them; short where the file ends."""
+        """Bytes as a reader sees them; fewer at the end of the file."""
         stop = min(offset + length, self.size)
         if offset >= stop:
             return b""
@@ -56,7 +55,7 @@ class StoredFile:
         return whole[start : start + stop - offset]
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write and sync whole blocks; the sync takes in what was volatile before."""
+        """Write and sync whole blocks. The sync also makes earlier volatile blocks durable."""
         self._put(offset, data)
         self._durable.clear()
 
@@ -68,14 +67,14 @@ class StoredFile:
         self._put(offset, data)
 
     def lose_power(self, chance: random.Random) -> None:
-        """Decide each volatile block: the old bytes, the new ones, or some sectors of each."""
+        """Decide each volatile block: the old bytes, the new bytes, or some sectors of each."""
         for number, old in self._durable.items():
             new = self._blocks.get(number, _ZERO_BLOCK)
             self._blocks[number] = torn(old, new, chance)
         self._durable.clear()
 
     def flip_bit(self, offset: int, bit: int) -> None:
-        """Rot: one bit of one byte, in what is read and in what is durable."""
+        """Rot: flip one bit of one byte, in the visible and in the durable bytes."""
         number, at = divmod(offset, DISK_BLOCK_BYTES)
         for blocks in (self._blocks, self._durable):
             if blocks is self._blocks or number in blocks:

@@ -1,8 +1,8 @@
 """The directory tree of one simulated disk: which paths name which bytes.
 
-Changes are atomic and durable, except what a death cut short: such an entry is
-*volatile* until its directory is synced, and a power cut may bring the old one
-back. The rules of paths and errors are POSIX's, as far as the seam shows them.
+Changes are atomic and durable, unless a death cuts them short. Such an entry is *volatile* until
+its directory is synced, and a power cut may bring the old entry back. The rules of paths and errors
+are POSIX's, as far as the seam shows them.
 
 Source: Pillai et al., OSDI 2014 (renames without a synced directory).
 """
@@ -30,10 +30,10 @@ def posix_error(code: int, path: str) -> OSError:
 
 
 class StoredTree:
-    """Paths, as `plain_path` spells them, and what they name.
+    """Paths, as `plain_path` spells them, and their files and directories.
 
     Args:
-        capacity_bytes: files together; None for no limit.
+        capacity_bytes: of all files together; None for no limit.
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
@@ -42,7 +42,7 @@ class StoredTree:
         self._durable: dict[str, StoredFile | None] = {}  # of volatile entries; None: absent
 
     def copy(self) -> StoredTree:
-        """As it is now, all of it."""
+        """A copy of the present tree."""
         twin = StoredTree(self._capacity_bytes)
         twin._entries = {path: file and file.copy() for path, file in self._entries.items()}
         twin._durable = {path: file and file.copy() for path, file in self._durable.items()}
@@ -64,7 +64,8 @@ class StoredTree:
         return file
 
     def open(self, path: str) -> StoredFile:
-        """As `file`; its directory is synced, so that the entry outlives what is built on it."""
+        """As `file`. Its directory is synced, so that the entry is durable before files below are
+        used."""
         file = self.file(path)
         self._sync(posixpath.dirname(path))
         return file
@@ -94,7 +95,7 @@ class StoredTree:
         self._sync(posixpath.dirname(path))
 
     def put(self, path: str, file: StoredFile) -> None:
-        """Let `path`, in a directory that is there, name `file`."""
+        """Let `path`, in an existing directory, name `file`."""
         self.check_parent(path)
         self._entries[path] = file
 
@@ -118,7 +119,7 @@ class StoredTree:
             self._entries[directory] = None
 
     def names(self, path: str) -> list[str]:
-        """Names in a directory, sorted; none if it is not there."""
+        """Names in a directory, sorted; none if the directory does not exist."""
         if self._entries.get(path) is not None:
             raise posix_error(errno.ENOTDIR, path)
         return sorted(
@@ -128,7 +129,8 @@ class StoredTree:
         )
 
     def perhaps(self, path: str, change: Callable[[], None], chance: random.Random) -> None:
-        """A change of `path` that a death cut short: it is seen or not, and volatile if so."""
+        """A change of `path` that a death cut short: it is seen or not. If it is seen, it is
+        volatile."""
         if chance.random() < 0.5:
             return
         before = self._entries.get(path)
@@ -156,7 +158,7 @@ class StoredTree:
                 del self._durable[path]
 
     def check_parent(self, path: str) -> None:
-        """Raise what a system does where the directory of `path` is not there."""
+        """Raise the system's error if the directory of `path` does not exist."""
         parent = posixpath.dirname(path)
         if parent not in self._entries:
             raise posix_error(errno.ENOENT, path)

@@ -30,19 +30,19 @@ from cordwood.sim.history import (
 )
 
 AROUND_S = 2.0
-"""Faults are told that struck so long before something, or while it went on."""
+"""The story tells of faults that struck this long before an event, or during it."""
 
 Line = tuple[int, str]
-"""When, in µs, and what."""
+"""A time in µs, and a line of the story."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What somebody wants the story of.
+    """The record or epoch whose story is told.
 
     Attributes:
         epoch: the epoch, or that of the record.
-        lsn: the record's; None for the whole epoch.
+        lsn: the record's LSN; None for the whole epoch.
     """
 
     epoch: int
@@ -75,7 +75,7 @@ def parse_trace(text: str) -> Trace:
 
 
 def timeline(history: Sequence[Event], until_us: int | None = None) -> list[str]:
-    """What happened to the cluster, a line each: faults, starts, epochs, healing."""
+    """The events of the cluster, one line each: faults, starts, epochs, healing."""
     lines: list[Line] = []
     for event in history:
         match event:
@@ -109,7 +109,7 @@ def tell(
     """The story of a record or an epoch, in every log that has it, or in one.
 
     Args:
-        decided: what nodes and clients decided meanwhile, if somebody listened.
+        decided: decisions of nodes and clients in the run, if they were kept.
     """
     evidence = Evidence(history)
     told: list[str] = []
@@ -164,7 +164,7 @@ def _record(evidence: Evidence, log: int, lsn: int) -> Iterator[Line]:
 
 
 def _ids_at(evidence: Evidence, log: int, lsn: int) -> list[str]:
-    """Payloads that anybody ever saw at a place."""
+    """All payloads that were ever seen at a place."""
     ids = [ack.payload.id for ack in evidence.acks_within(log, lsn, lsn)]
     for read in evidence.reads:
         if read.log == log:
@@ -226,7 +226,8 @@ def _copy(copy: Copy) -> str:
 
 
 def _faults_between(evidence: Evidence, first_us: int, last_us: int) -> Iterator[Line]:
-    """Faults that struck from a little before until the end, and those that still went on."""
+    """Faults that struck from a little before the beginning until the end, and faults that still
+    went on."""
     margin_us = round(AROUND_S * 1e6)
     open_faults: dict[tuple[str, tuple[int, ...], str], FaultStruck] = {}
     for event in evidence.events:

@@ -1,9 +1,9 @@
-"""A stranger on the network: what speaks to a node's port and is nothing of ours.
+"""A stranger on the network: a program that speaks to a node's port and is no part of Cordwood.
 
-A port scanner, a browser, a client with a bug, somebody with bad intent, a node with a bug.
-Nothing that they say may end a node or a log, or reach another connection
-(docs/sources/reliability.md §7: the last three holes of a log store's were all in what it parses
-before it knows who speaks). What they say in frames that are well made is in `sim.forgeries`.
+It plays a port scanner, a browser, a client with a bug, an attacker, a node with a bug. No message
+of a stranger may end a node or a log, or reach another connection (docs/sources/reliability.md §7:
+the last three security holes of a log store were all in the code that parses bytes before the
+speaker is known). Its well-formed frames are in `sim.forgeries`.
 
 Source: docs/sources/reliability.md §5.1 (malformed frames, slow client, floods), §7 (4, 5, 9).
 """
@@ -22,29 +22,29 @@ from cordwood.sim import forgeries
 
 DIAL_S = 1.0
 PAUSE_S = 0.1
-"""Mean time between two things that it does: far more often than any client of ours."""
+"""Mean time between two of its actions: far more often than a client acts."""
 
 NOISE_BYTES_MAX = 2000
 
 HELD_MAX = 12
-"""Connections on which a frame was begun that it never ends; more than that tells nothing new."""
+"""Most connections with a frame that it begins and never ends; more would show nothing new."""
 
 HALF_BYTES_MAX = 60_000
 CROWD = 12
-"""Connections that it opens at once."""
+"""Number of connections that it opens at once."""
 
 NO_MEMBERS = range(50, 60)
-"""Numbers that no node of the cluster has."""
+"""Node numbers that do not exist in the cluster."""
 
 KINDS = tuple(kind for kind in Kind if kind not in (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL))
-"""Of frames after a greeting."""
+"""Number of frames after a greeting."""
 
 
 class Stranger:
-    """Goes on until it is killed.
+    """Speaks to nodes until it is killed.
 
     Args:
-        addresses: of the nodes that it bothers.
+        addresses: addresses of the nodes that it speaks to.
     """
 
     def __init__(self, addresses: Sequence[str], chance: random.Random) -> None:
@@ -87,26 +87,26 @@ class Stranger:
         return end
 
     def _learn(self, cluster: bytes) -> None:
-        """A node said in its WELCOME which cluster it is of."""
+        """A node named its cluster in its WELCOME."""
         self._cluster = cluster
 
     def _half_a_frame(self, end: _End) -> None:
-        """A good greeting, the beginning of a frame, and from then on a byte now and then."""
+        """A good greeting and the beginning of a frame; after that a byte now and then."""
         length = self._chance.randint(1000, HALF_BYTES_MAX)
         here = self._chance.randrange(length)
         end.say(*frame(Kind.HELLO, 0, pack_hello(Hello(0, ANY_CLUSTER))))
         whole = frame_header(Kind.APPEND, 1, length, 0) + bytes(here)
-        # Half of a header is a frame that was begun, too.
+        # Half of a header is the beginning of a frame, too.
         end.say(whole[: FRAME_HEADER_BYTES - 5] if self._chance.random() < 0.2 else whole)
         self._held = [held for held in self._held if held.is_open] + [end]
 
     def _drip(self, end: _End) -> None:
-        """It goes on with one of its frames, and comes to no end."""
+        """Send another byte of one of its frames, which never end."""
         self._chance.choice(self._held).say(b"\0")
         self._held = [held for held in self._held if held.is_open]
 
     def _claims(self, end: _End) -> None:
-        """A client that says what nodes say, and what no log has come to."""
+        """A client that sends messages of nodes, and LSNs that no log has reached."""
         end.say(*frame(Kind.HELLO, 0, pack_hello(Hello(0, ANY_CLUSTER))))
         call = self._chance.choice((forgeries.far_call, forgeries.edge_call))
         end.say(*frame(Kind.CALL, 1, call(self._chance)))
@@ -114,7 +114,7 @@ class Stranger:
             end.say(*frame(*forgeries.lie(self._chance)))
 
     def _no_member(self, end: _End) -> None:
-        """What says to be a node: of a number that none has, or one that names no cluster."""
+        """A greeting of a pretended node: with a number that no node has, or without a cluster."""
         number = self._chance.choice(NO_MEMBERS)
         if self._chance.random() < 0.3:
             hello = Hello(self._chance.randint(1, len(self._addresses)), ANY_CLUSTER)
@@ -125,7 +125,7 @@ class Stranger:
             end.say(*frame(*forgeries.lie(self._chance)))
 
     def _faulty_member(self, end: _End) -> None:
-        """A node of the cluster, as far as anybody can tell, that speaks of far epochs."""
+        """A speaker that looks like a node of the cluster, and names far epochs."""
         number = self._chance.randint(1, len(self._addresses))
         end.say(*frame(Kind.HELLO, 0, pack_hello(Hello(number, self._cluster))))
         choice = self._chance.random()
@@ -137,7 +137,7 @@ class Stranger:
             end.say(*frame(Kind.RELEASE, 0, forgeries.far_release(self._chance)))
 
     def _noise(self, end: _End) -> None:
-        """What a browser or a scanner says."""
+        """The bytes of a browser or a scanner."""
         words = (b"GET / HTTP/1.1\r\nHost: cordwood\r\n\r\n", b"\x00" * 500, b"\xff" * 64)
         random_bytes = self._chance.randbytes(self._chance.randint(1, NOISE_BYTES_MAX))
         end.say(self._chance.choice((*words, random_bytes)))
@@ -148,23 +148,23 @@ class Stranger:
         end.say(hello[: self._chance.randrange(len(hello))])
 
     def _silence(self, end: _End) -> None:
-        """A crowd of connections, and nothing on them."""
+        """Many connections, and nothing on them."""
 
     def _frames(self, end: _End) -> None:
-        """A good greeting, and then frames that nobody of ours sends."""
+        """A good greeting, and then frames that no client or node sends."""
         chance = self._chance
         end.say(*frame(Kind.HELLO, 0, pack_hello(Hello(0, ANY_CLUSTER))))
         for _ in range(chance.randint(1, 5)):
             body = chance.randbytes(chance.randint(0, 200))
             kind = chance.choice(KINDS)
             if chance.random() < 0.2:
-                # Far more is promised than comes.
+                # The header promises far more bytes than come.
                 end.say(frame_header(kind, 1, chance.randrange(1 << 32), 0), body)
             else:
                 end.say(*frame(kind, chance.randrange(1 << 16), body))
 
     def _no_reader(self, end: _End) -> None:
-        """A good greeting and many questions, whose answers it never takes."""
+        """A good greeting and many calls, whose answers it never reads."""
         end.pause()
         end.say(*frame(Kind.HELLO, 0, pack_hello(Hello(0, ANY_CLUSTER))))
         for number in range(50):
@@ -172,10 +172,10 @@ class Stranger:
 
 
 class _End:
-    """A `StreamHandler` that hears no more than a WELCOME.
+    """A `StreamHandler` that understands only a WELCOME.
 
     Attributes:
-        learn: told of the cluster that a WELCOME names.
+        learn: called with the cluster that a WELCOME names.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class _End:
 
     @property
     def is_open(self) -> bool:
-        """Whether the node has left it open."""
+        """Whether the node has left the connection open."""
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -200,7 +200,7 @@ class _End:
                     self.learn(unpack_hello(each.payload).cluster)
                 self._heard = None
         except CordwoodError:
-            self._heard = None  # as with any line: what it hears may be damaged
+            self._heard = None  # as on any line, the bytes may be damaged
 
     def eof_received(self) -> bool | None:
         return False

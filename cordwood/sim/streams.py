@@ -1,4 +1,4 @@
-"""Seeded streams of chance, one a purpose.
+"""Seeded streams of chance, one for each purpose.
 
 Streams are derived from one seed by name, so that a change in what the network
 draws does not shift what the disk draws: a failing seed stays close to itself

@@ -1,8 +1,8 @@
 """A swarm: each seed draws another cluster, other clients and other faults.
 
-One shape tested for ever finds the bugs of that shape. Leaving things out is as
-important as putting them in: a run that has every fault at once hides what two of
-them alone would show.
+One shape of cluster, tested for ever, finds the bugs of that shape only. Leaving faults out is as
+important as putting them in: a run that has every fault at once hides bugs that two faults alone
+would show.
 
 Source: Groce et al., "Swarm testing" (ISSTA 2012); TigerBeetle's src/vopr.zig;
 docs/sources/reliability.md §1, §4.
@@ -28,130 +28,136 @@ from cordwood.sim.streams import stream
 from cordwood.sim.workload import WorkloadOptions, turn_calls
 
 DAMAGE_SHARE = 0.12
-"""Share of the seeds in which disks lose what they had synced, within the atlas."""
+"""Share of the seeds in which disks lose synced data, within the atlas."""
 
 SLOW_SCRUB = {"scrub_bytes_s": 20_000, "scrub_every_s": 0.1, "flush_age_s": 0.02}
-"""So slowly, and all the time, that a late record comes between a look at an index and one at its
-bodies; and flushes so soon that a wave that goes out again is late. In about one run of twenty a
-body is seen before its index entry; slower scrubbing has the ends of logs too seldom in sight."""
+"""Pace of slow scrubbing, and the flush interval that goes with it. Scrubbing is continuous, and so
+slow that late records come between its look at an index and its look at the bodies. Flushes are so
+frequent that a repeated wave comes after one. In about one run of twenty a body is seen before its
+index entry; slower scrubbing would see the ends of logs too seldom."""
 
 QUICK_SCRUB = {"scrub_bytes_s": MIB, "scrub_every_s": 5.0}
-"""In a second or less. Where disks lose something it is one of the two."""
+"""Pace of fast scrubbing: a pass takes a second or less. Runs whose disks lose data use one of the
+two."""
 
 SCRUB_SHARE = 0.1
-"""Share of the other seeds in which is scrubbed too: nothing may be called damaged there."""
+"""Share of the other seeds that also scrub: there, scrubbing may report no damage."""
 
 FILLS_SHARE = 0.04
 """Share of the seeds in which the WALs run full."""
 
 RECORDS = (900.0, 1200.0)
-"""Records that the producers of a run try to append, the settling after the faults counted in:
-about the thousand that a run must acknowledge to count. Calls are what is costly to simulate, and
-what finds bugs is the number of different runs. A run that is short of its thousand when it settles
-hurries, and settles longer if that is not enough."""
+"""Records that the producers of a run try to append, including the settling after the faults: about
+the thousand that a run must acknowledge to count. Calls are the costly part of a simulation, and
+many different runs find more bugs than many calls. If a run lacks records when it settles, its
+producers hurry, and it settles longer if that is not enough."""
 
 NODES = (3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5, 6, 6, 7)
-"""The large ones seldom: seven nodes take some three times as long as three do."""
+"""Sizes of clusters. Large clusters are rare: seven nodes take some three times as long as
+three."""
 
 STORE_TIMEOUTS_S = (0.01, 0.1, 0.1, 0.5, 0.5, 1.0)
-"""The shortest is LogDevice's, and about what a store takes: waves overlap, so that answers to
-an earlier one come while a later one is under way."""
+"""Timeouts of stores. The shortest is LogDevice's, and about as long as a store: waves overlap, so
+that answers to an earlier wave come while a later wave is under way."""
 
 ABSENT_SHARE = 0.25
-"""Share of the seeds in which some nodes are still dead, and one hangs, when the rest must
-recover and go on (L3)."""
+"""Share of the seeds in which some nodes are still dead, and one node hangs, when the other nodes
+must recover and go on (L3)."""
 
 BEYOND_RECORDS = 2.0
-"""Times that, where logs may stand still for good before the faults are over."""
+"""Factor for that share where logs may stand still for ever before the faults are over."""
 
 PUBLISH_ESNS_MIN = 500
-"""Above what a batch brings a log at most: three tasks, of up to 60 records each."""
+"""More than a batch can bring to one log: three tasks of up to 60 records each."""
 
 PACED_ESNS_MIN = 1000
-"""Above what bursts of 100 bring a log in the seconds that are timed. One change of epoch beside a
-slow disk holds three appends up, which p99 of 300 bears, and two do not (seed 8800043)."""
+"""More records than bursts of 100 bring to a log while appends are measured. One change of epoch
+beside a slow disk delays three appends, which the p99 of 300 appends allows; two changes are too
+many (seed 8800043)."""
 
 REGIONS_SHARE = 0.25
-"""Share of the seeds, of those with copies and racks enough, with regions above the racks."""
+"""Share of the seeds with regions above the racks, among seeds with enough copies and racks."""
 
 RETENTION_SHARE = 0.3
-"""Share of the seeds whose logs do not keep everything."""
+"""Share of the seeds whose logs have retention."""
 
 PACED_SHARE = 0.08
-"""Share of the seeds in which appends are timed, of those that can: it takes half as long again."""
+"""Share of the possible seeds in which the duration of appends is measured: such a run takes half
+as long again."""
 
 REBALANCED_SHARE = 0.5
-"""Share of the seeds that lose disks in which nodes give copies to others meanwhile."""
+"""Share of the seeds with lost disks in which nodes also give copies to other nodes."""
 
 LOSES_SHARE = 0.15
-"""Share of the seeds in which nodes are lost for good at the end."""
+"""Share of the seeds in which nodes are lost for ever at the end."""
 
 LONG_S = (18.0, 28.0)
 SHORT_S = (6.0, 10.0)
 SHORT_SHARE = 0.8
-"""How long faults strike, and in which share of the seeds for less long: such a run meets about as
-many probes in less of a core's time, so that more of them find more. What needs many faults behind
-one another, such as the longer scenes, has the rest."""
+"""How long faults strike, and the share of the seeds with the shorter time. A short run hits about
+as many probes in less time of a core, so that many short runs find more. The other seeds are for
+bugs that need many faults one after another, such as the longer scenes."""
 
 ALONE_SHARE = 0.03
-"""Share of the seeds in which the longest of the scenes is played and nothing else happens: among
-other faults its five steps come together in none of 500 seeds, alone in about one of four."""
+"""Share of the seeds that play only the longest scene, without other faults. Among other faults its
+five steps meet in none of 500 seeds; alone they meet in about one of four."""
 
 ALONE_S = 24.0
-"""How long such a run has faults: the scene takes 17 s."""
+"""How long faults last in such a run: the scene takes 17 s."""
 
 STICKY = "sequencer.appender.STICKY_BYTES"
 REFRESH = "client.cluster.REFRESH_S"
 
 UNSTUCK_SHARE = 0.5
-"""Share of the seeds that turned no knob of that name: holes need runs on different nodes, and
-with the limit as it is a run of the simulator has one copyset until a wave fails."""
+"""Share of the seeds in which every run has its own copyset, among seeds that did not turn this
+knob. Holes need runs on different nodes. With the default limit a simulated run has one copyset
+until a wave fails."""
 
 READ_ONLY_SHARE = 0.25
-"""Share of the seeds, of those that can, with an operator who makes nodes read-only."""
+"""Share of the possible seeds with an operator who makes nodes read-only."""
 
 WEIGHTS_SHARE = 0.3
-"""The same with nodes of different weights, some of none."""
+"""Share of the possible seeds with nodes of different weights, some of weight 0."""
 
 GIVEN_UP_SHARE = 0.25
-"""Share of the seeds, of those that can, with an operator who gives up nodes that are down."""
+"""Share of the possible seeds with an operator who gives up nodes that are down."""
 
 SCRIBES_SHARE = 0.1
-"""Share of the seeds, of those that can, in which ledgers are written: such a run takes a third
-longer. Where disks lose what they had, or appends are timed, there are none."""
+"""Share of the possible seeds in which ledgers are written: such a run takes a third longer. Runs
+whose disks lose data, or whose appends are measured, have no ledgers."""
 
 UNHEALED_SHARE = 0.5
 """Share of the seeds with accepted losses in which nodes do not heal their WALs."""
 
 AUDITED_SHARE = 0.3
-"""Share of the seeds in which nodes are scanned for their copies when all is over."""
+"""Share of the seeds in which nodes are scanned for their copies at the end."""
 
 SPLIT_CHANCE, OFTEN_SPLIT_CHANCE = 0.03, 0.3
-"""Share of the segments that are cut in two, the second in one seed of five: some hundred frames
-of a run, or some thousand, arrive in pieces, and each piece is a step more."""
+"""Share of the segments that are cut in two; one seed of five has the second share. Some hundred
+frames of a run, or some thousand, then arrive in pieces. Each piece costs a further step."""
 
 FAR_BURST = 30
-"""Records of a call there: so many, one behind the other, take two seconds of a client's five."""
+"""Records of a call over far links: this many, one behind the other, take two of a client's five
+seconds."""
 
 DISKS_SHARE = 0.1 / ((1 - DAMAGE_SHARE) * (1 - FILLS_SHARE) * (1 - ALONE_SHARE))
-"""Share of the seeds, of those that can, in which disks are lost for good: one in ten of all."""
+"""Share of the possible seeds in which disks are lost for ever: one in ten of all seeds."""
 
 DISKS_KINDS = ("crash", "pause", "partition", "slow_links", "reset")
 DISKS_S = (8.0, 14.0)
-"""How long faults strike there; the healing of what was lost comes behind that."""
+"""How long faults strike in such a run; lost data is healed after that."""
 
 CALM_S = 1.5
-"""No faults before this: a log works after some tenths of a second."""
+"""No faults before this time: a log works after some tenths of a second."""
 
 CALM_SHARE = 0.1
-"""Share of the seeds with few faults, so that what needs long quiet work is seen too."""
+"""Share of the seeds with few faults, so that slow work in quiet times is seen too."""
 
 
 def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
-    """Draw what a seed's run is made of.
+    """Draw the options of a seed's run.
 
-    Args:
-        damage: how much may be destroyed; None draws that too, within what is survived.
+    Args: damage: how much may be destroyed; None draws that too, within the tolerated damage.
     """
     chance = stream(seed, "options")
     if damage is None:
@@ -175,7 +181,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     absent = () if fills else _absent(stream(seed, "absent"), faults)
     loses = _loses(stream(seed, "loses"), damage, absent, fills)
     if cluster.replication.copies == cluster.nodes:
-        loses = ""  # what is appended until then nobody could read: the run would not count
+        loses = ""  # records appended until then could not be read: the run would not count
     paced = _is_paced(stream(seed, "paced"), cluster, absent, fills)
     spared: tuple[NodeId, ...] = ()
     if damage is Damage.NONE and not (fills or loses or paced):
@@ -184,13 +190,13 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     weights = _weights(stream(seed, "weights"), cluster, () if read_only else spared)
     cluster = replace(cluster, weights=weights)
     if absent or damage is Damage.WITHIN or read_only or weights:
-        # Who stays away, or loses what it had, is drawn from all nodes: a nodeset of few of
-        # them may need each. Seed 61117 damaged two of a nodeset of four, for four copies,
-        # and its epoch waited for an operator's word for ever, as it must.
+        # Absent and damaged nodes are drawn from all nodes, and a small nodeset may need each of
+        # its nodes. Seed 61117 damaged two nodes of a nodeset of four, for four copies. Its epoch
+        # waited for an operator's report for ever, as it must.
         faults = replace(faults, kinds=tuple(k for k in faults.kinds if k != "fewer_nodes"))
     if absent:
-        # An epoch that began while all others were in one rack has no place for its end, with
-        # copies over two racks, until one who stays away is back (seed 8801478).
+        # An epoch that began while all other nodes were in one rack cannot store its end over two
+        # racks until an absent node is back (seed 8801478).
         faults = replace(faults, kinds=tuple(k for k in faults.kinds if k != "moved_rack"))
     idempotent = stream(seed, "producers").choice((0.0, 0.5, 1.0))
     options = RunOptions(
@@ -242,8 +248,9 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         audited=accepts or stream(seed, "audited").random() < AUDITED_SHARE,
     )
     if options.is_far:
-        # Call behind call, a buffered writer of one at a time takes a tenth of a second for each,
-        # and what each takes is luck: of some hundred the third-slowest says nothing of a node.
+        # A buffered writer with one batch at a time takes a tenth of a second for each call, and
+        # the time varies by chance: of a hundred calls, the third-slowest says nothing about a
+        # node.
         options = replace(options, paced=False, workload=replace(
             options.workload, burst=min(options.workload.burst, FAR_BURST)
         ))  # fmt: skip
@@ -256,28 +263,29 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
 
 
 def _unstuck(chance: random.Random, turns: TurnedKnobs) -> TurnedKnobs:
-    """The same, and in some more seeds a copyset of its own for each run, see UNSTUCK_SHARE."""
+    """The turned knobs, and in some more seeds a copyset of its own for each run, see
+    UNSTUCK_SHARE."""
     is_drawn = any(name == STICKY for name, _ in turns)
     return turns if is_drawn or chance.random() >= UNSTUCK_SHARE else (*turns, (STICKY, 0))
 
 
 def _prompt(callers: int, turns: TurnedKnobs) -> TurnedKnobs:
-    """The same, but for clients that look names up every 15 s, where S32 holds callers to what the
-    manual says: the log that had a name before is read for 8 s at the most (seed 8800727)."""
+    """The turned knobs, without clients that look names up every 15 s. In such a run S32 checks the
+    manual's promise: a name's former log is read for 8 s at the most (seed 8800727)."""
     return tuple(turn for turn in turns if not callers or turn[0] != REFRESH)
 
 
 def _unhealed(accepts: bool, chance: random.Random, turns: TurnedKnobs) -> TurnedKnobs:
-    """The same, and in half the seeds in which an operator accepts losses no node heals its WAL:
-    within seconds there would be none to accept."""
+    """The turned knobs. In half the seeds in which an operator accepts losses, no node heals its
+    WAL: otherwise no loss would be left to accept after some seconds."""
     return (*turns, (HEALING, 0)) if accepts and chance.random() < UNHEALED_SHARE else turns
 
 
 def _alone(options: RunOptions) -> RunOptions:
-    """The run with one scene in place of its faults, on a cluster where it can be played: one
-    node in five is left behind, while waves choose their copysets one by one and appends go on."""
+    """The run with one scene in place of its faults, on a cluster that can play it: one node in
+    five is left behind, while waves choose their copysets one by one and appends go on."""
     work = options.workload
-    slower = (work.rush_s + work.lull_s) / work.rush_s  # without lulls, as many records
+    slower = (work.rush_s + work.lull_s) / work.rush_s  # without lulls, and with as many records
     return replace(
         options,
         length_s=ALONE_S,
@@ -301,11 +309,11 @@ def _alone(options: RunOptions) -> RunOptions:
 
 
 def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
-    """The run with disks that are lost for good at any time, and nodes to spare for new copies.
+    """The run with disks that are lost for ever at any time, and spare nodes for new copies.
 
-    A dead node counts as lost soon, but later than the shortest crashes. Nobody is said to be given
-    up, or trims by time: what a lost disk held would then be owed to nobody. What lost disks held
-    of ledgers is not made anew.
+    A dead node soon counts as lost, but not after the shortest crashes. No node is given up by an
+    operator, and no log trims by time: otherwise the data of a lost disk need not be rebuilt.
+    Ledgers of lost disks are not rebuilt.
     """
     nodes, copies = chance.choice(((6, 3), (5, 2)))
     replication = Replication(copies)
@@ -333,9 +341,9 @@ def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
 def _is_paced(
     chance: random.Random, cluster: ClusterOptions, absent: tuple[NodeId, ...], fills: bool
 ) -> bool:
-    """Whether appends are timed (L7): where a node less leaves enough of them for every copy, and
-    where epochs end by themselves seldom enough. Of one copy no epoch is sealed while any node is
-    stopped, and one of its own end waits for that."""
+    """Whether the duration of appends is measured (L7). Without one node, enough nodes must be left
+    for every copy, and full epochs must be rare enough. With one copy no epoch can be sealed while
+    any node is stopped, and a full epoch waits for its seal."""
     wanted = chance.random() < PACED_SHARE and not (absent or fills)
     copies = cluster.replication.copies
     spare = cluster.nodes > copies + 1 and copies > 1
@@ -343,7 +351,7 @@ def _is_paced(
 
 
 def _loses(chance: random.Random, damage: Damage, absent: tuple[NodeId, ...], fills: bool) -> str:
-    """Which nodes are lost for good when all is over."""
+    """Which nodes are lost for ever at the end."""
     if damage is not Damage.NONE or absent or fills or chance.random() >= LOSES_SHARE:
         return ""
     return chance.choice((FEW, COPIES, COPIES))
@@ -357,19 +365,20 @@ def _scribes(chance: random.Random, damage: Damage, is_other: bool) -> int:
 
 
 def _publishers(chance: random.Random, cluster: ClusterOptions) -> int:
-    """Queries that publish: none where epochs are shorter than their batches, which nobody's
-    are but a test's."""
+    """Queries that publish: none where epochs are shorter than their batches. Only tests have such
+    short epochs."""
     publishers = chance.choice((0, 0, 0, 1, 2))
     return publishers if cluster.sequencer.esns >= PUBLISH_ESNS_MIN else 0
 
 
 def _manners(chance: random.Random, keyed: float) -> float:
-    """Share of the reads that are no plain ones: keys are worth asking for where there are some."""
+    """Share of the reads that are not plain: asking for keys makes sense where records have
+    keys."""
     return chance.choice((0.0, 0.5, 0.9) if keyed else (0.0, 0.5))
 
 
 def _absent(chance: random.Random, faults: FaultOptions) -> tuple[NodeId, ...]:
-    """Nodes that stay away when the faults are over: as few as replication survives."""
+    """Nodes that stay away when the faults are over: no more than replication survives."""
     if faults.damage is not Damage.NONE or chance.random() >= ABSENT_SHARE:
         return ()
     assert faults.nodeset is not None, "a swarm says where its nodes are"
@@ -382,7 +391,7 @@ def _absent(chance: random.Random, faults: FaultOptions) -> tuple[NodeId, ...]:
 def _spared(
     chance: random.Random, faults: FaultOptions, absent: tuple[NodeId, ...]
 ) -> list[NodeId]:
-    """Nodes that the others can do without, together with those that are absent."""
+    """Nodes that the other nodes can do without, in addition to the absent nodes."""
     assert faults.nodeset is not None, "a swarm says where its nodes are"
     others = [node for node in faults.nodeset.nodes if node not in absent]
     order = [*absent, *chance.sample(others, len(others))]
@@ -390,7 +399,7 @@ def _spared(
 
 
 def _some(chance: random.Random, nodes: tuple[NodeId, ...], share: float) -> tuple[NodeId, ...]:
-    """In such a share of the seeds, some of the nodes."""
+    """Some of the nodes, in this share of the seeds."""
     if chance.random() >= share or not nodes:
         return ()
     return nodes[: chance.randint(1, len(nodes))]
@@ -399,7 +408,7 @@ def _some(chance: random.Random, nodes: tuple[NodeId, ...], share: float) -> tup
 def _weights(
     chance: random.Random, cluster: ClusterOptions, spared: tuple[NodeId, ...]
 ) -> dict[int, float]:
-    """Weights of some nodes, in some seeds: some of those that can be spared have none."""
+    """Weights of some nodes, in some seeds: some spare nodes have weight 0."""
     if chance.random() >= WEIGHTS_SHARE or not spared:
         return {}
     weights = {number: chance.choice((0.3, 1.0, 5.0)) for number in range(1, cluster.nodes + 1)}
@@ -407,7 +416,7 @@ def _weights(
 
 
 def nodeset_of(options: ClusterOptions) -> Nodeset:
-    """Where the nodes of a cluster are."""
+    """The locations of a cluster's nodes."""
     return Nodeset(
         tuple(
             Member(NodeId(n), "", options.location(NodeId(n))) for n in range(1, options.nodes + 1)
@@ -420,7 +429,7 @@ def _cluster(chance: random.Random, fills: bool, damage: Damage) -> ClusterOptio
     racks = chance.randint(1, min(nodes, 4))
     copies = min(nodes, chance.choice((1, 2, 2, 3, 3, 3, 3, 4)))
     if damage is Damage.BEYOND:
-        # With one copy a log needs all of its nodes, always: few runs would count.
+        # With one copy a log always needs all of its nodes: few runs would count.
         copies = max(copies, 2)
     return ClusterOptions(
         nodes=nodes,
@@ -450,7 +459,7 @@ def _in_regions(chance: random.Random, cluster: ClusterOptions) -> ClusterOption
 
 
 def _retention(chance: random.Random) -> dict[str, Any]:
-    """How logs are kept, and partitions so small that something happens to them in a run."""
+    """Retention of logs, and partitions so small that some fill and are dropped in a run."""
     if chance.random() >= RETENTION_SHARE:
         return {}
     return {
@@ -469,7 +478,7 @@ def _retention(chance: random.Random) -> dict[str, Any]:
 
 
 def _scrub(chance: random.Random, damage: Damage, fills: bool) -> dict[str, Any]:
-    """At which pace is scrubbed, if at all. A WAL that is flushed soon runs full in no seed."""
+    """The pace of scrubbing, if any. A WAL that is flushed soon never runs full."""
     if damage is not Damage.NONE:
         return chance.choice((SLOW_SCRUB, QUICK_SCRUB))
     if chance.random() < SCRUB_SHARE and not fills:
@@ -501,11 +510,11 @@ def _workload(
     damage: Damage,
     idempotent: float,
 ) -> WorkloadOptions:
-    """Enough to do for a run that counts, see RECORDS."""
+    """A workload large enough for a run that counts, see RECORDS."""
     producers, lanes = chance.randint(1, 3), chance.choice((1, 2, 3, 6))
     logs = chance.choice((1, 1, 2, 3))
     burst = chance.choice((30, 50, 100))
-    # Of every two calls one has a single record, the other one up to `burst`.
+    # One of two calls has a single record, the other call up to `burst`.
     calls = chance.uniform(*RECORDS) / (0.75 + burst / 4) / (length_s + SETTLE_S)
     calls /= turn_calls(idempotent)
     lull_s = chance.choice((0.0, 0.0, 4.0, 8.0))
@@ -549,7 +558,7 @@ def _faults(chance: random.Random, cluster: ClusterOptions, damage: Damage) -> F
 
 
 def _link(chance: random.Random) -> LinkSettings | None:
-    """Between two racks, in one building, or between cities."""
+    """The links: between two racks, in one building, or between cities."""
     quiet = LinkSettings(split_chance=SPLIT_CHANCE)
     return chance.choice(
         (

@@ -1,4 +1,4 @@
-"""A sweep over seeds: what each is asked, what it reports, and the sum of the reports.
+"""A sweep over seeds: the task of each seed, its report, and the sum of the reports.
 
 Source: docs/design.md §10; FoundationDB's unseed (docs/sources/reliability.md §4: 2 % run twice).
 """
@@ -25,39 +25,39 @@ from cordwood.sim.tier_options import tiered
 from cordwood.sim.verdict import violation_words
 
 TWICE_SHARE = 0.02
-"""Share of the seeds that are run twice, to see that one seed is one run."""
+"""Share of the seeds that run twice, to check that a seed always gives the same run."""
 
 INVALID_SHARE_MAX = 0.1
-"""A sweep in which more of the runs do not count proves too little."""
+"""If a larger share of the runs does not count, the sweep proves too little."""
 
 INVALID_JUDGED_MIN = 20
-"""Of fewer seeds than this, one that does not count says nothing about the sweep."""
+"""In a sweep of fewer seeds, a run that does not count says nothing about the sweep."""
 
 FULL_SEEDS = 1000
-"""A sweep of the swarm over so many seeds is a full one: the rarest probe is met by about
-one seed of a hundred, so one that is never hit is a rare branch that nothing reaches."""
+"""A sweep of the swarm over this many seeds is a full sweep. The rarest probe is hit by about one
+seed of a hundred, so a probe that is never hit is a branch that nothing reaches."""
 
 
 class Shape(enum.Enum):
-    """What a seed's options are drawn from."""
+    """The pattern from which a seed's options are drawn."""
 
     SWARM = "swarm"
     DEMO = "demo"
     """The demo's cluster, every time."""
     BEYOND = "beyond"
-    """A swarm whose faults may destroy what nothing can bring back."""
+    """A swarm whose faults may destroy all copies of some records."""
     TIER = "tier"
     """A swarm whose logs are tiered into an object store that misbehaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeedTask:
-    """One seed to run, in words that another process understands.
+    """One seed to run, as plain values for another process.
 
     Attributes:
         bug: a planted bug, "" for none.
         faults: numbers of the plan's faults to keep, from 1; None keeps all.
-        twice: whether the seed is run twice though it was not drawn for that.
+        twice: whether the seed runs twice although it was not drawn for that.
     """
 
     seed: int
@@ -80,10 +80,9 @@ class SeedTask:
 
 
 def options_of(task: SeedTask) -> RunOptions:
-    """What a task's run is made of, its whole plan drawn unless only some faults are kept.
+    """The options of a task's run. The plan is drawn here if only some of its faults are kept.
 
-    Raises:
-        BadSetting: it keeps a fault that the plan does not have.
+    Raises: BadSetting: a fault to keep does not exist in the plan.
     """
     if task.shape is Shape.DEMO:
         options = demo_options(task.seed)
@@ -114,12 +113,11 @@ def run_task(task: SeedTask) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class SeedReport:
-    """What is kept of a seed's run: plain values, that travel between processes.
+    """The report on a seed's run: plain values, which travel between processes.
 
     Attributes:
-        broken: by promise, its violations in words with their evidence.
-        twice: whether it was run a second time.
-        diverged: whether a second run of the seed was another one.
+        broken: by promise, its violations in words with their evidence. twice: whether the seed ran
+        a second time. diverged: whether the second run of the seed differed.
         cpu_s: of the simulation, 0 of a run that was lost.
     """
 
@@ -138,22 +136,22 @@ class SeedReport:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a promise was broken, or the run was not the seed's alone."""
+        """Whether a promise was broken, or two runs of the seed differed."""
         return bool(self.broken) or self.diverged
 
     @property
     def invariants(self) -> tuple[str, ...]:
-        """The promises broken, each once, in the order found."""
+        """The broken promises, each once, in the order found."""
         return tuple(dict.fromkeys(invariant for invariant, _ in self.broken))
 
 
 def runs_twice(task: SeedTask) -> bool:
-    """Whether a task is one that shows that a seed is one run."""
+    """Whether a task runs twice, to check that its seed always gives the same run."""
     return task.twice or stream(task.seed, "twice").random() < TWICE_SHARE
 
 
 def report_task(task: SeedTask) -> SeedReport:
-    """Run a task, twice if its seed is one of those, and report."""
+    """Run a task, twice if its seed was drawn for that, and report."""
     outcome = run_task(task)
     twice = runs_twice(task)
     diverged = twice and run_task(task).trace_hash != outcome.trace_hash
@@ -191,7 +189,7 @@ class SweepTotals:
 
     Attributes:
         failed: reports of seeds that failed, in the order they came.
-        invalid: why runs did not count, and how many for each reason.
+        invalid: by reason, the number of runs that did not count.
     """
 
     seeds: int = 0
@@ -247,6 +245,6 @@ class SweepTotals:
 
 
 def _without_numbers(reason: str) -> str:
-    """A reason as one of a kind: runs differ in how far they missed."""
+    """The general form of a reason: runs differ only in how far they missed."""
     words = (("N" if word[:1].isdigit() else word) for word in reason.split())
     return " ".join(word for word, _ in itertools.groupby(words))

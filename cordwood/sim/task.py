@@ -1,8 +1,8 @@
 """Tasks and futures that hash by number.
 
-asyncio's hash by address, and a TaskGroup cancels by walking a set: two runs of
-one seed would cancel in two orders. Here a task has the number of its making,
-and a future takes one when it is first hashed.
+asyncio's tasks hash by address, and a TaskGroup cancels by walking a set: two runs of one seed
+would cancel in two orders. Here a task is numbered when it is made, and a future is numbered when
+it is first hashed.
 
 Source: CONTRIBUTING.md, "Determinism"; trio's test_scheduler_determinism.py.
 """
@@ -20,16 +20,16 @@ Result = TypeVar("Result")
 
 
 class _Numbering(Protocol):
-    """What a simulated loop knows of futures."""
+    """The part of a simulated loop that futures use."""
 
     def next_future_number(self) -> int:
-        """A number for one more."""
+        """The next number."""
 
 
 class SimFuture(asyncio.Future[Result]):
     """A future that `asyncio.wait` and sets see in one order."""
 
-    # Numbered late, and with no constructor of its own: thousands are made in a run, and few
+    # Numbered late, and without a constructor of its own: a run makes thousands of futures, and few
     # are ever hashed.
     _number: int | None = None
 
@@ -55,13 +55,13 @@ class SimTask(asyncio.Task[Result]):
         # Before asyncio's __init__, which puts the task in a set and so hashes it.
         self.number = number
         self.process = process
-        # Named by number too: asyncio counts over all loops of this interpreter.
+        # Named by number too: asyncio's own names count over all loops of this interpreter.
         super().__init__(coro, loop=loop, name=name or f"task-{number}", context=context)
 
     def __hash__(self) -> int:
         return self.number
 
     def bury(self) -> None:
-        """Take it out of asyncio's sight: it never runs again, and nobody is told."""
+        """Hide the task from asyncio: it never runs again, and asyncio does not report it."""
         asyncio.tasks._unregister_task(self)
         self._log_destroy_pending = False

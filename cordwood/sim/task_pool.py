@@ -1,10 +1,10 @@
 """Simulations side by side: worker processes, each of which runs one task at a time.
 
-A simulation that hangs (a bug may spin for ever) can only be ended from outside, so
-each worker has a pipe of its own and a limit of time for every task, and is replaced when
-it goes past it. That is time of a core, as far as the machine tells it: a worker that
-other programs keep waiting does not hang. Workers start from a fresh interpreter: nothing
-but the task reaches them, so a seed means the same in each.
+A simulation that hangs (a bug may spin for ever) can only be ended from outside. So each worker has
+a pipe of its own and a time limit for every task, and is replaced when it exceeds the limit. The
+limit is time of a core, if the machine tells it: a worker that other programs delay does not hang.
+Workers start from a fresh interpreter: only the task reaches them, so a seed gives the same run in
+each.
 
 Source: TigerBeetle's fuzzing orchestrator (docs/sources/reliability.md §1).
 """
@@ -26,14 +26,14 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 WAITED_MAX = 10
-"""Times its limit that a task may take of real time, wherever the time went."""
+"""Factor of its limit that a task may take in real time, whatever the cause."""
 
 STOP_S = 2.0
 """How long an idle worker may take to end before it is killed."""
 
 
 class Lost(Exception):
-    """A worker gave no result: it took too long, died, or its task raised."""
+    """A worker gave no result: it took too long, it died, or its task raised an error."""
 
 
 class _Worker(Generic[Task, Result]):
@@ -55,7 +55,7 @@ class _Worker(Generic[Task, Result]):
         self.pipe.send(task)
 
     def comes_up(self) -> bool:
-        """Whether what its pipe has is its first word; its start does not count as work."""
+        """Whether the message in its pipe is its first; the start does not count as work."""
         if self._is_up:
             return False
         try:
@@ -80,9 +80,9 @@ class _Worker(Generic[Task, Result]):
         return cpu_s - self._cpu_given_s > timeout_s
 
     def _cpu_s(self) -> float | None:
-        """Time of a core that its process has had; None where the machine does not tell."""
+        """Time of a core that its process has used; None if the machine does not tell."""
         try:
-            # A kernel's name for the clock of a process, as clock_getcpuclockid gives it.
+            # The kernel's number for the clock of a process, as clock_getcpuclockid gives it.
             return time.clock_gettime(~(self.process.pid or 0) << 3 | 2)
         except OSError:
             return None
@@ -122,8 +122,8 @@ class TaskPool(Generic[Task, Result]):
         """Yield each task with its result as it ends, and None now and then.
 
         Args:
-            next_task: asked whenever a worker is free; None for "no more for now". The
-                run is over when it says so and no task is under way.
+            next_task: called whenever a worker is free; None for "no more for now". The run is over
+                when it returns None and no task is under way.
             every_s: the longest time between two things yielded.
         """
         while True:
@@ -182,9 +182,9 @@ def _serve(work: Callable[[Task], Result], pipe: Connection) -> None:
 
 
 def quiet_leftovers() -> None:
-    """Say nothing of what dead simulated processes cannot clean up.
+    """Do not report errors of dead simulated processes that cannot clean up.
 
-    Python runs the `finally` blocks of a dropped coroutine whenever it is collected;
-    those of a killed process then find their loop closed. It means nothing.
+    Python runs the `finally` blocks of a dropped coroutine when it is collected. The blocks of a
+    killed process then find their loop closed, which means nothing.
     """
     sys.unraisablehook = lambda _: None

@@ -1,4 +1,4 @@
-"""Records what main storage holds when a run is over, past all faults of the object store."""
+"""Records what main storage holds at the end of a run, without faults of the object store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _GAPS = {GapKind.BRIDGE: SlotKind.BRIDGE}
 async def dump_tier(
     bucket: Bucket, recorder: HistoryRecorder, host: Host, only: Collection[int] | None
 ) -> None:
-    """Note all that there is of every log, or of those of which appends were noted."""
+    """Record all that main storage has of every log, or only of logs whose appends were
+    recorded."""
     bucket.faults = BucketFaults(latency_s=(0.0, 0.0))
     await asyncio.sleep(0)
     store = bucket.store()

@@ -1,8 +1,9 @@
-"""A seed's run with main storage: its logs are tiered within seconds, into a store that misbehaves;
-and so is every other ledger once it is closed.
+"""A seed's run with main storage: its logs are tiered within seconds, into a store that misbehaves.
+Every other ledger is tiered too, after it is closed.
 
-The swarm's draw stays as it is, but for what makes nodes upload, let go, merge, and delete within a
-run: partitions of some seconds, and retention that looks every second. `cordwood sim run --tier`.
+The swarm's draw stays as it is, except for options that let nodes upload, let go, merge, and delete
+within a run: partitions of some seconds, and retention that looks every second. The command is
+`cordwood sim run --tier`.
 
 Source: docs/simulator.md; docs/protocol/main-storage.md.
 """
@@ -25,7 +26,8 @@ SMALL_OBJECTS: TurnedKnobs = (
     ("tier.ledger_upload.OBJECT_BYTES", 0),
     ("client.ledgers.ledger_tiering.READ_AT_ONCE", 0),
 )
-"""Ledgers of a run have some objects then: else one would hold any of them."""
+"""With this size ledgers of a run have several objects; otherwise one object would hold a whole
+ledger."""
 
 
 def tiered(options: RunOptions, chance: random.Random) -> RunOptions:

@@ -1,7 +1,7 @@
 """Simulated holders: they take a log in turn, each under a higher fencing token, and append to it.
 
-As with leaders of an election, the one before does not always know that it is over: it goes
-on to append under its token, and must be refused (S25). The log is theirs alone.
+As with elected leaders, a former holder does not always know that its turn is over. It goes on
+appending under its token, and must be refused (S25). No other client appends to this log.
 
 Source: docs/design.md §3 ("Fencing tokens live with the epoch").
 """
@@ -19,8 +19,8 @@ from cordwood.sim.token_events import FenceAnswered, FenceAsked
 from cordwood.sim.workload import HELD, PAYLOAD_BYTES_MIN, RECONNECT_S, Clients, find_log
 
 HOLD_S = 5.0
-"""Mean time for which a holder appends before it lets another one have the log: each takes an
-epoch, which a run should see several of and not hundreds."""
+"""Mean time for which a holder appends before it leaves the log to another holder. Each holder
+takes an epoch, and a run should see several epochs and not hundreds."""
 
 APPEND_S = 0.4
 """Mean pause between two appends of a holder."""
@@ -29,7 +29,7 @@ STUBBORN = 0.6
 """Share of the refusals after which a holder tries again under the token that was refused."""
 
 BORROWS = 0.1
-"""Share of the appends that come under a lower token than the holder's, or none."""
+"""Share of the appends under a lower token than the holder's, or without a token."""
 
 PAYLOAD_BYTES = 100
 
@@ -62,7 +62,7 @@ class _Holder:
         self._chance = chance
 
     async def hold_log(self) -> None:
-        """Take the log, and append until the time is over or somebody else has it."""
+        """Take the log, and append until the time is over or another holder has the log."""
         clients, chance = self._clients, self._chance
         log_id = await find_log(self._store, HELD, clients)
         token = clients.next_token()
@@ -81,7 +81,7 @@ class _Holder:
             await clients.pause(chance.expovariate(1 / APPEND_S))
 
     async def _append(self, log_id: int, token: int) -> bool:
-        """One append under a token; whether it was refused for that."""
+        """Make one append under a token. Returns whether it was refused because of the token."""
         clients, chance = self._clients, self._chance
         await self._store.use_fencing_token(HELD, token)
         number = next(clients.sequences(self._name))

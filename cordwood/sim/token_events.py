@@ -1,4 +1,5 @@
-"""Events about fencing tokens: who takes a log under which, and from which epoch on it holds."""
+"""Events about fencing tokens: a client takes a log under a token, and the first epoch that has
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class FenceAsked(HistoryEvent, frozen=True, gc=False, tag="fence-asked"):
 
 
 class FenceAnswered(HistoryEvent, frozen=True, gc=False, tag="fence-answered"):
-    """It was told that the log is held under it, from `epoch` on."""
+    """The client was told that the log is held under the token, from `epoch` on."""
 
     client: str
     log: int

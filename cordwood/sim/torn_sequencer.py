@@ -1,9 +1,10 @@
-"""A sequencer that dies with its switch: of what it sent, some came and some did not.
+"""A sequencer that dies with its switch: some of its stores arrived and some did not.
 
-What an epoch loses in its middle, and recovery plugs with a hole, is a run that no node heard
-took while a later one was stored. That takes two runs in flight to different nodes, and a death
-before the first goes out again: some ten milliseconds that no death drawn by the clock meets (none
-in 60 seeds of 1,102 epochs). So the power goes when that is so, as it might any time.
+Recovery plugs a hole in the middle of an epoch if no node that it heard has a run, and a later run
+is stored. For this, two runs must be in flight to different nodes, and the sequencer must die
+before the first run goes out again. This takes some ten milliseconds, and no death drawn by the
+clock falls into them (none in 60 seeds with 1,102 epochs). So this fault cuts the power at such a
+moment.
 
 Source: docs/sources/reliability.md §5.1; docs/sources/logdevice.md 2.7 (5).
 """
@@ -22,22 +23,22 @@ if TYPE_CHECKING:
     from cordwood.sim.fault_kinds import Stage
 
 LOOK_S = 0.001
-"""Between two looks at what is in flight: less than a store takes."""
+"""Pause between two looks at the runs in flight: less than the time of a store."""
 
 IDLE_LOOK_S = 0.004
-"""The same where nothing is: as long as a client's next append takes to come here."""
+"""The pause while nothing is in flight: about the time until a client's next append."""
 
 DIES_S = (0.3, 2.0)
-"""After this it dies whatever is in flight; longer than most stores may take, so that later
-waves are met too."""
+"""After this time the sequencer dies in every case. It is longer than the timeout of most stores,
+so that later waves are met too."""
 
 ALL_BUT_ONE = 0.6
-"""Share of the faults in which it reaches one node only: a run on all the others is likely then,
-where logs have few copies and clusters few nodes."""
+"""Share of the faults in which the sequencer reaches one node only. Then a run that is stored on
+unreachable nodes alone is likely, even with few copies and few nodes."""
 
 
 def torn_sequencer(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """The first of `nodes` is not heard by some others any more, and then loses its power."""
+    """Some nodes do not hear the first of `nodes` any more; then it loses its power."""
     cluster, loop, victim = stage.cluster, stage.simulation.loop, nodes[0]
     others = [node for node in cluster.numbers if node != victim]
     most = len(others) - 1
@@ -68,8 +69,8 @@ def torn_sequencer(stage: Stage, nodes: Sequence[NodeId], chance: random.Random)
 
 
 def is_torn(runs: Iterable[InFlightRun[object]], victim: NodeId, deaf: Collection[NodeId]) -> bool:
-    """Whether some node has confirmed a run while one before it can have come to none but `deaf`
-    ones and the victim."""
+    """Whether some node has confirmed a run, while an earlier run can have reached only `deaf`
+    nodes and the victim."""
     lost = {victim, *deaf}
     is_missing = False
     for run in runs:

@@ -1,7 +1,7 @@
 """A hash over everything that a simulation did, in order.
 
-Entries are gathered as numbers and hashed many at a time, because hashing each
-alone would cost as much as the callback it stands for.
+Entries are gathered as numbers and hashed many at a time, because hashing each alone would cost as
+much as the callback itself.
 
 Source: S2's meta-test and FoundationDB's unseed (docs/sources/reliability.md §4).
 """
@@ -19,9 +19,8 @@ class Trace:
     """The running hash of one simulation.
 
     Attributes:
-        append: adds a number, of a size that a double holds exactly, or a time in s. For
-            the loop, which adds what it runs at each step.
-        numbers: by its qualified name, the number of a callback that was met before.
+        append: adds a number that a double holds exactly, or a time in s. The loop calls it at each
+            step. numbers: by qualified name, the number of a known callback.
     """
 
     def __init__(self) -> None:
@@ -32,7 +31,7 @@ class Trace:
         self.numbers: dict[str | None, int] = {}
 
     def number_of(self, callback: Callable[..., object]) -> int:
-        """What stands for a callback that is no task's: a number of its name."""
+        """The number for a callback that belongs to no task, made from its name."""
         name = getattr(callback, "__qualname__", None) or type(callback).__name__
         number = self.numbers.get(name)
         if number is None:
@@ -48,7 +47,7 @@ class Trace:
         self.append(value)
 
     def flush(self) -> None:
-        """Hash what was gathered. Called every so often, so that it stays small."""
+        """Hash the gathered entries. Called often, so that their list stays short."""
         if sys.byteorder == "big":
             self._entries.byteswap()
         self._hash.update(self._entries)

@@ -1,13 +1,11 @@
 """A simulated connection: two transports, and a pipe each way.
 
-A pipe is a byte stream through a sender's write buffer (the `outbox`, what
-asyncio holds), a bounded flight (the kernels' buffers and the wire) and a
-receiver's unread bytes. It keeps order, and it stalls where a link is cut, as
-TCP's retransmissions do. What a process handed to its kernel outlives the
-process; its outbox does not.
+A pipe is a byte stream through a sender's write buffer (the `outbox`, the bytes that asyncio
+holds), a bounded flight (the kernels' buffers and the wire) and a receiver's unread bytes. It keeps
+order, and it stalls where a link is cut, as TCP's retransmissions do. Bytes that a process handed
+to its kernel outlive the process; its outbox does not.
 
-The calls a handler gets, and their order, are asyncio's; the contract suite
-holds both to the same words.
+A handler gets the same calls in the same order as from asyncio. One contract suite checks both.
 
 Source: asyncio/selector_events.py; docs/sources/reliability.md §5.1.
 """
@@ -39,7 +37,7 @@ READ_BYTES_MAX = 256 << 10
 """One data_received, as in asyncio."""
 
 MERGE_CHANCE = 0.5
-"""Of segments that arrive at one instant, as those behind a late one do."""
+"""Most bytes of segments that arrive at one instant, as segments behind a late one do."""
 
 _FIN: Final = b""
 """The end of a stream, in order after its bytes; no other segment is empty."""
@@ -54,14 +52,14 @@ class Pipe:
         self.outbox_bytes = 0
         self._network = network
         self._outbox: deque[bytes | memoryview] = deque()
-        self._flight: deque[tuple[float, bytes]] = deque()  # each with when it arrives
+        self._flight: deque[tuple[float, bytes]] = deque()  # each with its time of arrival
         self._flight_bytes = 0
         self._last_arrival = 0.0
         self._wire_free_at = 0.0
         self._stalled = 0
         self._unacked_bytes = 0
         self._closed = False
-        # One handle for all that arrives: nothing is ever cancelled.
+        # One handle for all arrivals: nothing is ever cancelled.
         self._arrival = SimHandle(self._arrive, (), target.process.context, target.process)
 
     def push(self, data: bytes) -> None:
@@ -93,12 +91,12 @@ class Pipe:
             self._closed = True
 
     def drop_outbox(self) -> None:
-        """What the process had not handed to its kernel is gone."""
+        """Drop the bytes that the process had not handed to its kernel."""
         self._outbox.clear()
         self.outbox_bytes = 0
 
     def drop_flight(self) -> None:
-        """What is in flight never arrives."""
+        """Drop the bytes in flight."""
         self._flight.clear()
         self._flight_bytes = 0
 
@@ -108,7 +106,7 @@ class Pipe:
         self._closed = True
 
     def consumed(self, count: int) -> None:
-        """The target read `count` bytes; the source hears of it, unless the way back is cut."""
+        """The target read `count` bytes. The source hears of this, unless the way back is cut."""
         if self._network.links.is_open(self.target.host, self.source.host):
             self._flight_bytes -= count
             self.source.on_space()
@@ -117,7 +115,7 @@ class Pipe:
             self._network.wait_for_mending(self)
 
     def hold(self) -> None:
-        """The target's machine lost its power: what is in flight waits for its return."""
+        """The target's machine lost its power: bytes in flight wait for its return."""
         if self._flight:
             self._stalled = 1
             self._network.wait_for_mending(self)
@@ -190,7 +188,7 @@ class Pipe:
         network, flight = self._network, self._flight
         now, target = network.loop.now, self.target
         if not flight or flight[0][0] > now:
-            return  # it came with the one before, or the connection was reset
+            return  # it came with the segment before, or the connection was reset
         if not network.links.is_open(self.source.host, target.host):
             self._stalled += 1
             network.wait_for_mending(self)
@@ -207,7 +205,7 @@ class Pipe:
         target.receive(segment)
 
     def _merged(self, segment: bytes, now: float) -> bytes:
-        """With `segment`, perhaps, what arrived at the same instant behind it."""
+        """The segment, perhaps joined with segments that arrived at the same instant behind it."""
         while self._flight and self._network.draw() < MERGE_CHANCE:
             arrival, following = self._flight[0]
             if arrival > now or not following or len(segment) + len(following) > READ_BYTES_MAX:
@@ -221,7 +219,7 @@ class SimTransport(asyncio.Transport):
     """One side of a connection; methods run in the process that owns it.
 
     Attributes:
-        host, process: who owns it.
+        host, process: its owner.
         gone: this side let go of the connection (closed, lost, or its process died).
     """
 
@@ -264,7 +262,7 @@ class SimTransport(asyncio.Transport):
         self.start(handler)
 
     def start(self, handler: StreamHandler) -> None:
-        """Tell `handler` of the connection, and read what came already."""
+        """Tell `handler` of the connection, and read bytes that came already."""
         self._handler = handler
         self._receiver = cast(DirectReceiver, handler) if _takes_direct(type(handler)) else None
         if self._unread:
@@ -321,7 +319,7 @@ class SimTransport(asyncio.Transport):
     def receive(self, segment: bytes) -> None:
         """A segment arrived. Called in this side's process."""
         if self._closing:
-            # asyncio reads nothing once it closes; the kernel takes it, and minds.
+            # asyncio reads nothing after a close. The kernel takes the bytes, and will reset.
             self._unread.append(segment)
             self.inbound.consumed(len(segment))
             return
@@ -373,7 +371,7 @@ class SimTransport(asyncio.Transport):
             self._soon(self._read)
 
     def _read(self) -> None:
-        """Hand over one chunk: all that is there, up to a read's worth."""
+        """Hand over one chunk: all bytes that are there, at most one read."""
         self._read_due = False
         if not self._unread or not self._reading or self._closing or self._ended:
             return

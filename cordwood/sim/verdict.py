@@ -1,8 +1,8 @@
-"""What the checkers say of a whole history, and in words that a person can follow.
+"""The checkers' verdict on a whole history, in words that a person can follow.
 
-Used by `cordwood verify` and by the users' fixture. A verdict also says what was *not*
-looked at: a promise whose evidence the history does not hold counts as kept by the
-checkers, and must not be read as proved.
+Used by `cordwood verify` and by the users' fixture. A verdict also says what was *not* checked. If
+a history lacks the evidence for a promise, the checkers report the promise as kept, but this proves
+nothing.
 
 Source: docs/design.md §10; docs/sources/reliability.md §3.
 """
@@ -62,7 +62,7 @@ class Evidence:
 
     Attributes:
         types: the events that are it.
-        all_of, part_of: promises that are not looked at, or only in part, without it.
+        all_of, part_of: promises that are not checked, or only in part, without it.
     """
 
     types: tuple[type, ...]
@@ -113,10 +113,10 @@ _LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail", "trim", "ti
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one history.
+    """The verdict on one history.
 
     Attributes:
-        violations: promises broken, in the order of CHECKERS.
+        violations: broken promises, in the order of CHECKERS.
         validity: whether the run did enough to count.
         counts: events by name ("append-ok", …), by name.
         acked, delivered: records acknowledged, and given to readers.
@@ -136,12 +136,12 @@ class Verdict:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The ids of the promises broken, each once."""
+        """The ids of the broken promises, each once."""
         return tuple(each for each in CHECKERS if each in {v.invariant for v in self.violations})
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """The promises that there was evidence about, at least in part."""
+        """The promises for which the history holds evidence, at least in part."""
         unseen = {each for name in self.missing for each in EVIDENCE[name].all_of}
         return tuple(each for each in CHECKERS if each not in unseen)
 
@@ -177,7 +177,7 @@ def event_name(event: Event) -> str:
 
 
 def event_words(event: Event) -> str:
-    """An event in one line: when, what, and what of it matters."""
+    """An event in one line: its time, its name, and its important fields."""
     fields = (
         f"{field}={_value(field, value)}"
         for field, value in msgspec.structs.asdict(event).items()
@@ -187,7 +187,7 @@ def event_words(event: Event) -> str:
 
 
 def violation_words(violation: Violation, lines: Mapping[int, int] | None = None) -> str:
-    """A violation and its evidence, a line each.
+    """A violation and its evidence, one line each.
 
     Args:
         lines: by `id` of an event, its line in the file.

@@ -18,7 +18,7 @@ from cordwood.sim.history import Event, RunStarted, from_jsonl
 from cordwood.sim.verdict import EVIDENCE, Verdict, judge, promise_words, violation_words
 
 VIOLATIONS_SHOWN_MAX = 20
-"""For people; --json has all of them."""
+"""Most violations shown to people; --json has all of them."""
 
 WIDTH = 96
 
@@ -112,7 +112,7 @@ def _broken(verdict: Verdict, lines: dict[int, int]) -> Iterable[str]:
 
 
 def _left_open(name: str) -> str:
-    """What is not looked at for want of some evidence."""
+    """The promises that are not checked because some evidence is missing."""
     parts = [", ".join(EVIDENCE[name].all_of), ", ".join(EVIDENCE[name].part_of)]
     words = [f"nothing of {parts[0]}"] if parts[0] else []
     words += [f"only a part of {parts[1]}"] if parts[1] else []

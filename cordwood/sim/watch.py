@@ -1,8 +1,8 @@
-"""What a probe counts: decisions of a type, or calls of a pure function.
+"""The things that a probe counts: decisions of a type, or calls of a pure function.
 
-The shells of the product tell what they decide (`cordwood.decisions`), and a probe counts that.
-Pure rules tell nothing: there a probe watches the function itself, by reference, so that a name
-which is gone breaks the type check.
+The shells of the product tell their decisions (`cordwood.decisions`), and a probe counts these.
+Pure rules tell nothing, so the probe watches the function itself. It refers to the function and not
+to its name as a string, so that the type check finds a name that is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Count(Generic[D]):
     """A probe on a type of decision.
 
     Attributes:
-        test: asked of each decision; None counts every one.
+        test: called with each decision; None counts every decision.
     """
 
     probe: str
@@ -33,10 +33,10 @@ class Count(Generic[D]):
 
 @dataclass(slots=True)
 class Sight:
-    """One call of a watched function: its arguments, and what it returned.
+    """One call of a watched function: its arguments and its result.
 
     Attributes:
-        args: of a method the first is its object.
+        args: for a method, the first is its object.
         result: None before the call.
     """
 
@@ -50,7 +50,7 @@ class Sight:
 
 
 Test = Callable[[Sight], object]
-"""Whether a call is what the probe looks for."""
+"""Whether the probe counts a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,9 @@ class Watch:
 
     Attributes:
         target: the function or method itself.
-        test: asked of each call that returned; None counts every one.
-        before: whether it is asked before the call and not after.
-        raises: the error that counts, in place of a test.
-        within: the only module whose imported name is watched; None for where it is defined.
+        test: called for each call that returned; None counts every call. before: whether the test
+        comes before the call and not after it. raises: the error that counts, in place of a test.
+        within: the only module whose imported name is watched; None for the defining module.
         place: the class or module that holds the function, and its name there.
     """
 
@@ -75,7 +74,7 @@ class Watch:
     place: tuple[Any, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Once and now: while a bug is planted, the place holds another function.
+        # Looked up once, now: while a bug is planted, the place holds another function.
         object.__setattr__(self, "place", find_owner(self.target, self.within))
 
 

@@ -1,7 +1,7 @@
-"""What simulated clients do: producers append, readers follow, all is written down.
+"""The work of simulated clients: producers append, readers follow, and all calls are recorded.
 
-Each client is a process of its own on a machine of its own. Payloads identify
-themselves, so the history alone tells what became of each.
+Each client is a process of its own on a machine of its own. Payloads identify themselves, so the
+history alone tells the fate of each.
 
 Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3.
 """
@@ -36,84 +36,84 @@ from cordwood.sim.streams import stream
 from cordwood.tier.addresses import open_object_store
 
 PAYLOAD_BYTES_MIN = 64
-"""Room for the id and its checksum."""
+"""Bytes for the id and its checksum."""
 
 RECONNECT_S = 0.5
 """Pause before a client that could not connect tries again."""
 
 LOOK_S = 2.5
-"""How long a reader waits for something before it looks whether it should stop: longer
-than a stream waits before it asks for the tail."""
+"""How long a reader waits for an item before it checks whether it should stop: longer than a stream
+waits before it asks for the tail."""
 
 GIVE_UP_S = 0.4
 """Longest that an impatient caller waits before it cancels its call."""
 
 PAUSE_MAX_S = 20.0
-"""A third of the time in which all come to their end."""
+"""A third of the time in which all clients end."""
 
 PIPELINED = 0.3
-"""Share of a producer's turns in which it makes several calls at once."""
+"""Share of a producer's steps in which it makes several calls at once."""
 
 CALLS_AT_ONCE_MAX = 4
 
 HELD = "/sim/held"
-"""The log that holders take in turn, see `sim.token_clients`; nobody else appends to it."""
+"""The log that holders take in turn, see `sim.token_clients`; no other client appends to it."""
 
 SORTED = "/sim/sorted"
-"""The log whose keys do not fall, see `sim.sorters`; nobody else appends to it."""
+"""The log whose keys do not fall, see `sim.sorters`; no other client appends to it."""
 
 GUARDED = "/sim/guarded"
-"""The log that asks for a read token, see `sim.rights_clients`."""
+"""The log that demands a read token, see `sim.rights_clients`."""
 
 READ_TOKENS = ("one", "the other")
-"""What it asks for, by turns; outsiders have neither."""
+"""The tokens that it demands, in turn; outsiders have neither."""
 
 CODECS = ("none", "none", "zstd", "lz4")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What the clients of one run do.
+    """The options of one run's clients.
 
     Attributes:
         producers, readers: how many of each.
         logs: names of the logs used.
         pause_s: mean time between two calls of a lane.
         burst: most records in one call.
-        lanes: calls that one producer has open at once; each lane is a session of its
-            own, since plain appends that are retried may overtake one another.
+        lanes: calls that one producer has in flight at once; each lane is a session of its own,
+            since plain appends that are retried may overtake one another.
         payload_bytes_max: largest payload.
-        restart_s: mean time after which a reader starts over.
-        append_timeout_s: the clients' deadline.
-        rush_s, lull_s: producers work for so long, then rest for so long, in turns; a
-            lull of 0 is steady work.
+        restart_s: mean time after which a reader starts over. append_timeout_s: the clients'
+        deadline. rush_s, lull_s: producers work for the first time and rest for the second, in
+        turns; a lull of 0 is steady work.
         ask_s: mean time between two questions for a tail; 0 asks none.
         trim_s: mean time between two trims; 0 trims nothing.
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
         grouped: share of the calls with several records that append them as one atomic group.
-        members: how many read together, as members of one consumer; 0 for no consumer.
+        members: number of members of the consumer; 0 for no consumer.
         reset_s: mean time between two resets of the consumer's positions; 0 resets nothing.
-        conditional: share of the single appends of the others that name the tail they expect.
+        conditional: share of the single appends of other lanes that are conditional.
         buffered: share of the lanes without an identity that append by a buffered writer of
             their own, in one of its modes.
         publishers: queries that stage and publish batches; each is a client of its own.
-        publish_s: mean time between two batches of one.
+        publish_s: mean time between two batches of one query.
         holders: clients that take a log of their own under fencing tokens, in turn.
-        outsiders: readers without a log's read token; one more appends and changes the token.
-        callers: clients of a log whose name changes; with them comes the one that changes it.
+        outsiders: readers without a log's read token; one more client, the keeper, appends and
+        changes the token. callers: clients of a log whose name changes; one more client, the namer,
+        changes it.
         crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
         crowds: clients with several readers of one log.
-        scribes: clients that write ledgers; with them come one that recovers ledgers, one that
-            follows them, and one that reads them all in the end.
+        scribes: clients that write ledgers; three more clients recover ledgers, follow them, and
+            read all of them at the end.
         tiers_ledgers: whether every other ledger asks for main storage.
-        sorters: clients (one at most) of a log whose keys do not fall, who look keys up.
-        resenders: clients that send again, at the same place, what ended with an error.
-        rebalanced: nodes that an operator has give to one another now and then; () for none.
-        given_up: nodes that an operator gives up when they are down; () for none.
-        read_only: nodes that an operator makes read-only, and lets store again; () for none.
+        sorters: clients (one at most) of a log whose keys do not fall, which look keys up.
+        resenders: clients that send a failed call again at the same place. rebalanced: nodes that
+        an operator lets give copies to one another; () for none. given_up: nodes that an operator
+        gives up when they are down; () for none. read_only: nodes that an operator makes read-only,
+        and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
     """
 
@@ -157,8 +157,8 @@ class WorkloadOptions:
 
 
 def records_a_second(options: WorkloadOptions, burst: int) -> float:
-    """What producers append while nothing hinders them, about: of every two calls one has a
-    single record, the other one up to `burst`."""
+    """The approximate number of records that producers append without faults: one of two calls has
+    a single record, the other call up to `burst`."""
     turn_s = options.rush_s + options.lull_s
     busy = options.rush_s / turn_s if options.lull_s else 1.0
     turns = options.producers * options.lanes * busy / options.pause_s
@@ -166,32 +166,30 @@ def records_a_second(options: WorkloadOptions, burst: int) -> float:
 
 
 def turn_calls(idempotent: float) -> float:
-    """Calls of a turn of a lane, in the mean, where this share of the lanes is idempotent."""
+    """Mean number of calls in a lane's step, if this share of the lanes is idempotent."""
     return 1 + idempotent * PIPELINED * CALLS_AT_ONCE_MAX / 2
 
 
 class Clients:
-    """What all clients of one run share.
+    """The state that all clients of one run share.
 
     Attributes:
-        stopping: whether producers should finish what they do and end.
+        stopping: whether producers should finish their calls and end.
         acked: records acknowledged so far.
         log_ids: numbers of the logs, by name.
         tails: by log, the last LSN that readers must reach; empty until it is known.
-        open_reads: what each reader that follows a log reads now, by its name.
-        looks: by reader, how long it waits for something before it looks at `tails`.
-        giving_up: set when readers should end wherever they are.
+        open_reads: by the reader's name, the open read of each reader that follows a log. looks: by
+        reader, how long it waits for an item before it looks at `tails`. giving_up: set when
+        readers should end at any place.
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
-        open_batches: publishers with a batch that they tried and that is not in its logs yet.
+        open_batches: publishers with a batch that they have tried and not yet published.
         ledgers: numbers of the ledgers that were made, and not deleted.
-        deleted_ledgers: numbers of those that were deleted, or may be.
-        token: the highest fencing token that anybody was given.
-        slowness: times that producers pause for longer than drawn.
+        deleted_ledgers: numbers of ledgers that were deleted, or may be. token: the highest fencing
+        token that was given out. slowness: factor by which producers pause longer than drawn.
         burst: most records in one call now.
-        is_paced: whether whoever measures appends goes on.
-        is_timed: whether those appends are timed now.
-        paced: appends that were made for that, well or not.
+        is_paced: whether the client that measures appends goes on. is_timed: whether its appends
+        are measured now. paced: number of its appends, successful or not.
     """
 
     def __init__(
@@ -243,11 +241,11 @@ class Clients:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Have the producers end, and those that pause."""
+        """Let the producers end, including those that pause."""
         self._stop.set()
 
     async def pause(self, for_s: float) -> None:
-        """Sleep, but not past the moment at which producers are told to end."""
+        """Sleep, but not longer than until producers are told to end."""
         if self.stopping:
             await asyncio.sleep(for_s)
             return
@@ -256,7 +254,8 @@ class Clients:
                 await self._stop.wait()
 
     def know_tails(self, tails: Mapping[int, int]) -> None:
-        """Tell readers where they have to come to, those that wait for more as well."""
+        """Give all readers the LSNs that they must reach, including readers that wait for
+        records."""
         self.tails.update(tails)
         for look in self.looks.values():
             if not look.expired():
@@ -274,11 +273,11 @@ class Clients:
         return life, stream(self._seed, "workload", client, str(life))
 
     def sequences(self, client: str) -> Iterator[int]:
-        """Numbers of a client's payloads, going on over all its lives."""
+        """Numbers of a client's payloads, which continue over all its lives."""
         return self._sequences.setdefault(client, count())
 
     def lane_chance(self, client: str, session: int) -> random.Random:
-        """The stream of chance for what a lane is, apart from what it does."""
+        """The stream of chance for the kind of a lane, apart from its calls."""
         return stream(self._seed, "lane", client, str(session))
 
     def again_chance(self, client: str, session: int) -> random.Random:
@@ -286,11 +285,11 @@ class Clients:
         return stream(self._seed, "again", client, str(session))
 
     def manner_chance(self, client: str, life: int) -> random.Random:
-        """The stream of chance for how a reader reads, apart from where and when."""
+        """The stream of chance for the manner of reads, apart from their place and time."""
         return stream(self._seed, "manner", client, str(life))
 
     def next_token(self) -> int:
-        """A fencing token higher than all before, as a lock service would give it out."""
+        """A fencing token that is higher than all before, as a lock service gives it out."""
         self.token += 1
         return self.token
 
@@ -302,12 +301,12 @@ class Clients:
             timeout_s=self.options.append_timeout_s,
             codec=chance.choice(CODECS),
             read_tokens=READ_TOKENS,
-            # Every now and then a reader of another kind, so that all kinds stand side by side.
+            # Now and then a reader of another kind, so that all kinds read side by side.
             scd_enabled=own.scd_enabled and chance.random() < 0.9,
         )
 
     def told(self, client: str, call: str, error: BaseException) -> None:
-        """Note what a call other than an append or an open read ended with."""
+        """Record the error of a call that is neither an append nor an open read."""
         if isinstance(error, BaseExceptionGroup):
             for each in error.exceptions:
                 self.told(client, call, each)
@@ -334,14 +333,14 @@ async def produce(name: str, clients: Clients, host: Host) -> None:
                     session = life * clients.options.lanes + lane
                     tasks.create_task(_Lane(name, session, store, clients, chance).run())
         except* CordwoodError as group:
-            # An append's own end is noted with its call: this is what it took to get there.
+            # An append's own end is recorded with its call; this is an error on the way to it.
             clients.told(name, "connect", group)
             await asyncio.sleep(RECONNECT_S)
 
 
 @dataclass(frozen=True, slots=True)
 class _Manner:
-    """What a call asks for beside its records."""
+    """The options of a call beside its records."""
 
     producer: Producer | None
     expected_tail: int | None
@@ -349,7 +348,7 @@ class _Manner:
     is_keyed: bool = False
 
     def keys(self, payloads: list[bytes]) -> list[str]:
-        """The records' keys, none where they have none."""
+        """The keys of the records; none if they have no keys."""
         return [key_of(payload) for payload in payloads] if self.is_keyed else []
 
 
@@ -407,17 +406,19 @@ class _Lane:
             await clients.pause(self._pause_s())
 
     def _pause_s(self) -> float:
-        """Until the next call; short enough to hear of the end (seed 12062 slept through it)."""
+        """The pause until the next call; short enough to notice the end (seed 12062 slept through
+        it)."""
         pause_s = self._chance.expovariate(1 / self._clients.options.pause_s)
         return min(PAUSE_MAX_S, pause_s * self._clients.slowness)
 
     def _calls_at_once(self) -> int:
-        """A producer's calls keep their order though none waits for the one before."""
+        """A producer's calls keep their order although no call waits for the call before."""
         is_many = self.producer is not None and self._chance.random() < PIPELINED
         return self._chance.randint(2, CALLS_AT_ONCE_MAX) if is_many else 1
 
     async def _append_some(self, log: str, calls: int) -> None:
-        # Looked up before, so that the calls come to the store in the order of their numbers.
+        # The log is looked up before, so that the calls reach the store in the order of their
+        # numbers.
         log_id = await find_log(self._store, log, self._clients)
         if calls == 1:
             await self._append(log, log_id)
@@ -427,7 +428,7 @@ class _Lane:
                 tasks.create_task(self._append(log, log_id))
 
     async def _append(self, log: str, log_id: int) -> None:
-        """One call and what became of it."""
+        """One call; its outcome goes into the history."""
         clients, producer = self._clients, self.producer
         options, recorder = clients.options, clients.recorder
         payloads = self._payloads()
@@ -461,7 +462,7 @@ class _Lane:
         clients.calls.ended(self._name, op)
 
     def _manner(self, log: str, records: int) -> _Manner:
-        """What else the next call asks for."""
+        """The other options of the next call."""
         options, chance = self._clients.options, self._chance
         is_keyed = self._keys.random() < options.keyed
         if self._writer is not None:
@@ -534,11 +535,11 @@ class _Lane:
 
 
 class GivenUp(OutcomeUnknown):
-    """The caller did not wait; `history.GIVEN_UP` is its name."""
+    """The caller did not wait for the outcome; `history.GIVEN_UP` is the name of this error."""
 
 
 LARGE_BYTES_MAX = 64 << 10
-"""Payload bytes in one call: a few of them fit a simulated WAL."""
+"""Most payload bytes in one call: a few such calls fit into a simulated WAL."""
 
 
 async def find_log(store: Store, log: str, clients: Clients) -> int:
@@ -546,17 +547,17 @@ async def find_log(store: Store, log: str, clients: Clients) -> int:
     found = clients.log_ids.get(log)
     if found is None and log == GUARDED:
         with contextlib.suppress(LogExists):
-            asked = token_digest(READ_TOKENS[0])  # also in main storage, where all logs are there
+            asked = token_digest(READ_TOKENS[0])  # also of main storage, if all logs exist
             await store.create_log(log, attributes=LogAttributes(read_token=asked, tier_open=True))
     if found is None:
-        tail = await store.read(log, "oldest", 0)  # makes the log where it may be made
+        tail = await store.read(log, "oldest", 0)  # makes the log if that is allowed
         tail.close()
         found = clients.log_ids[log] = tail.info.log_id
     return found
 
 
 async def final_tails(name: str, clients: Clients, host: Host) -> None:
-    """Learn the last readable LSN of every log used; all producers have ended."""
+    """Learn the last readable LSN of every used log, after all producers have ended."""
     _, chance = clients.next_life(name)
     found: dict[int, int] = {}
     while len(found) < len(clients.log_ids):
