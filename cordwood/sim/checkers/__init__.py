@@ -1,8 +1,8 @@
 """The contract as code: each promise of the store is a pure function of a history.
 
-`check_all(history)` returns what was broken, empty if nothing was. A run should
-also pass `run_is_valid`, since one that did nothing breaks no promise. Promises
-whose feature is not built yet are listed in `NOT_YET`, with what brings them.
+`check_all(history)` returns the broken promises, empty if there are none. A run should also pass
+`run_is_valid`, because a run that did nothing breaks no promise. `NOT_YET` lists promises of
+features that are not built yet, each with its feature.
 
 Source: docs/sources/reliability.md §3; docs/design.md §10.
 """
@@ -142,7 +142,7 @@ NOT_YET: Mapping[str, str] = MappingProxyType(
         "S30": "a second version of the wire or the disk format",
     }
 )
-"""Every other promise, and the feature that makes it one to check."""
+"""Every other promise, and the feature that it waits for."""
 
 
 def check_all(history: Sequence[Event] | Evidence) -> list[Violation]:

@@ -1,10 +1,10 @@
-"""S27: what nodes know of a log's nodesets is one history, and none goes back in it.
+"""S27: all nodes know one history of a log's nodesets, and no node goes back in it.
 
-It says where the nodes stood, too: somewhere where they did stand.
+The history also tells the locations of nodes, and a node must have had that location.
 
-The version of it is the epoch up to which it is complete. Attributes of logs and the list of
-members have none: whoever reads them late has an older one, and is fenced or refused where
-that would do harm.
+The version of the history is the epoch up to which it is complete. Attributes of logs and the
+member list have no version: a node that reads them late has old ones, and is fenced or refused
+where that would do harm.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from cordwood.sim.history import NodeStarted, NodeStarting
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 
 Entries = dict[int, tuple[EpochsNodes, NodesetsKnown]]
-"""By the epoch since when it holds, an entry and the first node that had it."""
+"""By its first epoch, an entry of the history and the first node that had it."""
 
 
 def check_configuration(evidence: Evidence) -> list[Violation]:
-    """S27: which nodes hold which epoch is one history on all nodes, and none goes back in it.
+    """S27: all nodes know one history of the nodes of each epoch, and no node goes back in it.
 
-    A node that knows it up to an epoch knows every change up to there, but for what is trimmed.
+    A node that knows the history up to an epoch knows every change up to there, except for trimmed
+    epochs.
     """
     found: list[Violation] = []
     newest: dict[tuple[int, int], NodesetsKnown] = {}
@@ -32,7 +33,7 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
     known = [event for _, event in evidence.of(NodesetsKnown) if isinstance(event, NodesetsKnown)]
     for _, event in evidence.of(NodesetsKnown, DiskLost):
         if isinstance(event, DiskLost):
-            # Whoever begins anew knows nothing, and learns it again.
+            # A node that restarts knows nothing, and learns the history again.
             newest = {place: each for place, each in newest.items() if place[0] != event.node}
             continue
         assert isinstance(event, NodesetsKnown), "as asked for"
@@ -56,9 +57,10 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
 
 
 def _misplaced(evidence: Evidence, log: int, entries: Entries) -> Iterator[Violation]:
-    """A node in a rack where it never stood."""
+    """Find an entry with a node in a rack where it never was."""
     stood: dict[int, set[str]] = {}
-    # A node registers before it runs. One that is killed in between is known where it began.
+    # A node registers before it runs. If it is killed in between, the location of its start is
+    # known.
     for _, event in evidence.of(NodeStarted, NodeStarting):
         assert isinstance(event, NodeStarted | NodeStarting)
         stood.setdefault(event.node, set()).add(event.rack)
@@ -70,7 +72,8 @@ def _misplaced(evidence: Evidence, log: int, entries: Entries) -> Iterator[Viola
 
 
 def _left_out(event: NodesetsKnown, entries: Entries) -> Iterator[Violation]:
-    """A change up to the epoch that a node names, which others know and it does not."""
+    """Find a change up to the epoch that a node names, which other nodes know and this node does
+    not."""
     if not event.history:
         return
     mine = {entry.since for entry in event.history}

@@ -1,7 +1,7 @@
-"""S24: consumers' positions, and who may save them.
+"""S24: consumers' positions, and the right to save them.
 
-The metadata store says what a consumer is from one change to the next, its members what
-they were told, and their reads what they were given.
+The metadata store records the state of a consumer at each change. Its members record the answers
+that they got, and their reads record the items that they were given.
 
 Source: docs/sources/reliability.md §3; `protocol.consumer_group`.
 """
@@ -19,12 +19,12 @@ from cordwood.sim.history import Event, GroupChanged, PositionsSaved
 
 
 def check_consumers(evidence: Evidence) -> list[Violation]:
-    """S24: positions only go on, past what members were given; only a log's owner saves.
+    """S24: positions only rise, and cover only records given to members; only a log's owner saves.
 
-    Generations never fall, and within one a log has one owner. What a member was told is
-    saved was the position of a log that was its own, at some moment between its question
-    and the answer. And every acknowledged record below a position was given to a member: from
-    where a log was reset on, after the reset. A reset that was answered has happened.
+    Generations never fall, and within a generation a log has one owner. If a member was told that a
+    position is saved, the store had this position, and the member owned the log, at some moment
+    between call and answer. Every acknowledged record below a position was given to a member; after
+    a reset this counts from the reset position. A reset that was answered has happened.
     """
     found: list[Violation] = []
     groups: dict[str, list[GroupChanged]] = defaultdict(list)
@@ -64,8 +64,8 @@ def _changed(before: list[GroupChanged], now: GroupChanged) -> Iterator[Violatio
 
 
 def _saved(states: list[GroupChanged], saved: PositionsSaved) -> Iterator[Violation]:
-    """A save that the store never held while the log was the saver's."""
-    # In force from the last change before the question on.
+    """Find a save that the store never held while the saver owned the log."""
+    # In force from the last change before the call on.
     first = max((at for at, s in enumerate(states) if s.time_us <= saved.invoked_us), default=0)
     for log, lsn in saved.positions.items():
         if not any(
@@ -79,7 +79,7 @@ def _saved(states: list[GroupChanged], saved: PositionsSaved) -> Iterator[Violat
 
 
 def _reset(states: list[GroupChanged], reset: PositionsReset) -> Iterator[Violation]:
-    """A reset that was answered, and did not happen between its question and the answer."""
+    """Find a reset that was answered, and did not happen between call and answer."""
     since = [at for at, state in enumerate(states) if state.time_us >= reset.invoked_us]
     for log, lsn in reset.positions.items():
         for at in since:
@@ -112,7 +112,7 @@ def _passed_over(
         if log is None:
             continue
         for start, stop, since, state in _stretches(name, states, begun):
-            # What was trimmed is passed over, and said to be.
+            # Trimmed records are passed over, with a gap.
             first = max(start, evidence.trim_asked(log, len(evidence.events)) + 1)
             for ack in evidence.acks_within(log, first, stop - 1):
                 if given[log].get(ack.lsn, -1) < since:
@@ -125,8 +125,8 @@ def _passed_over(
 def _stretches(
     log: str, states: list[GroupChanged], begun: list[int]
 ) -> Iterator[tuple[int, int, int, GroupChanged]]:
-    """From reset to reset: where members began, how far they came, since when in the history, and
-    the last state of it."""
+    """For each time from reset to reset: the first position, the last position, its place in the
+    history, and the last state."""
     start, since, resets = 0, 0, 0
     for index, state in enumerate(states):
         if state.resets.get(log, 0) > resets:

@@ -1,8 +1,8 @@
-"""What stands at a slot: S1 unique slot, S3 no phantom, S4 no aborted read.
+"""The content of a slot: S1 unique slot, S3 no phantom, S4 no aborted read.
 
-To give each defect one name, a payload that nobody sent is S3's alone, two
-readers at odds are S5's and one reader at odds with itself is S8's: S1 compares
-acknowledgements, the disks, and every reader with those two.
+Each defect has one name. A payload that no client sent breaks S3 alone, two readers that differ
+break S5, and a reader that differs from its earlier read breaks S8. S1 compares acknowledgements,
+the disks, and every reader with acknowledgements and disks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import AppendFailed, Event
 
 Known: TypeAlias = dict[int, tuple[str | None, Event]]
-"""What is known to stand at an LSN: the payload's id, and the event that says so."""
+"""The known record at an LSN: the payload's id, and the event that proves it."""
 
 
 def check_unique_slot(evidence: Evidence) -> list[Violation]:
@@ -52,10 +52,10 @@ def _acks(evidence: Evidence, log: int, known: Known) -> Iterator[Violation]:
 def _disk_range(
     evidence: Evidence, log: int, piece: DiskRange, known: Known
 ) -> Iterator[Violation]:
-    """Compare the copies of a range with one another and with `known`; add what they say.
+    """Compare the copies of a range with one another and with `known`; add their records to it.
 
-    Data must agree whoever wrote it, because recovery only copies. A hole or a
-    bridge beats data of older seal epochs, and must not meet data of its own.
+    All data copies must agree, because recovery only copies. A hole or a bridge beats data of older
+    seal epochs, and must not meet data of its own seal epoch.
     """
     clash = _clash(piece)
     if clash is not None:
@@ -85,7 +85,7 @@ def _data(evidence: Evidence, log: int, piece: DiskRange, known: Known) -> Itera
 
 
 def _clash(piece: DiskRange) -> tuple[Copy, Copy] | None:
-    """Two copies of a range that cannot both be right, None if there are none."""
+    """Two copies of a range that contradict each other, None if there are none."""
     data = [copy for copy in piece.copies if copy.is_data]
     for other in data[1:]:
         if not _same_block(data[0], other):
@@ -112,9 +112,9 @@ def _says(copy: Copy) -> str:
 
 
 def check_no_phantom(evidence: Evidence) -> list[Violation]:
-    """S3: what is delivered, or held intact on a disk, is what a client sent to that log.
+    """S3: every record that is delivered, or intact on a disk, was sent to that log by a client.
 
-    Where payloads are not asked for, a record is told only where one stands.
+    A read without payloads reports a record only where there is one.
     """
     found: list[Violation] = []
     for read in evidence.reads:
@@ -136,13 +136,13 @@ def check_no_phantom(evidence: Evidence) -> list[Violation]:
 
 
 def _headless(evidence: Evidence, read: Read) -> Iterator[Violation]:
-    """Records told without a payload where nothing was acknowledged and no node holds one.
+    """Find records reported without a payload, where none was acknowledged and no node holds one.
 
-    What some node has trimmed may be held by none.
+    A record that some node has trimmed may be on no node.
     """
     disk = evidence.disks.get(read.log)
     trim = evidence.trim_held(read.log)
-    # What was held by nodes that were lost for good was there and is not (seed 12297).
+    # Records on nodes that were lost for ever were there and are not now (seed 12297).
     is_gone = evidence.may_lose(len(evidence.events))
     for _, record in read.records():
         if disk is None or record.lsn <= trim or is_gone:
@@ -155,10 +155,10 @@ def _headless(evidence: Evidence, read: Read) -> Iterator[Violation]:
 
 
 def check_no_aborted_read(evidence: Evidence) -> list[Violation]:
-    """S4: what failed is not stored, is never delivered, and nothing has two places in a log.
+    """S4: a failed append is not stored and never delivered, and no record has two places in a log.
 
-    A payload is acknowledged at one place, so an append of unknown outcome, or a
-    store that was tried twice, shows as a second place at some reader.
+    A payload is acknowledged at one place. So an append of unknown outcome, or a store that was
+    tried twice, shows as a second place at some reader.
     """
     found = list(check_first_tries(evidence.events))
     places: dict[str | None, tuple[int, Event]] = {}

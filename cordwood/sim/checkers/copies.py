@@ -1,8 +1,8 @@
-"""S15: when a run is over, every released slot has its copies, in enough racks.
+"""S15: at the end of a run, every released slot has its copies, in enough racks.
 
-Released is all up to the highest place that was acknowledged, delivered, released
-or (with its bridge) recovered. A node that left no dump holds nothing. What some node has
-trimmed is owed no copies any more.
+All slots up to the highest place that was acknowledged, delivered, released or (with its bridge)
+recovered count as released. A node that left no dump holds nothing. Records that some node has
+trimmed need no copies any more.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cordwood.sim.operator_events import LossAccepted
 
 
 def check_copies(evidence: Evidence) -> list[Violation]:
-    """S15: R intact copies over the racks asked for, of records and of plugs.
+    """S15: R intact copies of records and of plugs, over as many racks as the log wants.
 
-    A run that may destroy more than its replication survives owes no copies, nor one that
-    loses nodes: nothing rebuilds theirs yet. A node whose loss an operator accepted may have lost
-    one copy of anything: it counts beside those that have one.
+    S15 does not hold for a run that may destroy more than its replication survives, or that loses
+    nodes for ever: nothing rebuilds their copies there. A node whose loss an operator accepted may
+    have lost one copy of any record: it counts as a holder.
     """
     if evidence.run.beyond_tolerance or evidence.lost_at is not None:
         return []
@@ -36,7 +36,7 @@ def check_copies(evidence: Evidence) -> list[Violation]:
 
 
 def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
-    """One violation for each run of neighbouring ranges that lack copies alike."""
+    """One violation for each run of neighbouring ranges that lack the same copies."""
     run: list[int] = []
     reason = ""
     trim = evidence.trim_held(log)
@@ -63,10 +63,10 @@ def _lacks(evidence: Evidence, log: int, lsns: list[int], reason: str) -> Violat
 
 
 def _places(evidence: Evidence, log: int, disk: Disk) -> dict[int, bool]:
-    """Released places to look at, and whether a record should stand there.
+    """Released places to check, and whether a record should be there.
 
-    The copies are the same all over a range on disk, so its first LSN is enough;
-    what no disk holds is found from what was acknowledged or delivered.
+    The copies are the same in a whole range on disk, so its first LSN is enough. Records that no
+    disk holds are found from acknowledgements and deliveries.
     """
     places = {ack.lsn: True for ack in evidence.acks.get(log, ())}
     highest = max(places, default=0)
@@ -84,7 +84,7 @@ def _places(evidence: Evidence, log: int, disk: Disk) -> dict[int, bool]:
         highest = max(highest, make_lsn(clean, ESN_MAX) if clean else 0)
     trim = evidence.trim_held(log)
     for piece in disk.within(0, highest):
-        # A block that was trimmed in part is looked at where it is still owed.
+        # Of a block that was trimmed in part, the part above the trim point is checked.
         places.setdefault(max(piece.first, min(trim + 1, piece.last)), piece.holds_data)
     return places
 
@@ -108,11 +108,10 @@ def _lack(
     racks: Mapping[int, str],
     accepted: Set[int],
 ) -> str:
-    """What is missing at a place, in words; empty if nothing is.
+    """The missing copies at a place, in words; empty if none is missing.
 
-    The racks that count are those of the record's own epoch: nobody moves copies after a node.
-
-    Where a plug is on disk and a record was delivered, S1 and S7 say so.
+    The racks of the record's own epoch count: copies do not move when a node moves. If a plug is on
+    disk and a record was delivered, S1 and S7 report it.
     """
     copies: list[Copy] = []
     if piece is not None:

@@ -1,9 +1,9 @@
-"""What the nodes' disks say about each slot when a run is over.
+"""The copies of each slot on the nodes' disks at the end of a run.
 
-Blocks, holes and bridges of different nodes overlap in any way, so the dumps of
-a log are cut into elementary ranges: runs of LSNs over which the same copies lie.
-In each, the copies of the highest seal epoch count (a sequencer's is 0): losers
-are leftovers that a node not yet purged may hold.
+Blocks, holes and bridges of different nodes overlap in any way. So the dumps of a log are cut into
+elementary ranges: runs of LSNs with the same copies. In each range, the copies of the highest seal
+epoch count (a sequencer's seal epoch is 0). Other copies are leftovers, which a node may hold until
+it purges them.
 
 Source: docs/design.md §2 ("decided per elementary interval").
 """
@@ -29,7 +29,7 @@ class Copy:
 
     @property
     def last(self) -> int:
-        """The last LSN it speaks for: a bridge covers the rest of its epoch."""
+        """The last LSN that it covers: a bridge covers the rest of its epoch."""
         return self.slots.last | ESN_MAX if self.is_bridge else self.slots.last
 
     @property
@@ -53,8 +53,8 @@ class DiskRange:
     Attributes:
         first, last: its LSNs, both ends included.
         copies: the intact copies that cover all of it.
-        winners: those of the highest seal epoch and of its last attempt, which count.
-        holds_data: whether a record is what counts here.
+        winners: the copies of the highest seal epoch and its last attempt, which count. holds_data:
+        whether the counting copies are records.
     """
 
     first: int
@@ -71,7 +71,7 @@ def _range(first: int, last: int, copies: tuple[Copy, ...]) -> DiskRange:
 
 
 def _place(copy: Copy) -> tuple[int, int]:
-    """Attempts of one recovery count by their order, waves of a sequencer all the same."""
+    """Attempts of one recovery rank by their order; all waves of a sequencer rank alike."""
     slots = copy.slots
     return slots.seal_epoch, slots.wave if slots.seal_epoch else 0
 
@@ -106,7 +106,7 @@ class Disk:
             index += 1
 
     def bridges(self) -> Iterator[Copy]:
-        """Every bridge that counts at the place where it stands."""
+        """Every bridge that counts at its own place."""
         for piece in self.ranges:
             for copy in piece.winners:
                 if copy.is_bridge and copy.slots.first == piece.first:
@@ -116,8 +116,8 @@ class Disk:
 def _cut(copies: list[Copy]) -> Iterator[DiskRange]:
     """Sweep over the boundaries, keeping the copies that cover the place.
 
-    At most a few copies cover one place (nodes times recoveries), so dropping
-    the ended ones by rebuilding a short list keeps the sweep near O(n log n).
+    At most a few copies cover one place (nodes times recoveries), so rebuilding a short list
+    without the ended copies keeps the sweep near O(n log n).
     """
     copies = sorted(copies, key=attrgetter("slots.first"))
     bounds = sorted({copy.slots.first for copy in copies} | {copy.last + 1 for copy in copies})

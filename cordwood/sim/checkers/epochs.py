@@ -14,7 +14,7 @@ from cordwood.sim.history import EpochTaken, Event
 
 
 def check_one_sequencer(evidence: Evidence) -> list[Violation]:
-    """S11: no epoch is handed out twice or after a higher one; only its owner acks in it."""
+    """S11: no epoch is handed out twice or after a higher epoch; only its owner acks in it."""
     found = []
     for log, store in sorted(evidence.stores.items()):
         highest: EpochTaken | None = None
@@ -32,9 +32,9 @@ def check_one_sequencer(evidence: Evidence) -> list[Violation]:
 
 
 def check_no_ack_after_seal(evidence: Evidence) -> list[Violation]:
-    """S12: once an epoch is recovered, nothing past its end is acknowledged in it.
+    """S12: after an epoch is recovered, nothing past its end is acknowledged in it.
 
-    An append that only began then is not acknowledged in it at all.
+    An append that began after the recovery is not acknowledged in this epoch at all.
     """
     found = []
     for log, store in sorted(evidence.stores.items()):
@@ -51,11 +51,11 @@ def check_no_ack_after_seal(evidence: Evidence) -> list[Violation]:
 
 
 def check_recovery_keeps_acks(evidence: Evidence) -> list[Violation]:
-    """S13: an epoch has one end, and every acknowledged record of it lies below.
+    """S13: an epoch has one end, and every acknowledged record of it is below the end.
 
-    An end is told by the epoch store (a tail), by a bridge on a disk, and by the
-    first LSN of a bridge gap, unless that is only where the reader started. Where data may
-    be lost with its nodes, records may lie above an end in the epoch store, and above no bridge.
+    The end comes from the epoch store (a tail), from a bridge on a disk, and from the first LSN of
+    a bridge gap, unless the reader only started there. Where data may be lost with its nodes,
+    records may be above an end in the epoch store, but not above a bridge.
     """
     found: list[Violation] = []
     for log in evidence.logs:
@@ -103,7 +103,7 @@ def _bridges(evidence: Evidence, log: int) -> Iterator[Violation]:
 
 
 def _collect(evidence: Evidence, log: int) -> dict[int, list[_Bridge]]:
-    """Every word on where a bridge stands, by epoch; not exact means "there or below"."""
+    """All evidence for the place of a bridge, by epoch; not exact means "there or below"."""
     bridges: dict[int, list[_Bridge]] = defaultdict(list)
     if log in evidence.disks:
         for copy in evidence.disks[log].bridges():

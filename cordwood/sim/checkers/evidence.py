@@ -1,4 +1,4 @@
-"""A history, indexed once for all checkers: who appended what, who read what, when.
+"""A history, indexed once for all checkers: its appends and its reads, with their times.
 
 A history that contradicts itself (an answer without a call, a record without an
 open read) says nothing about the store, so it is refused as malformed.
@@ -50,10 +50,9 @@ Delivery: TypeAlias = RecordDelivered | GapDelivered
 
 @dataclass(slots=True)
 class Append:
-    """One call: `end` is None while (or if) it never ended; then `end_at` is past all events.
+    """One call. If it never ended, `end` is None and `end_at` is past all events.
 
-    Attributes:
-        agains: when it was made again, each with its position.
+    Attributes: agains: the times at which it was made again, each with its position.
     """
 
     invoked: AppendInvoked
@@ -64,7 +63,7 @@ class Append:
 
     @property
     def lsns(self) -> tuple[int, ...]:
-        """The LSNs acknowledged, () if it was not."""
+        """The acknowledged LSNs, () if the call was not acknowledged."""
         return self.end.lsns if isinstance(self.end, AppendOk) else ()
 
 
@@ -78,7 +77,7 @@ class Ack(NamedTuple):
 
 @dataclass(slots=True)
 class Read:
-    """One read of one reader: what it was given, in order, each with its position."""
+    """One read of one reader: the records and gaps that it was given, each with its position."""
 
     started: ReadStarted
     started_at: int
@@ -96,7 +95,7 @@ class Read:
         self._highest = self.started.start - 1
 
     def on_item(self, at: int, item: Delivery) -> None:
-        """Take what the reader was given next."""
+        """Add the next record or gap that the reader was given."""
         entry: Any = (at, item)
         if isinstance(item, RecordDelivered):
             self._records.append(entry)
@@ -118,7 +117,7 @@ class Read:
 
     @property
     def passed(self) -> int:
-        """The last LSN that this read claims to have gone past; start - 1 for none."""
+        """The last LSN that this read claims to have passed; start - 1 for none."""
         if self.ended and self.ended.reason is EndReason.UNTIL and self.started.until is not None:
             return max(self._highest, self.started.until)
         return self._highest
@@ -130,12 +129,10 @@ def last_of(item: Delivery) -> int:
 
 
 class EpochStore:
-    """What the epoch store did for one log, by position.
+    """The actions of the epoch store for one log, by position.
 
-    Attributes:
-        taken, cleaned: what it did, each with its position.
-        tails: by epoch, the first word on where it ended.
-        owners: by epoch, the position at which it was first handed out.
+    Attributes: taken, cleaned: its actions, each with its position. tails: by epoch, the first
+    report of its end. owners: by epoch, the position at which it was first handed out.
     """
 
     def __init__(self) -> None:
@@ -177,13 +174,13 @@ class EpochStore:
         return self._epochs[start : bisect.bisect_right(self._epochs, last)]
 
     def tail(self, epoch: int) -> int | None:
-        """The recovered end of an epoch, at least (epoch, 0); None if nobody said it."""
+        """The recovered end of an epoch, at least (epoch, 0); None if it is not known."""
         cleaned = self.tails.get(epoch)
         return None if cleaned is None else max(cleaned.tail, make_lsn(epoch, 0))
 
 
 class Trims:
-    """Trims of one log that somebody or its retention asked for, by position."""
+    """Trims of one log that a client or its retention asked for, by position."""
 
     def __init__(self) -> None:
         self._at: list[int] = []
@@ -194,7 +191,7 @@ class Trims:
         _push_max(self._at, self._max, at, event.lsn)
 
     def highest(self, at: int) -> int:
-        """The highest LSN that anybody asked to trim before `at`, 0 if nobody did."""
+        """The highest LSN of a trim that was asked for before `at`, 0 for none."""
         return _max_before(self._at, self._max, at)
 
 
@@ -209,7 +206,7 @@ def _max_before(places: list[int], highest: list[int], at: int) -> int:
 
 
 class Releases:
-    """What sequencers released of one log, by position."""
+    """The releases of sequencers for one log, by position."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, Released]] = []
@@ -236,13 +233,13 @@ class Evidence:
         origins: payload id to the call that sent it and its place in the call.
         acks: by log, every acknowledged record, by LSN.
         reads: every read, in the order of their starts.
-        stores: by log, what the epoch store did; a log without any is missing.
-        releases: by log, what sequencers released; a log without any is missing.
+        stores: by log, the actions of the epoch store; a log without any is missing. releases: by
+        log, the releases of sequencers; a log without any is missing.
         tails: every answer to `tail()`.
         disks: by log, the nodes' dumps; a log without any is missing.
-        healed_at: position from which liveness is owed: the first healing after the last
-            fault, 0 in a run without faults, None if the faults never stopped.
-        lost_at: position at which nodes were first lost for good, None if none were.
+        healed_at: position from which the liveness promises hold: the first healing after the last
+            fault, 0 in a run without faults, None if the faults never stopped. lost_at: position at
+            which nodes were first lost for ever, None if none were.
         end_us: time of the last event.
     """
 
@@ -282,7 +279,7 @@ class Evidence:
         return sorted(named | set(self.stores) | set(self.disks))
 
     def time_of(self, at: int) -> int:
-        """Time of the event at a position; the end of the history for one past it."""
+        """Time of the event at a position; past the last event, the end of the history."""
         return self.events[at].time_us if at < len(self.events) else self.end_us
 
     def is_genuine(self, log: int, payload: PayloadMark) -> bool:
@@ -295,7 +292,7 @@ class Evidence:
         return invoked.log == log and sent.crc == payload.crc and sent.length == payload.length
 
     def key_of(self, payload: PayloadMark) -> str | None:
-        """The key that a record was appended with, "" for none; None if nobody appended it."""
+        """The key with which a record was appended, "" for none; None if no client appended it."""
         origin = self.origins.get(payload.id) if payload.id is not None else None
         if origin is None:
             return None
@@ -303,7 +300,8 @@ class Evidence:
         return append.invoked.keys[index] if append.invoked.keys else ""
 
     def may_lose(self, at: int) -> bool:
-        """Whether data may be gone by then: by damage, or with as many nodes as copies."""
+        """Whether data may be gone by then: through damage, or because as many nodes as copies are
+        lost."""
         if self.run.beyond_tolerance:
             return True
         if self.lost_at is None or self.lost_at > at:
@@ -312,7 +310,7 @@ class Evidence:
         return len(gone) >= self.run.copies
 
     def racks_then(self, log: int, epoch: int) -> Mapping[int, str]:
-        """Where nodes stood for an epoch: as its nodeset tells, where nodes know of that."""
+        """The locations of nodes for an epoch: as its nodeset says, if the history has it."""
         if self._racks is None:
             self._racks = defaultdict(dict)
             for _, event in self.of(NodesetsKnown):
@@ -325,12 +323,13 @@ class Evidence:
         return known.get(since, {})
 
     def trim_asked(self, log: int, at: int) -> int:
-        """The highest LSN of a log that anybody asked to trim before `at`, 0 if nobody did."""
+        """The highest LSN of a log's trims that were asked for before `at`, 0 for none."""
         trims = self.trims.get(log)
         return trims.highest(at) if trims is not None else 0
 
     def trim_held(self, log: int) -> int:
-        """Up to where any node let go of a log when all was over, 0 for none: trimmed or tiered."""
+        """The highest LSN up to which any node let go of a log by the end of the run, trimmed or
+        tiered; 0 for none."""
         disk = self.disks.get(log)
         return max((dump.gone for dump in disk.dumps), default=0) if disk is not None else 0
 
@@ -454,7 +453,7 @@ class Evidence:
 
 
 def evidence_of(history: Sequence[Event] | Evidence) -> Evidence:
-    """A history, indexed unless it is already: that costs as much as ten checkers.
+    """Index a history unless it is indexed already: this costs as much as ten checkers.
 
     Raises:
         Malformed: it contradicts itself.

@@ -1,8 +1,8 @@
-"""S20 of `extent`, `head_attributes`, `tail_attributes`: where a log's records begin and end.
+"""S20 of `extent`, `head_attributes`, `tail_attributes`: the first and last record of a log.
 
-What acknowledgements, readers and the trims that were asked for tell is held against each answer.
-Of what nobody acknowledged before the question, or somebody may have trimmed before the answer,
-nothing is claimed.
+Each answer is compared with acknowledgements, readers, and requested trims. The checker claims
+nothing about records that were not acknowledged before the call, or that may have been trimmed
+before the answer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ NO_RECORD = (GapKind.HOLE, GapKind.BRIDGE)
 
 
 def check_extents(evidence: Evidence) -> list[Violation]:
-    """No record lies before the first one or behind the last one that a client was told for sure.
+    """No record is before the first record or behind the last record of a certain answer.
 
-    Both are records, of their append times, and nothing was trimmed that nobody asked to trim.
+    Both are records with these append times, and the trim point is covered by requested trims.
     """
     found: list[Violation] = []
     for at, event in evidence.of(ExtentTold):
@@ -39,7 +39,7 @@ def check_extents(evidence: Evidence) -> list[Violation]:
 
 
 def _left_out(evidence: Evidence, event: ExtentTold, trim: int) -> Iterator[Violation]:
-    """Records that were acknowledged before the question and lie outside."""
+    """Find records that were acknowledged before the call and are outside the answer."""
     acks = evidence.acks_within(event.log, max(trim, event.trim) + 1, event.tail)
     known = [a for a in acks if evidence.time_of(a.append.end_at) < event.invoked_us]
     lsns = [ack.lsn for ack in known]
@@ -62,7 +62,7 @@ def _outside(event: ExtentTold, acks: list[Ack], how: str) -> Iterator[Violation
 
 
 def _no_records(evidence: Evidence, event: ExtentTold) -> Iterator[Violation]:
-    """Places that were told, and where readers saw that there is no record, or of another time."""
+    """Find answers that name a place where readers saw no record, or a record of another time."""
     for lsn, time_us in ((event.first, event.first_us), (event.last, event.last_us)):
         for read in evidence.reads if lsn else ():
             if read.log != event.log:

@@ -1,4 +1,5 @@
-"""S20, of find_key: it names the last record of a lower key, and the first of no lower one."""
+"""S20 of `find_key`: it names the last record with a lower key, and the first record without
+one."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from cordwood.sim.history import AppendOk, Event, RecordDelivered
 from cordwood.sim.position_events import KeyFound
 
 Keyed = Sequence[tuple[int, str, Event]]
-"""By LSN: a record's key, and the event that tells of it."""
+"""By LSN: a record's key, and the event that shows it."""
 
 
 def check_find_key(evidence: Evidence) -> list[Violation]:
-    """Of a log whose keys do not fall: none between the two that were found, up to the tail.
+    """In a log whose keys do not fall, no record up to the tail is between the two that were found.
 
-    What is trimmed is no record; of an answer beside a loss only the order is checked.
+    Trimmed records do not count. For an answer beside a loss only the order is checked.
     """
     asked = [(at, event) for at, event in evidence.of(KeyFound) if isinstance(event, KeyFound)]
     known = {log: _keyed(evidence, log) for log in {event.log for _, event in asked}}

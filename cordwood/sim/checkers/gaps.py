@@ -1,7 +1,7 @@
 """S7: a gap says why there are no records, and the reason is true.
 
-Nothing in a history tells of the removal of logs, so nothing can justify a gap of that kind;
-the issue that brings the feature brings the event that does. Of ACCESS gaps see `rights`.
+No event in a history tells of the removal of logs, so nothing can justify a gap of that kind. For
+ACCESS gaps see `rights`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cordwood.sim.history import Event, GapDelivered, PayloadMark
 
 
 def check_gaps_are_true(evidence: Evidence) -> list[Violation]:
-    """S7: every gap's kind is what the epoch store, the acks and the disks say."""
+    """S7: every gap's kind agrees with the epoch store, the acks and the disks."""
     found: list[Violation] = []
     judges: dict[GapKind, Callable[[Evidence, Read, int, GapDelivered], Iterator[Violation]]] = {
         GapKind.BRIDGE: _bridge,
@@ -35,10 +35,10 @@ def check_gaps_are_true(evidence: Evidence) -> list[Violation]:
 
 
 def _bridge(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    """A bridge covers only recovered epochs, and each only after its recovered end.
+    """A bridge covers only recovered epochs, and each of them only after its recovered end.
 
-    A gap may run over several epochs. The never-issued slot (E, 0) at its end says
-    nothing about epoch E, and numbers that nobody was given are ends of nothing.
+    A gap may run over several epochs. The never-issued slot (E, 0) at its end says nothing about
+    epoch E. Epochs that were never handed out have no end.
     """
     store = evidence.stores.get(read.log)
     if store is None:
@@ -59,7 +59,7 @@ def _bridge(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Itera
 
 
 def _hole(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    """A hole lies in one recovered epoch, where nothing was acknowledged or is held."""
+    """A hole is in one recovered epoch, where no record was acknowledged or is held."""
     store = evidence.stores.get(read.log)
     epoch = gap.first >> 32
     if gap.last >> 32 != epoch:
@@ -73,7 +73,8 @@ def _hole(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterato
 
 
 def _data_loss(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    """Data loss only where faults or lost nodes may have caused it, and only where it is true."""
+    """A data loss is reported only where faults or lost nodes may have caused it, and only if it is
+    true."""
     if not evidence.may_lose(at):
         yield _false(read, gap, "the run stayed within what the replication survives")
     else:
@@ -81,7 +82,7 @@ def _data_loss(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> It
 
 
 def _trim(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    """A trim covers nothing that nobody asked to trim."""
+    """A trim covers only LSNs that somebody asked to trim."""
     asked = evidence.trim_asked(read.log, at)
     if not asked:
         yield from _groundless(evidence, read, at, gap)
@@ -90,7 +91,7 @@ def _trim(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterato
 
 
 def _filtered(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    """Nothing that was asked for is left out, and nothing is said of what is not released."""
+    """A filtered gap hides no requested record, and covers only released LSNs."""
     if not read.started.keys:
         yield from _groundless(evidence, read, at, gap)
         return
@@ -109,7 +110,7 @@ def _filtered(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Ite
 def _records_within(
     evidence: Evidence, log: int, first: int, last: int
 ) -> Iterator[tuple[int, PayloadMark, Event]]:
-    """What is known to stand in `[first, last]`: acknowledged, or held by some node."""
+    """The known records in `[first, last]`: acknowledged, or held by some node."""
     for ack in evidence.acks_within(log, first, last):
         yield ack.lsn, ack.payload, ack.append.end or ack.append.invoked
     disk = evidence.disks.get(log)
@@ -123,7 +124,7 @@ def _records_within(
 
 
 def _unwanted(evidence: Evidence, read: Read) -> Iterator[Violation]:
-    """The first record that a reader was given though it had asked for other keys."""
+    """The first record that a reader was given although it had asked for other keys."""
     for _, record in read.records():
         key = evidence.key_of(record.payload)
         if key is not None and key not in read.started.keys:

@@ -12,17 +12,17 @@ from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import Event
 
 Places: TypeAlias = dict[int, tuple[int, Event]]
-"""By index in a group, where that record stands and who says so."""
+"""By index in a group, the LSN of that record and the event that shows it."""
 
 TOLD = frozenset({GapKind.TRIM, GapKind.DATA_LOSS, GapKind.ACCESS, GapKind.FILTERED})
-"""Gaps that say that a record was there, or may have been, or was not asked for."""
+"""Gaps that mean that a record was there, or may have been there, or was not asked for."""
 
 
 def check_groups(evidence: Evidence) -> list[Violation]:
     """S22: an atomic group is there whole, its records one behind the other, or not at all.
 
-    Nobody is released a part of it, and no reader that has passed it was given less than all.
-    Once one record of it was read, holes and bridges in its place say that the rest is not.
+    A part of it is never released, and a reader that has passed it was given all of it. After one
+    record of it was read, holes and bridges in its place mean that the rest is missing.
     """
     found: list[Violation] = []
     by_log: dict[int, list[Append]] = {}
@@ -61,7 +61,7 @@ def _acked(groups: list[Append]) -> dict[int, Places]:
 
 
 def _seen(read: Read, of_payload: Mapping[str | None, tuple[Append, int]]) -> dict[int, Places]:
-    """What one read was given of each group, by the group's call."""
+    """The records of each group that one read was given, by the group's call."""
     seen: dict[int, Places] = {}
     for _, record in read.records():
         group, index = of_payload.get(record.payload.id, (None, 0))
@@ -71,7 +71,7 @@ def _seen(read: Read, of_payload: Mapping[str | None, tuple[Append, int]]) -> di
 
 
 def _half_read(read: Read, groups: list[Append], seen: dict[int, Places]) -> Iterator[Violation]:
-    """Groups of which a read was given a part, although it has passed all of them."""
+    """Groups of which a read was given only a part, although it has passed the whole group."""
     for group in groups:
         delivered = seen.get(group.invoked.op)
         if not delivered:

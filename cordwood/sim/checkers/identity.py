@@ -1,6 +1,6 @@
-"""S17, as far as it goes today: a node runs on its own disk, or not at all.
+"""S17: a node runs on its own disk, or not at all.
 
-Letting a node back in that lost its disk comes with rebuilding.
+L4 checks nodes that come back after rebuilding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from cordwood.sim.history import DiskGiven, NodeStarted
 
 
 def check_own_disk(evidence: Evidence) -> list[Violation]:
-    """S17: on an empty disk, another node's, or an older copy of its own no node runs."""
+    """S17: no node runs on an empty disk, another node's disk, or an older copy of its own disk."""
     found: list[Violation] = []
     foreign: dict[int, DiskGiven] = {}
     for _, event in evidence.of(DiskGiven, NodeStarted):

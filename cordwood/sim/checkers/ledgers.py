@@ -1,8 +1,8 @@
-"""S33 to S36: what a ledger acknowledged stays in it; it has one end; entries have one order; main
-storage has all of a ledger that it is said to have.
+"""S33 to S36: acknowledged entries stay in a ledger; a ledger has one end; entries have one order;
+main storage has all entries of its ledgers.
 
-The archivist recovers every ledger when all is over and reads it whole. So what was acknowledged
-and was not read by it is lost.
+The archivist recovers every ledger at the end of the run and reads it whole. So an acknowledged
+entry that the archivist did not read is lost.
 
 Source: docs/protocol/ledgers.md (Invariants).
 """
@@ -29,7 +29,7 @@ from cordwood.sim.ledger_events import (
 
 @dataclass
 class _Ledger:
-    """What the history has of one ledger, in its order."""
+    """The events of one ledger, in their order."""
 
     made: list[LedgerMade] = field(default_factory=list)
     added: dict[int, EntryAdded] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def _of(found: dict[int, _Ledger], event: LedgerEvent) -> _Ledger:
 
 
 def check_ledger_entries(evidence: Evidence) -> list[Violation]:
-    """S33: what a ledger acknowledged is read from it, equal, and nothing that nobody added."""
+    """S33: every acknowledged entry of a ledger is read unchanged; every entry read was added."""
     found: list[Violation] = []
     for number, ledger in sorted(_ledgers(evidence).items()):
         found += _lost(number, ledger)
@@ -121,7 +121,7 @@ def _wrong(number: int, ledger: _Ledger) -> Iterator[Violation]:
 
 
 def check_ledger_ends(evidence: Evidence) -> list[Violation]:
-    """S34: a ledger has one writer and one end, and nothing is confirmed behind it."""
+    """S34: a ledger has one writer and one end, and no entry behind the end is confirmed."""
     found: list[Violation] = []
     for number, ledger in sorted(_ledgers(evidence).items()):
         if len(ledger.made) > 1:
@@ -166,7 +166,7 @@ def check_ledger_order(evidence: Evidence) -> list[Violation]:
             before = last.get(read.client)
             last[read.client] = read
             if before is None or read.entry <= before.entry:
-                continue  # it began anew
+                continue  # a new read of the follower
             if places.get(read.payload, 1 << 62) <= places.get(before.payload, -1):
                 text = f"entries {before.entry} and {read.entry} were added in another order"
                 found.append(Violation("S35", text, number, 0, (before, read)))
@@ -177,7 +177,7 @@ def check_ledger_order(evidence: Evidence) -> list[Violation]:
 
 
 def check_tiered_ledgers(evidence: Evidence) -> list[Violation]:
-    """S36: main storage has every entry of a ledger that is there, and no node is given copies."""
+    """S36: main storage has every entry of its ledgers, and no node is given copies of them."""
     found: list[Violation] = []
     for number, ledger in sorted(_ledgers(evidence).items()):
         for check in ledger.checked:

@@ -1,4 +1,4 @@
-"""L6: what nodes hold has its limits."""
+"""L6: nodes stay within their limits of bytes and times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cordwood.sim.node_events import Gauged
 
 
 def check_limits(evidence: Evidence) -> list[Violation]:
-    """L6: what is in a node's WAL and memory, and for how long, stays within its limits.
+    """L6: the bytes in a node's WAL and memory, and their age, stay within their limits.
 
-    Of each node and limit the first time that it did not is told.
+    Reports the first time that each node exceeded each limit.
     """
     found: dict[tuple[int, str], Violation] = {}
     for _, event in evidence.of(Gauged):

@@ -1,9 +1,9 @@
-"""What is owed once the faults have stopped: L1 appends, L2 readers, L3 recovery, L5
+"""Promises that hold after the faults have stopped: L1 appends, L2 readers, L3 recovery, L5
 deadlines, L7 pace, L8 quiet.
 
-A run without faults owes all this from its start, one whose faults never stopped
-owes only L5. Nothing is owed past the end of the history, nor to a caller that did not
-wait: a call that had less time than its bound is not judged.
+In a run without faults they hold from the start; in a run whose faults never stopped only L5 holds.
+Calls that had less time than their bound, because the history ended or the caller did not wait, are
+not judged.
 """
 
 from __future__ import annotations
@@ -35,46 +35,45 @@ READER_BOUND_S = 10.0
 """L2, of the same."""
 
 RECOVERY_BOUND_S = 10.0
-"""L3: a hung member is given up on after a few seconds, and each epoch takes a few round
-trips; the same as for readers, which wait for it."""
+"""L3: a hung member is given up after a few seconds, and each epoch takes a few round trips. The
+bound is the same as for readers, which wait for the recovery."""
 
 IDLE_CALLBACKS_MAX = 400.0
-"""L8, steps a second of a node that nobody asks for anything: it pings its peers, reads the
-member list and says that it lives, some tens of steps a second in all. Something that
-spins takes thousands."""
+"""L8, steps a second of an idle node: it pings its peers, reads the member list and gossips, some
+tens of steps a second in all. A loop that spins takes thousands."""
 
 PACE_TIMES_MAX = 3.0
 """L7, of the same."""
 
 PACE_FLOOR_S = 0.02
-"""L7: what counts as the usual p99 at least. Below it a retried wave, or the one flush that fell
-into a stretch, is most of it."""
+"""L7: the lowest value that counts as the usual p99. A lower p99 depends mostly on a retried wave,
+or on one flush during the measurement."""
 
 PACE_APPENDS_MIN = 50
-"""L7: with fewer, the hundredth part is one."""
+"""L7: fewest appends to judge. With fewer, one hundredth of them is a single append."""
 
 NEVER_US = 1 << 60
 
 DEADLINE_SLACK_S = 1.0
-"""A deadline is a timer on a loop with other work; a second late is a stuck loop."""
+"""A deadline is a timer on a loop with other work. A loop that is a second late is stuck."""
 
 _REJECTIONS = frozenset(
     name
     for name, item in inspect.getmembers(errors, inspect.isclass)
     if issubclass(item, errors.Rejected)
 )
-"""Errors that a wrong request has earned."""
+"""Errors for a wrong request."""
 
 
 def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -> list[Violation]:
     """L1: `bound_s` after the faults have stopped, every append succeeds within `bound_s`.
 
-    Before that, one of the appends tried since must succeed, if any was tried. An outcome that is
-    soon known to be unknown is no such try: another sequencer took the log, and a caller may stop
-    there. What nodes that are lost for good had in flight is not looked at, nor what comes before
-    anybody said so. Nodes that come back are as a fault that ends: what was begun up to `bound_s`
-    after that may end with an unknown outcome, and in no other way. So are nodes that are let in
-    again after their disk was lost.
+    Before that time, one of the appends tried since the healing must succeed, if any was tried. An
+    append that soon ends with an unknown outcome is no such try: another sequencer took the log,
+    and a caller may stop there. Appends in flight on nodes that were lost for ever are not judged,
+    nor appends before the loss was reported. The return of a node counts like the end of a fault:
+    an append that began up to `bound_s` after it may end with an unknown outcome, and with no other
+    error. The same holds for nodes that are readmitted after their disk was lost.
     """
     if evidence.healed_at is None:
         return []
@@ -100,7 +99,7 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
 
 
 def _let_in_us(evidence: Evidence) -> list[int]:
-    """When nodes started whose disks were lost."""
+    """The times when nodes with lost disks started."""
     lost = {e.node for _, e in evidence.of(DiskLost) if isinstance(e, DiskLost)}
     return [
         e.time_us
@@ -110,10 +109,10 @@ def _let_in_us(evidence: Evidence) -> list[int]:
 
 
 def _says_nothing(append: Append, bound_us: int) -> bool:
-    """Whether a call failed for a reason of its caller's: no sign of a cluster at fault.
+    """Whether a call failed because of its caller, and not because of the cluster.
 
-    A batch that is published waits for its caller in between, and for every copy of what was
-    staged; that it comes to its end at all, the end of the run says.
+    A publish waits for its caller in between, and for every copy of the staged blocks. The end of
+    the run checks that it ends at all.
     """
     invoked, end = append.invoked, append.end
     if invoked.published is not None:
@@ -128,7 +127,8 @@ def _says_nothing(append: Append, bound_us: int) -> bool:
 
 
 def _is_overtaken(append: Append, back_us: int, bound_us: int) -> bool:
-    """Whether an append of unknown outcome was under way, or begun soon, as nodes came back."""
+    """Whether an append of unknown outcome was in flight, or began soon after, when nodes came
+    back."""
     end = append.end
     if not isinstance(end, AppendUnknown) or end.error == GIVEN_UP:
         return False
@@ -151,7 +151,7 @@ def _first_success(
 
 
 def _is_replaced(append: Append, bound_us: int) -> bool:
-    """Whether an append ended in time with an unknown outcome, as where its sequencer goes."""
+    """Whether an append ended in time with an unknown outcome, as when its sequencer ends."""
     end = append.end
     if not isinstance(end, AppendUnknown) or end.error == GIVEN_UP:
         return False
@@ -178,13 +178,13 @@ def _succeeds_by(evidence: Evidence, append: Append, due_us: int) -> Iterator[Vi
 def check_readers_reach_the_tail(
     evidence: Evidence, bound_s: float = READER_BOUND_S
 ) -> list[Violation]:
-    """L2: what was acknowledged passes every open reader within `bound_s`.
+    """L2: every open reader passes an acknowledged record within `bound_s`.
 
-    Counted from the acknowledgement, the healing or the reader's start, the latest
-    of them. A reader that gave up and did not come back never reaches it. The reads of
-    outsiders are not looked at, nor those of a consumer's members: one ends without a word when
-    its log goes to another; nor those begun after nodes were lost for good, which wait for them
-    where a record is missing.
+    The time counts from the acknowledgement, the healing or the reader's start, whichever is the
+    latest. A reader that gave up and did not come back never reaches the record. Three kinds of
+    reads are not judged: reads of outsiders; reads of a consumer's members, which end without an
+    event when the log goes to another member; and reads that began after nodes were lost for ever,
+    which wait for these nodes where a record is missing.
     """
     if evidence.healed_at is None:
         return []
@@ -211,7 +211,7 @@ def _late(evidence: Evidence, read: Read, healed_us: int, bound_us: int) -> Iter
     """The first acknowledged record that a read should have passed in time and did not."""
     started_us, open_until_us = read.started.time_us, evidence.time_of(read.ended_at)
     if max(healed_us, started_us) + bound_us > open_until_us:
-        return  # nothing was owed to it yet
+        return  # the promise did not hold yet
     passed: list[int] = []
     times: list[int] = []
     highest = -1
@@ -234,11 +234,11 @@ def _late(evidence: Evidence, read: Read, healed_us: int, bound_us: int) -> Iter
 def check_recovery_finishes(
     evidence: Evidence, bound_s: float = RECOVERY_BOUND_S
 ) -> list[Violation]:
-    """L3: every epoch but the newest is recovered within `bound_s`, whoever else is absent.
+    """L3: every epoch except the newest is recovered within `bound_s`, even if nodes are absent.
 
-    Counted from the healing, or from when the newest epoch was taken. Nodes that stay
-    away past the healing are for the run to choose: as many as replication survives. Once nodes
-    are lost for good nothing is owed: those left may be too few to recover anything.
+    The time counts from the healing, or from the moment when the newest epoch was taken. The run
+    chooses the absent nodes, no more than replication survives. After nodes are lost for ever the
+    promise does not hold: the nodes left may be too few for any recovery.
     """
     if evidence.healed_at is None:
         return []
@@ -268,7 +268,7 @@ def check_recovery_finishes(
 
 
 def _deleted_logs(evidence: Evidence) -> set[int]:
-    """Logs that clients delete in the run, or that were found deleted in its end."""
+    """Logs that clients delete during the run, or that were found deleted at its end."""
     return {
         event.log
         for _, event in evidence.of(NameLeads, LogSought)
@@ -279,14 +279,14 @@ def _deleted_logs(evidence: Evidence) -> set[int]:
 def check_pace(
     evidence: Evidence, times_max: float = PACE_TIMES_MAX, floor_s: float = PACE_FLOOR_S
 ) -> list[Violation]:
-    """L7: beside one node that is stopped or slow, p99 of appends is at most three times its own.
+    """L7: while one node is stopped or slow, p99 of appends is at most three times the usual p99.
 
-    Of one client, over a stretch in which all is well and one in which a node is hampered and
-    the others had ten seconds to notice. An append that fails takes for ever.
+    One client measures its appends while all is well, and again while a node is hampered and the
+    other nodes had ten seconds to notice. A failed append counts as infinitely long.
 
     Args:
-        times_max: three, or what else is asked.
-        floor_s: what counts as the usual p99 at least.
+        times_max: the allowed factor, by default three. floor_s: the lowest value that counts as
+        the usual p99.
     """
     usual: dict[str, int] = {}
     found: list[Violation] = []
@@ -314,7 +314,7 @@ def check_pace(
 
 
 def _times(evidence: Evidence, client: str, start_us: int, stop_us: int) -> list[int]:
-    """How long a client's appends took, in µs, ascending, of those begun in `[start, stop)`."""
+    """Durations of a client's appends that began in `[start, stop)`, in µs, ascending."""
     took = []
     for append in evidence.appends:
         invoked = append.invoked
@@ -327,7 +327,7 @@ def _times(evidence: Evidence, client: str, start_us: int, stop_us: int) -> list
 def check_nothing_spins(
     evidence: Evidence, callbacks_max: float = IDLE_CALLBACKS_MAX
 ) -> list[Violation]:
-    """L8: nodes that nobody asks for anything do next to nothing."""
+    """L8: idle nodes do almost no work."""
     found = []
     for _, event in evidence.of(Idled):
         if isinstance(event, Idled) and event.length_us and event.nodes:
@@ -339,16 +339,16 @@ def check_nothing_spins(
 
 
 def _last_try_ended_us(append: Append, evidence: Evidence) -> int:
-    """When the last try of an append ended; where it is open, when the history ended."""
+    """The end of an append's last try; for an open append, the end of the history."""
     if isinstance(append.end, AppendFailed | AppendUnknown) and append.end.ended_us:
         return append.end.ended_us
     return evidence.time_of(append.end_at)
 
 
 def check_deadlines(evidence: Evidence, slack_s: float = DEADLINE_SLACK_S) -> list[Violation]:
-    """L5: no append outlives the deadline it was given, nor does any try of it.
+    """L5: no append, and no try of an append, lasts longer than its deadline.
 
-    A workload that kills a client ends its calls as unknown.
+    If the workload kills a client, its calls end as unknown.
     """
     found = []
     for append in evidence.appends:

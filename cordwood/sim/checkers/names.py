@@ -1,7 +1,7 @@
-"""S32: who asks for a log is given that log, whatever its name was before and becomes.
+"""S32: a client that asks for a log is given that log, even if names change before or after.
 
-The namer says where the name leads, and each of its records for which log it is. A name may be old
-by BOUND_S, as the client promises (`client.find.known_logs`), where no fault strikes near.
+The namer records the log of the name, and each of its records names its log. The client's knowledge
+of a name may be BOUND_S old, as it promises (`client.find.known_logs`), if no fault strikes near.
 
 Source: docs/sources/reliability.md §3 (S32).
 """
@@ -17,18 +17,18 @@ from cordwood.sim.history import FaultEased, FaultsHealed, FaultStruck
 from cordwood.sim.name_events import LogMade, LogSought, NamedAppend, NamedRead, NameLeads
 
 BOUND_US = 8_000_000
-"""The member list every five seconds, a node's watch, a question."""
+"""The client reads the member list every five seconds; then come a node's watch and a call."""
 
 CALM_US = 5_000_000
-"""How long after a fault clients and nodes may be busy with it."""
+"""How long clients and nodes may be busy with a fault after its end."""
 
 
 class Leads:
-    """Where the name led, and when no fault was near."""
+    """The log of the name over time, and the times when no fault was near."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.changes: list[NameLeads] = []
-        # From when to when some fault was there.
+        # Begin and end of each time with a fault.
         self._busy: list[tuple[int, int]] = []
         active, since_us = 0, 0
         for _, event in evidence.of(NameLeads, FaultStruck, FaultEased, FaultsHealed):
@@ -52,7 +52,7 @@ class Leads:
         return not any(start <= last_us and end >= first_us for start, end in self._busy)
 
     def is_at(self, log: int, first_us: int, last_us: int) -> bool:
-        """Whether the name led, or may have led, to a log at some time in between."""
+        """Whether the name stood, or may have stood, for a log at some time in between."""
         for at, change in enumerate(self.changes):
             if change.log == log:
                 later = self.changes[at + 1 :]
@@ -62,17 +62,18 @@ class Leads:
         return False
 
     def has_changed(self, first_us: int, last_us: int) -> bool:
-        """Whether the name went elsewhere, or may have, in between."""
+        """Whether the name went, or may have gone, to another log in between."""
         is_one = bool(self.changes) and self.changes[0].time_us < first_us
         near = [c for c in self.changes if c.invoked_us <= last_us and c.time_us >= first_us]
         return not is_one or bool(near)
 
 
 def check_names(evidence: Evidence) -> list[Violation]:
-    """S32: who reads, consumes or appends by a name or a number does so in the log that it is.
+    """S32: reads, consumers and appends by a name or a number use the log of that name or number.
 
-    No record is of another log, a consumer passes none over in a log that is new to it, and what
-    was acknowledged under a name is there. A log that was made and not deleted is found.
+    No record belongs to another log, a consumer passes over no record of a log that is new to it,
+    and a record that was acknowledged under a name is there. A log that was made and not deleted is
+    found.
     """
     leads = Leads(evidence)
     found: list[Violation] = []
@@ -96,7 +97,7 @@ def check_names(evidence: Evidence) -> list[Violation]:
 
 
 def _lost(evidence: Evidence) -> Iterator[Violation]:
-    """Logs that somebody made, that nobody deleted, and that are not to be found."""
+    """Find logs that were made and not deleted, and that cannot be found."""
     made: dict[int, LogMade] = {}
     for _, event in evidence.of(LogMade, LogSought):
         if isinstance(event, LogMade):
@@ -131,15 +132,15 @@ def _read(read: NamedRead, leads: Leads) -> Iterator[Violation]:
 
 
 class Consumed:
-    """How far each consumer came in each log."""
+    """The last position of each consumer in each log."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[str, int], int] = {}
-        # Consumers that were told of a gap: it does not say how many records it stands for.
+        # Consumers that were given a gap: a gap does not say how many records it covers.
         self._gapped: set[str] = set()
 
     def on_read(self, read: NamedRead) -> Iterator[Violation]:
-        """What a consumer was given next, in the log that it reads."""
+        """Check the next record of a consumer, in the log that it reads."""
         if read.is_gap:
             self._gapped.add(read.consumer)
         for log, number in read.given:

@@ -1,8 +1,10 @@
-"""O1: nodes that are to store nothing store nothing. O4: no copyset names whom its members gave up.
+"""O1: nodes that must store nothing store nothing. O4: no copyset names nodes that its members know
+to be given up.
 
-Two kinds of nodes: one that an operator made read-only, and one that never had a weight, which
-no epoch's nodeset may name. A node hears late that it is read-only; from then on its WAL
-takes no block any more, and where it was said before the node started, none of this start.
+O1 is about two kinds of nodes: nodes that an operator made read-only, and nodes that never had a
+weight, which no epoch's nodeset may name. A node hears late that it is read-only. From then on its
+WAL takes no block. If the operator's report came before the node started, the WAL takes no block in
+this start at all.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ from cordwood.sim.operator_events import (
 )
 
 STARTS_S = 2.0
-"""A node reads what is said of it while it starts: what was said so long before it ran counts."""
+"""A node reads its reports while it starts: a report counts if it came this long before the node
+ran."""
 
 HEARS_S = 10.0
-"""Without faults a node hears of it within this: it looks every five seconds at the longest, and
-what was under way then comes to its disk in the rest."""
+"""Without faults a node hears of a report within this time: it looks at least every five seconds,
+and stores in flight reach its disk in the remaining time."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """What is known of a node so far.
+    """What the history has told of a node so far.
 
-    Attributes:
-        told: by whom, that it stores nothing; None while nobody's word holds for sure.
-        start: its last start; `was_told` if the word was there before, and held ever since.
-        weighs: whether it ever had a weight.
-        knows: since which offset it knows that it is read-only; None while it does not.
+    Attributes: told: the report that made it read-only; None while no report certainly holds.
+    start: its last start; `was_told` if the report came before it and has held since. weighs:
+    whether it ever had a weight. knows: the offset from which on it knows that it is read-only;
+    None while it does not.
     """
 
     told: StorageTold | None = None
@@ -50,11 +52,12 @@ class _Node:
 
 
 def check_storing_nodes(evidence: Evidence) -> list[Violation]:
-    """O1: a node that knows to be read-only, or has no weight, stores only what ends an epoch."""
+    """O1: read-only nodes, after they know of it, and nodes without weight store only ends of
+    epochs."""
     starts = [event for _, event in evidence.of(NodeStarted)]
     has_light = any(isinstance(event, NodeStarted) and not event.weight for event in starts)
     if not (has_light or evidence.of(StorageAsked, StorageTold, StorageKnown, BlockKept)):
-        return []  # of most runs: stores are most of what they have
+        return []  # most runs: stores are most of their events
     nodes: dict[int, _Node] = {}
     healed_us = None if evidence.healed_at is None else evidence.time_of(evidence.healed_at)
     found: list[Violation] = []
@@ -74,15 +77,15 @@ def check_storing_nodes(evidence: Evidence) -> list[Violation]:
 
 
 def check_copysets_named(evidence: Evidence) -> list[Violation]:
-    """O4: no node stores what names a node of which it knows that its data is said to be gone.
+    """O4: no node stores a block that names a node whose data it knows to be reported gone.
 
-    What was under way when it heard of that is not meant: that lies below the offset.
+    Blocks in flight when it heard of the report do not count: they are below the offset.
     """
     known: dict[int, list[RebuildingKnown]] = {}
     found: list[Violation] = []
     for _, event in evidence.of(RebuildingKnown, BlockNames, DiskLost):
         if isinstance(event, DiskLost):
-            known.pop(event.node, None)  # its WAL begins anew, and with it the offsets
+            known.pop(event.node, None)  # its WAL begins anew, so its offsets do too
         elif isinstance(event, RebuildingKnown):
             known.setdefault(event.node, []).append(event)
         elif isinstance(event, BlockNames):

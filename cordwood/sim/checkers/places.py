@@ -1,4 +1,4 @@
-"""Where each record of a log stands, as far as acknowledgements and readers tell."""
+"""The place of each record of a log, as acknowledgements and readers show it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cordwood.sim.history import Event
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A record with its place in the log, and who says that it stands there."""
+    """A record with its place in the log, and the event that shows it."""
 
     lsn: int
     append: Append
@@ -20,7 +20,7 @@ class Placed:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """Where it stands among its producer's records: epoch, call, place in the call."""
+        """Its place among its producer's records: epoch, call, place in the call."""
         return (self.append.invoked.producer_epoch, self.append.invoked_at, self.index)
 
     @property

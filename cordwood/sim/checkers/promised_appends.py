@@ -1,7 +1,7 @@
-"""Appends that asked for more: S21 producers' records once and in order, S25 on a condition.
+"""Appends with further promises: S21 producers' records once and in order, S25 conditional appends.
 
-What a client was told decides nothing here that the log does not show: a record's place is
-that of its acknowledgement, or where a reader was given it.
+These checkers use only places that the log shows: the place of a record is that of its
+acknowledgement, or the place at which a reader was given it.
 
 Source: docs/design.md §3 ("Producers"); docs/sources/reliability.md §3.
 """
@@ -26,15 +26,15 @@ MOVED = "TailMoved"
 """The error of a conditional append whose condition did not hold."""
 
 SILENT = (GapKind.BRIDGE, GapKind.HOLE)
-"""Gaps that say that there never was a record."""
+"""Gaps that mean that there never was a record."""
 
 
 def check_producers(evidence: Evidence) -> list[Violation]:
-    """S21: a producer's records stand once, in their order, none left out; a lower epoch ends.
+    """S21: a producer's records are there once, in order, without omissions; a lower epoch ends.
 
-    That a record has one place only is S4's. Left out is a call of unknown outcome that
-    stands nowhere, though a later one of the same epoch does: a producer that skips a
-    sequence is refused.
+    S4 checks that a record has only one place. A call of unknown outcome is an omission if it is
+    nowhere in the log although a later call of the same epoch is: a producer that skips a sequence
+    is refused.
     """
     found: list[Violation] = []
     for log in sorted({a.invoked.log for a in evidence.appends if a.invoked.producer}):
@@ -49,7 +49,7 @@ def check_producers(evidence: Evidence) -> list[Violation]:
 
 
 def _out_of_turn(log: int, records: list[Placed]) -> Iterator[Violation]:
-    """Records of one producer that stand behind one whose turn came after theirs."""
+    """Find records of one producer that are behind a later record of the same producer."""
     for one, other in itertools.pairwise(records):
         if one.turn > other.turn:
             text = f"{other.id} of epoch {other.turn[0]} stands behind {one.id} of {one.turn[0]}"
@@ -57,7 +57,7 @@ def _out_of_turn(log: int, records: list[Placed]) -> Iterator[Violation]:
 
 
 def _left_out(evidence: Evidence, log: int, records: list[Placed]) -> Iterator[Violation]:
-    """Calls without a place, though one of the same epoch that came after them has one."""
+    """Find calls without a place, although a later call of the same epoch has a place."""
     last: dict[int, Placed] = {}
     for record in records:
         last[record.append.invoked.producer_epoch] = record
@@ -80,7 +80,7 @@ def _left_out(evidence: Evidence, log: int, records: list[Placed]) -> Iterator[V
 def _was_passed(evidence: Evidence, log: int, first: int, last: int) -> bool:
     """Whether some reader saw all of the log from `first` to `last`, without a loss.
 
-    One that asks for no payloads does not see whose record it is given (seed 127).
+    A reader without payloads does not see which record it is given (seed 127).
     """
     for read in evidence.reads:
         if read.started.heads:
@@ -93,9 +93,9 @@ def _was_passed(evidence: Evidence, log: int, first: int, last: int) -> bool:
 
 
 def check_conditions(evidence: Evidence) -> list[Violation]:
-    """S25: a conditional append stands behind what it expected, one under a token below none.
+    """S25: a conditional append follows its expected tail; an append under a low token is refused.
 
-    Between the two there is no record; and it is refused only if another append could
+    There is no record between the two. A conditional append is refused only if another append could
     have moved the tail by then. For fencing tokens see `tokens`.
     """
     found = check_tokens(evidence)
@@ -133,7 +133,7 @@ def _not_behind(log: int, placed: Placed, places: list[Placed]) -> Iterator[Viol
 
 
 def _refused_for_nothing(evidence: Evidence, log: int, append: Append) -> Iterator[Violation]:
-    """A refusal although nobody else sent anything that may stand above what was expected."""
+    """Find a refusal although no other append can be above the expected tail."""
     expected = append.invoked.expected_tail or 0
     for other in evidence.appends:
         if other is append or other.invoked.log != log or other.invoked_at > append.end_at:

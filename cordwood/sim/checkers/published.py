@@ -11,14 +11,14 @@ from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import AppendFailed, AppendOk, EndReason, Event
 
 Sight = dict[int, tuple[int, int, Event]]
-"""By append: the first and the last LSN at which a record of it is, and who says so."""
+"""By append: the first and the last LSN of its records, and the event that shows them."""
 
 
 def check_published(evidence: Evidence) -> list[Violation]:
     """S29: a published batch is in its logs whole, once, and behind the batch before it.
 
-    Of the tries of one batch one counts. Once one part of it is seen, or its publisher was told
-    that it is in, whoever reads all of one of its logs finds its part of it.
+    One of the tries of a batch counts. After a part of it is seen, or its publisher was told that
+    it is in, a reader that reads all of one of its logs finds that log's part.
     """
     parts = [append for append in evidence.appends if append.invoked.published is not None]
     if not parts:
@@ -41,7 +41,7 @@ def _of(part: Append) -> tuple[str, int, int]:
 
 
 def _seen(evidence: Evidence, parts: list[Append]) -> Sight:
-    """Where acks and readers say that a part is."""
+    """The place of a part, as acks and readers show it."""
     by_payload = {payload.id: part for part in parts for payload in part.invoked.payloads}
     seen: Sight = {}
     for part in parts:
@@ -103,8 +103,8 @@ def _twice(number: int, shown: list[Append], seen: Sight) -> Violation:
 def _missing(
     evidence: Evidence, number: int, parts: list[Append], trials: list[int], seen: Sight
 ) -> Iterator[Violation]:
-    """Parts that whoever read all of their log was not given."""
-    # Which try counted is not known where none is seen: then one of them must be.
+    """Find parts that a reader of their whole log was not given."""
+    # If no try is seen, the counting try is not known: then one of them must be there.
     counted = [part for part in parts if not trials or _of(part)[2] in trials]
     absent = [
         part
@@ -118,7 +118,7 @@ def _missing(
 
 
 def _is_read_whole(evidence: Evidence, log: int) -> bool:
-    """Whether somebody read a log from its start to its end, and nothing of it was lost."""
+    """Whether a reader read a log from its start to its end, and no record was lost."""
     return any(
         read.log == log
         and read.started.start <= OLDEST

@@ -1,4 +1,4 @@
-"""What readers were given: S2 acked ⊆ read, S5 agreement, S6 tiling, S8 repeatable read."""
+"""The records and gaps of readers: S2 acked ⊆ read, S5 agreement, S6 tiling, S8 repeatable read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import EndReason, GapDelivered, RecordDelivered, Released
 
 PERMANENT = frozenset({GapKind.HOLE, GapKind.BRIDGE})
-"""Gaps that say what a slot is for ever; the other kinds say what is left of it now."""
+"""Gaps that are true for ever; gaps of other kinds tell the present state of a slot."""
 
 
 GONE = frozenset({GapKind.DATA_LOSS, GapKind.TRIM, GapKind.FILTERED, GapKind.ACCESS})
-"""Gaps where an acknowledged record may have been, or is and was not asked for."""
+"""Gaps where an acknowledged record may have been, or is there and was not asked for."""
 
 
 class Ranges:
-    """Ranges of LSNs, both ends included, that can be asked for a place in O(log n)."""
+    """Ranges of LSNs, both ends included; looking a place up takes O(log n)."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         self._firsts: list[int] = []
@@ -39,9 +39,9 @@ class Ranges:
 def check_acked_is_read(evidence: Evidence) -> list[Violation]:
     """S2: a reader that passes an acknowledged record delivers it.
 
-    A reader that ended at the tail has passed everything acknowledged before its
-    end. Losses, trims and filters that are said aloud are S7's, that it may not read is S28's,
-    another record there is S1's.
+    A reader that ended at the tail has passed everything acknowledged before its end. S7 checks
+    gaps for losses, trims and filters, S28 checks ACCESS gaps, and S1 checks other records at this
+    place.
     """
     found: list[Violation] = []
     for read in evidence.reads:
@@ -65,7 +65,7 @@ def check_acked_is_read(evidence: Evidence) -> list[Violation]:
 
 
 def _missing(read: Read, acks: list[Ack]) -> Iterator[Violation]:
-    """One violation for a run of acknowledged records that a reader did not deliver."""
+    """One violation for each run of acknowledged records that a reader did not deliver."""
     if not acks:
         return
     end = acks[0].append.end
@@ -78,13 +78,14 @@ def _missing(read: Read, acks: list[Ack]) -> Iterator[Violation]:
 
 @dataclass(slots=True)
 class _Seen:
-    """Records of one log by LSN: who saw what first, and the first other reader."""
+    """Records of one log by LSN: the first reader that saw the record, and the first other
+    reader."""
 
     first: dict[int, RecordDelivered] = field(default_factory=dict)
     other: dict[int, RecordDelivered] = field(default_factory=dict)
 
     def on_record(self, record: RecordDelivered) -> RecordDelivered:
-        """Note a record; returns the first that anybody saw at its LSN."""
+        """Note a record. Returns the first record that was seen at its LSN."""
         earliest = self.first.setdefault(record.lsn, record)
         if earliest.reader != record.reader:
             self.other.setdefault(record.lsn, record)
@@ -92,7 +93,7 @@ class _Seen:
 
 
 def check_readers_agree(evidence: Evidence) -> list[Violation]:
-    """S5: any two readers got the same record, or the same lack of one, at every slot."""
+    """S5: any two readers got the same record, or both no record, at every slot."""
     found: list[Violation] = []
     logs: dict[int, _Seen] = {}
     for read in evidence.reads:
@@ -136,7 +137,7 @@ def _disagree(
 def check_tiling(evidence: Evidence) -> list[Violation]:
     """S6: a read's records and gaps are in order and tile `[start, until]`, both included.
 
-    Nothing ever stands below OLDEST, so a reader that starts there may tile from OLDEST.
+    No record is ever below OLDEST, so a reader that starts below it may tile from OLDEST.
     """
     return [violation for read in evidence.reads for violation in _tiling(read)]
 
@@ -160,7 +161,7 @@ def _tiling(read: Read) -> Iterator[Violation]:
 
 
 def check_repeatable_read(evidence: Evidence) -> list[Violation]:
-    """S8: what a reader got it gets again; nothing is read before release; no regress."""
+    """S8: a later read gets the same records; none is read before its release; no release falls."""
     return [*_changed(evidence), *_early(evidence), *_regress(evidence)]
 
 
@@ -182,7 +183,7 @@ def _regress(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _changed(evidence: Evidence) -> list[Violation]:
-    """Records that a reader got once and, in a later read, not again."""
+    """Find records that a reader got once and did not get again in a later read."""
     found = []
     mine: dict[tuple[str, int], dict[int, RecordDelivered]] = {}
     for read in evidence.reads:
@@ -203,7 +204,7 @@ def _changed(evidence: Evidence) -> list[Violation]:
 
 
 def _early(evidence: Evidence) -> list[Violation]:
-    """Records delivered before they were released, where sequencers told what they released."""
+    """Find records delivered before they were released, where the history has the releases."""
     found = []
     for read in evidence.reads:
         releases = evidence.releases.get(read.log)

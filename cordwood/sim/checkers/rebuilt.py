@@ -1,9 +1,9 @@
-"""L4: what disks held that were lost is on other nodes in the end, what rotted in LogsDB is good
-again where it was, and envelopes tell the truth.
+"""L4: at the end, other nodes hold the data of lost disks, copies that rotted in LogsDB are good
+again in their place, and envelopes are true.
 
-S15 counts the copies. Here every node that the envelope of a block names must have the block: by
-the envelope readers know which node sends, and donors whose copy is missing. What a WAL lost is
-made anew like what rotted, so a run within tolerance owes all of this.
+S15 counts the copies. L4 checks that every node that the envelope of a block names has the block.
+Readers use the envelope to know which node sends, and donors use it to find the missing copy.
+Losses of a WAL are repaired like rot, so L4 holds for every run within tolerance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cordwood.sim.history import DumpedSlots, NodeDumped
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
-    """L4: nothing is lost for ever, and each block and entry is where it should be."""
+    """L4: no data stays lost, and each block and entry is where it should be."""
     for _, event in evidence.of(WordsLeft):
         assert isinstance(event, WordsLeft), "as asked for"
         text = f"nodes {list(event.nodes)} are there, and what was said of their data is not over"

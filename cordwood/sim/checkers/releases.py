@@ -1,8 +1,8 @@
 """S14: nothing is released before its copies are there.
 
-S15 looks at the disks when all is over, and recovery may have mended by then what was
-never safe. So nodes' own word that a block is durable is taken down when it is given,
-and a release, or a recovered end, is held against what had been said before it.
+S15 looks at the disks at the end of a run, when recovery may have mended blocks that were never
+safe. So every report of a node that a block is durable is recorded when it is made, and a release,
+or a recovered end, is compared with the reports before it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cordwood.sim.history import BlockStored, CleanEpochSet, Event, NodeStarted,
 
 
 def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
-    """S14: all that is released is stored on R nodes over the racks asked for by then.
+    """S14: all released records are stored by then on R nodes, in as many racks as the log wants.
 
-    So is all of an epoch that counts as recovered, its bridge included, unless as many nodes
-    were lost for good as there are copies: what is left is all there is then. A history of
-    which nodes told no stores has no evidence, and breaks nothing.
+    The same holds for all records of a recovered epoch, including its bridge, unless as many nodes
+    as copies were lost for ever: then only the copies that are left exist. A history without
+    reports of stores has no evidence, and breaks nothing.
     """
     if not evidence.of(BlockStored):
         return []
@@ -38,7 +38,7 @@ def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
             found.extend(_short(evidence, racks, logs[event.log], event, first, event.lsn))
         elif isinstance(event, CleanEpochSet) and not evidence.may_lose(at):
             first = logs[event.log].unchecked(event.epoch)
-            # Up to and with the bridge, which stands after the last record.
+            # Including the bridge, which comes after the last record.
             last = max(event.tail, make_lsn(event.epoch, 0)) + 1
             if last & ESN_MAX != ESN_MAX:
                 found.extend(_short(evidence, racks, logs[event.log], event, first, last))
@@ -47,12 +47,10 @@ def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
 
 @dataclass(slots=True)
 class _Stored:
-    """What nodes have said of one log.
+    """The reports of nodes about one log.
 
-    Attributes:
-        lasts: by first LSN of a block, its last one.
-        nodes: by first LSN, the nodes that said they have it.
-        checked: by epoch, the last LSN that was looked at.
+    Attributes: lasts: by first LSN of a block, its last LSN. nodes: by first LSN, the nodes that
+    reported the block durable. checked: by epoch, the last LSN that was checked.
     """
 
     lasts: dict[int, int] = field(default_factory=dict)
@@ -64,7 +62,7 @@ class _Stored:
         self.nodes[event.first].add(event.node)
 
     def unchecked(self, epoch: int) -> int:
-        """The first LSN of an epoch that was not looked at."""
+        """The first LSN of an epoch that was not checked."""
         return self.checked.get(epoch, make_lsn(epoch, 0)) + 1
 
 

@@ -1,7 +1,7 @@
-"""S28: who may not read a log is given no record of it.
+"""S28: a reader without the right to read a log is given no record of it.
 
-Here that is who lacks its read token, from the log's making on; what logs ask changes meanwhile
-between tokens of which such a reader has none. Whoever has them is never told that it may not.
+Here these are readers without the log's read token, from the log's making on. The token changes
+meanwhile, and such a reader has none of the tokens. A reader with all tokens is never refused.
 
 Source: docs/sources/reliability.md §3 (S28).
 """
@@ -15,7 +15,7 @@ from cordwood.sim.checkers.violation import Violation
 
 
 def check_read_rights(evidence: Evidence) -> list[Violation]:
-    """S28: who may not read a log is given no record of it, and who may is never refused."""
+    """S28: a reader without the right gets no record; a reader with the right is never refused."""
     found: list[Violation] = []
     for read in evidence.reads:
         if read.started.barred:

@@ -1,5 +1,5 @@
-"""O2: a scan of a node's copies, as an audit makes it, tells what the node's disk holds.
-O3: and that the node lost something no more, once that was accepted.
+"""O2: a scan of a node's copies, as an audit makes it, tells what the node's disk holds. O3: after
+a loss was accepted, scans do not report it any more.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from cordwood.sim.operator_events import LossAccepted, NodeScanned
 from cordwood.sim.scrub_events import NodeScrubbed
 
 Place = tuple[int, int, str, int, int]
-"""Where a copy lies, what it is, and which one: its recovery's epoch and its wave."""
+"""The range of a copy, its kind, and its rank: its recovery's epoch and its wave."""
 
 
 def check_scanned(evidence: Evidence) -> list[Violation]:
-    """O2: a scan tells all that a node holds, as it is, or that the node lost something.
+    """O2: a scan tells all copies of a node as they are, or that the node lost records.
 
-    Dumps are made behind the last scan, when nothing is stored any more; what was trimmed by then
-    is not looked at.
+    Dumps are made after the last scan, when nothing is stored any more. Copies that were trimmed by
+    then are not checked.
     """
     scans = {(e.node, e.log): e for _, e in evidence.of(NodeScanned) if isinstance(e, NodeScanned)}
     dumps = {(e.node, e.log): e for _, e in evidence.of(NodeDumped) if isinstance(e, NodeDumped)}
@@ -41,7 +41,7 @@ def check_scanned(evidence: Evidence) -> list[Violation]:
 
 
 def check_accepted(evidence: Evidence) -> list[Violation]:
-    """O3: a node whose loss was accepted knows what it holds, but for what rotted besides."""
+    """O3: a node whose loss was accepted knows all its copies, except for later rot."""
     rotten = {
         (e.node, e.log)
         for _, e in evidence.of(NodeScrubbed)

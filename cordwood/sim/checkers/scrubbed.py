@@ -1,6 +1,6 @@
-"""S16: what rots at rest is found by scrubbing, and nothing that is well is called damaged.
+"""S16: scrubbing finds rot at rest, and reports no good copy as damaged.
 
-That a damaged copy is never told as absent, S2, S3 and S7 say; that it is mended, L4.
+S2, S3 and S7 check that a damaged copy is never reported as absent. L4 checks that it is mended.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from cordwood.sim.history import FaultStruck
 from cordwood.sim.scrub_events import NodeScrubbed, Range
 
 OTHER_DAMAGE = frozenset({"lost_partition", "lost_write", "misdirected_write"})
-"""Faults that spoil what is on a disk otherwise than by rot: what they hit is not told here."""
+"""Faults that damage a disk in other ways than rot; the history does not tell what they hit."""
 
 
 def check_scrubbed(evidence: Evidence) -> list[Violation]:
-    """S16: a pass finds every rotten block, and what is called damaged has rotted."""
+    """S16: a pass finds every rotten block, and every range reported as damaged has rotted."""
     spoiled = {
         node
         for _, event in evidence.of(FaultStruck)

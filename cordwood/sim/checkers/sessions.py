@@ -16,7 +16,7 @@ from cordwood.sim.position_events import ReleasedTold
 
 
 def check_session_order(evidence: Evidence) -> list[Violation]:
-    """S9: what a client appended after an acknowledgement stands after it."""
+    """S9: a record that a client appended after an acknowledgement has a higher LSN."""
     found = []
     for group in _acknowledged(evidence, lambda a: (a.invoked.log, a.invoked.client)):
         ended = sorted(group, key=attrgetter("end_at"))
@@ -32,9 +32,9 @@ def check_session_order(evidence: Evidence) -> list[Violation]:
 
 
 def check_pipelined_order(evidence: Evidence) -> list[Violation]:
-    """S10: one session's acknowledged records stand in the order of their submission.
+    """S10: one session's acknowledged records are in the order of their submission.
 
-    Pairs in which the one ended before the other began are S9's.
+    S9 checks pairs in which one call ended before the other began.
     """
     found = []
     for group in _acknowledged(
@@ -79,11 +79,10 @@ def _out_of_order(invariant: str, earlier: Append, later: Append, how: str) -> V
 
 
 def check_tail(evidence: Evidence) -> list[Violation]:
-    """S26: a tail is at least all that was acknowledged before it was asked for, and released.
+    """S26: a tail is released, and covers every record that was acknowledged before the call.
 
-    And for one client it never falls. Where times are equal, the order is not
-    known, and nothing is claimed. What a client is told that polls may lie lower, and is
-    released as well.
+    For one client the tail never falls. Where times are equal, the order is not known, and nothing
+    is claimed. The answer to a client that polls may be lower, and is released as well.
     """
     found: list[Violation] = []
     for at, event in evidence.of(TailAnswered, ReleasedTold):
@@ -99,9 +98,9 @@ def check_tail(evidence: Evidence) -> list[Violation]:
 def _unreleased(
     evidence: Evidence, at: int, event: TailAnswered | ReleasedTold
 ) -> Iterator[Violation]:
-    """An answer above all that its log's sequencers had released by then.
+    """Find an answer above everything that the log's sequencers had released by then.
 
-    The beginning of an epoch, (E, 0), is there to be read as soon as the epoch is taken.
+    The beginning of an epoch, (E, 0), can be read as soon as the epoch is taken.
     """
     releases, store = evidence.releases.get(event.log), evidence.stores.get(event.log)
     if releases is None or event.lsn <= releases.highest(at):
@@ -133,7 +132,7 @@ def _below_acks(evidence: Evidence, log: int, answers: list[TailAnswered]) -> It
 
 
 def _falling(log: int, answers: list[TailAnswered]) -> Iterator[Violation]:
-    """Answers below one that the same client had before it asked."""
+    """Find answers below an answer that the same client had before its call."""
     clients: dict[str, tuple[list[int], list[TailAnswered]]] = defaultdict(lambda: ([], []))
     for answer in answers:
         times, highest = clients[answer.client]

@@ -1,9 +1,8 @@
-"""S29: what a streaming query wrote is what it read, once, whatever was killed and run again.
+"""S29: a streaming query wrote exactly the rows that it read, once, despite kills and restarts.
 
-The history is not a cluster's but a query's: each try of a micro-batch with the range that was
-planned for it and the rows that its tasks were given, and at the end what the sink's log holds. A
-row at the sink carries where it came from in its value, so that this needs nothing of the code
-that is checked.
+The history is a query's and not a cluster's. It has each try of a micro-batch, with its planned
+range and the rows that its tasks were given, and at the end the content of the sink's log. The
+value of a row at the sink names its origin, so that this checker needs no code that is checked.
 
 Source: docs/sources/reliability.md §3, S29.
 """
@@ -23,7 +22,7 @@ S29 = "S29"
 
 @dataclass(frozen=True, slots=True, order=True)
 class SinkRow:
-    """A row by where it came from: the source's log and LSN, and a digest of its value."""
+    """A row, identified by its origin: the source's log and LSN, and a digest of its value."""
 
     log: int
     lsn: int
@@ -56,13 +55,11 @@ class BatchTry:
 def check_sink(
     tries: Sequence[BatchTry], source: Iterable[SinkRow], sink: Sequence[SinkRow]
 ) -> list[Violation]:
-    """What of S29 is broken.
+    """Check S29.
 
-    Args:
-        tries: of one query over all its restarts, in the order they happened; the last batch
-            was finished.
-        source: what the logs that were read hold.
-        sink: what was written, in the order of the log.
+    Args: tries: of one query over all its restarts, in the order in which they happened; the last
+    batch was finished. source: the content of the logs that were read. sink: the written rows, in
+    the order of the log.
     """
     return [
         *_replays_differ(tries),
@@ -90,7 +87,7 @@ def _replays_differ(tries: Sequence[BatchTry]) -> Iterator[Violation]:
 
 
 def _do_not_tile(tries: Sequence[BatchTry]) -> Iterator[Violation]:
-    """In each log a batch begins where the one before it ended."""
+    """In each log a batch begins where the batch before it ended."""
     batches = {each.batch: each.ranges for each in tries}
     ends: dict[int, int] = {}
     for batch in sorted(batches):
@@ -129,7 +126,7 @@ def _lost_or_doubled(
 
 
 def _out_of_order(tries: Sequence[BatchTry], sink: Sequence[SinkRow]) -> Iterator[Violation]:
-    """Of each batch there is a try whose tasks' rows all stand in the order they were given."""
+    """Each batch has a try whose rows are all at the sink in the order of its tasks."""
     places = {row: place for place, row in enumerate(sink)}
     batches = sorted({each.batch for each in tries if each.parts is not None})
     for batch in batches:

@@ -1,7 +1,7 @@
-"""Whether copies stand in as many failure domains as the log asks for.
+"""Whether copies are in as many failure domains as the log wants.
 
-Counted from the racks' full names (`region.dc.cluster.row.rack`), without the code that
-places them.
+Counted from the racks' full names (`region.dc.cluster.row.rack`), without the code that places
+copies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ABOVE = {"rack": 0, "row": 1, "cluster": 2, "dc": 3, "region": 4}
 
 
 def lacking(run: RunStarted, nodes: Collection[int], racks: Set[str]) -> str:
-    """How copies on `nodes`, in `racks`, fall short of what was asked; "" if they do not."""
+    """What copies on `nodes`, in `racks`, lack of the wanted replication; "" for nothing."""
     if len(nodes) >= run.copies and len(racks) >= run.racks and not run.wider:
         return ""  # asked for each of a hundred thousand blocks
     spans = {scope: len({_domain(rack, scope) for rack in racks}) for scope in _asked(run)}
@@ -25,7 +25,7 @@ def lacking(run: RunStarted, nodes: Collection[int], racks: Set[str]) -> str:
 
 
 def asked_for(run: RunStarted) -> str:
-    """What the log asks for, in words."""
+    """The replication of the log, in words."""
     spans = " and ".join(f"{count} {scope}s" for scope, count in _asked(run).items())
     return f"the log asks for {run.copies} in {spans}"
 

@@ -1,8 +1,8 @@
-"""S19: both tiers tell the same of a log.
+"""S19: both tiers hold the same records of a log.
 
-Main storage holds each acknowledged record of its range once, at its LSN, with its payload; it
-holds no other; and no node let go of what no manifest names. What readers were given is S2's, S5's
-and S18's, wherever it came from.
+Main storage holds each acknowledged record of its range once, at its LSN, with its payload, and no
+other record. No node let go of a block that no manifest names. S2, S5 and S18 check the records of
+readers, from either tier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cordwood.sim.history import NodeDumped, SlotKind, TierDumped
 
 
 def check_tiers(evidence: Evidence) -> list[Violation]:
-    """S19: both tiers tell the same of a log; no node let go of what no manifest names."""
+    """S19: both tiers hold the same records; no node let go of a block that no manifest names."""
     found: list[Violation] = []
     ends: dict[int, int] = {}
     for at, event in evidence.of(TierDumped):
@@ -40,7 +40,7 @@ def check_tiers(evidence: Evidence) -> list[Violation]:
 
 
 def _held(evidence: Evidence, event: TierDumped, at: int) -> Iterator[Violation]:
-    """Every acknowledged record stands at its place, and nothing else does."""
+    """Every acknowledged record is at its place, and there is no other record."""
     held: dict[int, str | None] = {}
     for slots in event.slots:
         if slots.kind is not SlotKind.DATA:

@@ -1,5 +1,5 @@
-"""S20: find_time tells where a time lies among the append times that readers saw; find_key likewise
-where a key lies, see `found_keys`. S31: these times never fall along a log."""
+"""S20: `find_time` finds the place of a time among the append times that readers saw; `find_key`
+finds the place of a key, see `found_keys`. S31: append times never fall along a log."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ Records = tuple[list[int], list[RecordDelivered]]
 
 
 def check_positions(evidence: Evidence) -> list[Violation]:
-    """S20: `find_time` and `find_key` part a log, `extent` bounds it, where they say for sure."""
+    """S20: certain answers of `find_time`, `find_key` and `extent` agree with the log's records."""
     return check_find_time(evidence) + check_find_key(evidence) + check_extents(evidence)
 
 
 def check_find_time(evidence: Evidence) -> list[Violation]:
-    """`find_time` parts what is older from what is not; too early only where it says so.
+    """`find_time` divides older records from the others. Only an answer that is not exact may be
+    too early.
 
-    No record below the LSN that was found is as late as the time; where the answer is exact,
-    none from there up to the tail is older. What is trimmed is no record.
+    No record below the found LSN is as late as the time. If the answer is exact, no record from
+    there up to the tail is older. Trimmed records do not count.
     """
     asked = [(at, event) for at, event in evidence.of(TimeFound) if isinstance(event, TimeFound)]
     seen = {log: _records(evidence, log) for log in {event.log for _, event in asked}}
@@ -47,10 +48,10 @@ def check_find_time(evidence: Evidence) -> list[Violation]:
 
 
 def check_append_times(evidence: Evidence) -> list[Violation]:
-    """S31: append time never falls along a log, in what all its readers got together.
+    """S31: append time never falls along a log, over all records that its readers got.
 
-    A run that lost data owes it not: what nodes that forgot something may have acknowledged
-    is kept, however young (`recovery.recover_log.Begins`).
+    The promise does not hold for a run that lost data: records that nodes with losses may have
+    acknowledged are kept, however young (`recovery.recover_log.Begins`).
     """
     if evidence.run.beyond_tolerance or evidence.lost_at is not None:
         return []
@@ -69,7 +70,7 @@ def check_append_times(evidence: Evidence) -> list[Violation]:
 
 
 def _records(evidence: Evidence, log: int) -> Records:
-    """Every record of a log of which a reader saw the append time."""
+    """Every record of a log whose append time a reader saw."""
     known: dict[int, RecordDelivered] = {}
     for read in evidence.reads:
         if read.log == log:

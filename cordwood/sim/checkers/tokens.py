@@ -1,8 +1,8 @@
-"""Fencing tokens, a part of S25: who comes with a lower one than the log's is shut out.
+"""Fencing tokens, a part of S25: an append with a lower token than the log's is refused.
 
-A token holds from the epoch on that its holder was told. So a record under a lower one
-stands in no such epoch, whoever acknowledged it and whoever saw it; and whoever called after
-that answer stands nowhere.
+A token holds from the epoch on that its holder was told. So no record under a lower token is in
+that epoch or a later one, whether it was acknowledged or seen. An append under a lower token that
+was called after that answer is nowhere in the log.
 
 Source: docs/design.md §3 ("Fencing tokens live with the epoch; raising one takes a new epoch").
 """
@@ -26,7 +26,8 @@ Fences = list[tuple[int, FenceAnswered]]
 
 
 def check_tokens(evidence: Evidence) -> list[Violation]:
-    """What was appended under a lower token than the log's, or refused under none lower."""
+    """Find appends stored under a lower token than the log's, and appends refused without a higher
+    token."""
     asked: dict[int, list[tuple[int, FenceAsked]]] = {}
     answered: dict[int, Fences] = {}
     for at, event in evidence.of(FenceAsked, FenceAnswered):
@@ -45,7 +46,7 @@ def check_tokens(evidence: Evidence) -> list[Violation]:
 
 
 def _let_in(evidence: Evidence, log: int, fences: Fences) -> Iterator[Violation]:
-    """Records that stand where a higher token held, or were sent when it did."""
+    """Find records in an epoch with a higher token, or sent while a higher token held."""
     for placed in places_of(evidence, log):
         call = placed.append.invoked
         for at, fence in fences:
@@ -63,7 +64,7 @@ def _let_in(evidence: Evidence, log: int, fences: Fences) -> Iterator[Violation]
 def _given_twice(
     log: int, asked: list[tuple[int, FenceAsked]], fences: Fences
 ) -> Iterator[Violation]:
-    """Tokens that were given though another client had one as high before they were asked for."""
+    """Find tokens that were granted although another client had one as high before the call."""
     for at, fence in fences:
         asks = [
             where
@@ -83,7 +84,7 @@ def _given_twice(
 def _refused_for_nothing(
     append: Append, asked: list[tuple[int, FenceAsked]]
 ) -> Iterator[Violation]:
-    """A refusal though nobody asked for a higher token by then."""
+    """Find a refusal although no client had asked for a higher token by then."""
     call, end = append.invoked, append.end
     if end is not None and not any(
         at < append.end_at and ask.token > call.token for at, ask in asked

@@ -1,8 +1,8 @@
-"""What clients are told when a call fails: E1, of Cordwood's own list.
+"""E1: the errors that clients get when a call fails; a promise of Cordwood's own list.
 
-An application can act on an error only if its class says what to do next. An error of
-the inside (a frame's checksum, a bug's KeyError) says nothing to it, and an `except
-Retryable` that it was told to write does not catch it.
+An application can act on an error only if its class says what to do next. An internal error (a
+frame's checksum, a bug's KeyError) says nothing to an application, and the `except Retryable` of
+the documentation does not catch it.
 
 Source: cordwood.errors ("by what the caller does next").
 """
@@ -25,18 +25,18 @@ from cordwood.sim.history import (
 )
 
 _FOR_CALLERS = (errors.Retryable, errors.Fenced, errors.OutcomeUnknown, errors.Rejected)
-"""The branches of the tree that README.md tells applications of."""
+"""The branches of the error tree that README.md names for applications."""
 
 DOCUMENTED = frozenset(
     name
     for name, item in inspect.getmembers(errors, inspect.isclass)
     if issubclass(item, _FOR_CALLERS)
 )
-"""Names of the classes that a client may be given."""
+"""Names of the error classes that a client may get."""
 
 
 def check_told_errors(evidence: Evidence) -> list[Violation]:
-    """E1: the errors that a client is given are those that the documentation names."""
+    """E1: clients get only errors that the documentation names."""
     return [
         Violation("E1", f"{who} was told {error}", log, 0, shown)
         for who, error, log, shown in _told(evidence)
@@ -45,7 +45,7 @@ def check_told_errors(evidence: Evidence) -> list[Violation]:
 
 
 def _told(evidence: Evidence) -> Iterator[tuple[str, str, int, tuple[Event, ...]]]:
-    """Every error that ended something: to whom, its class, the log, the events."""
+    """Every error that ended a call: the client, the error's class, the log, the events."""
     for append in evidence.appends:
         end, invoked = append.end, append.invoked
         if isinstance(end, AppendFailed | AppendUnknown) and end.error != GIVEN_UP:

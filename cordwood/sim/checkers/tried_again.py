@@ -1,4 +1,5 @@
-"""Appends that were made again at their place, and what their first try had stored by then."""
+"""Appends that were made again at their place, and the records that the first try had stored by
+then."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ SAYS_NOT_STORED = frozenset(
     for name, item in inspect.getmembers(errors, inspect.isclass)
     if issubclass(item, errors.Retryable | errors.Rejected)
 )
-"""Names of the errors that say that nothing is stored."""
+"""Names of the errors that mean that nothing is stored."""
 
 
 def first_tries(history: Sequence[Event]) -> Iterator[tuple[AppendOk, AppendAgain, list[Event]]]:
-    """Each append that was made again and acknowledged in the end: its acknowledgement, the end of
-    its first try, and the first store of its first record if that came before."""
+    """Each append that was made again and acknowledged at last: its acknowledgement, the end of its
+    first try, and the first store of its first record, if that came before the second try."""
     again: dict[int, tuple[int, AppendAgain]] = {}
     for at, event in enumerate(history):
         if isinstance(event, AppendAgain):
@@ -47,9 +48,10 @@ def first_tries(history: Sequence[Event]) -> Iterator[tuple[AppendOk, AppendAgai
 
 
 def check_first_tries(history: Sequence[Event]) -> Iterator[Violation]:
-    """Where an error said that nothing is stored, no node has stored it until it is made again.
+    """If an error said that nothing is stored, no node stores the records until the append is made
+    again.
 
-    Later tries are not looked at: of what an earlier one stored, their errors say nothing.
+    Later tries are not checked: their errors say nothing about records that an earlier try stored.
     """
     for ack, again, stored in first_tries(history):
         for event in stored if again.error in SAYS_NOT_STORED else ():

@@ -1,10 +1,10 @@
-"""S18: trim points only rise, are durable, and never pass what was asked for or is kept.
+"""S18: trim points only rise, are durable, and never pass requested trims or retention.
 
-Retention goes by append times, of the sequencers' clocks, and by the node's own; both are the
-run's clock as long as no fault moves one. A record was appended after its client called.
+Retention compares append times, from the sequencers' clocks, with the node's own clock. Both are
+the run's clock as long as no fault moves one. A record was appended after its client called.
 
-That nothing above them is deleted is S15's and S2's to see: copies are owed, and records
-must be delivered, wherever nobody trimmed.
+S15 and S2 check that nothing above a trim point is deleted: copies must exist, and records must be
+delivered, wherever no trim was made.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from cordwood.sim.history import Event, FaultStruck, NodeDumped, NodeStarted
 from cordwood.sim.position_events import NodeTrimmed, RetentionTrims, TrimAnswered, TrimAsked
 
 DAMAGE = frozenset({"rot", "zeroed", "lost_write", "misdirected_write"})
-"""Faults that destroy what a node had durably, trim points in its WAL among it: its next start
-may be from an earlier one. The other nodes still tell readers of it."""
+"""Faults that destroy durable data of a node, including trim points in its WAL: its next start may
+have an earlier trim point. The other nodes still tell readers the right one."""
 
 RECORD_BYTES = 64
-"""What a key, headers and a timestamp add to a record's payload, at most."""
+"""The most bytes that a key, headers and a timestamp add to a record's payload."""
 
 CLOCKS = frozenset({"clock_step", "clock_drift"})
-"""Faults after which the run's clock is not that of the nodes."""
+"""Faults after which the clocks of nodes differ from the run's clock."""
 
 
 def check_trims(evidence: Evidence) -> list[Violation]:
-    """S18: a trim point never falls, is kept, and is what was asked for or retention allows.
+    """S18: a trim point never falls, is durable, and does not pass requested trims or retention.
 
-    By retention nothing goes that is younger than its log keeps it, nor so much that less is
-    left than its log keeps.
+    Retention trims no record that is younger than its log's time, and leaves at least the log's
+    bytes.
     """
     points: dict[tuple[int, int], tuple[int, Event]] = {}
     damaged: set[int] = set()
-    # Where each trim was asked for, and where a node started on a damaged disk: what it had said
-    # before that, to a client that still waited for others, is not held against it.
+    # The places of requested trims, and of starts on a damaged disk: a node's answer before such a
+    # start, to a client that still waited for other nodes, is not judged.
     asked: dict[tuple[str, int, int], int] = {}
     lost_at: dict[int, int] = {}
     clocks_move = any(e.kind in CLOCKS for e in evidence.events if isinstance(e, FaultStruck))
@@ -52,7 +52,7 @@ def check_trims(evidence: Evidence) -> list[Violation]:
             case FaultStruck(_, kind, nodes) if kind in DAMAGE:
                 damaged.update(nodes)
             case DiskLost(_, node):
-                # It begins anew, and learns what is trimmed from whoever trims next.
+                # It begins anew, and learns the trim point from the next trim.
                 lost_at[node] = at
                 points = {place: known for place, known in points.items() if place[0] != node}
             case NodeStarted(_, node) if node in damaged:
@@ -79,7 +79,7 @@ def check_trims(evidence: Evidence) -> list[Violation]:
 
 
 def _too_young(evidence: Evidence, event: RetentionTrims) -> Iterator[Violation]:
-    """The first record that a node trims by time and its log still keeps."""
+    """The first record that a node trims by time although the log's retention still keeps it."""
     keeps_from_us = event.time_us - event.backlog_us
     for ack in evidence.acks_within(event.log, 0, event.lsn):
         called = ack.append.invoked
@@ -90,9 +90,9 @@ def _too_young(evidence: Evidence, event: RetentionTrims) -> Iterator[Violation]
 
 
 def _too_few_left(evidence: Evidence, event: RetentionTrims) -> Iterator[Violation]:
-    """A node trims by size, and less is left of the log than it keeps.
+    """Find a trim by size that leaves fewer bytes than the log's retention.
 
-    Whatever may be above the trim point counts: what was acknowledged or delivered there, and
+    All records that may be above the trim point count: acknowledged records, delivered records, and
     calls of unknown outcome.
     """
     left: dict[str | None, int] = {}

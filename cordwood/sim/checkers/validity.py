@@ -1,4 +1,4 @@
-"""Whether a run counts: one that did nothing breaks no promise and proves nothing.
+"""Whether a run counts: a run that did nothing breaks no promise and proves nothing.
 
 Source: docs/design.md §10.
 """
@@ -37,8 +37,8 @@ def run_is_valid(
 
     Args:
         acked_min: records acknowledged, over all logs.
-        epochs_min: epochs crossed, over all logs: an epoch is crossed once an append
-            of a later epoch of its log was acknowledged.
+        epochs_min: epochs crossed, over all logs: an epoch is crossed when an append of a later
+            epoch of its log is acknowledged.
         fault_kinds_min: different kinds of fault that struck.
     Raises:
         Malformed: the history contradicts itself.

@@ -1,4 +1,4 @@
-"""What a checker returns: which promise was broken, where, and the events that show it."""
+"""The result of a checker: the broken promise, its place, and the events that show it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Violation:
         invariant: its id in the list of docs/sources/reliability.md §3, as `S2` or `L1`.
         text: what happened, in words.
         log: the log's number.
-        lsn: where; 0 where the promise is not about a place.
+        lsn: the place; 0 if the promise is not about a place.
         evidence: the events that contradict one another, in the order to read them.
     """
 
