@@ -68,10 +68,14 @@ class LedgerEnds:
         return min(end, self._options.ends.get(ledger, end))
 
     def _entry_bytes(self, ledger: int, stop: int) -> float:
-        """By the bytes of all entries before `stop`, which the last one of them tells."""
+        """By the bytes of all entries before `stop`, which the last one of them tells.
+
+        They are the same before the ledger is closed and after it, so that a repeated batch is cut
+        the same: `deliveryMode=idempotent` counts the rows of each task.
+        """
         opened = self._open(ledger)
-        if opened.is_closed:
-            return opened.length / max(1, opened.last_add_confirmed + 1)
+        if opened.is_closed and stop == opened.last_add_confirmed + 1:
+            return opened.length / stop
         for batch in opened.batches(stop - 1, stop - 1):
             return batch[-1].length / stop
         raise AssertionError("a batch of entries has one at least")

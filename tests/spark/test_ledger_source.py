@@ -179,6 +179,28 @@ class TestStream:
         assert values(again, again.partitions(start, end)) == numbers(0, 12)
         assert again.partitions(end, end) == []
 
+    def test_a_batch_is_cut_the_same_once_its_ledger_is_closed(
+        self, made: BlockingWritableLedger, source
+    ):
+        # A task's rows are what `deliveryMode=idempotent` counts: cut otherwise, rows of the first
+        # attempt would be taken for other ones.
+        made.append_many([b"x" * 100] * 400)
+        made.append(b"tells that those before are confirmed")
+        options = {"targetPartitionBytes": "10k"}
+        first = stream(source(made.ledger_id, **options))
+        start = stored(first.initialOffset())
+        end = start
+        while end == start:
+            end = stored(first.latestOffset(start, ReadMaxRows(400)))
+        planned = [each.value for each in first.partitions(start, end)]
+        assert len(planned) > 3
+        made.append_many([b"y" * 100_000] * 20)
+        for is_closed in (False, True):
+            again = stream(source(made.ledger_id, **options))
+            if is_closed:
+                made.close()
+            assert [each.value for each in again.partitions(start, end)] == planned
+
     def test_available_now_ends_where_it_began(self, made: BlockingWritableLedger, source):
         made.append_many(numbers(0, 5))
         made.append(b"5")

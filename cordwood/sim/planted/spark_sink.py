@@ -25,6 +25,7 @@ from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.spark import sink, sink_rows, slice_reader, source
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
+from cordwood.spark.ledger_ends import LedgerEnds
 from cordwood.spark.offsets import StreamOffset, ranges
 from cordwood.spark.sink import APPENDED, CordwoodStreamWriter, CordwoodWriter, Written
 from cordwood.spark.sink_rows import RowBlock
@@ -134,6 +135,13 @@ def _for_all_logs(right: Any, self: CordwoodWriter, log: int) -> Any:
 
 def _by_the_name_now(right: Any, self: CordwoodWriter, refs: Sequence[StagedRef]) -> Any:
     return self.writer_name(self._store())
+
+
+def _by_the_whole_ledger(right: Any, self: LedgerEnds, ledger: int, stop: int) -> Any:
+    opened = self._open(ledger)
+    if opened.is_closed:
+        return opened.length / max(1, opened.last_add_confirmed + 1)
+    return right(self, ledger, stop)
 
 
 def _keeps_all(taken: Any) -> bool:
@@ -246,6 +254,12 @@ SCENE_BUGS = (
         "other-logs-skipped",
         "A version that was written into one log is skipped for rows of another.",
         at(CordwoodWriter.check_logs).around(_no_word),
+    ),
+    PlantedBug(
+        "ledger-cut-by-its-end",
+        "A batch of a ledger is cut by the size of all its entries once it is closed: run again, "
+        "its tasks have other rows than in the first try, and some are lost and some doubled.",
+        at(LedgerEnds._entry_bytes).around(_by_the_whole_ledger),
     ),
 )  # fmt: skip
 """Bugs that a scene of their own shows."""

@@ -17,10 +17,13 @@ from cordwood.sim.planted.bug import planted
 from cordwood.sim.planted.spark_sink import SCENE_BUGS
 from cordwood.spark.delivery import stage_all
 from cordwood.spark.idempotent import OnceAppender
+from cordwood.spark.ledger_ends import LedgerEnds
+from cordwood.spark.ledger_options import parse_ledger_options
 from cordwood.spark.options import SERVERS
 from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
 from cordwood.spark.sink_options import parse_sink_options
 from cordwood.spark.sink_rows import row_blocks
+from cordwood.spark.splitting import plan
 
 pytestmark = pytest.mark.real
 
@@ -138,6 +141,29 @@ def one_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> boo
     return False
 
 
+def ledger_cut_again(store: BlockingStore, log: str, _) -> bool:
+    """The driver dies amid a batch; the ledger grows and is closed before the batch runs again."""
+    ledger = store.ledgers.create(ensemble=1, write=1, ack=1)
+    ledger.append_many([b"%03d" % number for number in range(200)])
+    ledger.append(b"tells that those before are confirmed")
+    options = parse_ledger_options({SERVERS: "h:1", "ledgers": str(ledger.ledger_id)})
+    is_first = True
+    for _ in range(2):
+        spans = LedgerEnds(store, options).spans({ledger.ledger_id: (0, 200)})
+        tasks = [each for (each,) in plan(spans, target_bytes=100, min_partitions=0)]
+        for number, task in enumerate(tasks):
+            if is_first and number == 0:
+                continue  # it has not run yet when the driver dies
+            opened = store.ledgers.open(ledger.ledger_id)
+            rows = opened.arrow(["value"], start=task.start, until=task.stop - 1)
+            OnceAppender(store, log, 0, number).append(row_blocks(rows, log))
+        if is_first:
+            ledger.append_many([b"x" * 1000] * 20)
+            ledger.close()
+        is_first = False
+    return sorted(values(store, log)) == list(range(200))
+
+
 SCENES = {
     "time-in-plan": planned_again,
     "plans-of-all-queries": two_queries_of_one_name,
@@ -147,6 +173,7 @@ SCENES = {
     "version-for-all-logs": one_version_for_two_logs,
     "version-by-name-at-commit": renamed_before_its_commit,
     "other-logs-skipped": one_version_for_logs_of_the_column,
+    "ledger-cut-by-its-end": ledger_cut_again,
 }
 
 
