@@ -9,6 +9,7 @@ Source: docs/sources/spark.md §7.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,18 @@ NOTE = "stats.json"
 """In a directory for progress."""
 
 Say = Callable[[str], None]
+
+_CYCLE_YEARS = 400
+"""After so many years the days of the Gregorian calendar come again."""
+
+_CYCLE_S = 146_097 * 86_400
+"""The same in seconds."""
+
+_FIRST = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+"""Where such a cycle begins."""
+
+_FIRST_S = 946_684_800
+"""The same in seconds since 1970."""
 
 LOSSES = tuple(kind.value for kind in GapKind if kind not in (GapKind.BRIDGE, GapKind.HOLE))
 """Gaps in which records were; bridges and holes never had any."""
@@ -80,12 +93,13 @@ def stats(
             time. say: called after each step.
     Raises:
         BadSetting: an option is wrong, the checkpoint belongs to another cluster, or `progress` to
-            other logs.
+            other logs or another cluster.
         Malformed: the files in `progress` are damaged.
     """
     lags = lag_of(Checkpoint(Path(checkpoint)), source) if checkpoint else []
     note = check_path(progress) / NOTE if progress else None
-    so_far = Progress(note, source, step_bytes)
+    cluster = Catalog(parse_options(source)).cluster if progress else ""
+    so_far = Progress(note, source, step_bytes, cluster)
     while so_far.done < len(so_far.steps):
         options = {**step_source(source, so_far.steps[so_far.done]), "includeGaps": "true"}
         so_far.on_step(*summarize(spark.read.format("cordwood").options(**options).load()))
@@ -102,7 +116,8 @@ def summarize(frame: DataFrame) -> tuple[list[HourOfLog], list[GapsOfLog]]:
             "record_type",
             "gap_type",
             # Whatever the session's time zone: hours of 1970's count are UTC's.
-            f"unix_seconds(timestamp) div {HOUR_S} * {HOUR_S} AS hour_s",
+            # Hours before 1970 are negative, and `div` would round these up.
+            f"unix_seconds(timestamp) - pmod(unix_seconds(timestamp), {HOUR_S}) AS hour_s",
             "coalesce(length(value), 0) + coalesce(length(key), 0) AS bytes",
             "lsn",
             "coalesce(gap_end_lsn, lsn) AS last_lsn",
@@ -122,7 +137,13 @@ def summarize(frame: DataFrame) -> tuple[list[HourOfLog], list[GapsOfLog]]:
         else:
             hours.append(
                 HourOfLog(
-                    row.log, _iso(row.hour_s), count, size, round(count / HOUR_S, 3), first, last
+                    row.log,
+                    hour_name(row.hour_s),
+                    count,
+                    size,
+                    round(count / HOUR_S, 3),
+                    first,
+                    last,
                 )
             )
     return hours, gaps
@@ -147,8 +168,16 @@ def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
     return lags
 
 
-def _iso(hour_s: int) -> str:
-    import datetime
+def hour_name(hour_s: int) -> str:
+    """An hour as ISO 8601, also of years that `datetime` lacks: a record's time is its producer's
+    word, and one that is far off must not hide what the others say.
 
-    when = datetime.datetime.fromtimestamp(hour_s, datetime.UTC)
-    return when.strftime("%Y-%m-%dT%H:%MZ")
+    Args:
+        hour_s: seconds since 1970, UTC.
+    """
+    cycles, left_s = divmod(hour_s - _FIRST_S, _CYCLE_S)
+    when = _FIRST + datetime.timedelta(seconds=left_s)
+    year = when.year + _CYCLE_YEARS * cycles
+    # Years of more digits have a sign, in ISO's expanded form.
+    text = f"{year:04}" if 0 <= year <= 9999 else f"{year:+07}"
+    return f"{text}-{when:%m-%dT%H:%MZ}"

@@ -38,7 +38,7 @@ class HourOfLog:
     """One log in one hour.
 
     Attributes:
-        hour: its first second, ISO 8601 in UTC.
+        hour: its first second, ISO 8601 in UTC; a year of more than four digits has a sign.
         records, bytes: `bytes` of values and keys in `records` records.
         per_s: records a second, over the whole hour.
         first_lsn, last_lsn: of these records; others may lie between them.
@@ -82,8 +82,15 @@ class Sums:
         for gap in gaps:
             seen = by_kind.get((gap.log, gap.kind))
             by_kind[gap.log, gap.kind] = gap if seen is None else _both_gaps(seen, gap)
-        self.hours = [by_hour[key] for key in sorted(by_hour)]
+        self.hours = [by_hour[key] for key in sorted(by_hour, key=_in_time)]
         self.gaps = [by_kind[key] for key in sorted(by_kind)]
+
+
+def _in_time(key: tuple[str, str]) -> tuple[str, int, str]:
+    """By log, then by time: a year's sign and digits sort otherwise as text."""
+    log, hour = key
+    rest = len("-01-01T00:00Z")
+    return log, int(hour[:-rest]), hour[-rest:]
 
 
 def _both_hours(one: HourOfLog, other: HourOfLog) -> HourOfLog:
@@ -149,15 +156,19 @@ class Progress:
         sums: of those.
     """
 
-    def __init__(self, note: Path | None, source: Mapping[str, str], step_bytes: int) -> None:
+    def __init__(
+        self, note: Path | None, source: Mapping[str, str], step_bytes: int, cluster: str = ""
+    ) -> None:
         """
         Args:
-            note: a file; None to note nothing.
+            note: a file; None to note nothing. cluster: that is read now, in which logs have the
+                numbers of another one's; "" where nobody was asked.
         Raises:
-            BadSetting: the note is of other logs, or an option is wrong.
+            BadSetting: the note is of other logs, or of another cluster, or an option is wrong.
             Malformed: the note is damaged.
         """
         self._note = note
+        self._cluster = cluster
         self._made_of = {
             name: value
             for name, value in sorted(source.items())
@@ -177,6 +188,12 @@ class Progress:
             raise BadSetting(
                 f"{note.parent} notes statistics of {json.dumps(theirs)}, and these are of "
                 f"{json.dumps(self._made_of)}: say the same, or give another directory"
+            )
+        if self._cluster not in ("", found.get("cluster", self._cluster)):
+            # A note of an earlier version has none.
+            raise BadSetting(
+                f"{note.parent} notes statistics of cluster {found['cluster']}, and this one is "
+                f"{self._cluster}: its sums say nothing of these logs. Give another directory"
             )
         try:
             self.steps = [[_slice(each) for each in step] for step in found["steps"]]
@@ -204,6 +221,7 @@ class Progress:
             return
         content = {
             "source": self._made_of,
+            "cluster": self._cluster,
             # What `step_source` reads; each run finds out anew where the records are.
             "steps": [
                 [[each.log_id, each.name, each.start, each.stop] for each in step]

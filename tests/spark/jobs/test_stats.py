@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from cordwood.cli.app import run
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import BadSetting, Malformed
-from cordwood.spark.jobs.stats import NOTE, stats
+from cordwood.spark.jobs.stats import NOTE, hour_name, stats
 from cordwood.spark.jobs.stats_steps import (
     HOUR_S,
     GapsOfLog,
@@ -108,6 +108,21 @@ class TestNotes:
         with pytest.raises(BadSetting, match="give another directory"):
             Progress(tmp_path / NOTE, {"subscribe": "b"}, 1)
 
+    def test_another_cluster_is_refused(self, tmp_path: Path):
+        # Its logs have the numbers of this one's: the sums would be of both.
+        note = tmp_path / NOTE
+        note.write_text(json.dumps(NOTED | {"cluster": "one"}))
+        assert Progress(note, SOURCE, 1, "one").done == 1
+        with pytest.raises(BadSetting, match="cluster one, and this one is two"):
+            Progress(note, SOURCE, 1, "two")
+
+    def test_the_cluster_is_noted(self, tmp_path: Path):
+        note = tmp_path / NOTE
+        note.write_text(json.dumps(NOTED | {"steps": [*NOTED["steps"], [[3, "/c", 1, 2]]]}))
+        Progress(note, SOURCE, 1, "one").on_step([], [])
+        with pytest.raises(BadSetting, match="cluster one"):
+            Progress(note, SOURCE, 1, "two")
+
     @pytest.mark.parametrize(
         "change",
         [
@@ -124,6 +139,44 @@ class TestNotes:
         (tmp_path / NOTE).write_text(json.dumps(NOTED | change))
         with pytest.raises(Malformed, match="begin"):
             Progress(tmp_path / NOTE, SOURCE, 1)
+
+
+@pytest.mark.parametrize(
+    ("hour_s", "name"),
+    [
+        (0, "1970-01-01T00:00Z"),
+        (-HOUR_S, "1969-12-31T23:00Z"),
+        (1_709_164_800, "2024-02-29T00:00Z"),
+        (253_402_300_799 // HOUR_S * HOUR_S, "9999-12-31T23:00Z"),
+        (253_402_300_800, "+010000-01-01T00:00Z"),
+        (-62_135_596_800, "0001-01-01T00:00Z"),
+        (-62_135_596_800 - HOUR_S, "0000-12-31T23:00Z"),
+        (-62_167_219_200 - HOUR_S, "-000001-12-31T23:00Z"),
+        ((2**63 - 1) // (HOUR_S * 1_000_000) * HOUR_S, "+294247-01-10T04:00Z"),
+        (-(2**63) // (HOUR_S * 1_000_000) * HOUR_S, "-290308-12-21T19:00Z"),
+    ],
+)
+def test_every_hour_has_a_name(hour_s: int, name: str):
+    assert hour_name(hour_s) == name
+
+
+@pytest.mark.real
+@pytest.mark.spark
+@pytest.mark.slow
+def test_hours_of_any_time_are_told(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str
+):
+    """A record's time is its producer's word: one that is far off ends nobody's statistics."""
+    half_us = HOUR_S * 500_000
+    for times in ([-half_us, -1], [0, 1, half_us], [2**63 - 1], [-(2**63)]):
+        store.append_many(log, [b"x"] * len(times), timestamps=times)
+    found = stats(spark, {SERVERS: cluster.url, "subscribe": log}).hours
+    assert [(each.hour, each.records) for each in found] == [
+        ("-290308-12-21T19:00Z", 1),
+        ("1969-12-31T23:00Z", 2),
+        ("1970-01-01T00:00Z", 3),
+        ("+294247-01-10T04:00Z", 1),
+    ]
 
 
 @pytest.mark.real
