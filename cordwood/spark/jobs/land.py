@@ -327,7 +327,7 @@ class Lander:
         self._may_set_apart = bool(self._landing.decode or doubtful)
         if not doubtful:
             return frame
-        prefix = PARTITION_PREFIX if self._table.partition_in_files else ""
+        prefix = self._partition_prefix(frame)
         reason = unwritable(doubtful, prefix, plainly=self._landing.format == "delta")
         frame = frame.withColumn(ERROR, f.coalesce(f.col(ERROR), reason))
         if prefix:
@@ -335,6 +335,17 @@ class Lander:
             for name in (name for name, kind in doubtful if kind == "string"):
                 frame = frame.withColumn(name, f.nullif(f.col(quoted(name)), f.lit("")))
         return frame
+
+    def _partition_prefix(self, frame: DataFrame) -> str:
+        """Before the names of columns that only directories have, beside the files' own."""
+        if not self._table.partition_in_files:
+            return ""
+        prefix = PARTITION_PREFIX
+        taken = {name.lower() for name in frame.columns}
+        # A field may have such a name, and its column would be written over.
+        while any((prefix + name).lower() in taken for name in self._landing.partition_by):
+            prefix += "_"
+        return prefix
 
     def _write(self, shaped: DataFrame, staging: Path) -> tuple[list[StagedFile], _Apart]:
         """Write the records that can be in the table; the files, and which cannot."""
@@ -347,7 +358,7 @@ class Lander:
             shaped = _observed(shaped, seen)
         good = shaped.filter(f.col(ERROR).isNull()).drop(ERROR)
         by = list(self._landing.partition_by)
-        prefix = PARTITION_PREFIX if self._table.partition_in_files else ""
+        prefix = self._partition_prefix(good)
         for name in by if prefix else ():
             good = good.withColumn(prefix + name, f.col(quoted(name)))
         writer = good.write

@@ -61,6 +61,12 @@ class Landing:
         if self.format not in FORMATS:
             raise BadSetting(f"format is {self.format!r}; it is one of {', '.join(FORMATS)}")
         check_partition_columns(self.partition_by)
+        if self.format == "parquet" and (dotted := [n for n in self.partition_by if n[:1] == "."]):
+            raise BadSetting(
+                f"cannot partition by {dotted[0]}: readers of Parquet take a directory whose name "
+                "begins with a dot for a hidden one. Give the column another name, or land in "
+                "delta or iceberg"
+            )
         if self.schema and self.decode != "json":
             raise BadSetting("a schema is for decode json")
         if self.compact and self.format == "iceberg":

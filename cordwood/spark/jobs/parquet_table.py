@@ -46,6 +46,7 @@ from cordwood.spark.jobs.table import (
     StagedFile,
     check_staged,
     check_types,
+    is_hidden,
     make_durable,
     move_in,
 )
@@ -204,7 +205,7 @@ class ParquetTable:
         """Groups of two or more files of one directory that fit into one of the target's size."""
         directories: dict[Path, list[Path]] = {}
         for path in sorted(self._path.rglob("*.parquet")):
-            if not any(part.startswith("_") for part in path.relative_to(self._path).parts):
+            if not any(map(is_hidden, path.relative_to(self._path).parts)):
                 directories.setdefault(path.parent, []).append(path)
         for files in directories.values():
             group: list[Path] = []

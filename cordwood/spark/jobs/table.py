@@ -156,7 +156,7 @@ def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
 
     found = []
     for path in sorted(staging.rglob("*.parquet")):
-        if any(map(_is_hidden, path.relative_to(staging).parts)):
+        if any(map(is_hidden, path.relative_to(staging).parts)):
             continue
         rows = pq.read_metadata(path).num_rows
         parts = [part.removeprefix(prefix) for part in path.relative_to(staging).parts[:-1]]
@@ -166,13 +166,14 @@ def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
     return found
 
 
-def _is_hidden(part: str) -> bool:
-    """Whether a name is Spark's own, by Spark's rule.
+def is_hidden(part: str) -> bool:
+    """Whether a name below a table or a staging directory holds none of its rows.
 
     A speculative task, or a task of a dead driver, continues to write below `_temporary` after the
-    job's commit. A column's directory may begin with an underscore too: `_day=1`.
+    job's commit. The directory of a column's value may begin so too, as in `_day=1` and `.day=1`:
+    left out, its rows would be lost.
     """
-    return part.startswith(".") or (part.startswith("_") and "=" not in part)
+    return part.startswith(("_", ".")) and "=" not in part
 
 
 def make_durable(table: Path, files: Sequence[StagedFile]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cordwood.errors import BadSetting
-from cordwood.spark.jobs.table import FORMATS, OURS
+from cordwood.spark.jobs.table import FORMATS, OURS, is_hidden
 
 _BEYOND_FILES = ("deletionVectors", "columnMapping")
 """Delta's features that make a file differ from its rows in the table."""
@@ -66,7 +66,7 @@ def _parquet_files(path: Path) -> list[Path]:
     return [
         file
         for file in path.rglob("*.parquet")
-        if not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+        if not any(map(is_hidden, file.relative_to(path).parts))
     ]
 
 

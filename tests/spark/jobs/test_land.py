@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from job_logs import appended
@@ -26,6 +27,7 @@ from cordwood.spark.jobs.land import Landed, Lander, land
 from cordwood.spark.jobs.landing import Landing, dry_run, settle
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.table import FORMATS, OURS, only_writer
+from cordwood.spark.jobs.table_files import table_files
 from cordwood.spark.options import SERVERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.real]
@@ -190,6 +192,40 @@ class TestOddRecords:
             store.append_many(log, [json.dumps({"k": key}).encode() for key in fits])
             assert lands(**asked, compact=True).compacted.removed == 2 * (len(fits) - 1)
             assert [row["k"] for row in rows(table, format_)] == [key or None for key in fits] * 2
+
+    @pytest.mark.parametrize(
+        ("format_", "column"),
+        [("parquet", "_day"), ("delta", "_day"), ("delta", ".day"), ("iceberg", ".day")],
+    )
+    def test_a_partition_that_looks_hidden_is_landed(
+        self,
+        lands: Callable[..., Landed],
+        store: BlockingStore,
+        log: str,
+        tmp_path: Path,
+        format_,
+        column: str,
+    ):
+        lsns = store.append_many(log, [b'{"%s": "1"}' % column.encode()] * 5)
+        asked = {"format": format_, "decode": "json", "schema": f"`{column}` STRING"}
+        assert lands(partition_by=(column,), **asked).records == 5
+        found = [
+            row["lsn"]
+            for path in table_files(tmp_path / "table", format_)
+            for row in pq.ParquetFile(path).read().to_pylist()
+        ]
+        assert sorted(found) == [int(lsn) for lsn in lsns]
+
+    def test_a_field_is_named_as_the_directories_columns_are(
+        self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
+    ):
+        store.append(log, b'{"part_event_date": "of a machine"}', timestamp=1)
+        assert lands(format="iceberg", decode="json").records == 1
+        (found,) = rows(tmp_path / "table", "iceberg")
+        assert (found["part_event_date"], str(found["event_date"])) == (
+            "of a machine",
+            "1970-01-01",
+        )
 
     def test_bytes_name_no_directory(
         self, lands: Callable[..., Landed], store: BlockingStore, log: str
@@ -447,6 +483,7 @@ class TestRefusals:
             {"format": "iceberg", "compact": True},
             {"partition_by": ("a", "A")},
             {"partition_by": ("",)},
+            {"partition_by": ("event_date", ".day")},
             {"partition_by": ("é" * 51,)},
             {"partition_by": tuple("abcdefghi")},
         ],
