@@ -6,11 +6,10 @@ Source: docs/design.md §4, §7.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
-    asynccontextmanager,
     nullcontext,
 )
 from typing import TypeVar
@@ -18,7 +17,7 @@ from typing import TypeVar
 from cordwood.block import Buffer, Codec
 from cordwood.client.append.appends import Appends
 from cordwood.client.append.blocks import Columns, check_group, cut_blocks
-from cordwood.client.append.line import Line
+from cordwood.client.append.line import turn_in
 from cordwood.client.append.log_appends import LogAppends
 from cordwood.client.append.producer import Producer, ProducerCall
 from cordwood.client.append.record_check import (
@@ -35,7 +34,7 @@ from cordwood.client.append.record_check import (
 )
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.log_info import AnyLog
-from cordwood.errors import CordwoodError, OutcomeUnknown, Overloaded
+from cordwood.errors import CordwoodError, OutcomeUnknown
 from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings
 
@@ -79,7 +78,7 @@ class AppendCalls:
         value = as_bytes(value)
         key = None if key is None else as_bytes(key)
         headers = None if headers is None else own_headers(headers)
-        deadline = self._deadline()
+        deadline = self._appends.deadline()
         info = await self._found(log, producer)
         with _calling(producer, info.log_id) as call:
             lane = self._appends.log(info.log_id, producer)
@@ -109,7 +108,7 @@ class AppendCalls:
         sizes = self._sizes(values, keys, headers)
         values, keys = own_values(values), own_keys(keys)
         headers = own_header_lists(headers)
-        deadline = self._deadline()
+        deadline = self._appends.deadline()
         info = await self._found(log, producer)
         with _calling(producer, info.log_id) as call:
             appends = self._appends.log(info.log_id, producer)
@@ -183,7 +182,7 @@ class AppendCalls:
         """See `Store.append_many`, `atomic`."""
         if not columns.values:
             return []
-        deadline = self._deadline()
+        deadline = self._appends.deadline()
         info = await self._found(log, producer)
         settings = self._settings
         with _calling(producer, info.log_id) as call:
@@ -235,10 +234,6 @@ class AppendCalls:
         with nullcontext() if producer is None else producer.seek():
             return await self._find(log)
 
-    def _deadline(self) -> float:
-        """When a call that begins now must have ended, on the loop's clock."""
-        return self._appends.loop.time() + self._settings.timeout_s
-
     async def _wait_open_space(self, deadline: float) -> bool:
         """Wait for free space until `deadline`; True if the deadline passed."""
         if not self._appends.window.has_space:
@@ -279,20 +274,4 @@ def _in_turn(
     if lane.line.is_empty and not (is_long or lane.has_producer):
         return nullcontext()
     # A producer's call keeps its place until it has added, for `Appends` to keep its lane.
-    return _turn(lane.line, deadline, holds=is_long or lane.has_producer)
-
-
-@asynccontextmanager
-async def _turn(line: Line, deadline: float, *, holds: bool) -> AsyncIterator[None]:
-    place = line.join(holds=holds)
-    try:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await line.turn(place)
-        except TimeoutError:
-            raise Overloaded("calls to this log before this one still wait for room") from None
-        if not holds:
-            line.leave(place)
-        yield
-    finally:
-        line.leave(place)
+    return turn_in(lane.line, deadline, holds=is_long or lane.has_producer)

@@ -121,6 +121,10 @@ class Appends:
         """Wall time, for the times of records."""
         return self._host.clock.now_us()
 
+    def deadline(self) -> float:
+        """When a call that begins now must have ended, on the loop's clock."""
+        return self.loop.time() + self._settings.timeout_s
+
     def next_token(self) -> int:
         """A number for a block, growing."""
         self.last_token += 1

@@ -33,7 +33,7 @@ from typing import Any
 
 from cordwood.block import Buffer, Codec
 from cordwood.client.append.appends import Appends
-from cordwood.client.append.line import Line
+from cordwood.client.append.line import LetIn, Line
 from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.append.record_check import (
     Headers,
@@ -205,18 +205,15 @@ class BufferedWriter:
         self._appends = appends
         self._find = find
         self._settings = settings
-        self._chance = chance
-        self._options = options
-        self._on_success = on_success
-        self._on_failure = on_failure
-        self._on_retry = on_retry
+        self._chance, self._options = chance, options
+        self._on_success, self._on_failure, self._on_retry = on_success, on_failure, on_retry
         self._codec = None if options.compression is None else Codec[options.compression.upper()]
         self._bytes_max = min(options.size_trigger_bytes, settings.block_bytes)
         self._lanes: dict[str, _Lane] = {}
         self._unended: dict[_Gathered, _Lane] = {}
         self._freed = asyncio.Event()
         # Calls that wait for room, in their order.
-        self._line = Line(appends.loop)
+        self._line, self._let_in = Line(appends.loop), LetIn(appends.loop)
         self._closed: CordwoodError | None = None
 
     async def __aenter__(self) -> BufferedWriter:
@@ -261,7 +258,7 @@ class BufferedWriter:
         """Put a record in; the future tells where it was stored, or why not.
 
         Raises:
-            Overloaded: no room in memory: wait for `wait_space`, and come again.
+            Overloaded: no room in memory, or others wait for it: wait for `wait_space` first.
             RecordTooLarge: over the client's block limit.
             BadSetting: it cannot be encoded.
             Closed: the writer was closed.
@@ -287,7 +284,8 @@ class BufferedWriter:
         self._put(log, value, key, timestamp, headers, context, None)
 
     async def wait_space(self) -> None:
-        """Wait for free memory. Gathered records are sent, so that the wait ends.
+        """Wait for free memory: for one record, before anything else is awaited. Sends what is
+        gathered, so that the wait ends.
 
         Raises:
             Overloaded: it did not within the client's timeout.
@@ -310,6 +308,7 @@ class BufferedWriter:
         finally:
             self._line.leave(place)
         self._check_open()
+        self._let_in.note()
 
     @property
     def _is_full(self) -> bool:
@@ -329,7 +328,8 @@ class BufferedWriter:
         check_log_name(log)
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
-        if self._is_full:
+        # Calls that came before may wait for this room.
+        if self._is_full or not (self._line.is_empty or self._let_in.take()):
             self._cut_all()
             raise self._overloaded()
         lane = self._lanes.get(log)
@@ -357,8 +357,8 @@ class BufferedWriter:
         lane.open = gathered = _Gathered()
         self._unended[gathered] = lane
         if self._options.time_trigger_s is not None:
-            loop = self._appends.loop
-            lane.timer = loop.call_later(self._options.time_trigger_s, self._cut, lane)
+            after_s = self._options.time_trigger_s
+            lane.timer = self._appends.loop.call_later(after_s, self._cut, lane)
         return gathered
 
     def _cut(self, lane: _Lane) -> None:

@@ -9,6 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cordwood.errors import Overloaded
+
+LET_IN_TURNS = 4
+"""Turns of the loop: `asyncio.wait_for` hands an end on in three, before Python 3.12."""
 
 
 class QueuedCall:
@@ -89,3 +96,60 @@ class Line:
             place.future.set_result(None)
             if place.holds:
                 return
+
+
+@asynccontextmanager
+async def turn_in(line: Line, deadline: float, *, holds: bool) -> AsyncIterator[None]:
+    """Have a turn in a line.
+
+    Args:
+        deadline: for the turn to come, on the loop's clock.
+        holds: see `Line.join`; without, the place is left as the turn comes.
+    Raises:
+        Overloaded: it has not come by then.
+    """
+    place = line.join(holds=holds)
+    try:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await line.turn(place)
+        except TimeoutError:
+            raise Overloaded("calls to this log before this one still wait for room") from None
+        if not holds:
+            line.leave(place)
+        yield
+    finally:
+        line.leave(place)
+
+
+class LetIn:
+    """Waits for room that ended a moment ago: for each, one call may pass those that wait still.
+
+    A program waits with one call and takes its room with the next. Without this, calls that
+    wait for the same room keep one another out for good: each finds that others wait.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ended: dict[object, None] = {}
+
+    def note(self) -> None:
+        """A wait ended, and its caller comes with another call."""
+        mark = object()
+        self._ended[mark] = None
+        self._loop.call_soon(self._age, mark, LET_IN_TURNS)
+
+    def take(self) -> bool:
+        """Whether a call may pass; the next one needs another wait."""
+        if not self._ended:
+            return False
+        del self._ended[next(iter(self._ended))]
+        return True
+
+    def _age(self, mark: object, turns: int) -> None:
+        if mark not in self._ended:
+            return
+        if turns:
+            self._loop.call_soon(self._age, mark, turns - 1)
+        else:
+            del self._ended[mark]

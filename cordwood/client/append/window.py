@@ -43,16 +43,10 @@ class Window:
         )
 
     @property
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
+        """Whether free space is left, whoever waits for it."""
         settings = self._settings
         return self.bytes < settings.window_bytes and self.records < settings.window_records
-
-    def check_space(self) -> None:
-        """Raise Overloaded when it is full."""
-        if not self.has_space:
-            raise Overloaded(
-                f"{self.records} records, {self.bytes} bytes are in flight: wait for some"
-            )
 
     def take(self, records: int, size: int) -> None:
         """Records go into the window."""
@@ -111,7 +105,7 @@ class Window:
             finally:
                 if turn.done() and not turn.cancelled():
                     self._woken -= 1
-            if self._fits:
+            if self.fits:
                 return
 
     def _wake(self) -> None:
@@ -120,7 +114,7 @@ class Window:
         One for each block that came back would send the next ones a record a block; all
         of them would mostly wake for nothing.
         """
-        if not self._fits:
+        if not self.fits:
             return
         settings = self._settings
         if self.records:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from cordwood.block import Buffer
+from cordwood.client.append.line import LetIn
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_calls import ask_to_keep
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
@@ -113,6 +114,7 @@ class WritableLedger:
         self._progress = asyncio.Event()
         # Calls that wait for room, in their order.
         self._waiting: deque[asyncio.Event] = deque()
+        self._let_in = LetIn(asyncio.get_running_loop())
         self._ended = asyncio.Event()
         self._end: End | None = None
         self._ticker = tasks.create_task(self._tick())
@@ -175,19 +177,21 @@ class WritableLedger:
             TooFewNodes, Unreachable: nodes failed and no others are there. The ledger was closed
                 before this entry, which is not stored.
         """
-        await self._wait_room()
+        await self.wait_room()
         return await self._until_acked(self.append_nowait(payload))
 
     def append_nowait(self, payload: Buffer) -> asyncio.Future[int]:
         """As `append`, without waiting; entries have the order of these calls.
 
         Raises:
-            Overloaded: too many are on their way; see `wait_room`.
+            Overloaded: too many are on their way, or others wait for room: wait for `wait_room`.
             RecordTooLarge, LedgerFenced, Closed: see `append`.
         """
         self._check(payload)
         if self._ahead:
             raise BadSetting("this ledger's entries are numbered by its caller: use `write`")
+        if self._has_waiting() and not self._let_in.take():
+            raise Overloaded(f"others wait to add to ledger {self.ledger_id}: wait for room")
         return self._add(bytes(payload))
 
     async def append_many(self, payloads: Sequence[Buffer]) -> list[int]:
@@ -199,7 +203,7 @@ class WritableLedger:
         futures: list[asyncio.Future[int]] = []
         try:
             for payload in payloads:
-                await self._wait_room()
+                await self.wait_room()
                 futures.append(self.append_nowait(payload))
         except BaseException:
             for future in futures:
@@ -257,12 +261,28 @@ class WritableLedger:
         return await self._until_acked(future)
 
     async def wait_room(self) -> None:
-        """Wait until another entry may be added.
+        """Wait until another entry may be added: for one, before anything else is awaited.
 
         Raises:
             Overloaded: none may for as long as the client's timeout.
         """
-        await self._wait_room()
+        if not self._is_full() and not self._has_waiting():
+            return
+        mine = asyncio.Event()
+        self._waiting.append(mine)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._waiting[0] is not mine or self._is_full():
+                    mine.clear()
+                    await mine.wait()
+        except TimeoutError:
+            raise Overloaded(
+                f"ledger {self.ledger_id} takes no more entries until some are answered"
+            ) from None
+        finally:
+            self._waiting.remove(mine)
+            self._wake_next()
+        self._let_in.note()
 
     async def close(self) -> None:
         """Close the ledger behind its last acknowledged entry, once what was added is answered.
@@ -331,9 +351,7 @@ class WritableLedger:
         entry = writer.pushed + 1
         self._length += len(payload)
         self._payloads[entry] = self._length, payload
-        if future is None:
-            future = loop.create_future()
-        self._acks[entry] = future
+        self._acks[entry] = future = future or loop.create_future()
         self._act(writer.on_add(len(payload), loop.time()))
         return future
 
@@ -356,24 +374,6 @@ class WritableLedger:
                 self._add(*held)
         finally:
             self._is_taking_ahead = False
-
-    async def _wait_room(self) -> None:
-        if not self._is_full() and not self._has_waiting():
-            return
-        mine = asyncio.Event()
-        self._waiting.append(mine)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while self._waiting[0] is not mine or self._is_full():
-                    mine.clear()
-                    await mine.wait()
-        except TimeoutError:
-            raise Overloaded(
-                f"ledger {self.ledger_id} takes no more entries until some are answered"
-            ) from None
-        finally:
-            self._waiting.remove(mine)
-            self._wake_next()
 
     def _has_waiting(self) -> bool:
         """Race: there is room, and a call that came before has not been told yet."""

@@ -15,6 +15,7 @@ from cordwood.admin import consumer_calls
 from cordwood.block import Gap
 from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
+from cordwood.client.append.line import LetIn
 from cordwood.client.append.log_appends import LogAppends
 from cordwood.client.append.producer import Producer, ProducerCall
 from cordwood.client.cluster import Cluster, LogInfo
@@ -231,6 +232,12 @@ BUGS = (
     PlantedBug("values-are-records", "of two records at one place only the values are compared",
                at(ProducerCall.takes).around(_values_only),
                scene="tests/client/append/test_producer_places.py"),
+    PlantedBug("nowait-passes", "a call that does not wait takes the room that others wait for",
+               at(LetIn.take).instead(lambda self: True),
+               scene="tests/client/append/test_room_in_turn.py"),
+    PlantedBug("room-for-nobody", "calls that wait for the same room keep one another out for good",
+               at(LetIn.take).instead(lambda self: False),
+               scene="tests/client/append/test_room_in_turn.py"),
     PlantedBug("calls-unmarked", "a node does not know the second try of a call",
                at(Cluster.new_mark).instead(lambda self: ""),
                scene="tests/client/admin/test_maintenance.py"),
