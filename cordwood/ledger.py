@@ -51,6 +51,9 @@ _NODE_BYTES = 5
 FRAGMENTS_LEFT = 100
 """Fragments that a writer leaves to the recovery that ends its ledger."""
 
+JOINING_MAX = 1024
+"""Nodes of unfinished repairs and recoveries."""
+
 PASSWORD_BYTES_MAX = 1024
 CUSTOM_MAX = 256
 """Pairs of custom metadata."""
@@ -154,6 +157,9 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             ledger by it from another ledger of the same id.
         wants_tier: whether nodes move it to main storage by themselves once it is closed.
         tier: the attempt at moving it there that is in force, None before the first.
+        joining: nodes that a repair or a recovery writes copies to, before a fragment names them. A
+            node that loses its disk meanwhile is looked for here as well: it is named afterwards,
+            and lacks what was copied.
     """
 
     ledger: Annotated[int, Meta(ge=0, le=LEDGER_MAX)]
@@ -171,6 +177,7 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     is_enforced: bool = False
     wants_tier: bool = False
     tier: LedgerTier | None = None
+    joining: Annotated[tuple[_Node, ...], Meta(max_length=JOINING_MAX)] = ()
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES[1:]:
@@ -221,8 +228,18 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return replace(self, state=LedgerState.IN_RECOVERY)
 
     def closed(self, last: int, length: int) -> LedgerMetadata:
-        """The ledger ends at this entry."""
-        return replace(self, state=LedgerState.CLOSED, last=last, length=length)
+        """The ledger ends at this entry. No node joins any more: what others copied for another
+        end counts for nothing."""
+        return replace(self, state=LedgerState.CLOSED, last=last, length=length, joining=())
+
+    def with_joining(self, node: int) -> LedgerMetadata:
+        """A node that is not named yet gets copies. Of too many nodes the first ones go: their
+        repairs and recoveries were cut short."""
+        return replace(self, joining=(*self.joining, node)[-JOINING_MAX:])
+
+    def joined(self) -> LedgerMetadata:
+        """No node gets copies any more that no fragment names."""
+        return replace(self, joining=())
 
     def tiering(self, attempt: int) -> LedgerMetadata:
         """An attempt at moving it to main storage begins, which ends every earlier one."""

@@ -51,6 +51,13 @@ _LONG_STEPS = (3, 4, 4, 4, 4)
 _KEY = re.compile(r"(?:\d{2}|\d{3}/\d{4}/\d{4})/\d{4}/L\d{4}", re.ASCII)
 _SPARE = bytes(3)
 
+_LONG_MAP = b"\xde\0"
+"""MessagePack's map of 16 bits; its length's upper byte is 0. The short one has its length in the
+lower four bits of its only byte."""
+
+_SHORT_MAP = 0x80
+_SHORT_MAP_MAX = 15
+
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(LedgerMetadata)
 
@@ -65,6 +72,10 @@ def pack_ledger(metadata: LedgerMetadata, bytes_max: int = METADATA_BYTES_MAX) -
         Malformed: it is too long.
     """
     body = _encoder.encode(metadata)
+    # msgspec gives a struct that may have 16 fields a long map's head. The short head, where it
+    # does, is what versions with fewer fields write.
+    if body[:2] == _LONG_MAP and body[2] <= _SHORT_MAP_MAX:
+        body = bytes([_SHORT_MAP | body[2]]) + body[3:]
     if HEAD_BYTES + len(body) > bytes_max:
         raise Malformed(
             f"the metadata of ledger {metadata.ledger} has {HEAD_BYTES + len(body)} bytes, and "

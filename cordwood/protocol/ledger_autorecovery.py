@@ -59,10 +59,16 @@ class Step(enum.Enum):
 
 
 def named(metadata: LedgerMetadata) -> frozenset[int]:
-    """Every node that has to have entries: none, of a ledger that main storage has."""
+    """Every node that has to have entries: none, of a ledger that main storage has.
+
+    Race: a node that gets copies loses its disk before it is named, and begins anew. So it counts
+    from before its first copy.
+    """
     if metadata.is_tiered:
         return frozenset()
-    return frozenset(node for each in metadata.fragments for node in each.nodes)
+    return frozenset(
+        (*metadata.joining, *(node for each in metadata.fragments for node in each.nodes))
+    )
 
 
 def lacking(metadata: LedgerMetadata, lost: Set[int]) -> tuple[int, ...]:

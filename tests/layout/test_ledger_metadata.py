@@ -22,6 +22,7 @@ from cordwood.layout.ledger_metadata import (
 )
 from cordwood.ledger import (
     ENTRY_MAX,
+    JOINING_MAX,
     LEDGER_MAX,
     DigestKind,
     Fragment,
@@ -54,6 +55,8 @@ ALL = [
     FULL.tiering(9),
     FULL.tiering(2**63 - 1).tiered(2**32 - 1, 2**62),
     msgspec.structs.replace(NEW, wants_tier=True),
+    NEW.recovering().with_joining(4),
+    NEW.closed(0, 0).with_joining(4).with_joining(2**32 - 1),
 ]
 
 
@@ -101,6 +104,22 @@ def test_what_may_follow_of_main_storage() -> None:
     assert may_follow(done, moved)
     assert not may_follow(NEW, one)  # closed and claimed at once
     assert not may_follow(NEW, msgspec.structs.replace(NEW, wants_tier=True))
+
+
+def test_nodes_that_join_come_and_go() -> None:
+    """A repair or a recovery says which nodes it copies to; an end ends all of that."""
+    closed = NEW.closed(4, 40)
+    joining = closed.with_joining(4).with_joining(5)
+    assert joining.joining == (4, 5)
+    assert joining.joined() == closed
+    assert NEW.recovering().with_joining(4).closed(4, 40) == closed
+    for before, after in ((closed, joining), (joining, closed), (joining, joining.tiering(1))):
+        assert may_follow(before, after)
+    many = closed
+    for node in range(1, JOINING_MAX + 2):
+        many = many.with_joining(node)
+    assert many.joining == tuple(range(2, JOINING_MAX + 2))
+    assert read_ledger(pack_ledger(many)) == many
 
 
 def test_equal_metadata_has_equal_bytes() -> None:

@@ -36,6 +36,15 @@ class TestMarks:
         empty = replace(OPEN, fragments=(*OPEN.fragments, Fragment(21, (1, 2, 9)))).closed(20, 100)
         assert mark_of(empty, {9}, 0) == Mark(7, (9,), 0)
 
+    def test_a_node_that_gets_copies_counts_before_it_is_named(self) -> None:
+        joining = CLOSED.with_joining(9)
+        assert mark_of(joining, {9}, 5) == Mark(7, (9,), 5)
+        assert step(joining, Mark(7, (9,), 5), 6) is Step.REPAIR
+        assert step(joining.joined(), Mark(7, (9,), 5), 6) is Step.DONE
+        recovered = IN_RECOVERY.with_joining(9)
+        assert mark_of(recovered, {9}, 5) == Mark(7, (9,), 5)
+        assert step(recovered, Mark(7, (9,), 5), 5 + GRACE_US) is Step.RECOVER
+
     def test_marks_merge_and_the_grace_begins_anew_only_for_what_is_new(self) -> None:
         first = Mark(7, (3,), 100)
         assert merged(None, first) == first

@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from rebuild_scene import call_lost, lose_disk
-from swaps import swap_value
+from rebuild_scene import lost as lost_nodes
+from swaps import swap, swap_value
 from test_ledger_autorecovery_cluster import E3, UNFLUSHED, marked, payloads, until_whole
 
 from cordwood.admin import ledger_autorecovery
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.errors import LedgerFenced, OutcomeUnknown, TooFewNodes
+from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.metadata.ledger_marks import LedgerMarks
+from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.nodes import NodeId
 from cordwood.protocol.ledger_autorecovery import Mark
 from cordwood.quorum.ensemble_choice import Placement
@@ -144,6 +147,68 @@ async def two_fragments_have_their_others_in_two_racks(cluster: ClusterAtHand) -
             assert (check.narrow, check.is_whole) == ([], True)
 
 
+async def a_node_loses_its_disk_between_its_copies_and_its_name(
+    cluster: ClusterAtHand, ledger: int, work: Callable[[], Awaitable[object]]
+) -> None:
+    """A repair or a recovery copies to a node, which begins anew before a fragment names it."""
+    right = LedgerMetadataCalls.set
+    before = {*range(1, 5)} - {*cluster.running}
+    hit: set[int] = set()
+
+    async def set_late(
+        self: LedgerMetadataCalls, version: int, metadata: LedgerMetadata
+    ) -> tuple[Versioned, bool]:
+        is_end = metadata.ledger == ledger and metadata.state is LedgerState.CLOSED
+        if is_end and not hit and not {*metadata.newest.nodes} & before:
+            (spare,) = {*range(1, 5)} - {*first}
+            hit.add(spare)
+            lose_disk(cluster, spare)
+            await call_lost(cluster, spare)
+            for node in (spare, *before):
+                cluster.keep_starting(node)
+            await until(lambda: spare in cluster.running and spare not in lost_nodes(cluster))
+        return await right(self, version, metadata)
+
+    found = await LedgerMetadataStore(cluster.metadata).get(ledger)
+    assert found is not None
+    first = found.metadata.newest.nodes
+    with pytest.MonkeyPatch.context() as patched:
+        swap(patched, LedgerMetadataCalls.set, set_late)
+        await work()
+    assert hit
+    found = await LedgerMetadataStore(cluster.metadata).get(ledger)
+    assert found is not None
+    assert {*found.metadata.newest.nodes} >= hit
+
+
+async def a_node_of_a_repair_loses_its_disk(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=120) as store:
+        made = await store.ledgers.create(**E3)
+        await made.append_many(payloads(20))
+        await made.close()
+        away = made.metadata.newest.nodes[0]
+        cluster.kill(away)
+        await asyncio.sleep(5)
+        await a_node_loses_its_disk_between_its_copies_and_its_name(
+            cluster, made.ledger_id, lambda: store.ledgers.repair(made.ledger_id, nodes=[away])
+        )
+        await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
+        assert (await store.ledgers.metadata(made.ledger_id)).joining == ()
+
+
+async def a_node_of_a_recovery_loses_its_disk(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=120) as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=3)
+        await made.append_many(payloads(20))
+        made.abandon()
+        cluster.kill(made.metadata.newest.nodes[0])
+        await asyncio.sleep(5)
+        await a_node_loses_its_disk_between_its_copies_and_its_name(
+            cluster, made.ledger_id, lambda: store.ledgers.recover(made.ledger_id)
+        )
+        await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -154,6 +219,8 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-anywhere": a_repair_has_nodes_of_one_rack_alone,
     "ledger-repair-same-node": two_fragments_have_their_others_in_two_racks,
     "ledger-repair-gives-up": a_ledger_takes_longer_than_a_repair_without_progress,
+    "ledger-repair-copies-first": a_node_of_a_repair_loses_its_disk,
+    "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,
     "ledger-check-believes": a_node_lost_entries_without_a_word,
     "ledger-check-ends-alone": a_node_lost_entries_without_a_word,
     "ledger-check-fills-nothing": a_node_lost_entries_without_a_word,

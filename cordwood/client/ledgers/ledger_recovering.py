@@ -38,7 +38,7 @@ from cordwood.layout.message_ledgers import (
     LacReply,
     ReadEntries,
 )
-from cordwood.ledger import ENTRY_MAX, LedgerMetadata, Versioned
+from cordwood.ledger import ENTRY_MAX, LedgerMetadata, LedgerState, Versioned
 from cordwood.protocol import ledger_recovery as rule
 from cordwood.protocol.ledger_recovery import Failure, LedgerRecovery
 from cordwood.quorum.ensemble import Answer, is_written_to
@@ -358,7 +358,16 @@ class _Attempt:
             node = chosen[place]
         except TooFewNodes:
             node = None
+        if node is not None:
+            await self._announce(node)
         self._act(self._rule.on_spare_picked(entry, place, node))
+
+    async def _announce(self, node: int) -> None:
+        """Say that a node gets copies, before the first one. It is named as the ledger is closed:
+        if it loses its disk before that, it finds here that it lacks them."""
+        held = await self._calls.get(self._ledger)
+        while held.metadata.state is LedgerState.IN_RECOVERY and node not in held.metadata.joining:
+            held, _ = await self._calls.set(held.version, held.metadata.with_joining(node))
 
     async def _write(self, version: int, metadata: LedgerMetadata) -> None:
         held, is_written = await self._calls.set(version, metadata)

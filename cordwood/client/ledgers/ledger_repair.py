@@ -1,8 +1,10 @@
 """Makes new copies of what lost nodes held of a closed ledger, and names their keepers.
 
 The entries that a lost node should have are read from the others, each copy checked, and written to
-a node in its place. Only then does the metadata name that node, by compare-and-set: a reader that
-goes there finds them. A repair that was cut short is begun anew, and writes them once more.
+a node in its place. Only then does a fragment name that node, by compare-and-set: a reader that
+goes there finds them. Before the first copy the metadata says that the node joins: if it loses its
+disk before it is named, it marks the ledger as it begins anew. A repair that was cut short is begun
+anew, and writes them once more.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
 """
@@ -20,7 +22,7 @@ from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.errors import Overloaded, Rejected, TooFewNodes
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import AddRefusal, EntryItem
-from cordwood.ledger import LedgerMetadata, LedgerState
+from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.nodes import Member, NodeId
 from cordwood.quorum.ensemble import is_written_to
 from cordwood.quorum.ensemble_choice import placement_of, windows_in_one
@@ -87,6 +89,8 @@ class LedgerRepair:
             for place in range(self._opened.metadata.striping.ensemble):
                 if self._is_lost(self._opened.metadata.fragments[number].nodes[place]):
                     await self._repair(number, place)
+        if self._opened.metadata.joining:
+            await self._set(self._opened.held, self._opened.metadata.joined())
 
     async def _repair(self, number: int, place: int) -> None:
         """Put a node in the place of a lost one."""
@@ -99,6 +103,9 @@ class LedgerRepair:
             node = known
         else:
             node = await self._choose(place, fragment.nodes, metadata)
+        if node != lost and node not in metadata.joining:
+            held = await self._announce(held, node)
+            metadata = held.metadata
         later = metadata.fragments[number + 1 :]
         end = later[0].first - 1 if later else metadata.last
         entries = [
@@ -120,15 +127,27 @@ class LedgerRepair:
         nodes = tuple(node if each == lost else each for each in fragment.nodes)
         fragments = [*metadata.fragments]
         fragments[number] = replace(fragment, nodes=nodes)
-        _, is_written = await self._calls.set(
-            held.version, replace(metadata, fragments=tuple(fragments))
-        )
+        await self._set(held, replace(metadata, fragments=tuple(fragments)))
+        self.moved[lost] = node
+
+    async def _announce(self, held: Versioned, node: int) -> Versioned:
+        """Say that a node gets copies, before the first one; the metadata then."""
+        return await self._set(held, held.metadata.with_joining(node))
+
+    async def _set(self, held: Versioned, metadata: LedgerMetadata) -> Versioned:
+        """Change the ledger as it was read.
+
+        Raises:
+            Rejected: somebody else has changed it.
+        """
+        found, is_written = await self._calls.set(held.version, metadata)
         await self._opened.refresh()
-        if not is_written and self._opened.metadata.fragments[number].nodes != nodes:
+        # Where the answer was lost, the write is recognized by its value.
+        if not is_written and found.metadata != metadata:
             raise Rejected(
                 f"somebody else changed ledger {metadata.ledger} meanwhile: repair it once more"
             )
-        self.moved[lost] = node
+        return found
 
     def _may_take(
         self, node: int, place: int, nodes: Sequence[int], metadata: LedgerMetadata

@@ -6,11 +6,11 @@ from typing import Any
 
 from cordwood.admin import ledger_autorecovery as role
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
-from cordwood.client.ledgers import entry_calls, ledger_check, ledger_repair
+from cordwood.client.ledgers import entry_calls, ledger_check, ledger_recovering, ledger_repair
 from cordwood.client.ledgers.ledger_check import LedgerChecking
 from cordwood.client.ledgers.ledger_repair import LedgerRepair, write_copies
 from cordwood.client.ledgers.ledgers import Ledgers
-from cordwood.ledger import LedgerMetadata, LedgerState
+from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.metadata import ledger_marks
 from cordwood.metadata.ledger_marks import LedgerMarks, _key
 from cordwood.protocol import ledger_autorecovery as rule
@@ -48,6 +48,14 @@ def _shuts_writers_out(right: Any, metadata: LedgerMetadata | None, mark: Mark, 
 
 
 async def _copies_nothing(cluster: Any, metadata: LedgerMetadata, node: int, copies: Any) -> None:
+    return None
+
+
+async def _says_nothing_before(self: LedgerRepair, held: Versioned, node: int) -> Versioned:
+    return held
+
+
+async def _says_nothing_of_a_spare(self: ledger_recovering._Attempt, node: int) -> None:
     return None
 
 
@@ -126,6 +134,11 @@ BUGS = (
            at(placement_of, within=ledger_repair).instead(_anywhere)),
     _scene("same-node", "a node that took a lost one's place in one fragment takes it in each",
            at(LedgerRepair._may_take).instead(_takes_it_anywhere)),
+    _scene("copies-first", "a node gets copies before the metadata says so",
+           at(LedgerRepair._announce).instead(_says_nothing_before)),
+    PlantedBug("ledger-recovery-copies-first",
+               "a spare of a recovery gets copies before the metadata says so",
+               at(ledger_recovering._Attempt._announce).instead(_says_nothing_of_a_spare), scene=SCENE),
     _scene("gives-up", "a repair is cut short though it makes copies, and is begun anew each time",
            at(role._extend).instead(_leaves_it)),
     _check("believes", "a node that does not have an entry is believed to have it",
