@@ -5,7 +5,7 @@ for them on the reader's own machine; nodes tell none.
 
 The address may lead to another store here than on the nodes: a directory of the same path on the
 reader's machine may be another cluster's, whose logs have the same numbers. So a log's origin is
-compared before its manifest is believed, once for each log and client.
+compared before its manifest is believed, once for each log and client (`tier.known_logs`).
 
 Source: docs/objects.md, "Reading".
 """
@@ -22,8 +22,8 @@ from cordwood.errors import BadSetting
 from cordwood.host.seams import Host
 from cordwood.tier.block_cache import BlockCache
 from cordwood.tier.history import HistoryReader
+from cordwood.tier.known_logs import KnownLogs
 from cordwood.tier.log_manifest import LogManifest
-from cordwood.tier.origin import check_origin
 from cordwood.tier.patient_store import PatientStore
 
 OpenObjects = Callable[[Host, str], Awaitable[PatientStore]]
@@ -54,7 +54,7 @@ class TierStore:
         self._tasks = tasks
         self._opening = asyncio.Lock()
         self._objects: PatientStore | None = None
-        self._known: set[tuple[int, int]] = set()  # number and creation time of logs that are here
+        self._known: KnownLogs | None = None
 
     async def objects(self) -> PatientStore:
         """The store.
@@ -107,18 +107,14 @@ class TierStore:
 
     async def _opened(self, info: LogInfo) -> LogManifest:
         """A log's manifest, read anew, of a store that is known to hold this very log."""
-        objects, log, made_us = await self.objects(), int(info.log_id), info.created_us
-        # A log that was uploaded before there were origins has none, and is believed.
-        is_known = not made_us or (log, made_us) in self._known
-        if not is_known and await check_origin(objects, log, made_us):
-            self._known.add((log, made_us))
-        manifest = LogManifest(objects, log, self._host, "reader")
-        await manifest.load()
-        return manifest
+        objects = await self.objects()
+        if self._known is None:
+            self._known = KnownLogs(objects, self._host)
+        return await self._known.manifest(int(info.log_id), info.created_us)
 
     async def close(self) -> None:
         """Let the store go."""
-        objects, self._objects = self._objects, None
+        objects, self._objects, self._known = self._objects, None, None
         self._cache.clear()
         if objects is not None:
             await objects.close()

@@ -206,7 +206,7 @@ class TestAnotherClustersObjects:
 
     @as_scenario(simulate, storage=STORAGE, tier=TIER)
     async def test_that_is_asked_once_for_each_log_and_client(self, cluster: ClusterAtHand) -> None:
-        """The first record costs four gets: origin, head, footer and row group; then three."""
+        """The first record costs four gets: origin and head, footer, row group; then three."""
         await uploaded(cluster, b"ours")
         calls = cluster.bucket.calls
         for kept_bytes, wanted in ((0, [4, 3, 3]), (1 << 20, [4, 2, 2])):

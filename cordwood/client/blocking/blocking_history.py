@@ -15,8 +15,7 @@ from cordwood.client.blocks import DeliveredBlock
 from cordwood.client.read.tier_read import held_block
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.tier.history import HistoryReader
-from cordwood.tier.log_manifest import LogManifest
-from cordwood.tier.origin import check_origin
+from cordwood.tier.known_logs import KnownLogs
 
 RUN_BYTES = 4 << 20
 """Bodies after which a list of blocks ends."""
@@ -35,7 +34,7 @@ class BlockingHistory(ObjectThread):
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "cordwood-history")
-        self._checked: set[tuple[int, int]] = set()
+        self._known = KnownLogs(self._objects, self._host)
 
     def runs(self, log: int, start: int, stop: int, *, made_us: int = 0) -> Generator[list[Taken]]:
         """Blocks and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
@@ -56,12 +55,7 @@ class BlockingHistory(ObjectThread):
             self._thread.call(reader.close())
 
     async def _begin(self, log: int, start: int, until: int, made_us: int) -> HistoryReader:
-        is_known = not made_us or (log, made_us) in self._checked
-        # A log that was uploaded before there were origins has none, and is believed.
-        if not is_known and await check_origin(self._objects, log, made_us):
-            self._checked.add((log, made_us))
-        manifest = LogManifest(self._objects, log, self._host, "reader")
-        await manifest.load()
+        manifest = await self._known.manifest(log, made_us)
         return HistoryReader(self._objects, manifest, self._host, log, start, until)
 
 
