@@ -66,7 +66,13 @@ from cordwood.layout.message_nodes import (
     SetAuthority,
     SetStorage,
 )
-from cordwood.layout.message_rebuilding import AskHeld, AskRebuilding, SayRebalance, SayRebuild
+from cordwood.layout.message_rebuilding import (
+    AskHeld,
+    AskRebuilding,
+    SayRebalance,
+    SayRebuild,
+    TellProducers,
+)
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.consumers import Consumers
@@ -603,7 +609,7 @@ class Node:
         match call:
             case Ping():
                 raise AssertionError("a ping is the server's to answer")
-            case Seal() | Clean() | Trim() | TellNodesets():
+            case Seal() | Clean() | Trim() | TellNodesets() | TellProducers():
                 return await self._storage.mark(connection, call)
             case AskMembers():
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes

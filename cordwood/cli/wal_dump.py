@@ -19,6 +19,7 @@ from cordwood.layout.engine_record import (
     CleanRecord,
     EngineRecord,
     NodesetsRecord,
+    ProducedRecord,
     SealRecord,
     StoreRecord,
     TierRecord,
@@ -27,6 +28,7 @@ from cordwood.layout.engine_record import (
 )
 from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.nodesets import read_nodesets
+from cordwood.layout.produced import read_produced
 from cordwood.layout.staged import PinRecord, PlaceRecord, StageRecord, UnstageRecord
 from cordwood.layout.wal_batch import read_batch
 from cordwood.layout.wal_block import WalHeader, WalKind, unpack_holes
@@ -168,6 +170,9 @@ def _held_words(seen: SeenRecord) -> str:
         case NodesetsRecord(log, epoch, packed):
             nodes = read_nodesets(packed)[-1].nodes
             return f"log {log} is spread over nodes {nodes} as of epoch {epoch}"
+        case ProducedRecord(log, epoch, packed):
+            some = {each.producer for each in read_produced(packed)}
+            return f"log {log}: {len(some)} producers wrote into epoch {epoch}"
         case LedgerEntries(ledger, _, entries):
             return f"ledger {ledger}: {len(entries)} entries from {entries[0].entry} on"
         case LedgerChanges(changes):
@@ -222,6 +227,9 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
         case NodesetsRecord(log, epoch, packed):
             history = [{"since": n.since, "nodes": n.nodes} for n in read_nodesets(packed)]
             return {"nodesets": {"log": log, "epoch": epoch, "history": history}}
+        case ProducedRecord(log, epoch, packed):
+            producers = sorted({each.producer for each in read_produced(packed)})
+            return {"produced": {"log": log, "epoch": epoch, "producers": producers}}
         case LedgerEntries(ledger, _, entries):
             return {"entries": {"ledger": ledger, "entries": [each.entry for each in entries]}}
         case LedgerChanges(changes):

@@ -79,6 +79,7 @@ ANSWERS: Mapping[type, type] = {
     rebuilding.AskRebuilding: rebuilding.RebuildingReply,
     rebuilding.SayRebalance: rebuilding.RebuildingReply,
     rebuilding.SayRebuild: rebuilding.RebuildingReply,
+    rebuilding.TellProducers: m.DoneReply,
     staging.AskPublication: staging.PublicationReply,
     staging.AskStaged: staging.StagedReply,
     staging.BeginPublish: staging.PublicationReply,

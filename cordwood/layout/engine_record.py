@@ -16,6 +16,8 @@
     LEDGER_ENTRIES, LEDGER_STATE: of ledgers, see `layout.ledger_records`
     NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
            every epoch up to that one, see `layout.nodesets`
+    PRODUCED  u64 log, u32 epoch, and to the record's end what producers wrote into that epoch, as
+           another node knows it, see `layout.produced`
 
 Little-endian. The WAL's own record header around it has the checksum.
 
@@ -48,6 +50,7 @@ _SEAL = struct.Struct("<BQI")
 _CLEAN = struct.Struct("<BQIIQI")
 _TRIM = struct.Struct("<BQQQ")
 _NODES = struct.Struct("<BQI")
+_PRODUCED = _NODES
 
 
 class RecordKind(enum.IntEnum):
@@ -66,6 +69,7 @@ class RecordKind(enum.IntEnum):
     LEDGER_STATE = 11
     TIER = 12
     PLACE = 13
+    PRODUCED = 14
 
 
 STORE_KIND = bytes([RecordKind.STORE])
@@ -141,9 +145,17 @@ class NodesetsRecord(NamedTuple):
     packed: bytes
 
 
+class ProducedRecord(NamedTuple):
+    """What producers wrote into `epoch`, in blocks that this node need not hold."""
+
+    log: int
+    epoch: int
+    produced: bytes
+
+
 EngineRecord = (
     StoreRecord | AmendRecord | SealRecord | CleanRecord | TrimRecord | TierRecord | NodesetsRecord
-    | StagingRecord | LedgerRecord
+    | ProducedRecord | StagingRecord | LedgerRecord
 )  # fmt: skip
 
 
@@ -170,6 +182,11 @@ def pack_tier(record: TierRecord) -> bytes:
 def pack_nodes(record: NodesetsRecord) -> bytes:
     """A NODES record."""
     return _NODES.pack(RecordKind.NODES, record.log, record.epoch) + record.packed
+
+
+def pack_produced_record(record: ProducedRecord) -> bytes:
+    """A PRODUCED record."""
+    return _PRODUCED.pack(RecordKind.PRODUCED, record.log, record.epoch) + record.produced
 
 
 def read_engine_record(body: memoryview) -> EngineRecord:
@@ -212,6 +229,11 @@ def read_engine_record(body: memoryview) -> EngineRecord:
         read_nodesets(packed)
         _, log, epoch = _NODES.unpack_from(body)
         return NodesetsRecord(log, epoch, packed)
+    if kind == RecordKind.PRODUCED and len(body) > _PRODUCED.size:
+        produced = bytes(body[_PRODUCED.size :])
+        read_produced(produced)
+        _, log, epoch = _PRODUCED.unpack_from(body)
+        return ProducedRecord(log, epoch, produced)
     raise Malformed(
         f"the WAL holds a record of kind {kind} with {len(body)} bytes, which this "
         "version does not know: was it written by a newer one?"

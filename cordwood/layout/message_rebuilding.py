@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from cordwood.layout.message_fields import U32, AnyLsn, Sentence
+from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Sentence
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Bytes = Annotated[bytes, Meta(max_length=1_000_000)]
@@ -121,5 +121,22 @@ class RebuildingReply(Struct, frozen=True, tag="rebuilding"):
     heal: HealState = HealState()
 
 
-RebuildCall = SayRebuild | AskRebuilding | SayRebalance | AskHeld
+class TellProducers(Struct, frozen=True, tag="tell_producers"):
+    """Keep what producers wrote into an epoch, or how it ended: a donor of a lost node tells it,
+    which may know it alone by then.
+
+    Attributes:
+        produced: of an epoch that has not ended, its blocks that count; else as of `Clean`.
+        seal, lng, attempt: as of `Clean`; seal 0 for an epoch that has not ended.
+    """
+
+    log: U62
+    epoch: U32
+    produced: bytes
+    seal: U32 = 0
+    lng: AnyLsn = 0
+    attempt: Attempt = 1
+
+
+RebuildCall = SayRebuild | AskRebuilding | SayRebalance | AskHeld | TellProducers
 RebuildReply = RebuildingReply | HeldReply

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from cordwood.block import Buffer, EnvelopeFlag
+from cordwood.block import Buffer, EnvelopeFlag, Produced
 from cordwood.decisions import (
     EpochClosed,
     EpochPurged,
@@ -41,6 +41,7 @@ from cordwood.layout.engine_record import (
     AmendRecord,
     CleanRecord,
     NodesetsRecord,
+    ProducedRecord,
     SealRecord,
     StagingRecord,
     StoreRecord,
@@ -48,6 +49,7 @@ from cordwood.layout.engine_record import (
     TrimRecord,
     pack_clean,
     pack_nodes,
+    pack_produced_record,
     pack_seal,
     pack_tier,
     pack_trim,
@@ -57,6 +59,7 @@ from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.message import EpochNodes, SealReply
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
+from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.staged import PinRecord, PlaceRecord, StageRecord, UnstageRecord
 from cordwood.layout.waves import (
     Refusal,
@@ -558,6 +561,34 @@ class StorageEngine:
             mark = pack_nodes(NodesetsRecord(log, epoch, packed))
             await self.write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
 
+    async def tell_end(self, log: int, epoch: int, end: EpochEnd) -> None:
+        """Another node knows that an epoch ended so; returns when that is durable.
+
+        Raises:
+            Overloaded: the WAL has no room even for this.
+            Retryable: it failed.
+        """
+        known = self.cache.log(log).ends.get(epoch)
+        if known is None or known.place < end.place:
+            await self._close_epoch(log, epoch, end)
+
+    async def tell_produced(self, log: int, epoch: int, produced: Sequence[Produced]) -> None:
+        """Another node knows that producers' blocks are stored in an epoch; as `tell_end`.
+
+        Raises:
+            Overloaded: the WAL has no room even for this.
+            Retryable: it failed.
+        """
+        held = self.cache.log(log)
+        if produced and epoch not in held.ends and not held.produced.has(epoch, produced):
+            record = ProducedRecord(log, epoch, pack_produced(produced))
+
+            def apply() -> None:
+                held.tell_produced(epoch, produced)
+                self._on_change(log)
+
+            await self.write_mark(log, pack_produced_record(record), apply)
+
     def nodesets(self, log: int) -> tuple[int, list[EpochNodes]]:
         """The history of nodesets without its trimmed part, after the epoch that completed it."""
         held = self.cache.get(log)
@@ -734,3 +765,6 @@ class StorageEngine:
             case NodesetsRecord(log, epoch, packed):
                 self._note(offset, [log])
                 self.cache.log(log).tell_nodesets(epoch, packed)
+            case ProducedRecord(log, epoch, packed):
+                self._note(offset, [log])
+                self.cache.log(log).tell_produced(epoch, read_produced(packed))

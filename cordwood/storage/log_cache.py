@@ -18,7 +18,7 @@ must be WAL order).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -292,6 +292,26 @@ class CachedLog:
             if (places := tuple(place for place in each.places if place.first >> 32 == epoch))
         ]
         return [*self.produced.of(epoch), *ended]
+
+    def tell_produced(self, epoch: int, produced: Iterable[Produced]) -> None:
+        """Take what another node knows of producers' blocks in an epoch without an end here."""
+        if epoch not in self.ends:
+            self.produced.take(epoch, produced)
+
+    def produced_to_tell(self) -> Iterator[tuple[int, EpochEnd]]:
+        """What this node knows of producers, for nodes that began anew: by epoch, the newest end,
+        and for epochs without an end an `EpochEnd` of seal 0.
+
+        Producers' blocks above an LNG are left out: they may become holes, and there are copies of
+        all that count.
+        """
+        newest = max(self.ends, default=0)
+        if newest and self.ends[newest].produced:
+            yield newest, self.ends[newest]
+        for epoch in sorted(self.produced.epochs):
+            told = self.produced.settled(epoch, self.lngs.get(epoch, 0))
+            if told and epoch > newest:
+                yield epoch, EpochEnd(0, 0, pack_produced(told))
 
     def known_between(self, above: int, below: int) -> tuple[dict[int, int], dict[int, bytes]]:
         """By epoch: the known LNGs, and the known producers' blocks, packed.

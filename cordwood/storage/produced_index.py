@@ -11,10 +11,10 @@ Source: docs/design.md §3 ("Producers").
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cordwood.block import BlockHeader, Produced, ProducedBlock
-from cordwood.protocol.producers import PLACES_MAX, budget_of, is_query
+from cordwood.protocol.producers import PLACES_MAX, ProducerTable, budget_of, is_query
 
 Places = dict[tuple[int, int], ProducedBlock]
 """Of one producer, by its epoch and first LSN."""
@@ -47,11 +47,25 @@ class ProducedIndex:
         places[header.producer_epoch, place.first] = place
         if len(places) > 2 * PLACES_MAX:
             _forget_settled(places, lng)
-        most = budget_of(producer).most
-        if len(kind) > 2 * most:
-            by_age = sorted(kind, key=lambda each: max(first for _, first in kind[each]))
-            for each in by_age[:-most]:
-                del kind[each]
+        _forget_idle(kind, budget_of(producer).most)
+
+    def take(self, epoch: int, produced: Iterable[Produced]) -> None:
+        """Blocks of an epoch that another node knows of; all of them count."""
+        kinds = self._epochs.setdefault(epoch, ({}, {}))
+        for each in sorted(produced, key=lambda each: each.last_first):
+            kind = kinds[is_query(each.producer)]
+            known = kind.get(each.producer, {})
+            kind[each.producer] = _joined(known, each)
+            _forget_idle(kind, budget_of(each.producer).most)
+
+    def has(self, epoch: int, produced: Iterable[Produced]) -> bool:
+        """Whether `take` would change nothing."""
+        kinds = self._epochs.get(epoch, ({}, {}))
+        return all(
+            _joined(known, each) == known
+            for each in produced
+            for known in [kinds[is_query(each.producer)].get(each.producer, {})]
+        )
 
     def of(self, epoch: int) -> tuple[Produced, ...]:
         """The held blocks of an epoch: each producer's places in LSN order."""
@@ -65,6 +79,19 @@ class ProducedIndex:
                 found += (Produced(producer, at, tuple(each)) for at, each in by_epoch.items())
         return tuple(found)
 
+    def settled(self, epoch: int, lng: int) -> tuple[Produced, ...]:
+        """Of the held blocks of an epoch, those up to the LNG that a log remembers."""
+        table = ProducerTable()
+        blocks = (
+            (place.first, each.producer, each.epoch, place)
+            for each in self.of(epoch)
+            for place in each.places
+            if place.first + place.count - 1 <= lng
+        )
+        for _, producer, producer_epoch, place in sorted(blocks):
+            table.note(producer, producer_epoch, place)
+        return table.all()
+
     @property
     def epochs(self) -> Collection[int]:
         """The epochs of which anything is held."""
@@ -77,6 +104,21 @@ class ProducedIndex:
     def drop(self, epoch: int) -> None:
         """An epoch is clean: how it ended says it all."""
         self._epochs.pop(epoch, None)
+
+
+def _joined(known: Places, told: Produced) -> Places:
+    """What is known of a producer, and of what is told the blocks that may still be asked for."""
+    found = known | {(told.epoch, place.first): place for place in told.places}
+    # Twice as many as are asked for: the youngest may become holes.
+    return known | {at: found[at] for at in sorted(found)[-2 * PLACES_MAX :]}
+
+
+def _forget_idle(kind: dict[int, Places], most: int) -> None:
+    """Forget producers that wrote longest ago, once there are twice as many as are remembered."""
+    if len(kind) > 2 * most:
+        by_age = sorted(kind, key=lambda each: max(first for _, first in kind[each]))
+        for each in by_age[:-most]:
+            del kind[each]
 
 
 def _forget_settled(places: Places, lng: int) -> None:

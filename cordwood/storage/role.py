@@ -38,6 +38,7 @@ from cordwood.layout.message import (
     SealReply,
     TellNodesets,
 )
+from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.layout.produced import read_produced
 from cordwood.layout.reading import (
     ReadRequest,
@@ -61,7 +62,7 @@ from cordwood.storage.space.kept_bytes import kept_here
 from cordwood.wire.connection import Connection
 from cordwood.wire.for_nodes import is_node
 
-Marks = Seal | Clean | Trim | TellNodesets
+Marks = Seal | Clean | Trim | TellNodesets | TellProducers
 """Calls that change a log here for good."""
 
 
@@ -165,6 +166,8 @@ class StorageRole:
                     await self._check_epoch(call.log, call.epoch)
                 await self._engine.tell_nodesets(call.log, call.epoch, call.history)
                 return DoneReply()
+            case TellProducers():
+                return await self.tell_producers(call)
 
     async def seal(self, call: Seal) -> SealReply:
         """See `StorageEngine.seal` and `mark`."""
@@ -174,6 +177,24 @@ class StorageRole:
 
     async def clean(self, call: Clean) -> DoneReply:
         """See `StorageEngine.clean` and `mark`."""
+        end = await self._checked_end(call)
+        await self._engine.clean(call.log, call.epoch, end)
+        return DoneReply()
+
+    async def tell_producers(self, call: TellProducers) -> DoneReply:
+        """See `TellProducers` and `mark`."""
+        if call.seal:
+            end = await self._checked_end(call)
+            await self._engine.tell_end(call.log, call.epoch, end)
+            return DoneReply()
+        told = read_produced(call.produced)
+        if any(place.first >> 32 != call.epoch for each in told for place in each.places):
+            raise Rejected(f"log {call.log}: what is told of epoch {call.epoch} lies in another")
+        await self._check_epoch(call.log, call.epoch)
+        await self._engine.tell_produced(call.log, call.epoch, told)
+        return DoneReply()
+
+    async def _checked_end(self, call: Clean | TellProducers) -> EpochEnd:
         read_produced(call.produced)
         is_past = call.lng >> 32 > call.epoch or not can_be_known_good(call.lng)
         if call.epoch >= call.seal or is_past:
@@ -182,9 +203,7 @@ class StorageRole:
                 f"what epoch {call.seal} found"
             )
         await self._check_epoch(call.log, call.seal)
-        end = EpochEnd(call.seal, call.lng, call.produced, call.attempt)
-        await self._engine.clean(call.log, call.epoch, end)
-        return DoneReply()
+        return EpochEnd(call.seal, call.lng, call.produced, call.attempt)
 
     async def trim(self, call: Trim, *, by_node: bool = False) -> TrimReply:
         """See `StorageEngine.trim` and `mark`."""

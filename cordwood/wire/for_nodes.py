@@ -14,9 +14,10 @@ from cordwood.errors import Malformed, Rejected
 from cordwood.layout.frame import Kind
 from cordwood.layout.log_questions import AskCopies, AskKept
 from cordwood.layout.message import AskEpoch, Call, Clean, Seal, TellNodesets, Yield
+from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.wire.connection import Connection
 
-CALLS = (Seal, Clean, Yield, AskEpoch, TellNodesets, AskKept, AskCopies)
+CALLS = (Seal, Clean, Yield, AskEpoch, TellNodesets, TellProducers, AskKept, AskCopies)
 FRAMES = frozenset({Kind.STORE, Kind.RELEASE, Kind.GOSSIP})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cordwood.block import BlockHeader, Envelope
+from cordwood.block import BlockHeader, Envelope, Produced, ProducedBlock
 from cordwood.errors import Malformed
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.engine_record import (
@@ -13,11 +13,13 @@ from cordwood.layout.engine_record import (
     AmendRecord,
     CleanRecord,
     NodesetsRecord,
+    ProducedRecord,
     SealRecord,
     TierRecord,
     TrimRecord,
     pack_clean,
     pack_nodes,
+    pack_produced_record,
     pack_seal,
     pack_tier,
     pack_trim,
@@ -25,10 +27,14 @@ from cordwood.layout.engine_record import (
 )
 from cordwood.layout.message import EpochNodes
 from cordwood.layout.nodesets import pack_nodesets
+from cordwood.layout.produced import pack_produced
 from cordwood.layout.waves import store_head
 
 SEAL = SealRecord(log=0x0102, epoch=7)
 NODES = NodesetsRecord(0x0102, 7, pack_nodesets([EpochNodes(1, [1, 2, 3], 3, 2)]))
+PRODUCED = ProducedRecord(
+    0x0102, 7, pack_produced([Produced(9, 2, (ProducedBlock(3, 4, (7 << 32) + 1, 5),))])
+)
 CLEAN = CleanRecord(log=0x0102, epoch=6, seal=7, lng=(6 << 32) | 0x99, attempt=3)
 
 
@@ -41,11 +47,17 @@ def test_marks_come_back() -> None:
     assert read_engine_record(memoryview(pack_seal(SEAL))) == SEAL
     assert read_engine_record(memoryview(pack_clean(CLEAN))) == CLEAN
     assert read_engine_record(memoryview(pack_nodes(NODES))) == NODES
+    assert read_engine_record(memoryview(pack_produced_record(PRODUCED))) == PRODUCED
 
 
 def test_nodesets_are_read_as_they_were_kept() -> None:
     with pytest.raises(Malformed, match="nodesets cannot be read"):
         read_engine_record(memoryview(pack_nodes(NODES)[:-1]))
+
+
+def test_producers_are_read_as_they_were_told() -> None:
+    with pytest.raises(Malformed, match="list of producers"):
+        read_engine_record(memoryview(pack_produced_record(PRODUCED)[:-1]))
 
 
 def test_amends_have_a_kind_of_their_own() -> None:
@@ -70,12 +82,12 @@ def test_a_store_is_checked_as_its_frame_was() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"\0", b"\4" + bytes(12), pack_nodes(NODES)[:13],
+        b"", b"\0", b"\4" + bytes(12), pack_nodes(NODES)[:13], pack_produced_record(PRODUCED)[:13],
         pack_seal(SEAL)[:-1], pack_seal(SEAL) + b"\0", pack_clean(CLEAN)[:-1],
     ],
 )  # fmt: skip
 def test_what_is_none_of_ours_is_refused(body: bytes) -> None:
-    with pytest.raises(Malformed, match=r"kind \d with \d+ bytes"):
+    with pytest.raises(Malformed, match=r"kind \d+ with \d+ bytes"):
         read_engine_record(memoryview(body))
 
 

@@ -149,6 +149,7 @@ from cordwood.layout.message_rebuilding import (
     RebuildOrder,
     SayRebalance,
     SayRebuild,
+    TellProducers,
 )
 from cordwood.layout.message_rights import (
     AskVersion,
@@ -225,6 +226,7 @@ CALLS: list[Call] = [
     AskVersion("/orders", 5),
     SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     TellNodesets(9, 5, [EpochNodes(1, [1, 2, 3], 3, 2)]), AskNodesets(9),
+    TellProducers(9, 4, b"packed", 5, lsn(4, 17), 2), TellProducers(9, 5, b"packed"),
     SetAuthority(3, Authority.UNDER_REPLICATED, Authority.UNAVAILABLE),
     SetStorage(3, True),
     RenameLog("/orders", "/o"), SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),

@@ -19,6 +19,7 @@ from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import Clean, Reply, TellNodesets
+from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.layout.waves import Refusal, pack_pairs
 from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, make_lsn
 from cordwood.sim.planted import find_bug, planted
@@ -365,6 +366,9 @@ async def test_a_trim_that_comes_before_the_release_asks_the_sequencer(
         Clean(LOG, 1, 2, LSN_MAX),
         TellNodesets(LOG, EPOCH_MAX, []),
         TellNodesets(LOG, 2, []),
+        TellProducers(LOG, 5, b"", EPOCH_MAX, 5 << 32),
+        TellProducers(LOG, 1, b"", 1, 1 << 32),
+        TellProducers(LOG, 2, b""),
         Trim(LOG, LSN_MAX, LSN_MAX),
     ],
     ids=str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swaps import swap_value
 
-from cordwood.block import BlockHeader, ProducedBlock
+from cordwood.block import BlockHeader, Produced, ProducedBlock
 from cordwood.lsn import make_lsn
 from cordwood.protocol import producers
 from cordwood.protocol.producers import PLACES_MAX, QUERY_PRODUCERS, Budget
@@ -89,3 +89,47 @@ def test_of_an_epoch_below_a_settled_one_nothing_stays_and_of_others_all_above_t
     index.note(block(61, 30, producer_epoch=1), make_lsn(1, 40))
     (told,) = index.of(1)
     assert [p.first & 0xFFFFFFFF for p in told.places] == list(range(36, 62))
+
+
+def produced(*at: tuple[int, int], producer: int = 7, epoch: int = 0) -> Produced:
+    return Produced(producer, epoch, tuple(ProducedBlock(s, 1, make_lsn(1, n)) for n, s in at))
+
+
+def test_what_another_node_knows_is_joined_with_what_is_held():
+    index = ProducedIndex()
+    index.note(block(3, 2), 0)
+    told = [produced((1, 0), (2, 1)), produced((9, 0), producer=8)]
+    assert not index.has(1, told)
+    index.take(1, told)
+    assert index.has(1, told)
+    assert index.of(1) == (produced((1, 0), (2, 1), (3, 2)), produced((9, 0), producer=8))
+
+
+def test_no_told_block_is_kept_that_nobody_asks_for_any_more():
+    index = ProducedIndex()
+    for n in range(20, 20 + 2 * PLACES_MAX):
+        index.note(block(n, n), 0)
+    before = index.of(1)
+    index.take(1, [produced((1, 0), (2, 1))])
+    assert index.of(1) == before
+    assert index.has(1, [produced((1, 0), (2, 1))])
+
+
+def test_a_producers_higher_epoch_stays_its_last():
+    index = ProducedIndex()
+    index.note(block(9, 0, producer_epoch=1), 0)
+    index.take(1, [produced((1, 0))])
+    assert [(each.epoch, each.last_first) for each in index.of(1)] == [
+        (0, make_lsn(1, 1)), (1, make_lsn(1, 9)),
+    ]  # fmt: skip
+    assert [each.epoch for each in index.settled(1, make_lsn(1, 9))] == [1]
+
+
+def test_what_is_above_the_lng_is_not_told():
+    """It may become a hole."""
+    index = ProducedIndex()
+    for n in range(1, 9):
+        index.note(block(n, n - 1), 0)
+    (told,) = index.settled(1, make_lsn(1, 7))
+    assert [place.first for place in told.places] == [make_lsn(1, n) for n in range(3, 8)]
+    assert index.settled(1, 0) == ()

@@ -38,6 +38,7 @@ from cordwood.layout.message import (
     pack,
     read_call,
 )
+from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.layout.reading import ReadRequest, pack_read
 from cordwood.wire.connection import Connection, dial
 
@@ -55,6 +56,7 @@ NODE_CALLS = [
     Yield(LOG, 2**32 - 1, 2),
     AskEpoch(LOG, 1),
     TellNodesets(LOG, 2**32 - 1, []),
+    TellProducers(LOG, 1, b"", 2**32 - 1, 1 << 32),
     AskKept(LOG, (2**63 - 1,)),
 ]
 
@@ -213,7 +215,9 @@ def test_extremes_of_a_client_s_call_leave_the_node_and_its_log_alone(kind: Any)
     check(kind, as_node=False)
 
 
-@pytest.mark.parametrize("kind", [Clean, Yield, AskEpoch, AskKept, TellNodesets], ids=name_of)
+@pytest.mark.parametrize(
+    "kind", [Clean, Yield, AskEpoch, AskKept, TellNodesets, TellProducers], ids=name_of
+)
 def test_extremes_of_a_member_s_call_neither_grow_nor_stall_the_node(kind: Any) -> None:
     check(kind, as_node=True)
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from cordwood.block import Envelope
 from cordwood.layout.log_questions import AskCopies
+from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.layout.waves import StoredBlock
 from cordwood.metadata.membership import Membership
 from cordwood.nodes import Authority, NodeId, Nodeset, Replication
@@ -28,6 +29,7 @@ from cordwood.rebuilding import Acked, LostNode, RebuildingSet, Transfer
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, REBALANCED, TWO_COPIES_LOST
+from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.rebuild import admission, moves
 from cordwood.storage.rebuild.donor import Donor, Pass
 from cordwood.storage.rebuild.moves import Moves, Report, _Work
@@ -152,6 +154,10 @@ async def _unasked(self: Moves, works: Sequence[_Work], flow: RebuildFlow, repor
     return
 
 
+def _no_producers(self: Donor, log: int, held: CachedLog) -> list[TellProducers]:
+    return []
+
+
 _UNCONFIRMED = at(Moves._confirm).instead(_unasked)
 
 
@@ -179,6 +185,10 @@ BUGS = (
                scenario=DISKS_LOST),
     PlantedBug("moves-unconfirmed", "a donor does not ask again for new copies once it noted them",
                _UNCONFIRMED, scene="tests/storage/test_moves_confirmed.py"),
+    PlantedBug("producers-untold", "a donor does not say what a log remembers of producers, before "
+               "its own disk is lost",
+               at(Donor._producers_of).instead(_no_producers),
+               scene="tests/storage/test_rebuilding_producers.py"),
     PlantedBug("donor-done-early", "a donor says that it is done after its first pass",
                at(Pass.is_done).instead(lambda self: True),
                scenario=DISKS_LOST),

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field, replace
 from cordwood.block import EnvelopeFlag
 from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog
 from cordwood.layout.log_questions import Trim
-from cordwood.layout.message import AskTail
+from cordwood.layout.message import AskTail, Call
 from cordwood.layout.message_impact import AskFitness, FitnessReply
-from cordwood.layout.message_rebuilding import DonorState
+from cordwood.layout.message_rebuilding import DonorState, TellProducers
 from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Member, NodeId
@@ -65,7 +65,7 @@ LANES = 4
 
 SETTLE_TIMEOUT_S = 10.0
 TAIL_TIMEOUT_S = 10.0
-TRIM_TIMEOUT_S = 5.0
+TELL_TIMEOUT_S = 5.0
 LOST_TIMEOUT_S = 2.0
 LOST_PAUSE_S = 1.0
 """Between two questions whether a node that is away lost records."""
@@ -200,7 +200,7 @@ class Donor:
         if is_old():
             now.report.again += 1
         if now.is_done:
-            await self._tell_trims()
+            await self._tell_known()
         for log in now.unsettled[:STIRRED_MAX]:
             await self._stir(log)
         return now
@@ -239,29 +239,46 @@ class Donor:
                 break
         now.report.waits = set()
 
-    async def _tell_trims(self) -> None:
-        """Tell the others up to where logs are trimmed, before this node may be lost itself.
+    async def _tell_known(self) -> None:
+        """Tell the others up to where logs are trimmed, and of producers, before this node may be
+        lost itself.
 
-        A node that began anew does not know it, and takes it from the donors of the next node. A
-        node that does not answer has its disk, or hears of it then.
+        No block tells this any more once it is trimmed or in main storage. A node that began anew
+        does not know it, and takes it from the donors of the next node. A node that does not answer
+        has its disk, or hears of it then.
         """
-        others = [node for node in self._peers.up if node != self._me]
-        logs = [log for log in sorted(self._engine.cache.logs) if self._engine.trim_of(log)]
-        await asyncio.gather(*(self._tell_trims_to(node, logs) for node in others))
-
-    async def _tell_trims_to(self, node: NodeId, logs: Sequence[int]) -> None:
-        for log in logs:
-            held = self._engine.cache.log(log)
-            nodesets = told_nodesets(self._engine, log, self._members()).history
-            if nodesets and not any(node in nodeset.nodes for _, nodeset, _ in nodesets):
+        others = {node for node in self._peers.up if node != self._me}
+        for log in sorted(self._engine.cache.logs):
+            calls = self._known_of(log)
+            if not calls:
                 continue
-            # Both together: a trim point may lie inside an atomic group, and a release never does.
-            call = Trim(log, held.trim, max(held.trim, held.released))
+            nodesets = told_nodesets(self._engine, log, self._members()).history
+            of_log = {node for _, nodeset, _ in nodesets for node in nodeset.nodes} or others
+            some = sorted(others & of_log)
+            told = await asyncio.gather(*(self._tell_to(node, calls) for node in some))
+            others -= {node for node, is_told in zip(some, told, strict=True) if not is_told}
+
+    async def _tell_to(self, node: NodeId, calls: Sequence[Call]) -> bool:
+        """Whether a node was told."""
+        for call in calls:
             try:
-                await self._peers.call(node, call, timeout_s=TRIM_TIMEOUT_S)
+                await self._peers.call(node, call, timeout_s=TELL_TIMEOUT_S)
             except CordwoodError as error:
-                logger.info("node %d is not told up to where logs are trimmed: %s", node, error)
-                return
+                logger.info("node %d is not told what is known of logs: %s", node, error)
+                return False
+        return True
+
+    def _known_of(self, log: int) -> list[Call]:
+        held = self._engine.cache.log(log)
+        # Both together: a trim point may lie inside an atomic group, and a release never does.
+        trims = [Trim(log, held.trim, max(held.trim, held.released))] if held.trim else []
+        return [*trims, *self._producers_of(log, held)]
+
+    def _producers_of(self, log: int, held: CachedLog) -> list[TellProducers]:
+        return [
+            TellProducers(log, epoch, end.produced, end.seal, end.lng, end.attempt)
+            for epoch, end in held.produced_to_tell()
+        ]
 
     async def _settle_stores(self) -> None:
         """Wait until all that was submitted to the WAL before is durable.
