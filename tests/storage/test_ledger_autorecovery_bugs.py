@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
@@ -14,7 +15,9 @@ from test_ledger_autorecovery_cluster import E3, UNFLUSHED, marked, payloads, un
 
 from cordwood.admin import ledger_autorecovery
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.errors import LedgerFenced, OutcomeUnknown, TooFewNodes
+from cordwood.layout.message_ledgers import LacReply
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.metadata.ledger_marks import LedgerMarks
 from cordwood.metadata.ledgers import LedgerMetadataStore
@@ -209,6 +212,30 @@ async def a_node_of_a_recovery_loses_its_disk(cluster: ClusterAtHand) -> None:
         await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
 
 
+async def a_writer_goes_on_elsewhere_before_a_check_hears_its_lac(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store, cluster.client() as other:
+        made = await store.ledgers.create(ensemble=3, write=2, ack=2)
+        await made.append_many(payloads(10))
+        right = ReadableLedger._ask_lac
+        moves = asyncio.Lock()
+
+        async def ask_late(self: ReadableLedger, *args: Any) -> LacReply | None:
+            async with moves:
+                if len(cluster.running) == 4 and len(made.metadata.fragments) == 1:
+                    cluster.kill(made.metadata.newest.nodes[0])
+                    for number in range(20):
+                        await made.append(b"more %d" % number)
+                        await asyncio.sleep(0.3)
+                    await cluster.start(*{*cluster.numbers} - {*cluster.running})
+            return await right(self, *args)
+
+        with pytest.MonkeyPatch.context() as patched:
+            swap(patched, ReadableLedger._ask_lac, ask_late)
+            check = await other.ledgers.check(made.ledger_id)
+        assert len(made.metadata.fragments) == 2
+        assert (check.is_whole, check.last, check.copies) == (True, 29, 60)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -221,6 +248,7 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-gives-up": a_ledger_takes_longer_than_a_repair_without_progress,
     "ledger-repair-copies-first": a_node_of_a_repair_loses_its_disk,
     "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,
+    "ledger-check-metadata-first": a_writer_goes_on_elsewhere_before_a_check_hears_its_lac,
     "ledger-check-believes": a_node_lost_entries_without_a_word,
     "ledger-check-ends-alone": a_node_lost_entries_without_a_word,
     "ledger-check-fills-nothing": a_node_lost_entries_without_a_word,

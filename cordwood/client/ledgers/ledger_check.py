@@ -26,6 +26,7 @@ from cordwood.layout.message_ledgers import (
     Found,
     ReadEntries,
 )
+from cordwood.ledger import LedgerMetadata
 from cordwood.protocol.ledger_check import Copy, LedgerCheck, Part, begun, nodes_of, parts
 from cordwood.quorum.copyset import Chance
 
@@ -74,8 +75,7 @@ class LedgerChecking:
             Unreachable: too few nodes say how far an open ledger is confirmed, or a copy that was
                 whole could not be read once more.
         """
-        last = await self._opened.read_last_add_confirmed()
-        metadata = self._opened.metadata
+        metadata, last = await self._confirmed()
         check = begun(metadata, last)
         for part in parts(metadata, last, self._share, self._chance):
             for at in range(0, len(part.entries), AT_ONCE):
@@ -86,6 +86,14 @@ class LedgerChecking:
                     await self._look(check, part, some)
                 self._on_progress(check.entries)
         return check
+
+    async def _confirmed(self) -> tuple[LedgerMetadata, int]:
+        """The metadata, and the last entry that is confirmed."""
+        await self._opened.read_last_add_confirmed()
+        # Race: the writer went on in a new fragment before the nodes told the LAC. Of each entry
+        # that is confirmed now, the fragment stands in the metadata.
+        metadata = await self._opened.refresh()
+        return metadata, self._opened.last_add_confirmed
 
     async def _look(self, check: LedgerCheck, part: Part, entries: Sequence[int]) -> None:
         metadata = self._opened.metadata

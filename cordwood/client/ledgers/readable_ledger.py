@@ -306,7 +306,7 @@ class ReadableLedger:
 
     def _check_range(self, first: int, last: int) -> None:
         self._cluster.check_open()
-        if not 0 <= first <= last:
+        if not 0 <= first <= last <= ENTRY_MAX:
             raise BadSetting(f"entries {first} to {last} are no range of a ledger")
 
     def _check_confirmed(self, first: int, last: int) -> None:

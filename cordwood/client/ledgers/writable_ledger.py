@@ -18,6 +18,7 @@ from cordwood.block import Buffer
 from cordwood.client.append.line import LetIn
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_calls import ask_to_keep
+from cordwood.client.ledgers.entry_check import check_id, check_payload, payload_bytes
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.spare_nodes import SpareNodes
@@ -28,12 +29,11 @@ from cordwood.errors import (
     LedgerFenced,
     OutcomeUnknown,
     Overloaded,
-    RecordTooLarge,
     TooFewNodes,
     UnknownLedger,
     Unreachable,
 )
-from cordwood.layout.ledger_entry import ENTRY_BYTES_MAX, EntrySeal, ledger_key_of
+from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
     ADD_ENTRIES_MAX,
     AddEntries,
@@ -224,14 +224,15 @@ class WritableLedger:
         nobody writes keeps back all above it; the ledger then ends below it.
 
         Raises:
-            BadSetting: the id was written already, or is below 0.
+            BadSetting: the id was written already, or no entry can have it.
             Overloaded: too many wait for ids below them; this one is not stored.
             CordwoodError: see `append`.
         """
         self._check(payload)
+        check_id(entry)
         if entry <= self._writer.pushed or entry in self._ahead:
             raise BadSetting(f"entry {entry} of ledger {self.ledger_id} was written already")
-        size = self._ahead_bytes + len(payload)
+        size = self._ahead_bytes + payload_bytes(payload)
         is_full = len(self._ahead) >= AHEAD_MAX or (self._ahead and size > AHEAD_BYTES)
         if is_full and entry != self._writer.pushed + 1:
             raise Overloaded(
@@ -329,8 +330,7 @@ class WritableLedger:
     # Inside.
 
     def _check(self, payload: Buffer) -> None:
-        if len(payload) > ENTRY_BYTES_MAX:
-            raise RecordTooLarge(f"an entry has at most {ENTRY_BYTES_MAX} bytes")
+        check_payload(payload)
         self._cluster.check_open()
         if not self._writer.is_open or self._end is not None:
             raise self._refusal()

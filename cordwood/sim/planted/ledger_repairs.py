@@ -81,6 +81,11 @@ def _is_believed(right: Any, self: LedgerChecking, source: str, answer: Any) -> 
     return Copy.WHOLE
 
 
+async def _knows_the_metadata(self: LedgerChecking) -> tuple[LedgerMetadata, int]:
+    last = await self._opened.read_last_add_confirmed()
+    return self._opened.metadata, last
+
+
 async def _ends_alone(
     right: Any,
     /,
@@ -143,6 +148,8 @@ BUGS = (
            at(role._extend).instead(_leaves_it)),
     _check("believes", "a node that does not have an entry is believed to have it",
            at(LedgerChecking._state).around(_is_believed)),
+    _check("metadata-first", "a check goes by metadata from before it heard the LAC",
+           at(LedgerChecking._confirmed).instead(_knows_the_metadata)),
     _check("ends-alone", "a ledger that lacks entries is filled at the ends of its fragments alone",
            at(Ledgers.check).around(_ends_alone)),
     _check("fills-nothing", "what lacks is told as filled, and is not",

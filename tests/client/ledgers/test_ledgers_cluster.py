@@ -67,8 +67,11 @@ class TestWritingAndReading:
                 await opened.read(0, 700)
             with pytest.raises(NoEntry):
                 await opened.read_unconfirmed(700, 700)
-            with pytest.raises(BadSetting):
-                await opened.read(2, 1)
+            for first, last in ((2, 1), (2**63, 2**63), (0, 2**70)):
+                with pytest.raises(BadSetting):
+                    await opened.read(first, last)
+                with pytest.raises(BadSetting):
+                    await opened.read_unconfirmed(first, last)
             with pytest.raises(AccessDenied):
                 await store.ledgers.open(made.ledger_id, b"other")
 
@@ -144,6 +147,9 @@ class TestWritingAndReading:
             assert await asyncio.gather(*calls) == [3, 1, 2]
             with pytest.raises(BadSetting, match="written already"):
                 await made.write(2, b"again")
+            for wrong in (-1, 2**63, 2**70, 1.5, "7"):
+                with pytest.raises(BadSetting, match="ids go from 0"):
+                    await made.write(wrong, b"no entry's id")  # type: ignore[arg-type]
             late = asyncio.ensure_future(made.write(5, b"5"))
             await asyncio.sleep(1)
             await made.close()
@@ -264,6 +270,13 @@ class TestWritingAndReading:
             assert await made.append(bytes(1 << 20)) == 0
             with pytest.raises(RecordTooLarge):
                 await made.append(bytes((3 << 20) + 1))
+            wide = memoryview(bytes(4 << 20)).cast("q")  # fewer items than an entry has bytes
+            with pytest.raises(RecordTooLarge):
+                await made.append(wide)
+            with pytest.raises(RecordTooLarge):
+                await made.write(1, wide)
+            assert await made.append(wide[:10]) == 1
+            assert made.length == (1 << 20) + 80
 
 
 class TestMetadata:

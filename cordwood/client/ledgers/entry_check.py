@@ -1,0 +1,36 @@
+"""What a caller gives for an entry: its payload, and its id where the caller chooses that.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+from cordwood.block import Buffer
+from cordwood.errors import BadSetting, RecordTooLarge
+from cordwood.layout.ledger_entry import ENTRY_BYTES_MAX
+from cordwood.ledger import ENTRY_MAX
+
+
+def payload_bytes(payload: Buffer) -> int:
+    """Bytes of a payload. A view's `len` may count items of several bytes."""
+    return len(payload) if isinstance(payload, bytes) else memoryview(payload).nbytes
+
+
+def check_payload(payload: Buffer) -> None:
+    """Whether an entry can hold it.
+
+    Raises:
+        RecordTooLarge: it cannot.
+    """
+    if payload_bytes(payload) > ENTRY_BYTES_MAX:
+        raise RecordTooLarge(f"an entry has at most {ENTRY_BYTES_MAX} bytes")
+
+
+def check_id(entry: object) -> None:
+    """Whether an entry can have this id.
+
+    Raises:
+        BadSetting: it cannot: it would wait for its turn for ever.
+    """
+    if not isinstance(entry, int) or not 0 <= entry <= ENTRY_MAX:
+        raise BadSetting(f"entry {entry!r}: ids go from 0 to {ENTRY_MAX}")
