@@ -8,7 +8,7 @@ from cordwood.client.append.producer import PRODUCER_MAX, Producer
 from cordwood.client.publish.publishing import Published
 from cordwood.client.publish.staging import StagedRef
 from cordwood.client.read.arrow_batches import BatchGatherer
-from cordwood.client.read.replica_scan import Copy
+from cordwood.client.read.replica_scan import Copy, NodeCopies
 from cordwood.protocol.producers import PLACES_MAX, USERS
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "USERS",
     "BatchGatherer",
     "Copy",
+    "NodeCopies",
     "Producer",
     "Published",
     "StagedRef",

@@ -78,10 +78,18 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class NodeCopies:
-    """A node's report; `is_damaged` if it knows that it lost records."""
+    """A node's report.
+
+    Attributes:
+        is_damaged: whether it knows that it lost records.
+        trim: up to where it trimmed the log.
+        tiered: ranges `(first, last)` that it let go of, because main storage holds them.
+    """
 
     copies: list[Copy]
     is_damaged: bool
+    trim: int = 0
+    tiered: tuple[tuple[int, int], ...] = ()
 
 
 async def scan_node(
@@ -114,7 +122,7 @@ async def scan_node(
         raise AccessDenied(f"node {node} does not let this client read log {log}")
     if scan.error is not None:
         raise Unreachable(f"node {node} was lost while it was scanned: {scan.error}")
-    return NodeCopies(scan.copies, scan.is_damaged)
+    return NodeCopies(scan.copies, scan.is_damaged, scan.trim, tuple(scan.tiered))
 
 
 async def scan_copies(store: Store, log: AnyLog, node: NodeId, start: int, stop: int) -> NodeCopies:
@@ -129,6 +137,8 @@ class _Scan:
 
     def __init__(self, log: int, stop: int) -> None:
         self.copies: list[Copy] = []
+        self.tiered: list[tuple[int, int]] = []
+        self.trim = 0
         self.is_damaged = False
         self.is_refused = False
         self.is_done = False
@@ -141,7 +151,8 @@ class _Scan:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Blocks, or how the node takes the request."""
         if frame.kind == Kind.READING:
-            status = read_reading(frame.payload)[1]
+            _, status, _, _, trim = read_reading(frame.payload)
+            self.trim = max(self.trim, trim)
             self.is_damaged |= status == ReadStatus.DAMAGED
             self.is_refused = status == ReadStatus.ACCESS
             self.is_done |= self.is_refused
@@ -150,11 +161,13 @@ class _Scan:
             # storage.
             _, gaps = read_gaps(frame.payload)
             self.is_damaged |= any(gap.reason is not NodeGap.TIERED for gap in gaps)
+            self.tiered += [(g.first, g.last) for g in gaps if g.reason is NodeGap.TIERED]
         elif frame.kind == Kind.BLOCKS:
             head, blocks = read_blocks_frame(frame.payload)
             for stored in blocks:
                 self._received += stored.wire_bytes
                 self.copies.append(_copy(stored))
+            self.trim = max(self.trim, head.trim)
             self.is_done = head.next >= self._stop
             if not self.is_done:
                 limit = self._received + CREDIT_BYTES

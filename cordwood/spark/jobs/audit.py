@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cordwood.client.blocking.blocking_store import BlockingStore
-from cordwood.client.values import Copy
+from cordwood.client.values import NodeCopies
 from cordwood.durable import sync_directory, sync_tree, write_whole
 from cordwood.errors import BadSetting, CordwoodError, UnknownLog
 from cordwood.lsn import OLDEST
 from cordwood.spark.catalog import Catalog
-from cordwood.spark.jobs.replica_rule import Finding, judge_block
+from cordwood.spark.jobs.replica_rule import Finding, judge_range
 from cordwood.spark.jobs.table import OURS, check_path, only_writer
 from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.shared_store import shared_store
@@ -207,25 +207,21 @@ def scan_slice(store: BlockingStore, read: Slice) -> Scanned:
     except UnknownLog:
         text = "the log was deleted after the audit began"
         return Scanned(0, 0, [Finding(read.start, read.stop - 1, 0, "gone", text)])
-    blocks: dict[tuple[int, int, int], dict[int, Copy]] = {}
-    asked: list[int] = []
+    told: dict[int, NodeCopies] = {}
     findings: list[Finding] = []
     for node in info.all_nodes:
         try:
-            told = store.scan_copies(read.log_id, node, read.start, read.stop)
+            found = store.scan_copies(read.log_id, node, read.start, read.stop)
         except CordwoodError as error:
             findings.append(Finding(read.start, read.stop - 1, node, "unasked", str(error)))
             continue
-        if told.is_damaged:
+        if found.is_damaged:
             text = "it says that it lost records"
             findings.append(Finding(read.start, read.stop - 1, node, "missing", text))
-        asked.append(node)
-        for copy in told.copies:
-            if read.start <= copy.first:
-                blocks.setdefault((copy.first, copy.last, copy.kind), {})[node] = copy
-    for _, copies in sorted(blocks.items()):
-        findings += judge_block(copies, asked)
-    return Scanned(len(blocks), sum(map(len, blocks.values())), findings)
+        here = [copy for copy in found.copies if read.start <= copy.first]
+        told[node] = replace(found, copies=here)
+    blocks, copies, wrong = judge_range(told)
+    return Scanned(blocks, copies, findings + wrong)
 
 
 def _rows(read: Slice, scanned: Scanned) -> list[dict[str, object]]:

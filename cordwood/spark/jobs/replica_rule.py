@@ -1,9 +1,10 @@
 """Find what is wrong with the copies of a block: a rule.
 
 The copy of highest precedence says which nodes should hold the block. A node of the copyset without
-the block misses it. Another node with the block holds an extra, which an earlier wave left and no
-reader reads. A copy with a wrong checksum is corrupt. Intact copies with different contents are the
-worst finding. Nodes that could not be asked are unknown, and miss nothing.
+the block misses it, unless it let go of it. Another node with the block holds an extra, which an
+earlier wave left and no reader reads. A copy with a wrong checksum is corrupt. Intact copies with
+different contents are the worst finding. Nodes that could not be asked are unknown, and miss
+nothing.
 
 Source: docs/design.md §2 (envelopes, precedence); docs/sources/spark.md §7.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cordwood.client.values import Copy
+from cordwood.client.values import Copy, NodeCopies
 
 FINDINGS = ("missing", "corrupt", "differs", "copyset", "extra", "unasked", "gone")
 """Worst first, except the last three: an extra copy is harmless, an unasked node may hold all, and
@@ -38,11 +39,41 @@ class Finding:
     text: str
 
 
-def judge_block(copies: Mapping[int, Copy], asked: Collection[int]) -> list[Finding]:
+def judge_range(told: Mapping[int, NodeCopies]) -> tuple[int, int, list[Finding]]:
+    """Judge all blocks of a range: how many there are, their copies, and what is wrong.
+
+    Nodes are asked one after another, and each trims, and lets go of what main storage holds, at a
+    time of its own. What one of them has trimmed no reader gets, so no copy of it is missing. What
+    a node let go of it does not miss.
+
+    Args:
+        told: by node, of those that told all that they hold there.
+    """
+    trim = max((each.trim for each in told.values()), default=0)
+    blocks: dict[tuple[int, int, int], dict[int, Copy]] = {}
+    for node, each in told.items():
+        for copy in each.copies:
+            if copy.last > trim:
+                blocks.setdefault((copy.first, copy.last, copy.kind), {})[node] = copy
+    findings: list[Finding] = []
+    for (_, last, _), copies in sorted(blocks.items()):
+        gone = [node for node, each in told.items() if _let_go(each, last)]
+        findings += judge_block(copies, told, gone)
+    return len(blocks), sum(map(len, blocks.values())), findings
+
+
+def _let_go(told: NodeCopies, lsn: int) -> bool:
+    return any(first <= lsn <= last for first, last in told.tiered)
+
+
+def judge_block(
+    copies: Mapping[int, Copy], asked: Collection[int], gone: Collection[int] = ()
+) -> list[Finding]:
     """Judge the copies of one block, by node, one at least.
 
     Args:
         asked: nodes that told all that they hold there.
+        gone: nodes that let go of it, because main storage holds it.
     """
     winner = max(copies.values(), key=_precedence)
     ours = {node: copy for node, copy in copies.items() if _precedence(copy) == _precedence(winner)}
@@ -52,7 +83,7 @@ def judge_block(copies: Mapping[int, Copy], asked: Collection[int]) -> list[Find
     def add(node: int, kind: str, text: str) -> None:
         found.append(Finding(winner.first, winner.last, node, kind, text))
 
-    for node in sorted(expected - copies.keys()):
+    for node in sorted(expected - copies.keys() - {*gone}):
         if node in asked:
             add(node, "missing", "it should hold this block, and does not")
         else:

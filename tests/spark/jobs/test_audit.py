@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
+from cluster_at_hand import BUCKET, ClusterAtHand, simulate
 from live_cluster import LiveCluster
 from pyspark.sql import SparkSession
 from scenarios import as_scenario
@@ -16,13 +18,16 @@ from swaps import swap, swap_value
 from cordwood import durable
 from cordwood.cli.app import run
 from cordwood.client.blocking.blocking_store import BlockingStore, connect
-from cordwood.client.read.replica_scan import Copy, scan_copies
+from cordwood.client.read.replica_scan import Copy, NodeCopies, scan_copies
+from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Unreachable
+from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import OLDEST
 from cordwood.nodes import NodeId
+from cordwood.settings import StorageSettings, TierSettings
 from cordwood.spark.jobs import audit
 from cordwood.spark.jobs.audit import scan_slice
-from cordwood.spark.jobs.replica_rule import FINDINGS, judge_block
+from cordwood.spark.jobs.replica_rule import FINDINGS, judge_block, judge_range
 from cordwood.spark.options import SERVERS, parse_options
 from cordwood.spark.splitting import Slice
 
@@ -91,6 +96,53 @@ async def test_nodes_tell_what_they_hold_and_a_lost_block_is_found(cluster: Clus
         cluster.kill(3)
         with pytest.raises(Unreachable):
             await scan_copies(store, "log", NodeId(3), OLDEST, tail + 1)
+
+
+async def told_by_all(store: Store, log: str) -> dict[int, NodeCopies]:
+    tail = await store.tail(log)
+    nodes = (await store.log(log)).all_nodes
+    return {node: await scan_copies(store, log, node, OLDEST, tail + 1) for node in nodes}
+
+
+STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
+TIER = TierSettings(BUCKET, look_s=1.0)
+
+
+@as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+async def test_what_a_node_let_go_of_is_not_missing(cluster: ClusterAtHand) -> None:
+    """Nodes drop partitions at times of their own: an audit called what one had dropped missing."""
+    kept_long = LogAttributes(tier=True, local_retention=6 * 3600, tier_after_s=1)
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=kept_long)
+        for number in range(20):
+            await store.append("log", b"%d" % number + bytes(400))
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(8)
+        cluster.machine(2).disk.free_bytes = 1  # it drops what main storage holds
+        await asyncio.sleep(5)
+        gone = {number: node.engine.gone_of(1) for number, node in cluster.running.items()}
+        assert gone[1] == gone[3] == 0 < gone[2]
+        told = await told_by_all(store, "log")
+        assert len(told[1].copies) > len(told[2].copies)
+        blocks, copies, findings = judge_range(told)
+        assert (blocks, findings) == (len(told[1].copies), [])
+        assert copies == sum(len(each.copies) for each in told.values())
+        # A block that a node has neither let go of nor holds is missing all the same.
+        told[2] = replace(told[2], tiered=())
+        assert {(each.node, each.kind) for each in judge_range(told)[2]} == {(2, "missing")}
+
+
+@as_scenario(simulate)
+async def test_what_was_trimmed_amid_an_audit_is_not_missing(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        lsns = [await store.append("log", b"%d" % n) for n in range(10)]
+        before = await told_by_all(store, "log")
+        await store.trim("log", lsns[4])
+        await asyncio.sleep(5)
+        after = await told_by_all(store, "log")
+        told = {node: (before if node == 1 else after)[node] for node in before}
+        assert len(told[1].copies) > len(told[2].copies)
+        assert judge_range(told) == (5, 15, [])
 
 
 @pytest.mark.real
