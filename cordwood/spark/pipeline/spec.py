@@ -33,7 +33,7 @@ Each sink has a checkpoint of its own and goes its own pace; a table keeps its i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,8 @@ from cordwood.spark.sink_options import parse_sink_options
 VERSION = "1"
 
 ONCE = "once"
+
+GROUP = "groupId"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,20 @@ def _pipeline(top: Reader, directory: str) -> Pipeline | None:
         for reader in top.readers("sinks")
         if (sink := _sink(reader, source, decode, schema, directory)) is not None
     ]
+    if source_reader is not None and GROUP in source and len(_queries(sinks)) > 1:
+        # The first one moves the cursors, and the next one would begin behind what it never had.
+        source_reader.wrong(
+            source_reader.node,
+            f"source.options.{GROUP} names the consumer of one query, and each table and each log "
+            "is a query of its own: give it a pipeline of its own",
+        )
     top.done()
     return Pipeline(name, source, decode, trigger_s, tuple(sinks), tokens)
+
+
+def _queries(sinks: Sequence[Sink]) -> list[Sink]:
+    """Those that read the source."""
+    return [sink for sink in sinks if not isinstance(sink, ObjectSink)]
 
 
 def _source(reader: Reader, directory: str) -> tuple[dict[str, str], str]:

@@ -116,10 +116,18 @@ class TestReading:
             (WHOLE.replace("minPartitions", "minPartition"),
              "p.yaml:7: there is no source.options.minPartition"),
             (WHOLE.replace("1g", "lots"), "maxBytesPerTrigger is 'lots'"),
+            # The second sink would begin behind what the first one had.
+            (WHOLE.replace("minPartitions: 4", "groupId: app"),
+             "p.yaml:4: source.options.groupId names the consumer of one query"),
         ],
     )  # fmt: skip
     def test_what_is_wrong(self, text, told: str):
         assert any(told in line for line in mistakes(text))
+
+    def test_one_query_may_have_a_consumer(self):
+        text = WHOLE.replace("minPartitions: 4", "groupId: app")
+        text = text[: text.index("  - log:")] + "  - objects: ./history\n"
+        assert parse_pipeline(text, "p.yaml").source["groupId"] == "app"
 
     def test_many_mistakes_are_not_all_told(self):
         text = "version: 1\n" + "".join(f"k{number}: 1\n" for number in range(40))
