@@ -136,6 +136,7 @@ class Consumer:
         """
         self._check_open()
         self._end()
+        self._error = None  # of an earlier life, which was replaced
         try:
             await self._join()
             await self._follow(is_start=True)
@@ -302,21 +303,29 @@ class Consumer:
             return positions
         # Race: a call that reads may begin a log anew meanwhile. These places are of the reading of
         # now: saved as those of the new one, they would undo the reset that it begins at.
-        reading = self._reading(new)
-        try:
-            await self._save(new, reading)
-        except Fenced:
-            if len(new) == 1:
-                raise
-            refused: Fenced | None = None
-            for log, lsn in sorted(new.items()):
-                try:
-                    await self._save({log: lsn}, reading)
-                except Fenced as error:
-                    refused = error
-            if refused is not None:
-                raise refused from None
+        await self._save_each(new, new, self._reading(new))
         return positions
+
+    async def _save_each(
+        self, logs: Iterable[str], new: Mapping[str, int], reading: _Reading, *, go: bool = False
+    ) -> None:
+        """Save positions, and with `go` let go of the logs: all at once, and one by one if one of
+        them is refused. Raises as `save`."""
+        several = sorted(logs)
+        try:
+            return await self._save(new, reading, several if go else ())
+        except Fenced:
+            if len(several) == 1:
+                raise
+        refused: Fenced | None = None
+        for log in several:
+            own = {log: new[log]} if log in new else {}
+            try:
+                await self._save(own, reading, [log] if go else ())
+            except Fenced as error:
+                refused = error
+        if refused is not None:
+            raise refused from None
 
     # Inside.
 
@@ -338,12 +347,9 @@ class Consumer:
         """
         # By what this member goes by, not by what it was told: a log that went to another member
         # and back meanwhile is a new reading of it.
-        generation = reading.generation
-        if let_go and self._group is not None:
-            generation = self._group.generation
         resets = {} if self.member else {log: reading.begun[log] for log in new}
         call = SaveCursors(
-            self.name, self.member, generation, dict(new), {}, False, list(let_go), resets
+            self.name, self.member, reading.generation, dict(new), {}, False, list(let_go), resets
         )
         try:
             reply = await self._ask(call)
@@ -448,7 +454,7 @@ class Consumer:
                     self._stop(log)
             leaving = sorted(mine & group.successors.keys())
             if leaving:
-                await self._let_go(leaving)
+                await self._let_go(leaving, group)
             wanted = [
                 log
                 for log in sorted(mine - {*leaving})
@@ -514,7 +520,7 @@ class Consumer:
         self._saved.pop(log, None)
         self._begun.pop(log, None)
 
-    async def _let_go(self, leaving: Sequence[str]) -> None:
+    async def _let_go(self, leaving: Sequence[str], group: ConsumerReply) -> None:
         """Save the positions of logs that another member waits for, and give out no more of
         them."""
         async with self._saving:
@@ -524,8 +530,10 @@ class Consumer:
                 for log, lsn in self._positions(read).items()
                 if self._saved.get(log) != lsn
             }
+            # Race: by what is known now, a reset that came meanwhile would be undone.
+            reading = _Reading(group.generation, self._reading(new).begun)
             try:
-                await self._save(new, self._reading(new), leaving)
+                await self._save_each(leaving, new, reading, go=True)
             except Fenced as error:
                 logger.info("%s: %s", self.name, error)
         for log in leaving:

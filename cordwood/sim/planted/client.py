@@ -59,6 +59,14 @@ async def _reading_of_now(
     await right(self, new, self._reading(new), let_go)
 
 
+async def _by_news(
+    right: Any, self: Consumer, logs: Any, new: Any, reading: Any, *, go: bool = False
+) -> None:
+    if go and self._group is not None:
+        reading = reading._replace(generation=self._group.generation)
+    await right(self, logs, new, reading, go=go)
+
+
 def _values_only(
     right: Any,
     self: ProducerCall,
@@ -229,6 +237,10 @@ BUGS = (
                "next one, and undoes the reset that it begins at",
                at(Consumer._save).around(_reading_of_now),
                scene="tests/client/read/test_consumer.py"),
+    PlantedBug("lets-go-by-news", "a member lets go of a log with positions from before a reset "
+               "that it has heard of since",
+               at(Consumer._save_each).around(_by_news),
+               scene="tests/client/read/test_consumer_handover.py"),
     PlantedBug("values-are-records", "of two records at one place only the values are compared",
                at(ProducerCall.takes).around(_values_only),
                scene="tests/client/append/test_producer_places.py"),

@@ -1,0 +1,140 @@
+"""Logs that go from one member of a consumer to another while something else happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, until
+from scenarios import as_scenario
+
+from cordwood.client.read.consumer import MEMBER_TTL_S, Consumer
+from cordwood.client.store import Store
+from cordwood.errors import Fenced, Unreachable
+from cordwood.layout.message import Call, Reply, SaveCursors
+from cordwood.lsn import make_lsn
+from cordwood.sim.planted import find_bug, planted
+
+
+async def fill(store: Store, *logs: str) -> None:
+    for log in logs:
+        await store.append_many(log, [b"%d" % number for number in range(1, 6)])
+
+
+async def drained(consumer: Consumer, timeout_s: float = 2.0) -> dict[str, list[int]]:
+    """All that comes, by log."""
+    found: dict[str, list[int]] = {}
+    while portion := await consumer.read(timeout_s=timeout_s):
+        found.setdefault(portion.log, []).extend(int(each.value) for each in portion.records)
+    return found
+
+
+class SavesWatched:
+    """Has something happen around a consumer's saves: the first one is not answered."""
+
+    def __init__(self, consumer: Consumer, second: Any) -> None:
+        self.saves = 0
+        self.failing = asyncio.Event()
+        self._right = consumer._ask
+        self._second = second
+        consumer._ask = self._ask
+
+    async def _ask(self, call: Call) -> Reply:
+        if isinstance(call, SaveCursors):
+            self.saves += 1
+            if self.saves == 1:
+                self.failing.set()
+                await asyncio.sleep(1)
+                raise Unreachable("no node answered")
+            if self.saves == 2:
+                await self._second()
+        return await self._right(call)
+
+
+async def heard_of_a_successor(consumer: Consumer) -> None:
+    """Wait for the beat that tells of another member."""
+    await until(lambda: consumer._group.generation != consumer.generation)
+
+
+async def a_reset_comes_before_it_lets_go(cluster: ClusterAtHand) -> None:
+    """One task reads, and is about to let go of `a`; another one saves, and hears of the reset.
+    The positions from before the reset were saved as those of the generation behind it."""
+    async with cluster.client() as store, cluster.client() as admin:
+        await fill(store, "a", "b")
+        first = await store.consumer("group", "a", "b", member="m1", save_every_s=None)
+        await first.start()
+        await drained(first)
+
+        async def reset() -> None:
+            await admin.cursors.save("group", {"a": make_lsn(1, 1)}, reset=True)
+
+        watched = SavesWatched(first, reset)
+        second = await admin.consumer("group", "a", "b", member="m2", save_every_s=None)
+        starting = asyncio.create_task(second.start())
+        await heard_of_a_successor(first)
+        reading = asyncio.create_task(first.read(timeout_s=20))
+        await watched.failing.wait()
+        with pytest.raises(Fenced, match="is read by m1 since generation 3"):
+            await first.save()
+        await starting
+        assert await drained(second, MEMBER_TTL_S) == {"/a": [1, 2, 3, 4, 5]}
+        assert not await reading
+        await first.close()
+        await second.close()
+        (group,) = await admin.cursors.list("group")
+        assert group.positions == {"/a": make_lsn(1, 6), "/b": make_lsn(1, 6)}
+
+
+def test_a_reset_is_not_undone_by_the_member_that_lets_go() -> None:
+    simulate(a_reset_comes_before_it_lets_go)
+
+
+def test_the_scene_catches_one_that_lets_go_by_news() -> None:
+    with planted(find_bug("lets-go-by-news")), pytest.raises(AssertionError):
+        simulate(a_reset_comes_before_it_lets_go)
+
+
+@as_scenario(simulate)
+async def test_a_log_that_is_refused_holds_up_no_other_that_goes_with_it(
+    cluster: ClusterAtHand,
+) -> None:
+    """`a` was reset. `b` went too, without its position, and the next member read it again."""
+    logs = ["a", "b", "c", "d"]
+    async with cluster.client() as store, cluster.client() as admin:
+        await fill(store, *logs)
+        first = await store.consumer("group", *logs, member="m1", save_every_s=None)
+        await first.start()
+        await drained(first)
+
+        async def reset() -> None:
+            await admin.cursors.save("group", {"/a": make_lsn(1, 1)}, reset=True)
+
+        SavesWatched(first, reset)
+        second = await admin.consumer("group", *logs, member="m2", save_every_s=None)
+        starting = asyncio.create_task(second.start())
+        await heard_of_a_successor(first)
+        assert first._group.successors == {"/a": "m2", "/b": "m2"}
+        again = asyncio.create_task(drained(first, MEMBER_TTL_S))
+        await starting
+        assert await drained(second, MEMBER_TTL_S) == {"/a": [1, 2, 3, 4, 5]}
+        assert await again == {}
+        await first.close()
+        await second.close()
+
+
+@as_scenario(simulate)
+async def test_one_that_was_replaced_may_be_started_anew(cluster: ClusterAtHand) -> None:
+    """It joined and beat, so its logs were its own, and each read told of its earlier end."""
+    async with cluster.client() as store, cluster.client() as other:
+        await fill(store, "log")
+        consumer = await store.consumer("group", "log", member="m1", save_every_s=None)
+        await consumer.start()
+        assert await drained(consumer) == {"/log": [1, 2, 3, 4, 5]}
+        async with await other.consumer("group", "log", member="m1", save_every_s=None):
+            await asyncio.sleep(MEMBER_TTL_S)
+            with pytest.raises(Fenced, match="join again"):
+                await consumer.read(timeout_s=1)
+        await consumer.start()
+        assert await drained(consumer) == {"/log": [1, 2, 3, 4, 5]}
+        await consumer.close()
