@@ -52,8 +52,7 @@ class _Node:
 
 
 def check_storing_nodes(evidence: Evidence) -> list[Violation]:
-    """O1: read-only nodes, after they know of it, and nodes without weight store only ends of
-    epochs."""
+    """O1: read-only nodes that know of it and nodes without weight store only ends of epochs."""
     starts = [event for _, event in evidence.of(NodeStarted)]
     has_light = any(isinstance(event, NodeStarted) and not event.weight for event in starts)
     if not (has_light or evidence.of(StorageAsked, StorageTold, StorageKnown, BlockKept)):

@@ -1,8 +1,8 @@
-"""What a disk holds at one instant, made to be copied and changed thousands of times.
+"""The content of a disk at one instant, made to be copied and changed thousands of times.
 
-Files have numbers, as inodes do, and names apart from them: a rename changes a name
-and no bytes, and bytes whose name a crash took are out of reach. Content is sparse, in
-4 KiB blocks that copies share.
+Files have numbers, as inodes do, and separate names: a rename changes a name and no bytes, and
+bytes whose name a crash removed are out of reach. Content is sparse, in 4 KiB blocks that copies
+share.
 
 Source: Pillai et al., OSDI 2014 (names and bytes reach the disk apart).
 """
@@ -19,12 +19,12 @@ from cordwood.sim.stored_file import StoredFile
 from cordwood.sim.stored_tree import StoredTree
 
 DIRECTORY = 0
-"""What the name of a directory stands for; files count from 1."""
+"""The number that stands for a directory; files are numbered from 1."""
 
 _ZERO_BLOCK = bytes(DISK_BLOCK_BYTES)
 
 Key = frozenset[tuple[str, int, int]]
-"""Equal for equal contents: name, size (-1: a directory) and digest of every file in reach."""
+"""Name, size (-1: a directory) and digest of every file in reach: equal for equal contents."""
 
 
 class FileBytes:
@@ -32,7 +32,7 @@ class FileBytes:
 
     Attributes:
         size: in bytes.
-        digest: 64 bits that follow from the bytes alone, zeros apart.
+        digest: 64 bits that follow from the bytes alone, without blocks of zeros.
     """
 
     __slots__ = ("_blocks", "digest", "size")
@@ -50,7 +50,7 @@ class FileBytes:
         return file
 
     def copy(self) -> FileBytes:
-        """Its own blocks' table, the same blocks."""
+        """A copy with its own table of blocks, which shares the blocks."""
         twin = FileBytes(self.size)
         twin.digest, twin._blocks = self.digest, dict(self._blocks)
         return twin
@@ -95,7 +95,8 @@ class FileBytes:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(number: int, block: bytes) -> int:
-    """Of one block at its place; cached, because thousands of states share most blocks."""
+    """The digest of one block at its place; cached, because thousands of states share most
+    blocks."""
     place = number.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(block, digest_size=8, salt=place).digest(), "little")
 
@@ -104,7 +105,7 @@ class Content:
     """Names and files of one disk.
 
     Attributes:
-        names: what each path stands for: a file's number, or DIRECTORY.
+        names: by path, a file's number, or DIRECTORY.
         files: by number; some may have no name.
     """
 
@@ -115,7 +116,7 @@ class Content:
         self.files: dict[int, FileBytes] = {}
 
     def copy(self) -> Content:
-        """As it is now. The files are shared until `own` is asked for one."""
+        """A copy of the present content. Files are shared until `own` is called for a file."""
         twin = Content()
         twin.names, twin.files = dict(self.names), dict(self.files)
         return twin
@@ -126,7 +127,7 @@ class Content:
         return file
 
     def in_reach(self) -> Iterator[tuple[str, int]]:
-        """Names whose directories are all there, parents first."""
+        """Names whose parent directories all exist, parents first."""
         seen = {"/"}
         for path, number in sorted(self.names.items()):
             if path == "/" or posixpath.dirname(path) in seen:
@@ -135,7 +136,7 @@ class Content:
                 yield path, number
 
     def key(self) -> Key:
-        """What tells two contents apart."""
+        """The fingerprint of the content."""
         files = self.files
         return frozenset(
             (path, files[number].size, files[number].digest) if number else (path, -1, 0)
@@ -143,7 +144,7 @@ class Content:
         )
 
     def tree(self) -> StoredTree:
-        """The same for a `SimDisk`; it shares nothing that can change."""
+        """The same content for a `SimDisk`; it shares nothing that can change."""
         tree = StoredTree()
         for path, number in self.in_reach():
             if number == DIRECTORY:

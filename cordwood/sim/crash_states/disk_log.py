@@ -1,13 +1,13 @@
-"""What was done to a disk, in order: every operation's begin and end, and marks between.
+"""The log of a disk, in order: every operation's begin and end, and marks between.
 
-An *operation* is one call at the seam and does one or more *effects*. Its end is the
-instant at which the caller was told. What it did is on stable storage then if it
-`is_durable` (a direct write, an atomic replacement); otherwise only once a sync of its
-file or directory, begun after that end, has ended too. So the log of a weaker interface
-(buffered files, bare renames) is written with the same words.
+An *operation* is one call at the seam and has one or more *effects*. It ends at the instant at
+which the caller gets the result. Its effects are on stable storage then if it `is_durable` (a
+direct write, an atomic replacement). Otherwise they are stable only after a sync of the file or
+directory, begun after that end, has ended too. So a weaker interface (buffered files, bare renames)
+is logged in the same form.
 
-A *mark* is a fact of the workload's own: "record 7 was acknowledged". Whoever checks
-what a crash left is given the marks that came before it.
+A *mark* is a fact of the workload: "record 7 was acknowledged". The check of a crash state gets the
+marks that came before the crash.
 
 Source: docs/sources/reliability.md §5.4; Pillai et al., OSDI 2014 (ALICE).
 """
@@ -23,7 +23,7 @@ from cordwood.sim.crash_states.content import Content, FileBytes
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes of a file; past its size they extend it."""
+    """A write of bytes to a file; past its end they extend it."""
 
     file: int
     offset: int
@@ -37,7 +37,8 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names that change in one step: each with a file's number, DIRECTORY, or None for gone."""
+    """Names that change in one step: each with a file's number, DIRECTORY, or None for a removed
+    name."""
 
     changes: tuple[tuple[str, int | None], ...]
 
@@ -66,7 +67,7 @@ class Operation:
 
     Attributes:
         number: from 1, in the order of their begins.
-        words: for stories.
+        words: its description in stories.
         is_durable: whether its changes are on stable storage when it has ended.
     """
 
@@ -81,14 +82,15 @@ class Outcome(enum.Enum):
 
     DONE = "done"
     FAILED = "failed"
-    """With an error of the machine: what it leaves is unknown, now and after syncs."""
+    """The operation ended with an error of the machine: its effects are unknown, now and after
+    syncs."""
     REFUSED = "refused"
     """Nothing was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """An operation was asked for: from here on a crash may find it done."""
+    """An operation was called: from here on a crash may find it done."""
 
     operation: Operation
 
@@ -102,7 +104,7 @@ class End:
 
 
 class Bearing(enum.Enum):
-    """What a fact means for what a crash may leave."""
+    """The effect of a fact on the states that a crash may leave."""
 
     PROMISE = "promise"
     """More must be there: "record 7 was acknowledged"."""
@@ -114,7 +116,7 @@ class Bearing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A fact of the workload's."""
+    """A fact of the workload."""
 
     fact: object
     bearing: Bearing
@@ -128,7 +130,7 @@ class DiskLog:
 
     Attributes:
         base: what the disk held before the first event.
-        made: the files made since, as they were then; to be changed by nobody.
+        made: the files made since, as they were then; never changed.
         events: in order.
     """
 
@@ -147,7 +149,7 @@ class DiskLog:
         return tuple(self._in_flight.values())
 
     def new_file(self, file: FileBytes) -> int:
-        """The number of a file that nothing names yet; its first bytes come with its name."""
+        """The number of a file without a name; its first bytes come with its name."""
         self._files += 1
         self.made[self._files] = file
         return self._files
@@ -157,13 +159,14 @@ class DiskLog:
         return [event.fact for event in self.events if isinstance(event, Mark)]
 
     def target(self, path: str) -> int | None:
-        """What `path` stands for when all that ended is done: a file, DIRECTORY, or None."""
+        """The target of `path` after all ended operations: a file, DIRECTORY, or None."""
         return self._names.get(path)
 
     def begin(self, words: str, effects: Sequence[Effect], *, is_durable: bool = True) -> Operation:
-        """An operation is asked for.
+        """An operation is called.
 
-        It must not change what one in flight changes: nothing says which of them stays.
+        It must not change the same bytes or name as an operation in flight: nothing says which one
+        stays.
         """
         self._operations += 1
         operation = Operation(self._operations, words, tuple(effects), is_durable)

@@ -1,7 +1,7 @@
-"""What a storage engine's disk must and may hold, from what was asked of it and answered.
+"""The records that a storage engine's disk must and may hold, from its calls and their answers.
 
-A copy that must be visible is there too where another copy of the same block stands in its
-place that counts as much or more, and that may be there: an amend replaces an envelope.
+A copy that must be visible may be replaced by another copy of the same block, if that copy counts
+as much or more and may be there: an envelope update replaces an envelope.
 
 Source: `storage.engine`; docs/sources/reliability.md §3 (S2, S3, S12, S13).
 """
@@ -36,12 +36,12 @@ class Copy:
 
     @property
     def epoch(self) -> int:
-        """The epoch that it belongs to."""
+        """The epoch of the block."""
         return self.first >> 32
 
     @property
     def head(self) -> bytes:
-        """What amends any other copy of the block to this one."""
+        """The envelope update that turns any other copy of the block into this one."""
         return self.wire[:HEAD_BYTES]
 
     def amended(self, seal_epoch: int, wave: int) -> Copy:
@@ -51,7 +51,7 @@ class Copy:
         return replace(self, seal_epoch=seal_epoch, wave=wave, wire=wire)
 
     def stands_for(self, other: Copy) -> bool:
-        """Whether it is of the same block, and counts as much or more."""
+        """Whether it is a copy of the same block, and counts as much or more."""
         is_same = (self.log, self.first) == (other.log, other.first)
         return (
             is_same
@@ -90,7 +90,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class SealAsked:
-    """A seal was asked for."""
+    """A seal was requested."""
 
     log: int
     epoch: int
@@ -106,7 +106,7 @@ class SealAnswered:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An epoch is over: above `lng` only what was stored under `seal` counts."""
+    """An epoch is over: above `lng` only copies that were stored under `seal` count."""
 
     log: int
     epoch: int
@@ -114,7 +114,7 @@ class End:
     lng: int
 
     def drops(self, copy: Copy) -> bool:
-        """Whether a copy that came before it is dropped."""
+        """Whether this end drops an earlier copy."""
         is_of_it = (copy.log, copy.epoch) == (self.log, self.epoch)
         return is_of_it and copy.first > self.lng and copy.seal_epoch != self.seal
 
@@ -128,7 +128,7 @@ class EndAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAnswered:
-    """It noted that; `before` was sent ahead."""
+    """The storage engine noted the end; the copies in `before` were sent earlier."""
 
     end: End
     before: Copies
@@ -136,7 +136,7 @@ class EndAnswered:
 
 @dataclass(frozen=True, slots=True)
 class TrimAsked:
-    """A log was to be trimmed."""
+    """A trim of a log was requested."""
 
     log: int
     lsn: int
@@ -152,7 +152,7 @@ class TrimAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a start found: from then on it stays, and nothing else comes."""
+    """The copies that a start found: from then on they stay, and no others come."""
 
     copies: Copies
     seals: tuple[tuple[int, int], ...]
@@ -162,14 +162,14 @@ class Opened:
 
 @dataclass(slots=True)
 class EnginePromises:
-    """What a storage engine's disk must and may hold.
+    """The content that a storage engine's disk must and may have.
 
     Attributes:
         is_formatted: it must be a WAL.
-        must, may: blocks that must, and that may, be visible.
-        seals, seals_asked: by log, the epoch that must have sealed, and the highest that may.
-        ends, ends_asked: epochs that must, and that may, be known to be over.
-        trims, trims_asked: by log, the least and the highest that its trim point may be.
+        must, may: blocks that must be visible, and blocks that may be. seals, seals_asked: by log,
+        the seal that must hold, and the highest seal that may. ends, ends_asked: epochs that must
+        be known to be over, and epochs that may. trims, trims_asked: by log, the lowest and the
+        highest possible trim point.
     """
 
     is_formatted: bool = False
@@ -202,7 +202,7 @@ class EnginePromises:
             case Sent(copies):
                 self.may |= copies
             case Stored(copies):
-                # A mark on its way may drop them, whichever of the two is durable first.
+                # A control record in flight may drop them, whichever of the two is durable first.
                 self.must |= {copy for copy in copies if not self._may_drop(copy)}
             case Refused(copies):
                 self.may -= copies
@@ -235,10 +235,9 @@ class EnginePromises:
         return is_trimmed or any(end.drops(copy) for end in self.ends_asked)
 
     def judge(self, found: Opened, damaged: Damaged = ()) -> str:
-        """What is wrong with what a start found; "" for nothing.
+        """The error in the state that a start found; "" for none.
 
-        Args:
-            damaged: by log, ranges [first, last] that it says it does not know.
+        Args: damaged: by log, ranges [first, last] that it reports as unknown.
         """
         seals, trims = dict(found.seals), dict(found.trims)
         there: dict[tuple[int, int], list[Copy]] = {}

@@ -1,9 +1,9 @@
 """A storage node's engine as a subject of crashes: stores, seals and ends of epochs.
 
-What it promises (`storage.engine`): a store that was settled is visible after any crash,
-unless its epoch ended without it; a seal that was answered still refuses older epochs,
-and all that was taken ahead of it was settled before; an epoch told over is still so, and
-what it dropped stays away; and nothing is visible that was not sent, or was refused.
+Its promises (`storage.engine`): a store that was acknowledged is visible after any crash, unless
+its epoch ended without it. An answered seal still refuses older epochs, and all stores that came
+before it were settled before. An epoch that was reported over is still over, and its dropped
+records stay away. No record is visible that was not sent, or was refused.
 
 Source: `storage.engine`; docs/design.md §5; docs/sources/reliability.md §3 (S2, S3, S12, S13).
 """
@@ -53,12 +53,12 @@ from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 
 RING_UNITS = 40
-"""Room for a dozen waves: a long life flushes a few times, and is full now and then."""
+"""Bytes for a dozen waves: a long life flushes a few times, and is full now and then."""
 
 DIRECTORY = "/logsdb"
 
 ROT_IN_PARTITIONS = 0.75
-"""Share of the rot that hits partitions; the rest hits metadata."""
+"""Share of the rot that hits partitions; the other rot hits metadata."""
 
 STORAGE = tuple(
     StorageSettings(
@@ -78,17 +78,18 @@ STORAGE = tuple(
 
 BODY_SIZES = (0, 100, 1000, 4000, 9000)
 ESNS = 1 << 30
-"""Places are drawn out of so many, so that no two blocks of a run share one."""
+"""Number of places to draw from, so that no two blocks of a run share a place."""
 
 FILLED_MAX = 5
-"""Partitions that are filled before a cut: the newest two are never cut."""
+"""Number of partitions that are filled before a cut: the newest two are never cut."""
 
 REST_S = 0.000_4
-"""A rest is up to this: a few writes end meanwhile."""
+"""Longest rest: a few writes end meanwhile."""
 
 
 async def found_in(engine: StorageEngine) -> tuple[Opened, Damaged]:
-    """All that a storage engine that was just opened shows, and what it says it does not know."""
+    """All blocks that a newly opened storage engine shows, and the ranges that it reports as
+    unknown."""
     copies: set[Copy] = set()
     ends: set[End] = set()
     damaged: list[tuple[int, int, int]] = []
@@ -107,12 +108,12 @@ async def found_in(engine: StorageEngine) -> tuple[Opened, Damaged]:
 
 
 async def compare(life: Life, engine: StorageEngine, promised: EnginePromises) -> Copies:
-    """Compare a storage engine that was just opened with what was promised; then it is the promise.
+    """Compare a newly opened storage engine with the promises. From then on its content is the
+    promise.
 
-    Returns:
-        What it shows.
-    Raises:
-        PromiseBroken: it does not hold what it must, or more than it may.
+    Returns: The blocks that it shows.
+
+    Raises: PromiseBroken: it lacks a block that it must hold, or has one that it may not.
     """
     found, damaged = await found_in(engine)
     wrong = (
@@ -143,7 +144,7 @@ async def compare(life: Life, engine: StorageEngine, promised: EnginePromises) -
 
 
 def _broken_seal(engine: StorageEngine) -> str:
-    """Ask each sealed log to store for the epoch below: "" where it refuses."""
+    """Send each sealed log a store for the epoch below; "" if it refuses."""
     for log in LOGS:
         refusals: list[StoreRefusal] = []
         epoch = engine.sealed(log) - 1
@@ -159,7 +160,7 @@ class EngineScript:
     """Stores, amends, seals, ends of epochs and rests, drawn by chance; every answer is marked.
 
     Args:
-        held: what the storage engine showed when it was opened.
+        held: the blocks that the storage engine showed when it was opened.
     """
 
     def __init__(
@@ -175,13 +176,14 @@ class EngineScript:
         self._waves = 0
         self._over = {(log, epoch) for log in LOGS for epoch in engine.cache.log(log).ends}
         self._sent: set[Copy] = set()
-        # What may be amended, and now and then is: copies of this life and of earlier ones.
+        # Copies whose envelope may be updated: of this life and of earlier lives.
         self._known = sorted(held, key=lambda copy: copy.wire)
-        # Of each wave in flight, what no seal refused on arrival.
+        # For each wave in flight, the stores that no seal refused on arrival.
         self._unsettled: dict[int, Sequence[Copy]] = {}
 
     async def run(self, steps: int) -> None:
-        """Do so many things, then wait for seals and marks; stores may still be in flight."""
+        """Do this many steps, then wait for seals and control records; stores may still be in
+        flight."""
         for _ in range(steps):
             draw = self._chance.random()
             log = self._chance.choice(LOGS)
@@ -207,12 +209,13 @@ class EngineScript:
         await asyncio.gather(*self._asked)
 
     async def _begin(self, call: Coroutine[Any, Any, None]) -> None:
-        """Make a call that goes on beside the rest."""
+        """Start a call that runs beside the other calls."""
         self._asked.append(asyncio.create_task(call))
         await asyncio.sleep(0)
 
     def _store(self) -> None:
-        """Send a wave: of today's epochs, of one sealed meanwhile, or of a recovery."""
+        """Send a wave: of the present epochs, of an epoch that was sealed meanwhile, or of a
+        recovery."""
         logs = LOGS if self._chance.random() < 0.3 else (self._chance.choice(LOGS),)
         seal_epoch = self._engine.sealed(logs[0]) if self._chance.random() < 0.2 else 0
         copies: list[Copy] = []
@@ -228,7 +231,8 @@ class EngineScript:
         self._send(self._waves, payload, copies)
 
     def _amend(self) -> None:
-        """Give some blocks of a log another envelope; some may be gone, or never have come."""
+        """Update the envelopes of some blocks of a log. Some blocks may be gone, or never have
+        come."""
         log = self._chance.choice(LOGS)
         of_log = [copy for copy in self._known if copy.log == log]
         if not of_log:
@@ -236,7 +240,7 @@ class EngineScript:
         seal_epoch = self._engine.sealed(log) if self._chance.random() < 0.7 else 0
         some = self._chance.sample(of_log, min(len(of_log), self._chance.randint(1, 3)))
         self._waves += 1
-        # No two envelopes of a block are equal, nor of equal rank.
+        # No two envelopes of a block are equal or have equal rank.
         wave = 1 + self._waves + max(copy.wave for copy in of_log)
         copies = [copy.amended(seal_epoch, wave) for copy in {c.first: c for c in some}.values()]
         self._known += copies
@@ -256,7 +260,7 @@ class EngineScript:
             for refusal in refusals:
                 self._probes[f"a store was refused: {refusal.reason.name.lower()}"] += 1
 
-        # An amend may wait for LogsDB: it is taken, or refused by a seal, when that was read.
+        # An envelope update may wait for a read of LogsDB: then it is taken, or refused by a seal.
         self._unsettled[wave] = [
             copy
             for copy in copies
@@ -280,10 +284,10 @@ class EngineScript:
         self._log.promise(SealAnswered(log, epoch))
 
     def _waves_sealed_by(self, log: int, epoch: int) -> frozenset[int]:
-        """Waves in flight with a store that a seal by `epoch` orders itself behind.
+        """Waves in flight with a store that a seal by `epoch` must wait for.
 
-        A seal asked again is answered at once: what it refuses was settled by the first, and
-        what it admits, or what is another log's, owes it nothing.
+        A repeated seal is answered at once: the stores that it refuses were settled before the
+        first answer. It need not wait for stores that it admits, or for stores of another log.
         """
         return frozenset(
             wave
@@ -295,14 +299,14 @@ class EngineScript:
         )
 
     async def _end(self, log: int) -> None:
-        """Call the epoch below the seal over; about half of its blocks do not count then."""
+        """End the epoch below the seal; about half of its blocks then do not count."""
         seal = self._engine.sealed(log)
         if seal < 2 or (log, seal - 1) in self._over:
             return
         self._over.add((log, seal - 1))
         before = frozenset(self._sent)
         told = EpochEnd(seal, ((seal - 1) << 32) + self._chance.randrange(ESNS))
-        # A node keeps all up to its own last known good, whatever a recovery says.
+        # A node keeps all blocks up to its own last known good, whatever a recovery says.
         own = self._engine.cache.log(log).lngs.get(seal - 1, 0)
         self._probes["an end was told below the node's own LNG"] += told.lng < own
         end = End(log, seal - 1, seal, max(told.lng, own))
@@ -315,17 +319,18 @@ class EngineScript:
         self._log.promise(EndAnswered(end, before))
 
     async def _flush_now(self) -> None:
-        with contextlib.suppress(Retryable):  # where the WAL failed
+        with contextlib.suppress(Retryable):  # if the WAL failed
             await self._flush()
 
     async def _tidy(self, log: int) -> None:
-        """Fill some partitions and trim a log or all: a flush drops some, or most of one is cut."""
+        """Fill some partitions and trim one log or all logs: a flush drops some partitions, or cuts
+        one."""
         for _ in range(self._chance.randrange(FILLED_MAX)):
             for _ in LOGS:
                 self._store()
             await asyncio.sleep(REST_S)
             await self._flush_now()
-        for _ in LOGS:  # while bodies lie in older partitions, which are dropped below
+        for _ in LOGS:  # while bodies are in older partitions, which are dropped below
             self._amend()
         await asyncio.sleep(REST_S)
         await self._flush_now()
@@ -338,7 +343,7 @@ class EngineScript:
             self._probes["a partition was cut"] += cut is not None
 
     async def _trim(self, log: int, *, is_all: bool) -> None:
-        """Trim a log in its middle, or all that was sent of it."""
+        """Trim a log in its middle, or all of it."""
         sent = sorted(copy.first for copy in self._sent if copy.log == log)
         if not sent:
             return
@@ -362,12 +367,14 @@ class EngineSubject:
         return EnginePromises()
 
     def rot(self, disk: SimDisk, chance: random.Random) -> int:
-        """Flip bits in rows of LogsDB, of partitions or of metadata; how many were hit."""
+        """Flip bits in rows of LogsDB, of partitions or of metadata. Returns the number of rows
+        hit."""
         tables = "p" if chance.random() < ROT_IN_PARTITIONS else META_TABLE
         return damage_tables(disk, chance, DIRECTORY, tables)
 
     async def live(self, life: Life, promised: EnginePromises) -> None:
-        """See `Subject`. What has rotted in metadata may keep it from starting, with a word."""
+        """See `Subject`. Rot in metadata may keep the engine from starting, with an error that says
+        so."""
         try:
             await self._live(life, promised)
         except Corrupt:

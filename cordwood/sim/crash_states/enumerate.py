@@ -1,20 +1,19 @@
-"""Every legal state of a disk after a crash, from the log of what was done to it.
+"""Every legal state of a disk after a crash, from the log of its operations.
 
-A crash may come after any prefix of the log. It is looked at just before each end, just
-before each waiver, and after everything. That is enough: a begin only adds to what a
-crash may find, since what began may be found undone, and a promise changes nothing on
-disk and demands more. So every other prefix has the states of the next such place, or
-some of them, and demands no more of them.
+A crash may come after any prefix of the log. This module looks just before each end, just before
+each waiver, and after everything. These points are enough. A begin only adds states, since the
+operation may be found undone. A promise changes nothing on disk and demands more. So every other
+prefix has the states of the next such point, or some of them, and demands no more.
 
-At each place, what is on stable storage is there. Every other change is *open*: in
-flight, or ended and not synced, or failed. Open changes are there or not each for
-itself, writes also in part. While there are few combinations of the fates that `fates`
-lists for each, all are gone through; else some are drawn by chance, out of these and of
-all others, and the count says out of how many.
+At each point, changes on stable storage are there. Every other change is *open*: in flight, or
+ended and not synced, or failed. Each open change is there or not, independently of the others; a
+write may also be there in part. `fates` lists the fates of each change. If their combinations are
+few, all are gone through. Otherwise some are drawn by chance, out of these and all other fates, and
+the count tells the number of all combinations.
 
-A later change that is on stable storage stands over an earlier open one: that one may
-still be lost, but cannot undo what came after it. Two states that hold the same bytes
-under the same names, with the same promises made, are one.
+A later change on stable storage overrides an earlier open change: the earlier change may still be
+lost, but cannot undo the later one. Two states with the same bytes under the same names and with
+the same promises are one state.
 
 Source: docs/sources/reliability.md §5.4; Pillai et al., OSDI 2014 (ALICE); Mohan et al.,
 OSDI 2018 (CrashMonkey).
@@ -58,17 +57,16 @@ from cordwood.sim.crash_states.fates import (
 from cordwood.sim.stored_tree import StoredTree
 
 TRIES_PER_STATE = 4
-"""Draws for each state wanted: many draws leave the same bytes, as over zeros."""
+"""Draws for each wanted state: many draws give the same bytes, for example over zeros."""
 
 
 @dataclass(slots=True)
 class CrashCount:
-    """How much of what could be was looked at.
+    """The number of states that were looked at, and that could be.
 
     Attributes:
-        points: places in the log where a crash was put.
-        whole_points: those of which every combination of the fates that `fates_of` lists
-            was gone through.
+        points: places in the log where a crash was put. whole_points: points at which every
+        combination of the fates that `fates_of` lists was gone through.
         states: distinct states that were yielded.
         combinations: fates of open changes, multiplied at each point and summed. States
             that turn out equal are counted each time, so it is an upper bound.
@@ -89,14 +87,12 @@ class CrashCount:
 
 @dataclass(frozen=True, slots=True)
 class CrashState:
-    """What one crash left.
+    """The state that one crash left.
 
-    Attributes:
-        content: of the disk; to be changed by nobody.
+    Attributes: content: of the disk; never changed.
         facts: the marks before the crash, in order.
-        event: how many events of the log came before it.
-        ordinal: which of its log's states it is, from 0.
-        fates: of the changes that were open.
+        event: number of events of the log before the crash. ordinal: number of the state among its
+        log's states, from 0. fates: the fates of the open changes.
     """
 
     content: Content
@@ -123,9 +119,8 @@ class _Open:
 
     Attributes:
         ended: the event of its operation's end; None while in flight.
-        has_failed: so that no later sync says anything of it.
-        over: changes on stable storage that stand over it.
-        fates: those gone through; made when first wanted.
+        has_failed: whether it failed, so that no later sync makes it durable. over: changes on
+        stable storage that override it. fates: the fates to go through; made at the first use.
     """
 
     operation: Operation
@@ -145,11 +140,9 @@ class CrashStates:
     """The states of one log, as an iterable; `count` grows with them.
 
     Args:
-        log: not written to any more.
-        tearing: how writes may be torn.
-        per_point: states of one crash point at most; where there are more combinations,
-            chance chooses.
-        chance: for that.
+        log: a log that is not written any more. tearing: how writes may be torn. per_point: most
+        states of one crash point; if there are more combinations, some are drawn. chance: for this
+        draw.
     """
 
     def __init__(
@@ -190,7 +183,7 @@ class CrashStates:
         elif isinstance(each, Mark):
             self._facts.append(each.fact)
             if each.bearing is Bearing.PROMISE:
-                self._seen.clear()  # more is demanded of equal bytes
+                self._seen.clear()  # the same bytes, with more promises
         else:
             self._end(event, each)
 
@@ -212,7 +205,7 @@ class CrashStates:
             self._settle(each)
 
     def _synced(self, operation: Operation, begun: int) -> list[_Open]:
-        """What the syncs of an operation, begun at that event, put on stable storage."""
+        """The changes that an operation's syncs, begun at that event, put on stable storage."""
         files = {each.file for each in operation.effects if isinstance(each, SyncFile)}
         places = {each.directory for each in operation.effects if isinstance(each, SyncNames)}
         if not files and not places:
@@ -230,14 +223,15 @@ class CrashStates:
         ]
 
     def _settle(self, settled: _Open) -> None:
-        """Put a change on stable storage, under those that came later."""
+        """Put a change on stable storage, below later changes."""
         self._open.remove(settled)
         for change in (settled.change, *settled.over):
             self._put(self._stable, change, KEPT)
         begun = self._begun[settled.operation.number]
         for other in self._open:
-            # What stands over it is put again after it, and so is what stands over that: a file
-            # that was renamed out of a directory, and then replaced where it went.
+            # Changes that override it are put again after it, and so are changes that override
+            # those. Example: a file that was renamed out of a directory, and then replaced at its
+            # new place.
             under = (other.change, *other.over)
             if other.was_before(begun) and any(meet(each, settled.change) for each in under):
                 other.over.append(settled.change)
@@ -288,7 +282,8 @@ class CrashStates:
         return itertools.product(*(self._fates(each) for each in self._open))
 
     def _drawn_fates(self) -> Iterator[tuple[Fate, ...]]:
-        """None, all, each alone and all but each, among draws of anything."""
+        """No change, all changes, each change alone and all changes except one, among free
+        draws."""
         width = len(self._open)
         yield (LOST,) * width
         yield (KEPT,) * width

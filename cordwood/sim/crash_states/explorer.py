@@ -1,13 +1,12 @@
-"""Runs code, crashes it in every way, starts it again on what is left, and crashes that.
+"""Runs code, crashes it in every way, restarts it on the crash state, and crashes it again.
 
-A *subject* is the code under test with what it promises. Each of its *lives* starts on
-a disk, compares what is there with what was promised before, and goes on for a while.
-The first starts on an empty disk; every state of its log is the start of another life,
-and of some of those lives' logs the states are gone through in turn: that is the crash
-during a recovery, and the crash after one.
+A *subject* is the code under test with its promises. Each of its *lives* starts on a disk, compares
+the content with the promises made before, and goes on for a while. The first life starts on an
+empty disk. Every state of its log is the start of another life. Some of those lives are crashed in
+turn: these are crashes during a recovery and after one.
 
-Everything follows from the subject and the seed, so a broken promise is found again by
-running them again; its text tells the crashes that led to it.
+Everything follows from the subject and the seed, so running them again finds a broken promise
+again. Its text tells the crashes that led to it.
 
 Source: docs/sources/reliability.md §5.4 ("recovery is idempotent: crash during recovery too").
 """
@@ -32,21 +31,21 @@ from cordwood.sim.host import SimClock, SimRunBlocking, Simulation
 from cordwood.sim.process import Process
 
 LIFE_S_MAX = 600.0
-"""Virtual seconds: a life takes milliseconds, so one that takes this long hangs."""
+"""Virtual seconds: a life takes milliseconds, so a life that takes this long hangs."""
 
 SETTLE_S = 1.0
-"""After a life, so that what is in flight has ended: a disk takes milliseconds."""
+"""Wait after a life until operations in flight have ended: a disk takes milliseconds."""
 
 
 class Promised(Protocol):
-    """What one disk must, may and must not hold; a value."""
+    """The records that one disk must, may and must not hold; a value."""
 
     def after(self, facts: Sequence[object]) -> Self:
-        """The same once these facts are known too."""
+        """The promises after these further facts."""
 
 
 class PromiseBroken(AssertionError):
-    """A crash left what no promise allows, or what could not be started from."""
+    """A crash left a state that no promise allows, or from which the code could not start."""
 
 
 Promises = TypeVar("Promises", bound=Promised)
@@ -54,16 +53,13 @@ Promises = TypeVar("Promises", bound=Promised)
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Where and how long one life goes on.
+    """The disk and the length of one life.
 
-    Attributes:
-        disk: what it starts on; all that it does there is recorded.
-        log: where it marks facts for whoever starts after it.
-        chance: its own stream.
-        steps: how many things to do after the start.
-        simulation: for a subject that needs more of a machine than its disk.
-        probes: counts rare things that happened, by name: what never happens is not tested.
-        has_rot: bits flipped in what was durable: it may be missed, if that is told.
+    Attributes: disk: the disk on which it starts; all its operations are recorded. log: the log in
+    which it marks facts for later lives. chance: its own stream. steps: number of steps after the
+    start. simulation: for a subject that needs more of a machine than its disk. probes: counts of
+    rare events, by name: an event that never happens is not tested. has_rot: whether bits flipped
+    in durable data, which may then be missing if this is reported.
     """
 
     disk: Disk
@@ -93,28 +89,23 @@ class Subject(Protocol[Promises]):
         """For reports."""
 
     def nothing_promised(self) -> Promises:
-        """What an empty disk must hold."""
+        """The promises of an empty disk."""
 
     async def live(self, life: Life, promised: Promises) -> None:
         """Start on the disk, compare with `promised`, go on for `life.steps`.
 
-        Raises:
-            PromiseBroken: something is missing, or there and should not be.
+        Raises: PromiseBroken: a record is missing, or is there and must not be.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How far to go, by depth: the first entry is of the first life and its crashes.
+    """The effort by depth: the first entry is for the first life and its crashes.
 
-    Attributes:
-        steps: things that a life does after its start, if it will be crashed.
-        per_point: states of one crash point at most.
-        share: of the lives that start at a state, those that are crashed in turn. The
-            others only start.
-        tearing: how writes are torn.
-        rot: of the states, those that a subject which knows rot starts from once more, with bits
-            flipped in what was durable for sure.
+    Attributes: steps: steps of a life after its start, if it will be crashed. per_point: most
+    states of one crash point. share: share of the lives starting at a state that are crashed in
+    turn. The others only start. tearing: how writes are torn. rot: share of the states from which a
+    subject that handles rot starts once more, with bits flipped in data that was certainly durable.
     """
 
     steps: tuple[int, ...] = (40, 4, 3)
@@ -126,12 +117,11 @@ class Effort:
 
 @dataclass(slots=True)
 class Found:
-    """What one exploration went through.
+    """The counts of one exploration.
 
-    Attributes:
-        counts: by depth: of the first life's log, of the logs of lives after a crash, ….
-        probes: rare things that happened, by name.
-        rotten: states that were started from once more with bits flipped.
+    Attributes: counts: by depth: of the first life's log, of the logs of lives after a crash, ….
+    probes: counts of rare events, by name. rotten: number of second starts from a state with
+    flipped bits.
     """
 
     counts: list[CrashCount] = field(default_factory=list)
@@ -140,7 +130,7 @@ class Found:
 
     @property
     def states(self) -> int:
-        """States that were started from, over all depths, those with flipped bits too."""
+        """Number of starts from a state, over all depths, including those with flipped bits."""
         return sum(count.states for count in self.counts) + self.rotten
 
     def add(self, other: Found) -> None:
@@ -161,7 +151,7 @@ def explore(subject: Subject[Promises], seed: int, effort: Effort | None = None)
     """One first life of `subject`, and the states of its crashes.
 
     Raises:
-        PromiseBroken: with the story of the crashes and what came of them.
+        PromiseBroken: with the story of the crashes and their effect.
     """
     explorer = Explorer(subject, seed, effort if effort is not None else Effort())
     Simulation(seed).run(explorer.run)

@@ -1,12 +1,12 @@
-"""What a crash may leave of one change that was not on stable storage yet.
+"""The possible remains of one change that was not on stable storage at a crash.
 
-A name changed or it did not. Of bytes, any units (512 B sectors, 4 KiB pages) arrived;
-the others are as they were, or zeros, as drives and file systems leave them that drop
-what they had only promised. A write that extends its file may also leave it longer than
-what arrived, or just as long.
+A name changed or it did not. Any units (512 B sectors, 4 KiB pages) of written bytes arrived. The
+other units have their old bytes, or zeros, as after drives and file systems that drop promised
+writes. A write that extends its file may also leave it longer than the arrived bytes, or just as
+long.
 
-All subsets of a small write's units are gone through; of a large one those that a stream
-cut short leaves, and those with one unit apart from all others. Chance draws the rest.
+All subsets of a small write's units are gone through. Of a large write, these subsets are gone
+through: a beginning, an end, and all units except one or one alone. Chance draws others.
 
 Source: docs/sources/reliability.md §5.1 (power cut), §5.4; `host.seams.DirectFile` ("old, new or
 torn at 512 B"); Pillai et al., OSDI 2014 (size before bytes).
@@ -26,7 +26,7 @@ from cordwood.sim.stored_file import SECTOR_BYTES
 
 
 class Rest(enum.Enum):
-    """What stands where nothing arrived."""
+    """The bytes of a unit that did not arrive."""
 
     STALE = "stale"
     ZERO = "zeroed"
@@ -35,12 +35,11 @@ class Rest(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of one change.
+    """The fate of one change.
 
-    Attributes:
-        arrived: bit i tells of unit i; -1 for all of it, 0 for none.
-        unit: bytes that arrive whole or not at all; 0 where no unit did or all did.
-        rest: of the others.
+    Attributes: arrived: bit i says whether unit i arrived; -1 for all units, 0 for none. unit:
+    bytes that arrive whole or not at all; 0 if no unit or all units arrived. rest: the bytes of the
+    other units.
     """
 
     arrived: int
@@ -67,9 +66,9 @@ class Tearing:
     """How writes may be torn.
 
     Attributes:
-        units: sizes of what arrives whole, in bytes; none: a write arrives or does not.
-        is_zeroed: whether the rest may read as zeros.
-        subsets_max: all subsets are gone through while there are so many at most.
+        units: sizes of units that arrive whole, in bytes; none: a write arrives whole or not at
+        all. is_zeroed: whether other units may read as zeros. subsets_max: all subsets are gone
+        through if there are no more than this.
     """
 
     units: tuple[int, ...] = (DISK_BLOCK_BYTES, SECTOR_BYTES)
@@ -81,7 +80,7 @@ UNTORN = Tearing(())
 
 
 def fates_of(change: Bytes, tearing: Tearing, *, extends: bool) -> tuple[Fate, ...]:
-    """The fates of a write that are gone through where all are."""
+    """The fates of a write that a full enumeration goes through."""
     rests = _rests(tearing, extends)
     torn = [
         Fate(arrived, unit, rest)
@@ -90,14 +89,14 @@ def fates_of(change: Bytes, tearing: Tearing, *, extends: bool) -> tuple[Fate, .
         for rest in rests
     ]
     if tearing.units and extends:
-        torn.append(Fate(0, tearing.units[0]))  # the size came alone
+        torn.append(Fate(0, tearing.units[0]))  # only the size arrived
     if tearing.units and tearing.is_zeroed:
         torn.append(Fate(0, tearing.units[0], Rest.ZERO))
     return (LOST, KEPT, *torn)
 
 
 def draw_fate(change: Bytes, tearing: Tearing, chance: random.Random, *, extends: bool) -> Fate:
-    """Any fate of a write: lost, kept and torn a third each."""
+    """Draw any fate of a write: lost, kept and torn have a third each."""
     draw = chance.randrange(3)
     if draw < 2 or not tearing.units:
         return LOST if draw == 0 else KEPT
@@ -107,7 +106,7 @@ def draw_fate(change: Bytes, tearing: Tearing, chance: random.Random, *, extends
 
 
 def leave(file: FileBytes, change: Bytes, fate: Fate) -> None:
-    """Change `file` as a write of that fate does."""
+    """Change `file` as a write with this fate does."""
     if fate == LOST:
         return
     if fate == KEPT:
@@ -137,7 +136,7 @@ def _units(change: Bytes, unit: int) -> int:
 
 
 def _subsets(units: int, most: int) -> Iterator[int]:
-    """Subsets of so many units, neither none nor all of them."""
+    """Subsets of this many units, except the empty and the full subset."""
     everything = (1 << units) - 1
     if everything < most:
         yield from range(1, everything)

@@ -1,8 +1,9 @@
-"""Records what is done to the files of a real directory, for `CrashStates` to crash it.
+"""Records the operations on the files of a real directory, for `CrashStates` to crash it.
 
-The steps of `cordwood.durable` are recorded as they are called. What others do, as Spark, pyarrow,
-`deltalake` and `pyiceberg`, is found by looking at the directory before and after each step, and
-counts as not synced: they sync nothing. SQLite does, so what it changes counts as durable.
+The steps of `cordwood.durable` are recorded as they are called. Changes by Spark, pyarrow,
+`deltalake` and `pyiceberg` are found by looking at the directory before and after each step. They
+count as not synced, because these libraries sync nothing. SQLite syncs, so its changes count as
+durable.
 
 Source: Pillai et al., OSDI 2014 (ALICE); docs/simulator.md, "Crash states".
 """
@@ -34,15 +35,14 @@ _Mark = tuple[int, int, int]
 
 
 def syncs_itself(name: str) -> bool:
-    """Whether whoever writes this file syncs it: SQLite, its database and its journal."""
+    """Whether the writer of this file syncs it: SQLite syncs its database and its journal."""
     return name.startswith("catalog.db")
 
 
 class FileRecorder:
-    """A real directory, empty at first, and the log of what is done to it.
+    """A real directory, empty at first, and the log of its operations.
 
-    Args:
-        root: is the `/` of the log.
+    Args: root: the `/` of the log.
     """
 
     def __init__(self, root: Path) -> None:
@@ -65,7 +65,7 @@ class FileRecorder:
                 setattr(durable, name, step)
 
     def look(self) -> None:
-        """Note what others changed since the last step."""
+        """Record changes by other libraries since the last step."""
         directories, files = self._walk()
         for path in sorted(self._files.keys() - files.keys()):
             self._did(f"{path} went", [Names(((path, None),))], path)
@@ -77,7 +77,7 @@ class FileRecorder:
             self._did(f"{path} was made", [Names(((path, DIRECTORY),))], path)
             self._directories.add(path)
         changed = [path for path, mark in files.items() if self._files.get(path) != mark]
-        # A file that its writer syncs names others by its content: they were there first.
+        # The content of a synced file names other files: these were there first.
         for path in sorted(changed, key=lambda each: (self._is_durable(each), each)):
             self._wrote(path, files[path])
 
@@ -98,7 +98,7 @@ class FileRecorder:
         def run(*arguments: Any) -> Any:
             self.look()
             done = step(*arguments)
-            # Only what came about is noted: a step that failed raised.
+            # Only successful steps are recorded: a failed step raises.
             self._note(name, [self._path(each) for each in arguments[:2] if _is_path(each)])
             return done
 
@@ -145,7 +145,7 @@ def _is_path(argument: object) -> bool:
 
 
 def build(content: Content, root: Path) -> None:
-    """Make a directory that holds just this; what was in it is gone."""
+    """Make a directory with exactly this content. Its former content is removed."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     for path, number in content.in_reach():

@@ -1,12 +1,12 @@
 """A node's data directory as a subject of crashes: the first start, a life, and later starts.
 
-What it promises (`node.Node.start`): a crash at any point of a start, the very first one
-included, leaves a directory from which the next start succeeds; who owns the directory
-does not change; what the node had stored is there; and it is not taken for an older copy,
-wherever between its disk and the metadata store a start was cut short.
+Its promises (`node.Node.start`): a crash at any point of a start, even of the very first, leaves a
+directory from which the next start succeeds. The owner of the directory does not change, and stored
+records are there. The directory is never regarded as an older copy, at whatever point between its
+disk and the metadata store a start was cut short.
 
-The whole node runs, with its network and with a metadata store that lasts: what a crash
-leaves of an SQLite file is that library's to prove.
+The whole node runs, with its network and with a metadata store that survives. Crash states of an
+SQLite file are SQLite's own to prove.
 
 Source: `node`; docs/sources/reliability.md §3 (S17), §5.4.
 """
@@ -44,14 +44,14 @@ SETTINGS = NodeSettings(
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What the metadata store holds."""
+    """The content of the metadata store."""
 
     data: MemoryData
 
 
 @dataclass(frozen=True, slots=True)
 class NodePromises:
-    """What the metadata store and the directory's storage engine hold."""
+    """The content of the metadata store and of the directory's storage engine."""
 
     data: MemoryData = field(default_factory=MemoryData)
     engine: EnginePromises = field(default_factory=EnginePromises)
@@ -64,7 +64,8 @@ class NodePromises:
 
 
 class _MarkingMetadata(MemoryMetadata):
-    """Marks what it holds after each change: the next life's store starts from there."""
+    """A metadata store that marks its content after each change: the next life's store starts from
+    it."""
 
     def __init__(self, chance: random.Random, data: MemoryData, log: DiskLog) -> None:
         super().__init__(chance, data.copy())
@@ -86,7 +87,7 @@ class NodeSubject:
         return NodePromises()
 
     async def live(self, life: Life, promised: NodePromises) -> None:
-        """See `Subject`. A life ends with a stop, which is crashed into as well."""
+        """See `Subject`. A life ends with a stop, and crashes come during the stop as well."""
         process = Process("node")
         host = life.host(process)
         metadata = _MarkingMetadata(life.chance, promised.data, life.log)
@@ -98,13 +99,13 @@ class NodeSubject:
         await self._note_claims(life, metadata)
         async with running_node(SETTINGS, host, metadata, memory_tables) as node:
             if node.engine.unheard is not None:
-                for log in LOGS:  # no sequencer runs here: the node has heard of all epochs
+                for log in LOGS:  # no sequencer runs here, so the node knows all epochs
                     node.engine.unheard.tell(log, EPOCH_MAX)
             held = await compare(life, node.engine, promised.engine)
             await EngineScript(life, node.engine, node.flush, held).run(life.steps)
 
     async def _note_claims(self, life: Life, metadata: MemoryMetadata) -> None:
-        """See where the start before this one was cut short."""
+        """Find the point at which the last start was cut short."""
         stored = await life.disk.read_file(f"{SETTINGS.directory}/{INCARNATION}")
         if stored is None:
             return

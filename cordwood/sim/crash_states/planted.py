@@ -1,7 +1,8 @@
-"""Bugs that crash states must catch: slips in the WAL, the storage engine, a node's start, a disk.
+"""Bugs that crash states must catch: mistakes in the WAL, the storage engine, a node's start, a
+disk.
 
-Each is planted as `sim.planted` plants its own, and the exploration of its subject must break a
-promise within a few seeds. Most are slips that other log stores had.
+Each bug is planted as in `sim.planted`, and the exploration of its subject must find a broken
+promise within a few seeds. Most are mistakes of other log stores.
 
 Source: docs/sources/reliability.md §2 and §6 (mutant list: ack before fsync, skip dir fsync, WAL
 trimmed too early, ring wrap overwrites a live block, recovery stops at first bad block).
@@ -112,7 +113,7 @@ def _header_chosen(choose: Callable[[list[WalHeader]], WalHeader]) -> Plant:
 
 
 def _header_by_clock() -> Plant:
-    """Each third header write comes after the clock was set back."""
+    """Every third header write comes after the clock was set back."""
     return _header_chosen(
         lambda found: max(found, key=lambda header: (header.sequence % 3, header.sequence))
     )
@@ -123,7 +124,7 @@ def _header_older() -> Plant:
 
 
 class _AnySum:
-    """A checksum that equals every other."""
+    """A checksum that equals every other checksum."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -152,7 +153,7 @@ def _holes_are_not_told(self: Wal) -> None:
 
 
 def _window_and_runs_forgotten() -> Plant:
-    """Two guards of one door: either alone is missed by no promise."""
+    """Two checks against the same error: without one of them, no promise breaks."""
 
     def admits(self: WalScan, offset: int, incarnation: int) -> bool:
         return offset == self.cursor
@@ -163,7 +164,7 @@ def _window_and_runs_forgotten() -> Plant:
 
 
 def _damage_is_not_told(right: Any, self: WalScan) -> ScanVerdict:
-    """A record that fails its sum is passed over as one that was never there."""
+    """A record with a wrong checksum is passed over as if it had never been there."""
     told: ScanVerdict = right(self)
     return replace(told, damage=(), holes=(*told.holes, *told.damage))
 
@@ -203,7 +204,7 @@ def _ends_are_not_replayed(right: Any, self: StorageEngine, offset: int, body: m
 
 
 async def _tables_are_not_flushed(right: Any, self: MemoryTables, table: str) -> None:
-    """The metadata is durable, and so says that the blocks are, which they are not."""
+    """The metadata is durable and names blocks that are not durable."""
     if table == META_TABLE or not self._tables[table].files:
         await right(self, table)
 
@@ -214,7 +215,7 @@ async def _wal_trimmed_before_flush(right: Any, self: Flusher, batch: FlushSet) 
 
 
 def _metadata_before_blocks() -> Plant:
-    """As of the right flush, its two halves in the wrong order."""
+    """The two halves of the right flush in the wrong order."""
     original = LogsStore.write_rows
 
     async def write(self: LogsStore, table: str, rows: Any) -> None:
@@ -236,14 +237,14 @@ def _metadata_before_blocks() -> Plant:
 async def _flush_forgets_states(
     right: Any, self: LogsStore, blocks: Any, states: Any, *rest: Any, **named: Any
 ) -> None:
-    """Blocks and offset are flushed, what is known of their logs is not."""
+    """Blocks and offset are flushed, and the metadata of their logs is not."""
     await right(self, blocks, {log: LogState() for log in states}, *rest, **named)
 
 
 async def _flush_takes_the_largest_log(
     right: Any, self: LogsStore, blocks: Sequence[StoredBlock], *rest: Any, **named: Any
 ) -> None:
-    """A flush takes the log that has most, and its offset says that it took a prefix of all."""
+    """A flush takes the largest log, and its offset claims a prefix of all logs."""
     sizes: dict[int, int] = {}
     for block in blocks:
         sizes[block.header.log] = sizes.get(block.header.log, 0) + block.wire_bytes
@@ -295,7 +296,7 @@ async def _staged_table_is_not_flushed(right: Any, self: StagedTable, rows: Any)
 
 
 class _Unflushed:
-    """Tables that take all and flush nothing."""
+    """Tables that accept writes and flush nothing."""
 
     def __init__(self, tables: Any) -> None:
         self.create, self.write = tables.create, tables.write
@@ -470,7 +471,8 @@ CRASH_BUGS: tuple[CrashBug, ...] = (
 
 
 def search(bug: CrashBug, seeds: int) -> str:
-    """Plant a bug and explore so many seeds; the broken promise and its story, "" for none."""
+    """Plant a bug and explore this many seeds. Returns the broken promise and its story, "" for
+    none."""
     for seed in range(seeds):
         story = story_of(bug, seed)
         if story:
@@ -479,7 +481,7 @@ def search(bug: CrashBug, seeds: int) -> str:
 
 
 def story_of(bug: CrashBug, seed: int) -> str:
-    """Plant a bug and explore one seed; the broken promise and its story, "" for none."""
+    """Plant a bug and explore one seed. Returns the broken promise and its story, "" for none."""
     with planted(bug.bug):
         try:
             explore(bug.subject, seed)

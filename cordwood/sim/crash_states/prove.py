@@ -1,7 +1,7 @@
-"""Crash states by the thousand, for as long as there is time.
+"""Crash states by the thousand, within a given time.
 
-Seeds go round the subjects. Every few seeds the effort changes: long lives with some
-states of each crash point, or short ones with many.
+Seeds go round the subjects. Every few seeds the effort changes: long lives with some states of each
+crash point, or short lives with many states.
 
 Source: docs/sources/reliability.md §5.4 (at least 100,000 states a run) and §6.
 """
@@ -24,7 +24,7 @@ SUBJECTS: tuple[Subject[Any], ...] = (
 
 WIDE = Effort()
 DEEP = Effort(steps=(6, 3, 2), per_point=(400, 8, 4), share=(0.02, 0.02, 0.0))
-"""Short lives, in which every fate of one or two open writes meets every other."""
+"""Short lives, in which all fates of one or two open writes are combined."""
 
 EFFORTS = (WIDE, WIDE, WIDE, DEEP)
 
@@ -71,15 +71,15 @@ PROBES = (
     "LogsDB held staged blocks",
     "an operation on a staged block was in doubt",
 )
-"""What a sweep of some length must have met, or it proves less than it says."""
+"""Events that a sweep of some length must have met; otherwise it proves less than it claims."""
 
 FULL_STATES = 100_000
-"""A sweep of so many states is a full one: what it never met counts as a failure."""
+"""A sweep of this many states is a full sweep: a probe that it never hit counts as a failure."""
 
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep went through.
+    """The result of a sweep.
 
     Attributes:
         found: counts and probes, by subject.
@@ -95,7 +95,7 @@ class Swept:
 
     @property
     def states(self) -> int:
-        """States that were started from."""
+        """Number of starts from a state."""
         return sum(found.states for found in self.found.values())
 
     @property
@@ -127,7 +127,7 @@ class Swept:
 
 
 def effort_of(seed: int) -> Effort:
-    """How far a seed goes, here and when it is run again."""
+    """The effort of a seed, the same when it runs again."""
     return EFFORTS[seed // len(SUBJECTS) % len(EFFORTS)]
 
 
@@ -140,7 +140,7 @@ def run_seed(seed: int) -> Found:
     """One seed of a sweep, again.
 
     Raises:
-        PromiseBroken: as it did then.
+        PromiseBroken: as in the sweep.
     """
     return explore(subject_of(seed), seed, effort_of(seed))
 
@@ -149,8 +149,8 @@ def sweep(seconds: float, seed: int, *, states_max: int | None = None) -> Swept:
     """Explore seeds from `seed` on until `seconds` are over, or a promise is broken.
 
     Args:
-        seconds: of real time; a seed that was begun is ended, a second or two.
-        states_max: stop once so many states were started from.
+        seconds: of real time; the last seed is finished, which takes a second or two. states_max:
+        stop after this many starts from a state.
     """
     swept = Swept()
     start = time.perf_counter()

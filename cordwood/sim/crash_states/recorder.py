@@ -1,12 +1,12 @@
-"""A `Disk` that writes down what is done through it, and leaves the doing to another.
+"""A `Disk` that records its operations and passes them to another disk.
 
-What it writes down is what `host.seams` promises, not how the disk underneath keeps
-it: a direct write is durable when its future is done, and until then any part of it
-may be there; a small file is replaced whole, a new direct file is there whole or not
-at all, and a directory is made before what is in it.
+It records the promises of `host.seams`, and not the way in which the disk below keeps them. A
+direct write is durable when its future is done; before that any part of it may be there. A small
+file is replaced whole. A new direct file is there whole or not at all. A directory is made before
+its entries.
 
-It follows one process, or several that each left nothing in flight. What a killed one
-left behind is for the next crash state to say.
+It follows one process, or several processes that each left nothing in flight. The next crash state
+covers the remains of a killed process.
 
 Source: `host.seams`; docs/sources/reliability.md §5.4.
 """
@@ -35,14 +35,12 @@ from cordwood.sim.stored_tree import plain_path
 
 
 class RecordingDisk:
-    """`inner`, with all that changes it written to `log`.
+    """`inner`, with all changes recorded in `log`.
 
-    Args:
-        inner: holds what `log.base` says when the recording starts.
+    Args: inner: has the content of `log.base` when the recording starts.
 
-    Attributes:
-        syncs_names: whether what `write_file` and `open_direct` make keeps its name, as
-            the seam promises. False is a disk that does not sync directories.
+    Attributes: syncs_names: whether files made by `write_file` and `open_direct` keep their names,
+    as the seam promises. False is a disk that does not sync directories.
     """
 
     syncs_names = True
@@ -156,13 +154,13 @@ class RecordingFile:
             [Bytes(self.number, offset, data)],
             is_durable=self.is_durable,
         )
-        # The first callback of the future, so that the end stands before all that follows.
+        # The first callback of the future, so that the end comes before all later events.
         written.add_done_callback(partial(self._on_written, begun))
         return written
 
     def _on_written(self, begun: Operation, written: asyncio.Future[None]) -> None:
         if written.cancelled():
-            return  # by its caller: the disk goes on with it, and nobody hears how it ends
+            return  # cancelled by its caller: the disk goes on with it, and nobody hears of its end
         failed = written.exception() is not None
         self._log.end(begun, Outcome.FAILED if failed else Outcome.DONE)
 

@@ -1,9 +1,10 @@
-"""What a node keeps staged as a subject of crashes: blocks staged, pinned, let go and flushed,
-and given other copysets.
+"""Staged blocks of a node as a subject of crashes: blocks are staged, pinned, released and flushed,
+and get other copysets.
 
-What it promises (`storage.staging.staging`): a block that was told staged is there with its body
-until it is told gone, a pin and a copyset that were told hold, and what was told gone stays
-away. An operation that was not answered was done or was not; one block has one at a time.
+Their promises (`storage.staging.staging`): a block that was reported staged is there with its body
+until it is reported gone. A reported pin and a reported copyset hold. A block that was reported
+gone stays away. An operation without an answer was done or not; a block has one operation at a
+time.
 
 Source: `storage.staging.staging`; docs/design.md §9.
 """
@@ -50,13 +51,13 @@ TTL_MS = 1 << 30
 """Nothing expires by itself in a life."""
 
 State = tuple[bytes, int, int] | None
-"""A block's body, the attempt that pinned it, 0 for none, and how often its copyset was changed;
-None where it is not there."""
+"""A block's body, the attempt that pinned it (0 for none), and the number of its copyset's changes;
+None if the block is not there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An operation on a block was asked for; `then` is what it makes of it."""
+    """An operation on a block was called; `then` is the state after it."""
 
     stage: bytes
     then: State
@@ -79,11 +80,11 @@ class FoundStaged:
 
 @dataclass(slots=True)
 class StagingPromises:
-    """What a disk must and may hold staged.
+    """The staged blocks that a disk must and may hold.
 
     Attributes:
         is_formatted: it must be a WAL.
-        may: by id, the states that a block may be in; one where nothing is under way.
+        may: by id, the possible states of a block; one state if no operation is in flight.
     """
 
     is_formatted: bool = False
@@ -107,7 +108,7 @@ class StagingPromises:
         return then
 
     def judge(self, found: Mapping[bytes, State]) -> str:
-        """What is wrong with what a start found; "" for nothing."""
+        """The error in the state that a start found; "" for none."""
         wrong = []
         for stage in sorted({*self.may, *found}):
             may, state = self.may.get(stage, (None,)), found.get(stage)
@@ -175,7 +176,7 @@ class StagingSubject:
 
 
 class _Script:
-    """Blocks are staged, pinned, let go and flushed, as chance draws it."""
+    """Stage, pin, release and flush blocks, drawn by chance."""
 
     def __init__(self, life: Life, staging: Staging, flusher: Flusher) -> None:
         self._log = life.log
@@ -184,14 +185,14 @@ class _Script:
         self._staging = staging
         self._flusher = flusher
         self._calls: list[asyncio.Task[None]] = []
-        # Blocks on which nothing is under way.
+        # Blocks without an operation in flight.
         self._free: dict[bytes, tuple[bytes, int, int]] = {
             stage: (b"", held.pin.attempt if held.pin is not None else 0, held.head.moves)
             for stage, held in staging.index.blocks.items()
         }
 
     async def run(self, steps: int) -> None:
-        """Do so many things, then wait for what was begun."""
+        """Do this many steps, then wait for operations in flight."""
         for stage in self._free:
             reply = await self._staging.read(AskStaged(stage))
             self._free[stage] = (reply.body, *self._free[stage][1:])
@@ -252,5 +253,5 @@ class _Script:
             self._free[stage] = then
 
     async def _flush(self) -> None:
-        with contextlib.suppress(Retryable):  # where the WAL failed
+        with contextlib.suppress(Retryable):  # if the WAL failed
             await self._flusher.flush()

@@ -1,9 +1,8 @@
 """The WAL as a subject of crashes: a tiny ring, so that it wraps, fills and grows its window.
 
-What it promises (`storage.wal.delta_wal`): every acknowledged record comes back until it is
-trimmed, with the bytes it had; nothing comes back that was not appended, nor what a
-trim that returned let go; what came back once comes back again; nothing is called
-damaged; and a WAL that was closed says so.
+Its promises (`storage.wal.delta_wal`): every acknowledged record comes back unchanged until it is
+trimmed. No record comes back that was not appended, or that a finished trim removed. A record that
+came back once comes back again. Nothing is reported damaged. A WAL that was closed says so.
 
 Source: `storage.wal.delta_wal`; docs/sources/reliability.md §3 (S2, S3, S16, S18).
 """
@@ -28,7 +27,7 @@ from cordwood.storage.wal.delta_wal import Wal, WalBlank, WalFull, WalLimits, Wa
 OWNER = NodeId(3)
 PATH = "/wal"
 RING_UNITS = (16, 17, 23)
-"""The least, and primes: blocks meet a ring's end everywhere."""
+"""The smallest size, and primes, so that blocks meet the ring's end at every place."""
 
 LIMITS = (
     WalLimits(
@@ -49,20 +48,21 @@ LIMITS = (
     ),
     WalLimits(block_bytes=32 << 10, writes_in_flight=1),
 )
-"""Drawn anew for each life: none of it is on disk."""
+"""Drawn anew for each life, because these settings are not on disk."""
 
 SIZES = (0, 30, 300, 3000, 4056, 9000, 20_000)
-"""Bodies: many in one block, one that fills a block to the byte, ones of several blocks."""
+"""Sizes of bodies: many in one block, one that fills a block to the byte, some of several
+blocks."""
 
 SMALL_SIZES = (0, 30, 300)
 TOGETHER = (1, 3, 40)
-"""Records appended together: trims end inside their batch."""
+"""Number of records appended together: trims end inside their batch."""
 
 BURST = 20
-"""Records appended one by one in a turn: so many are recovered as a run."""
+"""Number of records appended one by one in one step: recovery reads them as a run."""
 
 REST_S = 0.000_4
-"""A rest is up to this: a few writes end meanwhile."""
+"""Longest rest: a few writes end meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A record was asked for."""
+    """An append of a record was called."""
 
     offset: int
     body: bytes
@@ -100,14 +100,14 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A record was told durable."""
+    """A record was acknowledged as durable."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrimAsked:
-    """A trim was asked for."""
+    """A trim was called."""
 
     offset: int
 
@@ -129,15 +129,12 @@ Item = tuple[int, bytes]
 
 @dataclass(slots=True)
 class WalPromises:
-    """What a WAL's disk must and may hold.
+    """The records that a WAL's disk must and may hold.
 
-    Attributes:
-        is_formatted: it must be a WAL.
-        kept: records that must come back, unless a trim was asked for.
-        in_doubt: records that may.
-        back: what the recovery under way gave back so far.
-        trim_asked, trim_done: records at or below may be gone; must be gone.
-        is_closed: it must be found closed well.
+    Attributes: is_formatted: it must be a WAL. kept: records that must come back, unless a trim was
+    called. in_doubt: records that may come back. back: records that the present recovery gave back
+    so far. trim_asked, trim_done: records at or below may be gone; must be gone. is_closed:
+    recovery must report a clean close.
     """
 
     is_formatted: bool = False
@@ -183,10 +180,9 @@ class WalPromises:
                 raise AssertionError(f"{fact} is no fact of a WAL")
 
     def judge(self, found: Sequence[Item], recovery: WalRecovery, *, has_rot: bool = False) -> str:
-        """What is wrong with what a recovery found; "" for nothing.
+        """The error in the records that a recovery found; "" for none.
 
-        Args:
-            has_rot: bits flipped: records may be missed where that is told as damage.
+        Args: has_rot: whether bits flipped: records may be missing if this is reported as damage.
         """
         back = dict(found)
         told = recovery.damage if has_rot else ()
@@ -222,7 +218,7 @@ class WalSubject:
         return WalPromises()
 
     def rot(self, disk: SimDisk, chance: random.Random) -> int:
-        """Flip bits in records that were durable for sure; how many were hit."""
+        """Flip bits in records that were certainly durable. Returns the number of records hit."""
         return damage_wal(disk, chance, PATH)
 
     async def live(self, life: Life, promised: WalPromises) -> None:
@@ -242,7 +238,7 @@ class WalSubject:
 
 
 async def opened(life: Life, *, is_formatted: bool, units: int) -> Wal:
-    """Open the WAL of a life's disk, or format one where none is promised."""
+    """Open the WAL of a life's disk, or format a new WAL if none is promised."""
     life.log.waive(Opening())
     limits = life.chance.choice(LIMITS)
     try:
@@ -251,7 +247,7 @@ async def opened(life: Life, *, is_formatted: bool, units: int) -> Wal:
         if is_formatted:
             raise PromiseBroken(f"the WAL was formatted, and is gone: {error}") from error
     left = life.log.base.names.get(PATH)
-    # A blank file of an earlier try is formatted with the size that it has.
+    # A blank file of an earlier try is formatted with its present size.
     capacity = WAL_RING_START + units * WAL_UNIT_BYTES
     if left is not None:
         capacity = life.log.base.files[left].size
@@ -299,7 +295,7 @@ def _probe(life: Life, promised: WalPromises, found: Sequence[Item], wal: Wal) -
 
 
 def _probe_window(life: Life) -> None:
-    """Whether a header was written with a window wider than the one before."""
+    """Whether a header was written with a wider window than the header before."""
     writes = [event.operation.effects for event in life.log.events if isinstance(event, Begin)]
     windows = [
         unpack_wal_header(effect.data).window
@@ -323,7 +319,7 @@ class _Script:
         self._trims: list[asyncio.Task[None]] = []
 
     async def run(self, steps: int) -> None:
-        """Do so many things, then wait for the trims; appends may still be in flight."""
+        """Do this many steps, then wait for the trims; appends may still be in flight."""
         for _ in range(steps):
             draw = self._chance.random()
             if draw < 0.48:
@@ -379,7 +375,7 @@ class _Script:
             self._log.news(Appended(offset, body))
 
     def _trim(self, share: float) -> None:
-        """Let go of that share of what is durable."""
+        """Trim this share of the durable records."""
         if self._durable:
             offset = self._durable[int(share * (len(self._durable) - 1))]
             self._log.waive(TrimAsked(offset))
