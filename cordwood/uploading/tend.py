@@ -5,8 +5,8 @@ and by size reaches into main storage as a trim of the whole log, nodes first, s
 point holds for both. A log that was deleted is retired after `deleted_keep_s`: no upload of it is
 committed any more, and all of it is trimmed. Objects that no manifest names go after their grace.
 
-Each node tends the logs that it uploads. One node tends deleted logs, and the objects that several
-logs share.
+Each node tends the logs that it uploads. One node tends deleted logs, logs that have `tier=off` by
+now, and the objects that several logs share.
 
 Trap: a log that the tree does not list may have been made after the list was read. So a log is
 retired only if it was missing for all of `deleted_keep_s`, and a last question to the tree does not
@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
@@ -83,13 +84,31 @@ class Tend:
             except CordwoodError as error:
                 self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
 
-    async def look_at_the_rest(self) -> None:
-        """One pass over objects of no particular node: deleted logs, and shared objects."""
+    async def look_at_the_rest(
+        self, connect: Callable[[], AbstractAsyncContextManager[Store]]
+    ) -> None:
+        """One pass over objects of no particular node: deleted logs, logs that were uploaded once
+        and ask for main storage no more, and shared objects."""
         try:
-            await self._retire_deleted()
+            await self._logs.refresh()
+            found = await find_logs(await self._objects.store())
+            if await self._is_ours():
+                await self._retire_deleted(found)
+                await self._follow_untiered(found, connect)
             await self._collect_shared()
         except CordwoodError as error:
-            self._said.warning(f"main storage keeps what belongs to no log: {error}")
+            self._said.warning(f"main storage keeps what it does not have to: {error}")
+
+    async def _follow_untiered(
+        self, found: list[int], connect: Callable[[], AbstractAsyncContextManager[Store]]
+    ) -> None:
+        """Follow trims and retention of logs with `tier=off`: what they have in main storage is
+        still theirs, and readers read it."""
+        infos = [self._logs.all[log] for log in found if log in self._logs.all]
+        left = {int(each.log_id): each for each in infos if not each.attributes.tier}
+        if left:
+            async with connect() as client:
+                await self.look(client, left)
 
     async def _follow(self, client: Store, info: LogInfo, tabled: Tabled | None) -> None:
         log = int(info.log_id)
@@ -140,18 +159,19 @@ class Tend:
             left += item.payload
         return 0
 
-    async def _retire_deleted(self) -> None:
-        now = asyncio.get_running_loop().time()
-        await self._logs.refresh()
-        store = await self._objects.store()
+    async def _is_ours(self) -> bool:
         if not await self._objects.is_ours():
             self._said_unowned.warning(
                 "main storage does not say whose it is, and holds records of logs that may be "
-                "another cluster's: the objects of deleted logs stay"
+                "another cluster's: the objects of deleted logs stay, and of logs with tier=off"
             )
-            return
+            return False
         self._said_unowned.over("main storage says that it is this cluster's")
-        missing = [log for log in await find_logs(store) if log not in self._logs.all]
+        return True
+
+    async def _retire_deleted(self, found: list[int]) -> None:
+        now = asyncio.get_running_loop().time()
+        missing = [log for log in found if log not in self._logs.all]
         self._missing = {log: self._missing.get(log, now) for log in missing}
         for log, since_s in self._missing.items():
             manifest = await self._objects.manifest(log)

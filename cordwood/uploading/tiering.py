@@ -72,7 +72,7 @@ class Tiering:
         self.uploads = UploadRole(
             settings.node, host, tier, metadata, self._logs, self._objects, tend, open_objects,
             members=members, dead=dead, address=address, greeting=greeting,
-            presses=lambda: self.drops.pressure,
+            presses=lambda: self.drops.pressure, has_let_go=lambda: self._has_let_go(engine),
         )  # fmt: skip
         self.merges = MergeRole(
             settings.node, host, tier, metadata, self._objects,
@@ -87,6 +87,10 @@ class Tiering:
             ledgers, LedgerMetadataStore(metadata), self._objects,
             keep_s=tier.ledger_keep_s, every_s=settings.storage.retention_every_s,
         )  # fmt: skip
+
+    @staticmethod
+    def _has_let_go(engine: StorageEngine) -> bool:
+        return any(held.tier for held in engine.cache.logs.values())
 
     def works(self) -> tuple[Coroutine[None, None, None], ...]:
         """What runs for as long as the node does."""

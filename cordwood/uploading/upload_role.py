@@ -101,6 +101,7 @@ class UploadRole:
         greeting: what this node says to others. Its uploader says the same, and so reads logs that
             ask clients for a token.
         presses: how full the disk is.
+        has_let_go: whether this node let go of something that main storage holds.
     Attributes:
         uploaded: objects that this node committed. blocked: logs with records behind lost or
             unknown ones, with the LSN of the latter.
@@ -122,6 +123,7 @@ class UploadRole:
         address: Callable[[], str],
         greeting: Callable[[], Hello],
         presses: Callable[[], Pressure],
+        has_let_go: Callable[[], bool],
     ) -> None:
         self.uploaded = 0
         self.blocked: dict[int, int] = {}
@@ -140,6 +142,7 @@ class UploadRole:
         self._address = address
         self._greeting = greeting
         self._presses = presses
+        self._has_let_go = has_let_go
         self._seen: dict[int, _Seen] = {}
         self._said = SaidOnce(logger)
         self._said_blocked: dict[int, SaidOnce] = {}
@@ -178,14 +181,16 @@ class UploadRole:
         self._seen = {}
 
     async def _tend_the_rest(self) -> None:
-        """The first living node tends the objects of deleted logs.
+        """The first living node tends the objects of deleted logs, and of logs with `tier=off`.
 
-        Only once it saw a log that asks for main storage: else the store may not be there.
+        Only once it saw a log that asks for main storage, or asked for it: else the store may not
+        be there.
         """
-        self._has_seen_logs = self._has_seen_logs or bool(self._logs.tiered)
+        is_used = self._has_seen_logs or bool(self._logs.tiered) or self._has_let_go()
+        self._has_seen_logs = is_used
         first = min(self._members().keys() - self._dead(), default=self._me)
         if self._has_seen_logs and first == self._me and self._is_due("rest"):
-            await self._tend.look_at_the_rest()
+            await self._tend.look_at_the_rest(self._connected)
 
     def _is_due(self, what: str) -> bool:
         now = asyncio.get_running_loop().time()

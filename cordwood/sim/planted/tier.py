@@ -45,6 +45,10 @@ from cordwood.uploading.tiering import Tiering
 from cordwood.uploading.upload_role import UploadRole
 
 
+async def _nothing_untiered(self: Tend, found: list[int], connect: Any) -> None:
+    return
+
+
 def _in_main_storage(options: RunOptions, **asks: Any) -> RunOptions:
     """Logs that are tiered within a second or so."""
     made = tiered(options, random.Random(round(options.workload.pause_s * 1e6)))
@@ -310,6 +314,9 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-uploads-by-old-rights", "an upload that waited for its turn goes by the log's "
                "attributes of before", at(UploadRole._check_wanted).instead(_wanted_as_before),
                scene="tests/tier/test_tier_guarded.py"),
+    PlantedBug("tier-off-is-forgotten", "a log with tier=off is not trimmed in main storage",
+               at(Tend._follow_untiered).instead(_nothing_untiered),
+               scene="tests/tier/test_tier_switched_off.py"),
     PlantedBug("tier-hole-behind-a-page", "a reader goes on where the manifest begins by now, and "
                "does not say so", at(HistoryReader._planned).around(_begins_where_it_begins_now),
                scene="tests/tier/test_tier_history.py"),
