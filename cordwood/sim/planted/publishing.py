@@ -170,6 +170,10 @@ BUGS = (
     PlantedBug("late-unsaid", "a client does not say that an append may be a repeat of long ago",
                at(PendingBlock.is_late).instead(lambda self, producer, now: False),
                scene="tests/client/publish/test_forgotten_queries.py"),
+    PlantedBug("unstaged-unsaid", "a node pins a staged block, or takes it for a copy, that is about "
+               "to go",
+               at(Staging._count_going).instead(lambda self, stages, durable: None),
+               scene="tests/storage/staging/test_staging.py"),
     PlantedBug("numbered-is-stored", "a sequencer tells of records in flight as of stored ones",
                at(ProducerChecks.misplace).instead(_tells_at_once),
                scene="tests/sequencer/test_misplaced.py"),

@@ -12,6 +12,7 @@ Source: docs/design.md §9; docs/sources/spark.md §8 ("unpublished refs die by 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,7 @@ class Staging:
         Raises:
             ChecksumMismatch: it arrived damaged.
             Overloaded: there is no room for it, or it names a node that is drained or lost.
+            Retryable: the block that was here before is about to go.
             RecordTooLarge: no append would take it.
             StageExpired: another block has this id.
         """
@@ -170,6 +172,9 @@ class Staging:
 
     async def _take_anew(self, call: StageBlock) -> None:
         """A donor gives a block that is here already: what it says of it may be newer."""
+        if self._going[call.stage]:
+            # It would be told as a copy, and what is on its way ends it.
+            raise Retryable("this node is about to drop that staged block; give it again")
         if call.moves:
             await self.place(StagePlace(call.stage, call.nodes, call.moves))
         await self._take_pin(call)
@@ -266,8 +271,8 @@ class Staging:
                 if not self._pinning[stage]:
                     del self._pinning[stage]
         if any((held := self.index.get(stage)) is None or held.pin != pin for stage in stages):
-            # Race: on a slow disk a record that lets go of a block, or a later pin, is on its way
-            # for longer than its caller waits, and `_going` does not name the block any more.
+            # Race: on a slow disk a later pin is on its way for longer than its caller waits, and
+            # `_pinning` does not name the block any more.
             raise StageExpired("a staged block went, or was pinned anew, while it was pinned")
 
     async def unstage(self, call: Unstage) -> None:
@@ -281,9 +286,24 @@ class Staging:
     async def drop(self, stages: Iterable[bytes]) -> None:
         """Drop these blocks for good, except those just being pinned."""
         record = UnstageRecord(tuple(stage for stage in stages if stage not in self._pinning))
-        if record.stages:
-            with _counted(self._going, record.stages):
-                await self._write(RecordKind.UNSTAGE, (pack_unstage(record),), record)
+        if not record.stages:
+            return
+        parts = (bytes([RecordKind.UNSTAGE]), pack_unstage(record))
+        durable = self._engine.begin_beside(parts, record, reserve_ok=True)
+        self._count_going(record.stages, durable)
+        await self._engine.settle(asyncio.shield(durable))
+
+    def _count_going(self, stages: Sequence[bytes], durable: asyncio.Future[None]) -> None:
+        """These go. On a slow disk that takes longer than whoever asked for it waits."""
+        self._going.update(stages)
+
+        def on_settled(_: asyncio.Future[None]) -> None:
+            self._going.subtract(stages)
+            for stage in stages:
+                if not self._going[stage]:
+                    del self._going[stage]
+
+        durable.add_done_callback(on_settled)
 
     async def read(self, call: AskStaged) -> StagedReply:
         """A staged block with its body.
@@ -333,16 +353,3 @@ class Staging:
     ) -> None:
         reserve_ok = kind != RecordKind.STAGE
         await self._engine.write_beside((bytes([kind]), *parts), record, reserve_ok=reserve_ok)
-
-
-@contextmanager
-def _counted(counter: Counter[bytes], stages: Sequence[bytes]) -> Iterator[None]:
-    """These are in `counter` for the length of the block."""
-    counter.update(stages)
-    try:
-        yield
-    finally:
-        counter.subtract(stages)
-        for stage in stages:
-            if not counter[stage]:
-                del counter[stage]

@@ -19,6 +19,7 @@ from cordwood.layout.message_staging import (
     Unstage,
 )
 from cordwood.nodes import NodeId
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.staging.staging import Staging
 
 STAGE = bytes(range(16))
@@ -126,7 +127,72 @@ async def test_a_pin_behind_an_unstage_that_nobody_waits_for_is_refused() -> Non
     file.end_all()
     with pytest.raises(StageExpired):
         await pinning
+    await turns()
     assert staging.index.get(STAGE) is None
+
+
+@pytest.mark.parametrize("given", [block(), block((1, 3), moves=2), block((1, 3), 2, attempt=1)])
+@pytest.mark.parametrize("is_pinned", [False, True])
+@as_scenario(run)
+async def test_a_block_that_is_about_to_go_is_no_copy_that_is_given_again(
+    *, given: StageBlock, is_pinned: bool
+) -> None:
+    """A donor took the node for a holder, and dropped its own copy."""
+    made = await Made.new()
+    staging = await staged(made)
+    if is_pinned:
+        await staging.pin(pin())
+    made.disk.by_hand = made.disk.file.by_hand = True
+    going = asyncio.ensure_future(staging.place(StagePlace(STAGE, [2, 3], 1)))  # moved away
+    await turns()
+    giving = asyncio.ensure_future(staging.stage(given))
+    await turns()
+    made.disk.by_hand = made.disk.file.by_hand = False
+    made.disk.file.end_all()
+    with pytest.raises(Retryable):
+        await giving
+    await going
+    assert staging.index.get(STAGE) is None
+    await staging.stage(given)
+    held = staging.index.get(STAGE)
+    assert held is not None
+    assert held.head.moves == given.moves
+
+
+@pytest.mark.parametrize("ask", ["stage", "pin"])
+@as_scenario(run)
+async def test_what_nobody_waits_for_any_more_goes_all_the_same(*, ask: str) -> None:
+    """An earlier pin is in front of the record that lets go, and both are slow: to pin once more,
+    or to give the block again, was answered by what was still there."""
+    slow = replace(LIMITS, writes_in_flight=1, writes_ahead=0)
+    made = await Made.new(limits=slow)
+    staging = await staged(made)
+    await staging.pin(pin())
+    file = made.disk.file
+    made.disk.by_hand = file.by_hand = True
+    for esn in (1, 2, 3):
+        made.store(packed(at(esn), bytes(15 << 10)))  # a write of the WAL each
+    going = asyncio.ensure_future(staging.unstage(Unstage(stages=(STAGE,), query="q", attempt=1)))
+    for _ in range(2):
+        await asyncio.sleep(4)
+        file.end(file.pending[0])
+    await asyncio.sleep(4)
+    with pytest.raises(Overloaded):
+        await going
+    with pytest.raises((Retryable, StageExpired)):
+        await (staging.pin(pin()) if ask == "pin" else staging.stage(block()))
+    made.disk.by_hand = file.by_hand = False
+    file.end_all()
+    await turns()
+    assert staging.index.get(STAGE) is None
+    await staging.stage(block())
+
+
+def test_it_is_found_where_what_goes_is_forgotten() -> None:
+    bug = find_bug("unstaged-unsaid")
+    for ask in ("stage", "pin"):
+        with planted(bug), pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            test_what_nobody_waits_for_any_more_goes_all_the_same(ask=ask)
 
 
 @as_scenario(run)
