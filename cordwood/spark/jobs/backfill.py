@@ -23,9 +23,12 @@ from typing import TYPE_CHECKING
 
 from cordwood.durable import make_directories, write_whole
 from cordwood.errors import BadSetting
+from cordwood.spark.catalog import Catalog, select
 from cordwood.spark.jobs.notes import damaged, read_note, text_of
 from cordwood.spark.jobs.table import check_path, only_writer
 from cordwood.spark.jobs.table_files import steps, table_files
+from cordwood.spark.options import parse_options
+from cordwood.spark.places import Edge
 from cordwood.spark.raw_options import RawOptions
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, TAKEN, parse_sink_options
@@ -91,13 +94,16 @@ def replay(
         checkpoint: a directory; with it a later run goes on.
         ordered: one task writes each micro-batch, so that a log's order is kept.
     Raises:
-        BadSetting: an option is wrong, or the checkpoint is of a replay into another log.
+        BadSetting: an option is wrong, the checkpoint is of a replay into another log, or the log
+            is one that is read.
         StreamingQueryException: the query failed; started again, it goes on.
     """
     began = time.monotonic()
-    _note_replay(check_path(checkpoint), RawOptions(sink).text("log") or "", _cluster_of(sink))
     limits = {"startingOffsets": "earliest", "maxBytesPerTrigger": REPLAY_BYTES}
     options = {**limits, "includeHeaders": "true", **source}
+    log, cluster = RawOptions(sink).text("log") or "", _cluster_of(sink)
+    _check_apart(options, log, cluster)
+    _note_replay(check_path(checkpoint), log, cluster)
     frame = spark.readStream.format("cordwood").options(**options).load()
     frame = _columns(frame, keep_log="log" not in {name.lower() for name in sink})
     if ordered:
@@ -120,6 +126,34 @@ def _cluster_of(sink: Mapping[str, str]) -> str:
     """The identity of the cluster that records go to: its addresses may change."""
     options = parse_sink_options(sink)
     return shared_store(options.servers, options.request_timeout_s).cluster_id
+
+
+def _check_apart(source: Mapping[str, str], log: str, cluster: str) -> None:
+    """Refuse to copy a log into itself, as a pattern may that its name fits: the next run would
+    copy the copies once more.
+
+    A range that is said to end may be appended again.
+
+    Raises:
+        BadSetting: records go to a log that is read up to its end.
+    """
+    options = parse_options(source)
+    catalog = Catalog(options)
+    if catalog.cluster != cluster:
+        return
+    logs, name = catalog.all_logs(), _named(log)
+    made = {} if not log or name in logs.values() else {max(logs, default=0) + 1: name}
+    read = select(options.selection, {**logs, **made}, may_miss=True)
+    into = [
+        each
+        for log_id, each in read.items()
+        if each == (name or each) and options.ends.of(log_id, each) is Edge.LATEST
+    ]
+    if into:
+        raise BadSetting(
+            f"{into[0]} is read, and records would go into it, to be read again by the next run: "
+            "copy to a log that is not read, or say where reading ends (endingOffsets)"
+        )
 
 
 def _note_replay(checkpoint: Path, log: str, cluster: str) -> None:

@@ -166,6 +166,32 @@ def test_a_checkpoint_of_a_replay_into_another_cluster_is_refused(
         replay(spark, source, {**sink, SERVERS: other.serve()}, checkpoint)
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_log_that_is_read_takes_no_copies(
+    cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path, is_there: bool
+):
+    """Its name fits the pattern: each run copied the copies of the run before."""
+    store.append(log, b"0")
+    if is_there:
+        store.create_log(f"{log}-copy")
+    pattern = {SERVERS: cluster.url, "subscribePattern": f"{log}.*"}
+    to = {SERVERS: cluster.url, "log": f"{log}-copy"[1:]}
+    for source, sink in ((pattern, to), (pattern, {SERVERS: cluster.url})):
+        with pytest.raises(BadSetting, match="is read, and records would go into it"):
+            replay(None, source, sink, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_range_of_a_log_is_appended_to_it_again(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+):
+    lsns = store.append_many(log, [b"0", b"1", b"2"])
+    source = {SERVERS: cluster.url, "subscribe": log}
+    source["endingOffsets"] = json.dumps({log: int(lsns[1])})
+    assert replay(spark, source, {SERVERS: cluster.url, "log": log}, str(tmp_path)).records == 1
+    assert list(appended(store, log).values()) == [b"0", b"1", b"2", b"0"]
+
+
 def test_a_replay_counts_and_tells_every_batch(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):
