@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from cordwood.client.blocking.blocking_ledgers import BlockingReadableLedger
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.layout.entry_arrow import ledger_name
+from cordwood.spark.ledger_offsets import entries_gone
 from cordwood.spark.ledger_options import LedgerOptions
 from cordwood.spark.runs import LsnRun
 from cordwood.spark.splitting import Slice, Span
@@ -51,8 +52,15 @@ class LedgerEnds:
         return {each: self._end(each, ask_all=False) for each in self._options.ledgers}
 
     def spans(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Span]:
-        """Ranges of entries as they are planned, with the mean size of an entry."""
+        """Ranges of entries as they are planned, with the mean size of an entry.
+
+        Raises:
+            DataLoss: a ledger was closed before its range's end.
+        """
         for ledger, (start, stop) in ranges.items():
+            opened = self._open(ledger)
+            if opened.is_closed and stop > opened.last_add_confirmed + 1:
+                raise entries_gone(ledger, opened.last_add_confirmed + 1, stop)
             piece = Slice(ledger, ledger_name(ledger), start, stop)
             yield Span(piece, [LsnRun(start, stop)], self._entry_bytes(ledger, stop))
 

@@ -3,11 +3,13 @@
 It says for each ledger the next entry to read. Spark compares offsets as JSON text, so there is
 one text for one offset::
 
-    {"cluster":"5f0c…","ledgers":{"17":"4096","23":"0"},"v":1}
+    {"cluster":"5f0c…","from":{"23":"0"},"ledgers":{"17":"4096","23":"8"},"v":1}
 
 Keys are sorted, and entries are text, because other tools lose precision above 2^53. A stream
-begins where its options say, and nowhere else, so its initial offset is the same whenever Spark
-asks for it.
+begins where its options say. `from` holds where the ledgers began that the offset before did not
+carry: all of them in batch 0, later each that the options name anew. It is there because Spark asks
+for the initial offset anew after a crash in batch 0, perhaps with other options: a batch that was
+planned reads what it was planned to. The initial offset has `"init":true`.
 
 Source: docs/sources/spark.md §2 traps 2 and 3.
 """
@@ -15,11 +17,11 @@ Source: docs/sources/spark.md §2 traps 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cordwood.errors import BadSetting
-from cordwood.spark.offsets import check_cluster, share_out
+from cordwood.spark.offsets import DataLoss, check_cluster, share_out
 
 VERSION = 1
 
@@ -31,15 +33,31 @@ class LedgerOffset:
     Attributes:
         cluster: identity of the cluster that has the ledgers.
         ledgers: the next entry to read, by ledger.
+        started: the `from` of the JSON.
+        is_initial: whether no batch was read yet.
     """
 
     cluster: str
     ledgers: Mapping[int, int]
+    started: Mapping[int, int] = field(default_factory=dict)
+    is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The canonical form, keys in order."""
-        places = {str(ledger): str(self.ledgers[ledger]) for ledger in sorted(self.ledgers)}
-        return {"cluster": self.cluster, "ledgers": places, "v": VERSION}
+        said: dict[str, Any] = {"cluster": self.cluster}
+        if self.started:
+            said["from"] = _written(self.started)
+        if self.is_initial:
+            said["init"] = True
+        return {**said, "ledgers": _written(self.ledgers), "v": VERSION}
+
+
+def _written(places: Mapping[int, int]) -> dict[str, str]:
+    return {str(ledger): str(places[ledger]) for ledger in sorted(places)}
+
+
+def _read(places: Mapping[str, str]) -> dict[int, int]:
+    return {int(ledger): int(entry) for ledger, entry in places.items()}
 
 
 def parse_ledger_offset(value: Mapping[str, Any], cluster: str) -> LedgerOffset:
@@ -55,14 +73,29 @@ def parse_ledger_offset(value: Mapping[str, Any], cluster: str) -> LedgerOffset:
             f"version {VERSION}: go on with the Cordwood that wrote it"
         )
     try:
-        ledgers = {int(ledger): int(entry) for ledger, entry in value["ledgers"].items()}
-        found = LedgerOffset(str(value["cluster"]), ledgers)
+        found = LedgerOffset(
+            str(value["cluster"]),
+            _read(value["ledgers"]),
+            _read(value.get("from", {})),
+            value.get("init") is True,
+        )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise BadSetting(
             f"the checkpoint holds an offset that no stream of ledgers wrote ({error!r}): {value}"
         ) from None
     check_cluster(found.cluster, cluster)
     return found
+
+
+def entries_gone(ledger: int, end: int, stop: int) -> DataLoss:
+    """The error for a ledger that ends at `end`, though entries up to `stop` were confirmed; its
+    first line is for machines."""
+    return DataLoss(
+        f"CORDWOOD_DATA_LOSS ledger={ledger} requested={end} stop={stop} type=LEDGER_END\n"
+        f"Ledger {ledger} has no entry {end}, and this query planned to read up to entry "
+        f"{stop - 1}: entries that were confirmed are gone, or the checkpoint was edited. Start "
+        "again with a new checkpoint, and say with startingOffsets where to go on"
+    )
 
 
 def move_ledgers_on(
@@ -87,7 +120,12 @@ def move_ledgers_on(
     total = sum(backlog.values())
     shares = share_out(min(total, max_records or total), backlog, turn)
     moved = {ledger: places[ledger] + share for ledger, share in shares.items()}
-    return LedgerOffset(offset.cluster, {**offset.ledgers, **places, **moved})
+    started = {
+        ledger: place
+        for ledger, place in {**offset.ledgers, **places}.items()
+        if offset.is_initial or ledger not in offset.ledgers
+    }
+    return LedgerOffset(offset.cluster, {**offset.ledgers, **places, **moved}, started)
 
 
 def ledger_ranges(
@@ -95,12 +133,18 @@ def ledger_ranges(
 ) -> dict[int, tuple[int, int]]:
     """What a batch reads: `[first, stop)` by ledger, empty ones left out.
 
+    Args:
+        starts: where ledgers begin of which neither offset says it, as those of an earlier version.
     Raises:
         BadSetting: the offsets are no pair.
     """
+    if end.is_initial:
+        return {}
+    carried = {} if start.is_initial else start.ledgers
+    begun = {**starts, **start.ledgers, **end.started}
     found = {}
     for ledger, stop in sorted(end.ledgers.items()):
-        first = start.ledgers.get(ledger, starts.get(ledger, 0))
+        first = carried.get(ledger, begun.get(ledger, 0))
         if first > stop:
             raise BadSetting(
                 f"the checkpoint goes back in ledger {ledger}: from entry {first} to {stop}"

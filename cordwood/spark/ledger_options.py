@@ -131,6 +131,32 @@ def parse_ledger_options(given: Mapping[str, str]) -> LedgerOptions:
     )
 
 
+def batch_of(confirmed: Mapping[int, int], options: LedgerOptions) -> dict[int, tuple[int, int]]:
+    """What a batch reads: `[first, stop)` by ledger; those with nothing to read are left out.
+
+    Args:
+        confirmed: the first entry that is not read, by ledger, none behind `options.ends`.
+    Raises:
+        BadSetting: a place lies behind what is confirmed, or a start behind its end.
+    """
+    found = {}
+    for ledger, stop in confirmed.items():
+        first, wanted = options.starts.get(ledger, 0), options.ends.get(ledger, stop)
+        if stop < wanted:
+            raise BadSetting(
+                f"endingOffsets: of ledger {ledger} {stop} entries are confirmed, so it cannot be "
+                f"read up to {wanted}"
+            )
+        if first > stop:
+            raise BadSetting(
+                f"startingOffsets: of ledger {ledger} entries are read up to {stop}, so it cannot "
+                f"be read from {first} on"
+            )
+        if first < stop:
+            found[ledger] = first, stop
+    return found
+
+
 def _ledgers(value: str) -> tuple[int, ...]:
     parts = [part.strip() for part in value.split(",")]
     if not all(map(_is_number, parts)):

@@ -23,11 +23,12 @@ from pyspark.sql.streaming.datasource import (
 
 from cordwood.spark.ledger_offsets import (
     LedgerOffset,
+    entries_gone,
     ledger_ranges,
     move_ledgers_on,
     parse_ledger_offset,
 )
-from cordwood.spark.ledger_options import LedgerOptions
+from cordwood.spark.ledger_options import LedgerOptions, batch_of
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import plan
 
@@ -63,13 +64,19 @@ class _EntryReader:
 
         Raises:
             UnknownLedger: a ledger was deleted after it was planned.
+            DataLoss: its entries end before the partition does.
             Unreachable: an entry's nodes did not answer in time.
         """
         options = self._options
         # Spark makes a partition of its own, without a value, when none was planned.
         for each in partition.value or ():
             opened = _store(options).ledgers.open(each.log_id, options.password)
-            yield from opened.arrow(options.columns, start=each.start, until=each.stop - 1)
+            entry = each.start
+            for batch in opened.arrow(options.columns, start=entry, until=each.stop - 1):
+                entry += batch.num_rows
+                yield batch
+            if entry != each.stop:
+                raise entries_gone(each.log_id, entry, each.stop)
 
     @property
     def _ends(self) -> LedgerEnds:
@@ -98,14 +105,10 @@ class LedgerReader(_EntryReader, DataSourceReader):
         Raises:
             UnknownLedger: there is none of an id.
             AccessDenied: one has another password.
+            BadSetting: a place lies behind what is confirmed, or a start behind its end.
             Unreachable: too few nodes said how far an open ledger is confirmed.
         """
-        options = self._options
-        ends = self._ends.confirmed()
-        starts = {ledger: options.starts.get(ledger, 0) for ledger in ends}
-        return self._partitions(
-            {each: (starts[each], end) for each, end in ends.items() if starts[each] < end}
-        )
+        return self._partitions(batch_of(self._ends.confirmed(), self._options))
 
 
 class LedgerStreamReader(_EntryReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -120,10 +123,10 @@ class LedgerStreamReader(_EntryReader, DataSourceStreamReader, SupportsTriggerAv
         self._turn = 0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new stream starts: as its options say, whenever Spark asks."""
+        """Where a new stream starts; Spark asks again after a crash in batch 0."""
         options = self._options
         starts = {ledger: options.starts.get(ledger, 0) for ledger in options.ledgers}
-        return LedgerOffset(self._ends.cluster, starts).to_json()
+        return LedgerOffset(self._ends.cluster, starts, is_initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """`maxRecordsPerTrigger`, if it was given."""
@@ -163,6 +166,7 @@ class LedgerStreamReader(_EntryReader, DataSourceStreamReader, SupportsTriggerAv
 
         Raises:
             BadSetting: the checkpoint is another cluster's, or its offsets are no pair.
+            DataLoss: a ledger was closed before what was confirmed of it.
         """
         ends = self._ends
         first, last = (parse_ledger_offset(each, ends.cluster) for each in (start, end))

@@ -15,8 +15,11 @@ from cordwood.spark.ledger_offsets import (
 )
 from cordwood.spark.ledger_options import (
     LEDGER_OPTIONS,
+    LEDGERS,
     PASSWORD,
+    LedgerOptions,
     are_of_ledgers,
+    batch_of,
     parse_ledger_options,
 )
 from cordwood.spark.options import COLUMNS, OPTIONS, SERVERS
@@ -84,6 +87,26 @@ class TestOptions:
             parse_ledger_options({**LEAST, "maxRecordsPerTrigger": "5"}).check_batch()
 
 
+class TestBatch:
+    def options(self, **more: str) -> LedgerOptions:
+        return parse_ledger_options({SERVERS: "h:1", LEDGERS: "7,8", **more})
+
+    def test_ranges(self):
+        asked = self.options(startingOffsets='{"7": 3, "8": 4}', endingOffsets='{"7": 5}')
+        assert batch_of({7: 5, 8: 4}, asked) == {7: (3, 5)}
+
+    @pytest.mark.parametrize(
+        ("places", "told"),
+        [
+            ({"endingOffsets": '{"7": 6}'}, "7 5 entries are confirmed, .* up to 6"),
+            ({"startingOffsets": '{"8": 5}'}, "8 entries are read up to 4, .* from 5 on"),
+        ],
+    )
+    def test_what_is_not_there_is_no_silent_end(self, places: dict[str, str], told: str):
+        with pytest.raises(BadSetting, match=told):
+            batch_of({7: 5, 8: 4}, self.options(**places))
+
+
 def offset(**places: int) -> LedgerOffset:
     return LedgerOffset("c1", {int(ledger[1:]): entry for ledger, entry in places.items()})
 
@@ -126,7 +149,8 @@ class TestOffsets:
     def test_they_move_by_what_is_confirmed(self, before, starts, ends, most: int | None, after):
         start = offset(**before)
         moved = move_ledgers_on(start, starts, ends, most, 0)
-        assert moved.to_json() == offset(**after).to_json()
+        assert moved.ledgers == offset(**after).ledgers
+        assert moved.started == {each: starts[each] for each in starts if each not in start.ledgers}
         assert (moved is start) == (before == after)
 
     def test_each_ledger_has_its_turn(self):
@@ -135,6 +159,29 @@ class TestOffsets:
             moved = move_ledgers_on(start, {}, {1: 5, 2: 5, 3: 5}, 1, turn)
             reached |= {each for each, entry in moved.ledgers.items() if entry}
         assert reached == {1, 2, 3}
+
+    def test_a_planned_batch_begins_where_it_was_planned_to(self):
+        """A crash in batch 0, and Spark asks where the stream begins, with other options by now."""
+        planned = LedgerOffset("c1", {7: 100, 8: 3}, is_initial=True)
+        end = move_ledgers_on(planned, {}, {7: 500, 8: 3}, None, 0)
+        end = parse_ledger_offset(json.loads(json.dumps(end.to_json())), "c1")
+        assert (end.started, end.is_initial) == ({7: 100, 8: 3}, False)
+        again = LedgerOffset("c1", {7: 0, 9: 2}, is_initial=True)
+        assert ledger_ranges(again, end, {7: 0, 9: 2}) == {7: (100, 500)}
+        after = move_ledgers_on(end, {9: 2}, {7: 500, 8: 4, 9: 6}, None, 1)
+        assert after.to_json()["from"] == {"9": "2"}
+        assert ledger_ranges(end, after, {9: 5}) == {8: (3, 4), 9: (2, 6)}
+
+    def test_nothing_is_read_before_the_first_entry_comes(self):
+        first = parse_ledger_offset(LedgerOffset("c1", {7: 5}, is_initial=True).to_json(), "c1")
+        assert first.is_initial
+        assert move_ledgers_on(first, {}, {7: 5}, None, 0) is first
+        assert ledger_ranges(first, first, {}) == {}
+        assert ledger_ranges(first, move_ledgers_on(first, {}, {7: 9}, None, 0), {}) == {7: (5, 9)}
+
+    def test_a_checkpoint_of_an_earlier_version_goes_on(self):
+        again = LedgerOffset("c1", {7: 3}, is_initial=True)
+        assert ledger_ranges(again, offset(l7=9), {7: 3}) == {7: (3, 9)}
 
     def test_a_batch_reads_between_two_of_them(self):
         start, end = offset(l7=3, l8=1), offset(l7=9, l8=1, l9=4)

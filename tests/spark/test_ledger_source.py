@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from live_cluster import LiveCluster
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
@@ -19,8 +20,10 @@ from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import AccessDenied, BadSetting, UnknownLedger
 from cordwood.spark.ledger_options import PASSWORD
 from cordwood.spark.ledger_source import LedgerReader, LedgerStreamReader
+from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SERVERS
 from cordwood.spark.source import CordwoodSource, spark_schema
+from cordwood.spark.splitting import Slice
 
 pytestmark = pytest.mark.real
 
@@ -200,6 +203,23 @@ class TestStream:
             if is_closed:
                 made.close()
             assert [each.value for each in again.partitions(start, end)] == planned
+
+    def test_a_ledger_that_ends_before_its_batch_is_a_loss(
+        self, made: BlockingWritableLedger, source
+    ):
+        """Nodes lost what was confirmed, and it was recovered without; or a wrong checkpoint."""
+        made.append_many(numbers(0, 500))
+        first = stream(source(made.ledger_id))
+        start = stored(first.initialOffset())
+        end = {**start, "ledgers": {str(made.ledger_id): "600"}}
+        del end["init"]
+        made.close()
+        reader = stream(source(made.ledger_id))
+        with pytest.raises(DataLoss, match=r"requested=500 stop=600 type=LEDGER_END"):
+            reader.partitions(start, end)
+        task = Slice(made.ledger_id, f"ledger/{made.ledger_id}", 490, 600)
+        with pytest.raises(DataLoss, match=r"requested=500 stop=600"):
+            values(reader, [InputPartition((task,))])
 
     def test_available_now_ends_where_it_began(self, made: BlockingWritableLedger, source):
         made.append_many(numbers(0, 5))
