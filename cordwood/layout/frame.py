@@ -43,13 +43,16 @@ HELLO_BYTES_MAX = 1024
 """A peer that has not greeted may make this node keep this many bytes."""
 
 CONTROL_BYTES_MAX = 4 << 20
-"""Room for a listing of tens of thousands of logs; far above any single answer."""
+"""Far above any call: the largest is a staged block of 3.5 MiB."""
 
 NUMBER_MAX = 0xFFFF
 """Frames of one direction are numbered up to here, and from 1 again."""
 
 DATA_BYTES_MAX = 72 << 20
 """Two blocks of the hard body limit (32 MiB) with their headers."""
+
+REPLY_BYTES_MAX = DATA_BYTES_MAX
+"""A listing of 150,000 logs, of 400 bytes each. A caller may be sent as much in blocks."""
 
 
 class Kind(enum.IntEnum):
@@ -86,6 +89,8 @@ _LIMITS: dict[int, int] = {
     if kind in _GREETINGS
     else DATA_BYTES_MAX
     if kind in _DATA
+    else REPLY_BYTES_MAX
+    if kind == Kind.REPLY
     else CONTROL_BYTES_MAX
     for kind in Kind
 }

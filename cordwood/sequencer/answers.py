@@ -19,6 +19,10 @@ from cordwood.layout.waves import AppendEntry, AppendFlag, pack_pairs
 from cordwood.nodes import NodeId
 from cordwood.wire.connection import Connection
 
+FRAME_FAULTS = 512
+"""Faults in one frame: half of what a control frame holds, if each has the longest text. A client
+with a block in each of 20,000 logs is sent as many at once when a node leaves."""
+
 NOWHERE = NodeId(0)
 """No node in particular."""
 
@@ -90,5 +94,6 @@ class Answers:
         for connection, pairs in acks.items():
             connection.send(Kind.APPENDED, 0, (pack_pairs(pairs),))
         faults, self._faults = self._faults, {}
-        for connection, each in faults.items():
-            connection.send(Kind.APPEND_FAULTS, 0, (pack(each),))
+        for connection, every in faults.items():
+            for at in range(0, len(every), FRAME_FAULTS):
+                connection.send(Kind.APPEND_FAULTS, 0, (pack(every[at : at + FRAME_FAULTS]),))

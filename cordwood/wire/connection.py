@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from cordwood.block import Buffer
 from cordwood.errors import (
+    BadSetting,
     Closed,
     CordwoodError,
     Corrupt,
@@ -28,7 +29,15 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Network, Transport
 from cordwood.layout.answers import check_answer
-from cordwood.layout.frame import Frame, FrameParser, Kind, checksum, frame_header, next_number
+from cordwood.layout.frame import (
+    CONTROL_BYTES_MAX,
+    Frame,
+    FrameParser,
+    Kind,
+    checksum,
+    frame_header,
+    next_number,
+)
 from cordwood.layout.hello import (
     ANY_CLUSTER,
     Hello,
@@ -274,6 +283,7 @@ class Connection:
         Raises:
             Unreachable: no answer in time, or the connection went away, for whatever reason.
             Overloaded: too many wait already; nothing was sent.
+            BadSetting: no node would read so large a call; nothing was sent.
             Closed, NotOurCluster: this side closed it, or the other one refused.
             CordwoodError: the other side's error.
         """
@@ -304,11 +314,15 @@ class Connection:
             raise self.error_for_callers(self._error)
         if len(self._calls) >= CALLS_MAX:
             raise Unreachable(f"{CALLS_MAX} calls to {self} are unanswered")
+        packed = pack(message)
+        if len(packed) > CONTROL_BYTES_MAX:
+            # The other side would close the connection.
+            raise BadSetting(f"{type(message).__name__} has {len(packed)} bytes, too many to ask")
         request = self._next_request
         self._next_request += 1
         answer: asyncio.Future[Reply] = self._loop.create_future()
         self._calls[request] = answer
-        self.send(Kind.CALL, request, (pack(message),))
+        self.send(Kind.CALL, request, (packed,))
         if self.on_asked is not None:
             self.on_asked()
         try:

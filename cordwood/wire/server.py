@@ -10,9 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from cordwood.errors import CordwoodError, Overloaded, Unreachable
+from cordwood.errors import CordwoodError, Overloaded, Rejected, Unreachable
 from cordwood.host.seams import Listener, Network
-from cordwood.layout.frame import Frame, Kind
+from cordwood.layout.frame import REPLY_BYTES_MAX, Frame, Kind
 from cordwood.layout.hello import Hello
 from cordwood.layout.message import Call, DoneReply, Ping, Reply, pack, read_call, to_fault
 from cordwood.layout.tokens import read_tokens
@@ -227,4 +227,15 @@ class Server:
         except CordwoodError as error:
             connection.send(Kind.FAULT, request, (pack(to_fault(error)),))
         else:
-            connection.send(Kind.REPLY, request, (pack(reply),))
+            packed = pack(reply)
+            if fits(packed):
+                connection.send(Kind.REPLY, request, (packed,))
+                return
+            # The caller would close the connection, and lose all that is under way on it.
+            text = f"the answer to {type(call).__name__} has {len(packed)} bytes, too many to send"
+            connection.send(Kind.FAULT, request, (pack(to_fault(Rejected(text))),))
+
+
+def fits(packed: bytes) -> bool:
+    """Whether a caller takes an answer of this size."""
+    return len(packed) <= REPLY_BYTES_MAX

@@ -30,7 +30,7 @@ GOLDEN = bytes.fromhex(
 )  # fmt: skip
 
 GREETINGS = (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL)
-DATA = (Kind.APPEND, Kind.STORE, Kind.BLOCKS, Kind.HEADS, Kind.SHARED)
+DATA = (Kind.APPEND, Kind.STORE, Kind.BLOCKS, Kind.HEADS, Kind.SHARED, Kind.REPLY)
 LIMITS = {
     kind: HELLO_BYTES_MAX
     if kind in GREETINGS

@@ -31,10 +31,11 @@ from cordwood.errors import (
     Fenced,
     NoSequencer,
     Overloaded,
+    Rejected,
     Unreachable,
 )
 from cordwood.host.real_network import RealNetwork
-from cordwood.layout.frame import Kind, frame
+from cordwood.layout.frame import CONTROL_BYTES_MAX, REPLY_BYTES_MAX, Kind, frame
 from cordwood.layout.hello import Hello, pack_hello
 from cordwood.layout.message import (
     Call,
@@ -45,6 +46,7 @@ from cordwood.layout.message import (
     Seal,
     SealReply,
 )
+from cordwood.sim.planted import find_bug, planted
 from cordwood.wire import server as server_module
 from cordwood.wire.connection import HELLO_TIMEOUT_S
 from cordwood.wire.server import CALL_TIMEOUT_S, Server
@@ -65,6 +67,27 @@ async def serving(ends: Ends, service: Offering, address: str = ADDRESS) -> Asyn
 
 async def settle() -> None:
     await asyncio.sleep(0.2)
+
+
+async def an_answer_is_too_large() -> None:
+    """The caller closed the connection over it, and all that was under way was lost."""
+    ends, service = memory_ends(), Offering()
+    goes_on = asyncio.Event()
+
+    async def answer(call: Call) -> Reply:
+        if call == DeleteLog("slow"):
+            await goes_on.wait()
+            return DoneReply()
+        return SealReply({}, 0, {1: bytes(REPLY_BYTES_MAX)})
+
+    service.answer = answer
+    async with serving(ends, service):
+        client = await dial_in(ends.client)
+        waiting = asyncio.create_task(client.call(DeleteLog("slow"), timeout_s=5))
+        with pytest.raises(Rejected, match="the answer to Seal has 75497"):
+            await client.call(Seal(1, 1, 0), timeout_s=5)
+        goes_on.set()
+        assert await waiting == DoneReply()
 
 
 class TestCalls:
@@ -202,6 +225,25 @@ class TestCalls:
 
         run(scenario)
         assert "a call that this version does not know" in caplog.text
+
+    @as_scenario(run)
+    async def test_an_answer_that_no_frame_holds_is_an_error_of_its_call_alone(self) -> None:
+        await an_answer_is_too_large()
+
+    def test_the_scene_catches_an_answer_of_any_size(self) -> None:
+        with planted(find_bug("answers-of-any-size")), pytest.raises(ExceptionGroup) as raised:
+            run(an_answer_is_too_large)
+        assert raised.group_contains(Unreachable, match="was lost: a frame of kind 65 claims")
+
+    @as_scenario(run)
+    async def test_a_call_that_no_frame_holds_is_not_sent(self) -> None:
+        ends, service = memory_ends(), Offering()
+        async with serving(ends, service):
+            client = await dial_in(ends.client)
+            with pytest.raises(BadSetting, match="too many to ask"):
+                await client.call(DeleteLog("x" * CONTROL_BYTES_MAX), timeout_s=5)
+            assert await client.call(DeleteLog("log"), timeout_s=5) == DoneReply()
+            assert service.calls == [DeleteLog("log")]
 
     @as_scenario(run)
     async def test_data_goes_to_the_service(self) -> None:

@@ -35,6 +35,7 @@ from cordwood.protocol.consumer_group import Group, save
 from cordwood.sim.planted import appending_scenarios, reading_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, value
 from cordwood.wire import peers
+from cordwood.wire import server as wire_server
 from cordwood.wire.connection import Connection
 
 
@@ -250,6 +251,9 @@ BUGS = (
     PlantedBug("room-for-nobody", "calls that wait for the same room keep one another out for good",
                at(LetIn.take).instead(lambda self: False),
                scene="tests/client/append/test_room_in_turn.py"),
+    PlantedBug("answers-of-any-size", "a node sends an answer that its caller takes for a damaged frame",
+               at(wire_server.fits).instead(lambda packed: True),
+               scene="tests/wire/test_server.py"),
     PlantedBug("calls-unmarked", "a node does not know the second try of a call",
                at(Cluster.new_mark).instead(lambda self: ""),
                scene="tests/client/admin/test_maintenance.py"),
