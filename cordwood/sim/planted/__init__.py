@@ -1,8 +1,9 @@
 """Planted bugs: each changes one rule of the code under test, and must be caught.
 
-A checker that has never caught anything proves nothing. Every bug here is one that
-some real log store had, or that a small slip in our own code would make. To add one,
-write the wrong function, and give it a row in its module's `BUGS` that refers to the right one; `cordwood sim bugs` then demands that a seed catches it.
+A checker that has never caught anything proves nothing. Every bug here is a bug of a real log
+store, or a small mistake that could happen in our own code. To add one,
+write the wrong function, and give it a row in its module's `BUGS` that refers to the right one; `cordwood
+sim bugs` then checks that a seed catches it.
 
 Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6 (mutant list).
 """
@@ -63,7 +64,7 @@ def find_bug(name: str) -> PlantedBug:
     """The bug of this name.
 
     Raises:
-        BadSetting: there is none; the text lists them.
+        BadSetting: there is no such bug; the text lists all bugs.
     """
     for bug in PLANTED_BUGS:
         if bug.name == name:

@@ -1,4 +1,4 @@
-"""Where bugs of a client's appends are looked for; see `scenarios`."""
+"""Scenarios for bugs of a client's appends; see `scenarios`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cordwood.sim.planted.scenarios import LATE_RELEASES, both, cluster_of, plan
 
 
 def _far_with_space(options: RunOptions) -> RunOptions:
-    """Much is on its way at any time, and no disk is full."""
+    """Many appends are in flight at any time, and no disk is full."""
     cluster = replace(
         options.cluster,
         storage=StorageSettings(disk_look_s=0.5, scrub_bytes_s=0),
@@ -35,8 +35,8 @@ REFUSED_LATER = scenario(
     idempotent=1.0, lanes=4, burst=3, lull_s=0.0, pause_s=0.05, grouped=0.0, buffered=0.0,
     length_s=18.0, readers=2,
 )  # fmt: skip
-"""Sequencers die with producers' blocks in flight, and the next ones refuse them, as they start,
-until their deadline."""
+"""Sequencers die with producers' blocks in flight. The next sequencers are starting, and refuse
+these blocks until their deadline."""
 
 SENT_AGAIN = scenario(
     "crash", "client_partition", "reset", every_s=1.0,
@@ -44,23 +44,24 @@ SENT_AGAIN = scenario(
     idempotent=1.0, lanes=3, burst=1, lull_s=0.0, pause_s=0.05, grouped=0.0, buffered=0.0,
     logs=("/sim/a",), readers=1, length_s=15.0,
 )  # fmt: skip
-"""Producers whose calls fail several at once, and are sent again at their places."""
+"""Producers with calls that fail together and are sent again at their places."""
 
 QUERIES_MANY = scenario(
     "client_crash", "crash", every_s=2.0, publishers=3, publish_s=0.5,
     logs=("/sim/a", "/sim/b"), readers=2, length_s=45.0,
     turns=(("protocol.producers.QUERIES", 0),),
 )  # fmt: skip
-"""More queries than a log remembers: each waits for the others to rest."""
+"""More queries than a log remembers: each query waits until others are idle."""
 
 CROSSINGS = scenario(
     "metadata_slow", "pause", every_s=1.0, crossers=5, producers=1, readers=1, publishers=0,
     members=0, holders=0, outsiders=0, browsers=0, crowds=0, callers=0, length_s=40.0,
 )  # fmt: skip
-"""Administrators change the same names at the same moments, and each step takes another time."""
+"""Administrators change the same names at the same moments, and each step takes a different
+time."""
 
 AGAIN = scenario(
     "torn_sequencer", "crash", "reset", "client_partition", every_s=0.8, resenders=2, producers=1,
     logs=("/sim/a", "/sim/b"), readers=2, publishers=0, scribes=0, turns=LATE_RELEASES,
 )  # fmt: skip
-"""Appends fail all the time, stored and not stored, and are sent again at their place."""
+"""Appends fail all the time, some stored and some not, and are sent again at their place."""

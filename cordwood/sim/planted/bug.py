@@ -1,8 +1,8 @@
-"""A planted bug, and how it is put into the code and taken out again.
+"""A planted bug, and the code that puts it in and takes it out again.
 
-Planting replaces functions for the length of a block. A bug names the function that it replaces by
-reference, `at(Claims.release)`: a name that is gone, or a replacement that does not take what the
-function takes, breaks the type check. Production code has no seam for it.
+Planting replaces functions for the length of a block. A bug refers to the function that it
+replaces: `at(Claims.release)`. If the name is gone, or the replacement has other arguments, the
+type check fails. Production code has no hook for this.
 
 Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6.
 """
@@ -35,11 +35,9 @@ class PlantedBug:
     """One bug.
 
     Attributes:
-        name: as people ask for it.
-        story: what it does, in words.
-        plant: what to replace by what.
-        scenario: from a seed's draw to what makes the bug act, see `sim.planted.scenarios`.
-        scene: the test that catches it, where no seed does what it needs; "" for seeds.
+        name: its name on the command line. story: its effect, in words. plant: the replacements.
+        scenario: changes a seed's draw so that the bug acts, see `sim.planted.scenarios`. scene:
+        the test that catches it, if seeds do not do what it needs; "" for seeds.
     """
 
     name: str
@@ -62,11 +60,12 @@ class at(Generic[P, R]):  # noqa: N801 - reads as a preposition: at(Claims.relea
         self.owner, self.name = find_owner(target, within)
 
     def around(self, wrong: Callable[Concatenate[Callable[P, R], P], R]) -> Plant:
-        """`wrong` in its place: it takes the right function, and then what that takes."""
+        """`wrong` in its place: it takes the right function, and then the arguments of that
+        function."""
         return lambda: [(self.owner, self.name, _wrapped(self._right, wrong))]
 
     def instead(self, wrong: Callable[P, R]) -> Plant:
-        """`wrong` in its place, which does not need the right one."""
+        """`wrong` in its place, without the right function."""
         return lambda: [(self.owner, self.name, _like(self._right, wrong))]
 
     @property
@@ -75,7 +74,8 @@ class at(Generic[P, R]):  # noqa: N801 - reads as a preposition: at(Claims.relea
 
 
 def value(read: Callable[[], R], wrong: R) -> Plant:
-    """Another value for a constant that `read` gives: `value(lambda: peers.PING_EVERY_S, 0.1)`."""
+    """Another value for the constant that `read` reads: `value(lambda: peers.PING_EVERY_S,
+    0.1)`."""
     module, name = find_constant(read)
     return lambda: [(module, name, wrong)]
 
@@ -104,7 +104,7 @@ def _plain(found: Any) -> Any:
 
 
 def _like(right: Any, wrong: Any) -> Any:
-    """`wrong` as what `right` is: a property, a class method, a static method or a function."""
+    """`wrong` in the form of `right`: a property, a class method, a static method or a function."""
     if isinstance(right, property):
         return property(wrong)
     if isinstance(right, classmethod):
@@ -127,7 +127,8 @@ def _wrapped(right: Any, wrong: Any) -> Any:
     def plain(*args: Any, **named: Any) -> Any:
         return wrong(function, *args, **named)
 
-    # Probes ask whether a function is a coroutine's: the planted one must say so, too.
+    # Probes ask whether a function is a coroutine function, so the planted function must be one,
+    # too.
     async def coroutine(*args: Any, **named: Any) -> Any:
         return await wrong(function, *args, **named)
 
@@ -142,13 +143,13 @@ _NOTES: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def notes_of(thing: object) -> dict[str, Any]:
-    """What bugs remember of an object of the product, which has no place for it."""
+    """The notes of bugs about an object of the product, which has no field for them."""
     return _NOTES.setdefault(thing, {})
 
 
 @contextmanager
 def planted(bug: PlantedBug) -> Iterator[None]:
-    """The bug is in the code for the length of the block."""
+    """Put the bug into the code for the length of the block."""
     before: list[tuple[Any, str, Any]] = []
     try:
         for owner, name, wrong in bug.plant():

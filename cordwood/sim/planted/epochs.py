@@ -1,4 +1,4 @@
-"""Bugs that judge the past by the present, and bugs of what is remembered of producers.
+"""Bugs that judge the past by the present, and bugs in the memory of producers.
 
 Source: docs/sources/logdevice.md 2.6, 2.7; Kafka's idempotent producer.
 """
@@ -49,7 +49,7 @@ async def _begins_below_a_seal(
         record = epoch_store._known(log_id, found)
         begun = record.begun
         if time_us is not None:
-            # As if nothing above it had been told yet.
+            # As if no LSN above it had been reported yet.
             above = [each for each in begun if each.epoch > epoch and each.time_us > time_us]
             begun = (*epoch_store.with_begun(record, epoch, time_us), *above)
         return msgspec.json.encode(msgspec.structs.replace(record, begun=begun))
@@ -71,26 +71,32 @@ def _full_is_next(right: Any, self: ProducerTable, *block: int, **named: int) ->
 
 
 BUGS = (
-    PlantedBug("racks-of-today", "an old epoch is judged by where its nodes stand now",
+    PlantedBug("racks-of-today", "an old epoch is judged by the present locations of its nodes",
                at(NodesetSince.nodeset).around(_racks_of_today),
                scenario=scenarios.MOVED),
-    PlantedBug("readers-racks-of-today", "readers judge an old epoch by where its nodes stand now",
+    PlantedBug("readers-racks-of-today", "readers judge an old epoch by the present locations "
+                                         "of its nodes",
                at(Cluster.nodeset_of).around(_readers_racks_of_today),
                scene="tests/recovery/test_moved_racks.py"),
-    PlantedBug("move-unseen", "a node that stands elsewhere takes no new epoch",
+    PlantedBug("move-unseen", "a node that moved does not take a new epoch",
                at(Activation.has_moved).instead(lambda *rest: False),
                scene="tests/recovery/test_moved_racks.py"),
-    PlantedBug("bound-of-own-epoch", "records are kept that are younger than an epoch above them",
+    PlantedBug("bound-of-own-epoch", "records are kept although they are younger than a higher "
+                                     "epoch",
                at(recover_log.latest_allowed_us).around(_bound_of_own_epoch),
                scene="tests/recovery/test_append_times.py"),
-    PlantedBug("beginnings-untold", "where an epoch began is known to its own sequencer only",
+    PlantedBug("beginnings-untold", "only an epoch's own sequencer knows the time at which it "
+                                    "began",
                at(epoch_store.with_begun).instead(lambda record, *rest: record.begun),
                scene="tests/recovery/test_append_times.py"),
-    PlantedBug("begins-below-a-seal", "an epoch may say where it begins when a higher one recovers",
+    PlantedBug("begins-below-a-seal", "an epoch may set its beginning while a higher epoch "
+                                      "recovers",
                at(EpochStore.note_begun).around(_begins_below_a_seal),
                scene="tests/recovery/test_append_times.py"),
-    PlantedBug("newest-forgotten", "a log that remembers many producers forgets the newest at once",
+    PlantedBug("newest-forgotten", "a log that remembers many producers forgets the newest "
+                                   "producer at once",
                at(ProducerTable.note).around(_newest_forgotten), scenario=scenarios.PRODUCERS_MANY),
-    PlantedBug("full-is-next", "a producer is forgotten for a new one while it may still repeat",
+    PlantedBug("full-is-next", "a producer is forgotten in favour of a new one while it may "
+                               "still repeat",
                at(ProducerTable.look).around(_full_is_next), scenario=scenarios.PRODUCERS_MANY),
 )  # fmt: skip

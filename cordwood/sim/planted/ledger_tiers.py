@@ -1,4 +1,4 @@
-"""Planted bugs of ledgers in main storage: what is committed, let go of, deleted, and read there.
+"""Planted bugs of ledgers in main storage: commits, let-go, deletions and reads.
 
 Source: docs/protocol/ledgers.md (Main storage).
 """
@@ -39,7 +39,7 @@ from cordwood.uploading.ledger_tend import LedgerTend
 
 
 def _in_main_storage(options: RunOptions, grace_s: float = 0.5) -> RunOptions:
-    """Little is done but ledgers, and half of them are in main storage within a second or so."""
+    """Clients use mostly ledgers, and half of these are in main storage within a second or so."""
     made = tiered(options, random.Random(round(options.workload.pause_s * 1e6)))
     cluster = made.cluster
     storage = StorageSettings(
@@ -65,12 +65,12 @@ def _in_main_storage(options: RunOptions, grace_s: float = 0.5) -> RunOptions:
 
 
 def _kept(options: RunOptions) -> RunOptions:
-    """And attempts that were given up stay for so long as no run lasts."""
+    """Also, abandoned attempts stay for longer than a run."""
     return _in_main_storage(options, 300.0)
 
 
 def _at_once(options: RunOptions) -> RunOptions:
-    """And what counts for nothing goes at once."""
+    """Also, objects that do not count are deleted at once."""
     made = _in_main_storage(options, 0.0)
     tier = replace(made.cluster.tier, tend_s=0.1)
     return replace(made, cluster=replace(made.cluster, tier=tier))
@@ -80,19 +80,19 @@ TIERED = scenario(
     "crash", "pause", "client_crash",
     every_s=1.0, length_s=25.0, shape=both(cluster_of(5, 3), _in_main_storage),
 )  # fmt: skip
-"""Nodes go, as uploaders and as keepers of entries, while ledgers go to main storage."""
+"""Nodes with uploaders and with entries die while ledgers go to main storage."""
 
 KEPT = scenario(
     "crash", "pause", "client_crash",
     every_s=0.5, length_s=25.0, shape=both(cluster_of(5, 3), _kept),
 )  # fmt: skip
-"""The same, and what uploaders leave half done is there in the end."""
+"""The same, and half-finished uploads are still there in the end."""
 
 AT_ONCE = scenario(
     "crash", "pause", "client_crash",
     every_s=1.0, length_s=25.0, shape=both(cluster_of(5, 3), _at_once),
 )  # fmt: skip
-"""The same, and nothing is left of an attempt that another one ended."""
+"""The same, and nothing is left of an attempt that another attempt ended."""
 
 
 def _lets_go_of_what_is_claimed(metadata: LedgerMetadata, now_us: int, keep_s: float) -> bool:
@@ -114,7 +114,7 @@ async def _takes_the_next(
 async def _knows_commits_alone(
     right: Callable[[LedgerTend, int], Awaitable[Fate]], self: LedgerTend, ledger: int
 ) -> Fate:
-    """An attempt that is not committed counts as given up."""
+    """An attempt that is not committed counts as abandoned."""
     fate = await right(self, ledger)
     found = await self._ledgers.get(ledger)
     is_under_way = found is not None and found.metadata.tier and not found.metadata.is_tiered
@@ -122,7 +122,7 @@ async def _knows_commits_alone(
 
 
 async def _takes_any_attempt(self: LedgerHistory, timeout_s: float) -> LedgerManifest:
-    """The objects of the first attempt that the store lists, as they are there."""
+    """The objects of the first attempt that the store lists, even if some are missing."""
     metadata = self._metadata
     if self._manifest is None:
         prefix = f"{LEDGERS}{metadata.ledger:016x}/"
@@ -154,7 +154,7 @@ async def _commits_what_was_overtaken(
     attempt: int,
     manifest_crc: int,
 ) -> None:
-    """Whatever attempt is in force, or committed."""
+    """Do not check which attempt is active or committed."""
     held = self._opened.held
     if held.metadata.tier is not None and held.metadata.tier.attempt == attempt:
         await right(self, attempt, manifest_crc)
@@ -205,16 +205,17 @@ BUGS = (
                   at(LedgerDrops._see).instead(_sees_nothing))),
     _bug("deletes-another", "the objects of the ledger before a deleted one are deleted",
          at(LedgerTend._fate_of).around(_takes_the_next)),
-    _bug("collects-under-way", "an attempt in force that is not committed counts as an orphan",
+    _bug("collects-under-way", "an active attempt that is not committed yet counts as an orphan",
          together(at(LedgerTend._fate_of).around(_knows_commits_alone),
                   at(LedgerDrops._see).instead(_sees_nothing))),
     _bug("any-attempt", "a reader takes the objects of any attempt, committed or not",
          at(LedgerHistory._load).instead(_takes_any_attempt), KEPT),
-    _bug("commits-overtaken", "an attempt is committed that another one has ended",
+    _bug("commits-overtaken", "an attempt is committed although another attempt has ended it",
          together(at(LedgerTiering._commit).around(_commits_what_was_overtaken),
                   at(ledger_values._may_tier).instead(_may_commit_any),
                   at(LedgerDrops._see).instead(_sees_nothing)), AT_ONCE),
-    _bug("check-fills", "a check asks nodes for a ledger that they let go of, and fills them",
+    _bug("check-fills", "a check asks nodes for a ledger that they let go of, and fills their "
+                        "copies",
          together(at(check_rule.begun, within=ledger_check).instead(_asks_nodes),
                   at(LedgerChecking._state).around(_takes_it_for_missing),
                   at(LedgerStore._refusal).around(_takes_copies_back))),

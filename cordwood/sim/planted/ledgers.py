@@ -1,4 +1,4 @@
-"""Planted bugs of ledgers: of their quorums, fences, recoveries, ends, and of what nodes keep."""
+"""Planted bugs of ledgers: of their quorums, fences, recoveries, ends, and of entries on nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cordwood.storage.logs_db.tables import Row
 
 
 def _of_ledgers(options: RunOptions) -> RunOptions:
-    """Little is done but ledgers: runs are short."""
+    """Clients use mostly ledgers, so runs are short."""
     storage = StorageSettings(flush_age_s=1.0, disk_look_s=0.5, scrub_bytes_s=0)
     cluster = replace(options.cluster, storage=storage, attributes=LogAttributes(), weights={})
     work = replace(
@@ -47,12 +47,12 @@ LEDGERS = scenario(
     "crash", "pause", "link_cut", "slow_links", "partition", "client_crash",
     every_s=1.0, length_s=25.0, shape=both(cluster_of(5, 3), _of_ledgers),
 )  # fmt: skip
-"""Nodes and writers go while ledgers are written and recovered."""
+"""Nodes and writers die while ledgers are written and recovered."""
 
 TWO_COPIES: tuple[tuple[int, int, int], ...] = ((5, 2, 2), (4, 2, 2))
 
 FEW_COPIES: tuple[tuple[int, int, int], ...] = ((2, 2, 1), (1, 1, 1))
-"""One crash loses what only memory has."""
+"""One crash loses entries that only memory has."""
 
 WIDE_COPIES: tuple[tuple[int, int, int], ...] = ((4, 1, 1), (3, 1, 1))
 """Most nodes that answer a force have none of its entries."""
@@ -67,14 +67,14 @@ IMPATIENT = scenario(
     "crash", "slow_links", "link_cut",
     every_s=0.7, length_s=30.0, shape=both(cluster_of(5, 3), _of_ledgers),
 )  # fmt: skip
-"""Nodes are away, and the others answer late."""
+"""Some nodes are away, and the others answer late."""
 
 
 DEFERRED = scenario(
     "crash", "slow_disk", "pause", "client_crash",
     every_s=0.4, length_s=25.0, shape=both(cluster_of(5, 3), _of_ledgers),
 )  # fmt: skip
-"""Nodes go and come back while their disks are behind."""
+"""Nodes leave and come back while their disks are behind."""
 
 
 def _deferred(*plants: Plant) -> Plant:
@@ -85,7 +85,7 @@ def _deferred(*plants: Plant) -> Plant:
         value(lambda: ledger_clients.DEFERS, 1.0),
         value(lambda: ledger_clients.SHAPES, FEW_COPIES),
         value(lambda: ledger_clients.ADD_S, 0.5),
-        *plants,  # the last value of a constant counts
+        *plants,  # if a constant has several values, the last one counts
     )
 
 
@@ -125,7 +125,7 @@ def _goes_on_when_fenced(
     right: Any, self: LedgerWriter, entry: int, node: int, refusal: Refusal
 ) -> Any:
     if refusal is Refusal.FENCED:
-        return []  # Another node may still take it.
+        return []  # Another node may still take the entry.
     return right(self, entry, node, refusal)
 
 
@@ -255,72 +255,73 @@ def _bug(name: str, story: str, plant: Plant, where: Scenario = LEDGERS) -> Plan
 
 
 BUGS = (
-    _bug("acks-one", "an entry is acknowledged once a single node has it",
+    _bug("acks-one", "an entry is acknowledged when a single node has it",
          at(LedgerWriter._is_stored).instead(lambda self, entry, add: bool(add.stored))),
-    _bug("acks-in-any-order", "an entry is acknowledged before those below it",
+    _bug("acks-in-any-order", "an entry is acknowledged before lower entries",
          at(LedgerWriter._complete).around(_acks_in_any_order)),
     _bug("acks-in-change", "entries are acknowledged while an ensemble changes",
          together(at(LedgerWriter._may_ack).instead(lambda self: self.phase is not Phase.ENDED),
                   # Two copies of each entry, and recoveries while a node with one is away.
                   value(lambda: ledger_clients.SHAPES, TWO_COPIES),
                   value(lambda: ledger_clients.SALVAGE_S, 0.7)), CHANGES),
-    _bug("change-above", "a new fragment begins behind what was added, not behind the LAC",
+    _bug("change-above", "a new fragment begins behind the last added entry, not behind the LAC",
          at(LedgerWriter._propose).instead(_begins_behind_what_was_added)),
-    _bug("lac-ahead", "an entry tells as confirmed what was added before it",
+    _bug("lac-ahead", "an entry reports all earlier entries as confirmed",
          at(LedgerWriter.on_add).around(_tells_what_it_added)),
-    _bug("close-above", "a writer closes behind what was added, acknowledged or not",
+    _bug("close-above", "a writer closes behind the last added entry even if it is not "
+                        "acknowledged",
          at(LedgerWriter._write_close).instead(_ends_behind_what_was_added)),
-    _bug("writes-on", "a node goes on to take a writer's entries after its fence",
+    _bug("writes-on", "a fenced node still takes the writer's entries",
          together(at(LedgerStore._is_fenced).instead(lambda self, ledger, held: False),
                         at(LedgerWriter.on_failed).around(_goes_on_when_fenced))),
     _bug("acks-from-memory", "a node answers before an entry is on its disk",
          at(LedgerStore.add).instead(_acks_from_memory)),
-    _bug("entries-not-flushed", "a flush takes states and no entries",
+    _bug("entries-not-flushed", "a flush takes ledger states and no entries",
          at(LedgerIndex.cut).around(_flushes_states_only)),
-    _bug("evicts-all", "a flush drops entries that came after it began",
+    _bug("evicts-all", "a flush drops entries that arrived after it began",
          at(LedgerIndex.evict).around(_evicts_all)),
     _bug("stops-at-lac", "a recovery reads nothing behind the LAC",
          at(LedgerRecovery._read).instead(_stops_at_the_lac)),
-    _bug("silence-denies", "a recovery takes silence for a denial",
+    _bug("silence-denies", "a recovery treats a missing answer as \"no such entry\"",
          together(at(LedgerRecovery._denials).instead(_counts_silence),
                         value(lambda: ledger_nodes.CONNECT_S, 0.001)), IMPATIENT),
-    _bug("one-denial", "a recovery stops at the first node that denies an entry",
+    _bug("one-denial", "a recovery stops when the first node does not have an entry",
          at(LedgerRecovery._denials).instead(_takes_one_denial)),
-    _bug("length-of-one", "a recovery takes the size of an entry for the length of the ledger",
+    _bug("length-of-one", "a recovery uses the size of an entry as the length of the ledger",
          at(LedgerRecovery.on_read).around(_measures_one)),
     _bug("closed-twice", "the metadata store replaces the end of a closed ledger",
          at(LedgerMetadataStore._set).around(_closes_over_a_close)),
     _bug("id-again", "a ledger gets the id of one that was deleted",
          at(LedgerMetadataStore.was_deleted).instead(_remembers_no_deletion)),
-    _bug("made-twice", "a ledger of a chosen id replaces another one",
+    _bug("made-twice", "a new ledger with a chosen id replaces an existing ledger",
          at(LedgerMetadataStore._create).around(_makes_over_another)),
     _bug("force-asks-nobody", "with deferred sync an acknowledged entry counts as confirmed",
          _deferred(at(LedgerWriter.on_force).around(_confirms_what_is_acknowledged)), DEFERRED),
     _bug("force-from-memory", "a node answers a force before its disk has the entries",
          _deferred(at(LedgerStore.force).instead(_forces_from_memory)), DEFERRED),
-    _bug("force-of-later", "a force confirms what was acknowledged since it was asked for",
+    _bug("force-of-later", "a force also confirms entries that were acknowledged after its call",
          _deferred(at(LedgerWriter.on_forced).around(_confirms_what_came_since)), DEFERRED),
     _bug("forced-by-one", "a force is done when one node has answered it",
          _deferred(at(LedgerWriter.on_forced).around(_forced_by_one),
                    value(lambda: ledger_clients.SHAPES, WIDE_COPIES)), DEFERRED),
     PlantedBug("ledger-force-of-another-run",
-               "a force counts of a node that started anew since its acks",
+               "a force counts for a node that restarted after its acks",
                at(LedgerWriter._is_same_run).instead(_counts_any_run),
                scene="tests/client/ledgers/test_ledger_forces.py"),
     PlantedBug("ledger-fragments-unbounded",
-               "a writer begins fragments until its ledger's metadata does not take its end",
+               "a writer adds so many fragments that the metadata cannot take the ledger's end",
                at(LedgerWriter._may_change).instead(_may_always_change),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
     PlantedBug("ledger-jumps-the-queue",
-               "an entry is added before those of calls that wait for room",
+               "an entry overtakes entries of calls that wait for free space",
                at(WritableLedger._has_waiting).instead(_sees_nobody),
                scene="tests/client/ledgers/test_ledger_order.py"),
     PlantedBug("ledger-denies-by-old-nodes",
-               "a reader denies an entry by the word of nodes that were replaced",
+               "a reader reports an entry as missing because replaced nodes do not have it",
                at(ReadableLedger.refresh).instead(_keeps_what_it_knows),
                scene="tests/client/ledgers/test_ledger_moves.py"),
     PlantedBug("ledger-waits-for-old-nodes",
-               "a reader waits for nodes that were replaced for as long as it was told to wait",
+               "a reader spends its whole wait on nodes that were replaced",
                value(lambda: readable_ledger.POLL_S, 20.0),
                scene="tests/client/ledgers/test_ledger_moves.py"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Planted bugs of compaction: what a merge puts, replaces and lets go of.
+"""Planted bugs of compaction: the objects that a merge writes, replaces and deletes.
 
 Source: docs/sources/s3stream.md (b), "Compaction", and (f), complaint 4 (reads that compaction
 breaks).
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _merging(options: RunOptions) -> RunOptions:
-    """Nodes merge whatever objects stand side by side, all the time."""
+    """Nodes merge all neighbouring objects, all the time."""
     made = _in_main_storage(options)
     tier = replace(
         made.cluster.tier, look_s=0.5, merge_objects=2, merge_s=0.5, merge_object_bytes=200_000,
@@ -46,14 +46,14 @@ def _merging(options: RunOptions) -> RunOptions:
 
 
 def _without_grace(options: RunOptions) -> RunOptions:
-    """And objects go as soon as nothing names them, under readers and merges."""
+    """Also, objects are deleted as soon as nothing names them, during reads and merges."""
     made = _merging(options)
     tier = replace(made.cluster.tier, tend_s=0.3, grace_s=0.0, merge_turn_s=30.0)
     return replace(made, cluster=replace(made.cluster, tier=tier))
 
 
 def _with_short_turns(options: RunOptions) -> RunOptions:
-    """And turns are over before merges are."""
+    """Also, turns end before merges do."""
     made = _without_grace(options)
     tier = replace(made.cluster.tier, merge_turn_s=0.2)
     return replace(made, cluster=replace(made.cluster, tier=tier))
@@ -71,7 +71,7 @@ async def _merges_all_but_one(
     host: Host,
     task: MergeTask,
 ) -> Entry:
-    """The entry says that it holds the last object, too."""
+    """The entry claims to hold the last object, too."""
     run = task.run
     made = await right(store, host, replace(task, run=run[:-1]))
     return made._replace(
@@ -102,7 +102,7 @@ def _is_merged_object(name: str) -> bool:
 async def _takes_its_time(
     right: Callable[[ObjectStore, Entry], Awaitable[None]], store: ObjectStore, entry: Entry
 ) -> None:
-    """Something happens between the put and the commit."""
+    """Another action comes between the put and the commit."""
     await right(store, entry)
     await asyncio.sleep(1.5)
 
@@ -118,7 +118,7 @@ async def _merges_without_condition(
     merged: Entry,
     number: int = 0,
 ) -> Head:
-    """A merge writes the head that it made, whatever others wrote meanwhile."""
+    """A merge writes its own head over changes of others."""
     head = self.head
     assert head is not None
     etag, swap = self._etag, self._store.put_if
@@ -157,7 +157,7 @@ async def _fetches_slowly(
     run: ObjectRun,
     number: int,
 ) -> Blocks:
-    """Objects may go while they are read."""
+    """Objects may be deleted while they are read."""
     await asyncio.sleep(0.7)
     return await right(self, name, footer, run, number)
 
@@ -167,7 +167,7 @@ async def _takes_merged_for_trimmed(
     self: HistoryReader,
     error: NoObject,
 ) -> None:
-    """What stood in an object that is gone must have been trimmed."""
+    """Records of a deleted object count as trimmed."""
     entry = self._steps[0].entry if self._steps else None
     await right(self, error)
     if entry is not None and not self._out and entry.last >= self.next_lsn:
@@ -185,7 +185,7 @@ def _drops_a_neighbour(
     seal: manifest.Seal,
     now_us: int,
 ) -> Head:
-    """The entry takes the place of the next one as well, which it does not hold."""
+    """The entry also replaces the next entry, whose records it does not hold."""
     made = right(head, run, merged, number, page_of, seal, now_us)
     entries = list(made.levels[0])
     index = next((i for i, item in enumerate(entries) if item.last == merged.last), -1)
@@ -196,22 +196,25 @@ def _drops_a_neighbour(
 
 
 BUGS: tuple[PlantedBug, ...] = (
-    PlantedBug("merge-leaves-out-the-last", "a merge holds one object less than it replaces",
+    PlantedBug("merge-leaves-out-the-last", "a merged object lacks one of the objects that it "
+                                            "replaces",
                at(merge.merge_run, within=compact).around(_merges_all_but_one), scenario=_MERGED),
-    PlantedBug("merge-drops-a-neighbour", "a merge takes the place of one entry too many",
+    PlantedBug("merge-drops-a-neighbour", "a merge replaces one entry too many",
                at(merging.replace).around(_drops_a_neighbour), scenario=_MERGED),
-    PlantedBug("merge-commits-first", "a merge is committed though its object was never put",
+    PlantedBug("merge-commits-first", "a merge is committed although its object was never put",
                together(at(PatientStore.put).around(_puts_no_merged_object),
                         at(merge.check_stored).instead(_reads_nothing_back)), scenario=_CRASHED),
-    PlantedBug("merge-head-unconditional", "a merge replaces the head, whatever was committed",
+    PlantedBug("merge-head-unconditional", "a merge replaces the head and drops other commits",
                at(LogManifest.replace).around(_merges_without_condition), scenario=_MERGED),
-    PlantedBug("merge-eaten", "the collection takes what a merge puts for an upload of old",
+    PlantedBug("merge-eaten", "the collection deletes a merge's object as if it were an old "
+                              "upload",
                together(at(manifest.is_merged).instead(_is_no_merge),
                         at(merge.check_stored).around(_takes_its_time)), scenario=_HASTY),
-    PlantedBug("merge-zombie-commits", "a merge commits whose turn was ended, and its object gone",
+    PlantedBug("merge-zombie-commits", "a merge commits after its turn was ended and its object "
+                                       "was deleted",
                together(at(merging.check_merging).instead(_is_in_force_for_ever),
                         at(merge.check_stored).around(_takes_its_time)), scenario=_OVERDUE),
-    PlantedBug("merge-taken-for-trim", "a reader takes an object that was merged for a trimmed one",
+    PlantedBug("merge-taken-for-trim", "a reader treats a merged object as trimmed",
                together(at(HistoryReader._begin_anew).around(_takes_merged_for_trimmed),
                         at(HistoryReader._fetch).around(_fetches_slowly)), scenario=_HASTY),
 )  # fmt: skip

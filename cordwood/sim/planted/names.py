@@ -1,4 +1,4 @@
-"""Planted bugs of names: what is kept, read or remembered by a name instead of a number."""
+"""Planted bugs of names: code that stores, reads or remembers by a name instead of a number."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _tokens_unasked(right: Any, self: LogAppender, waiting: Waiting) -> None:
 
 
 async def _takes_blindly(self: LogEntries, name: str, log_id: LogId) -> None:
-    """A name is taken away from the log that it leads to, wherever the log is by then."""
+    """A name is removed from its log, even if the log has another name by then."""
     found = await self._store.get(name_key(name))
     if found is not None and await self.leads_to(name) == log_id:
         await self._store.compare_and_set(name_key(name), None, found.version)
@@ -99,25 +99,26 @@ async def _claims_last(
 
 
 BUGS = (
-    PlantedBug("tokens-unasked", "a sequencer takes appends of clients that show no token",
+    PlantedBug("tokens-unasked", "a sequencer takes appends of clients without the log's token",
                at(LogAppender.enqueue).around(_tokens_unasked),
                scene="tests/client/append/test_write_tokens.py"),
     PlantedBug("resets-unseen", "a consumer without members saves over a reset",
                at(consumer_group.save, within=consumer_calls).around(_resets_unseen),
                scene="tests/client/read/test_consumer.py"),
-    PlantedBug("any-version", "attributes are set over a change that their caller did not see",
+    PlantedBug("any-version", "attributes are set over a change that the caller did not see",
                at(change.change).around(_any_version),
                scene="tests/client/admin/test_late_changes.py"),
     PlantedBug("position-by-name", "a consumer's position is kept by the name of its log",
                together(at(ConsumerLogs.__init__).around(_kept_by_name),
                         at(ConsumerLogs.key_of).instead(lambda self, log: _by_name(log))), scenario=scenarios.NAMES),
-    PlantedBug("read-by-name", "a log that is asked for by its number is looked for by its name",
+    PlantedBug("read-by-name", "a call by a log's number looks the log up by its name",
                together(at(LogFinding.ask_log).around(_asked_by_name),
                         at(LogFinding.find_log).around(_opened_by_name)), scenario=scenarios.NAMES),
     PlantedBug("cached-number-kept", "a client believes a name for as long as it runs",
                together(at(KnownLogs.has_changed).instead(lambda self, log: False),
                         at(KnownLogs.is_old).instead(lambda self, log: False)), scenario=scenarios.NAMES),
-    PlantedBug("name-taken-blindly", "an old name is taken away without a look at where its log is",
+    PlantedBug("name-taken-blindly", "an old name is removed without checking the log's present "
+                                     "name",
                at(LogEntries.remove_name).instead(_takes_blindly),
                scenario=appending_scenarios.CROSSINGS),
     PlantedBug("name-claimed-last", "a log goes to its new name before the name is claimed",

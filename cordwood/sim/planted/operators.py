@@ -1,4 +1,4 @@
-"""Bugs in what is made of the words of operators.
+"""Bugs in the effects of operators' reports.
 
 Source: docs/sources/logdevice.md 2.9 (storage states); docs/sources/reliability.md §6.
 """
@@ -42,7 +42,7 @@ def _space_all_the_same(right: Any, self: StorageEngine) -> int:
 
 
 def _starts_writable(right: Any, self: Node, mine: Member) -> bool:
-    # As if a start's entry were a new one, and nothing had been said before.
+    # As if a start's entry were new, and no report had come before.
     said = notes_of(self).setdefault("first", mine.read_only)
     news: bool = right(self, dataclasses.replace(mine, read_only=mine.read_only and not said))
     return news
@@ -81,19 +81,20 @@ BUGS = (
                         at(refusal_of, within=engine).around(_as_if_writable),
                         at(refusal_of, within=amends).around(_as_if_writable)),
                scenario=scenarios.READ_ONLY),
-    PlantedBug("read-only-until-restart", "a node that was read-only stores again once it starts",
+    PlantedBug("read-only-until-restart", "a read-only node stores again after a restart",
                at(Node.note_storage).around(_starts_writable), scenario=scenarios.READ_ONLY),
-    PlantedBug("weight-unread", "every node counts as much as any, whatever its weight",
+    PlantedBug("weight-unread", "all nodes count alike, whatever their weight",
                at(membership.parse_member).around(_weighs_one), scenario=scenarios.WEIGHTS),
     PlantedBug("scan-stops-short", "a scan of a node's copies leaves out the last LSN",
                at(replica_scan.scan_node).around(_stops_short), scenario=scenarios.AUDITED),
-    PlantedBug("scan-damage-unsaid", "a scan does not say that a node lost something",
+    PlantedBug("scan-damage-unsaid", "a scan does not report that a node lost records",
                at(_Scan.on_frame).around(_damage_unsaid),
                scenario=scenarios.AUDITED_ROT),
-    PlantedBug("acceptance-unwritten", "a loss that was accepted is there again after a restart",
+    PlantedBug("acceptance-unwritten", "an accepted loss is reported again after a restart",
                at(LogsStore.accept_loss).around(_accepted_in_memory),
                scene="tests/storage/test_lost_records.py"),
-    PlantedBug("given-up-named", "a node stores what names a node that it takes for gone",
+    PlantedBug("given-up-named", "a node stores blocks whose copyset names a node that it knows "
+                                 "to be gone",
                together(at(refusal_of, within=engine).around(_as_if_all_there),
                         at(refusal_of, within=amends).around(_as_if_all_there)),
                scenario=scenarios.GIVEN_UP),

@@ -48,7 +48,7 @@ def _as_nobody() -> Any:
 
 
 def _never_waits(right: Any, known: Publication, *rest: Any, **named: Any) -> Any:
-    """`begin` and `commit` that do not see that the batch before is open."""
+    """`begin` and `commit` that do not check whether the batch before is open."""
     return right(replace(known, is_done=True), *rest, **named)
 
 
@@ -95,7 +95,7 @@ async def _one_log(
 
 
 def _tells_at_once(self: ProducerChecks, waiting: Waiting, error: OutOfSequence) -> None:
-    """A misplaced block's error, whatever is in flight."""
+    """The error of a misplaced block, without a check of blocks in flight."""
     self.misplaced.append((0, waiting, error))
 
 
@@ -104,7 +104,7 @@ async def _lets_go_first(
     self: Publisher,
     call: AskPublication | BeginPublish | CommitPublish | FinishPublish,
 ) -> Any:
-    """Staged blocks go before the commit is noted as done."""
+    """Staged blocks are deleted before the commit is noted as done."""
     if isinstance(call, FinishPublish):
         known = await right(self, AskPublication(call.query))
         blocks = [block for share in known.shares for block in share.blocks]
@@ -121,7 +121,7 @@ async def _each_group_anew(
     sequence: int,
     late_at: float,
 ) -> Any:
-    """Every group of a share has the first one's sequence."""
+    """Every group of a share has the first group's sequence."""
     return await right(self, known, share, blocks, 0, late_at)
 
 
@@ -133,48 +133,51 @@ async def _first_group(
     share: LogBlocks,
     late_at: float = 0.0,
 ) -> Any:
-    """Of a share that is more than a group holds, the rest is left out."""
+    """The part of a share that does not fit into one group is left out."""
     end = group_end([b.stored_bytes for b in share.blocks], 0, known.group_bytes_max)
     part = msgspec.structs.replace(share, blocks=share.blocks[:end])
     return await right(self, query, known, part, late_at)
 
 
 BUGS = (
-    PlantedBug("publish-as-nobody", "a commit that is finished again is appended again",
+    PlantedBug("publish-as-nobody", "a commit that is finished a second time appends its "
+                                    "records again",
                at(QueryProducer, within=publishing).around(_as_nobody()), scenario=scenarios.PUBLISHING),
-    PlantedBug("next-batch-first", "a batch is committed before the one ahead of it is in its logs",
+    PlantedBug("next-batch-first", "a batch is committed before the batch ahead of it is in its "
+                                   "logs",
                together(at(begin, within=publications).around(_never_waits),
                         at(commit, within=publications).around(_never_waits),
                         at(Publisher.roll_forward).around(_leaves_the_last),
                         at(Publisher.finish_batch).around(_sees_to_its_own)),
                scenario=scenarios.PUBLISHING, scene="tests/client/publish/test_published_planted.py"),
-    PlantedBug("publish-expired", "what is staged may be published when its time is over",
+    PlantedBug("publish-expired", "staged blocks may be published after their time is over",
                at(Staging.pin).around(_pins_what_expired),
                scenario=scenarios.PUBLISHING, scene="tests/client/publish/test_published_planted.py"),
-    PlantedBug("one-log-of-a-batch", "of a batch only the first log's part is appended",
+    PlantedBug("one-log-of-a-batch", "only the first log's part of a batch is appended",
                at(Publisher.append_share).around(_one_log), scenario=scenarios.PUBLISHING),
-    PlantedBug("unstaged-before-done", "staged blocks of a commit go before it is noted as done: "
-               "a crash between the two stops the query for good",
+    PlantedBug("unstaged-before-done", "staged blocks of a commit are deleted before it is "
+                                       "noted as done: a crash between the two stops the query "
+                                       "for ever",
                at(Publisher.call_store).around(_lets_go_first),
                scene="tests/client/publish/test_published_planted.py"),
-    PlantedBug("groups-of-one-place", "each group of a large share is sent under the first one's "
-               "sequence, and taken for a repeat of it",
+    PlantedBug("groups-of-one-place", "each group of a large share has the first group's "
+                                      "sequence, and counts as its repeat",
                at(Publisher.append_one_group).around(_each_group_anew),
                scene="tests/client/publish/test_published_planted.py"),
-    PlantedBug("first-group-alone", "of a share that is more than a group holds, the rest is lost",
+    PlantedBug("first-group-alone", "the part of a share that does not fit into one group is lost",
                at(Publisher.append_share).around(_first_group),
                scene="tests/client/publish/test_published_planted.py"),
     PlantedBug("query-forgotten-early", "a log forgets a query whose commit waits for another log",
                at(SettledQueries.is_settled).instead(lambda self, producer, commit: True),
                scenario=appending_scenarios.QUERIES_MANY),
-    PlantedBug("late-unsaid", "a client does not say that an append may be a repeat of long ago",
+    PlantedBug("late-unsaid", "a client does not mark an append that may be an old repeat",
                at(PendingBlock.is_late).instead(lambda self, producer, now: False),
                scene="tests/client/publish/test_forgotten_queries.py"),
     PlantedBug("unstaged-unsaid", "a node pins a staged block, or takes it for a copy, that is about "
                "to go",
                at(Staging._count_going).instead(lambda self, stages, durable: None),
                scene="tests/storage/staging/test_staging.py"),
-    PlantedBug("numbered-is-stored", "a sequencer tells of records in flight as of stored ones",
+    PlantedBug("numbered-is-stored", "a sequencer reports records in flight as stored",
                at(ProducerChecks.misplace).instead(_tells_at_once),
                scene="tests/sequencer/test_misplaced.py"),
 )  # fmt: skip

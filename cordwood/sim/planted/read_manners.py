@@ -1,5 +1,5 @@
-"""Bugs of readers that do not read everything by themselves: of keys, Arrow, several logs, polling,
-and of what they learn about new epochs' nodes.
+"""Bugs of special reads: reads by keys, as Arrow, of several logs, by polling; and bugs of learning
+the nodes of new epochs.
 
 Source: docs/sources/reliability.md §6; docs/sources/logdevice.md 2.10.
 """
@@ -195,7 +195,7 @@ async def _cancelled_goes_on(right: Any, self: Consumer, timeout_s: float | None
     try:
         return await asyncio.shield(filling)
     except asyncio.CancelledError:
-        # Its answer has nobody to come to.
+        # Nobody receives its answer.
         filling.add_done_callback(lambda done: done.cancelled() or self._reader.item())
         raise
 
@@ -216,62 +216,71 @@ def _always_enough(right: Any, self: Positions, info: Any, tail: Any, heard: Any
 
 
 FIRST_KEY_ONLY = PlantedBug(
-    "first-key-only", "a block's header knows its first record's key only",
+    "first-key-only", "a block's header has the key bits of its first record only",
     at(key_bits, within=pending_block).around(_first_key_only), scenario=scenarios.MANNERS,
 )  # fmt: skip
-"""A scenario of its own is a proof of filters by key as well
-(tests/client/read/test_read_bugs.py)."""
+"""A special scenario also proves filters by key (tests/client/read/test_read_bugs.py)."""
 
 BUGS = (
-    PlantedBug("filters-one-more", "a node leaves out one record more than it tells of",
+    PlantedBug("filters-one-more", "a node leaves out one record more than it reports as filtered",
                at(ReadStreams.tell_gaps).around(_one_more_filtered), scenario=scenarios.MANNERS),
     FIRST_KEY_ONLY,
-    PlantedBug("keyless-pass", "a reader of some keys is given the records without any",
+    PlantedBug("keyless-pass", "a reader that filters by key is also given records without a key",
                at(with_keys, within=stream_items).around(_keyless_pass), scenario=scenarios.MANNERS),
-    PlantedBug("rest-dropped", "what of a block does not fit into a portion is dropped",
+    PlantedBug("rest-dropped", "the part of a block that does not fit into a batch is dropped",
                at(Hand.take_portion).around(_rest_dropped), scenario=scenarios.MANNERS),
-    PlantedBug("arrow-not-clipped", "batches of a read that begins inside a block have all of it",
+    PlantedBug("arrow-not-clipped", "the first batch of a read that begins inside a block has "
+                                    "the whole block",
                at(BatchGatherer.add).around(_whole_block), scenario=scenarios.MANNERS),
-    PlantedBug("numbered-is-released", "who polls is told of what is not acknowledged yet",
+    PlantedBug("numbered-is-released", "a client that polls is told an LSN that is not "
+                                       "acknowledged yet",
                at(SequencerRole.released).around(_numbered_is_released),
                scenario=scenarios.MANNERS),
-    PlantedBug("extent-of-cache", "a node tells as its last record the last one in memory",
+    PlantedBug("extent-of-cache", "a node reports its last record in memory as the last record "
+                                  "of the log",
                at(LogSearch.last_record).around(_cached_only), scenario=scenarios.TIMES),
-    PlantedBug("extent-for-sure", "a client takes what few nodes say of a log's bounds for sure",
+    PlantedBug("extent-for-sure", "a client treats a log's bounds as certain although few nodes "
+                                  "answered",
                at(Positions.is_enough).around(_always_enough), scenario=reading_scenarios.BOUNDS),
-    PlantedBug("newest-for-all", "nodes tell the newest nodeset as that of every epoch",
+    PlantedBug("newest-for-all", "nodes report the newest nodeset for every epoch",
                at(StorageEngine.nodesets).around(_newest_for_all), scenario=scenarios.NODESETS),
-    PlantedBug("nodesets-lag", "nodes tell of a new epoch, and not of its nodes",
+    PlantedBug("nodesets-lag", "nodes report a new epoch without its nodeset",
                at(StorageEngine.nodesets).around(_without_newest), scenario=scenarios.NODESETS),
     PlantedBug("nodesets-forgotten", "a node forgets the nodesets of its logs when it restarts",
                at(StorageEngine.replay).around(_told_is_forgotten),
                scenario=scenarios.NODESETS),
-    PlantedBug("stale-copyset", "a node goes by the copyset of the block before; nobody asks all",
+    PlantedBug("stale-copyset", "a node uses the copyset of the block before, and readers never "
+                                "ask all nodes",
                together(at(OwnCopies.part).around(_copyset_before),
                         at(SenderChoice.on_suspicion).instead(lambda self: None)),
                scenario=reading_scenarios.SPREAD),
-    PlantedBug("ahead-unreleased", "a node reads ahead past what is released",
+    PlantedBug("ahead-unreleased", "a node reads ahead past the last released LSN",
                at(ReadStreams.readable_upto).around(_past_the_released), scenario=reading_scenarios.COLD),
-    PlantedBug("missed-forgotten", "who joins a shared tail is not given what it came too late for",
+    PlantedBug("missed-forgotten", "a reader that joins a shared tail misses the records before "
+                                   "its arrival",
                at(SharedTail.subscribe).around(_nothing_missed), scenario=reading_scenarios.CROWDED),
-    PlantedBug("slow-skip", "who is too slow for a shared tail goes on where it left it",
+    PlantedBug("slow-skip", "a reader too slow for a shared tail skips the records in its queue",
                at(SubscriberQueue.take).around(_slow_skip), scenario=reading_scenarios.CROWDED),
-    PlantedBug("slow-untold", "who is too slow for a shared tail is given nothing more, and waits",
+    PlantedBug("slow-untold", "a reader too slow for a shared tail gets nothing more, and waits",
                at(SubscriberQueue.give).around(_slow_untold),
                scenario=reading_scenarios.QUEUED),
-    PlantedBug("dropped-skip", "who is too slow goes on after what there was no room to keep",
+    PlantedBug("dropped-skip", "a reader too slow for a shared tail skips the records that its "
+                               "queue dropped",
                at(SubscriberQueue.stop_queue).around(_dropped_skip),
                scenario=reading_scenarios.CRAMPED),
-    PlantedBug("lost-are-down", "a reader waits for a node whose data is gone for good",
+    PlantedBug("lost-are-down", "a reader waits for a node whose data is permanently lost",
                at(weigh_replies, within=read_stream).around(_lost_are_down), scenario=reading_scenarios.LOST),
-    PlantedBug("at-work-is-done", "a position passes the item that a loop still works on",
+    PlantedBug("at-work-is-done", "a consumer's position passes the item that a loop still "
+                                  "works on",
                at(Hand.next_lsn).around(_at_work_is_done), scenario=scenarios.CONSUMERS),
-    PlantedBug("cancelled-goes-on", "a cancelled call takes an item later, and gives it to nobody",
+    PlantedBug("cancelled-goes-on", "a cancelled call later takes an item, which is then lost",
                at(Consumer.fill).around(_cancelled_goes_on),
                scenario=scenarios.CONSUMERS),
-    PlantedBug("left-is-over", "what a loop that was left has before it is dropped by a read",
+    PlantedBug("left-is-over", "the remaining items of a loop that was left are dropped by the "
+                               "next read",
                at(Reader.portion).around(_left_is_over), scenario=scenarios.CONSUMERS),
-    PlantedBug("rights-unchecked", "a node lets everybody read whose log it has not looked up yet",
+    PlantedBug("rights-unchecked", "a node lets every reader in until it has looked the log's "
+                                   "read token up",
                at(ReadRights.may_read).around(_unknown_is_free),
                scenario=scenarios.RIGHTS),
 )  # fmt: skip

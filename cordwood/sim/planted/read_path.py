@@ -1,4 +1,4 @@
-"""Bugs of readers: what they conclude from silence, and what they leave out.
+"""Bugs of readers: wrong conclusions from silence, and omitted records.
 
 Source: docs/sources/reliability.md §1 (Jepsen's poll-skip), §6.
 """
@@ -36,7 +36,7 @@ from cordwood.wire.connection import Connection
 HEARD = QuorumVerdict.COMPLETE
 
 TWICE_RECORDS_MIN = 16
-"""Blocks that are delivered twice have at least so many records."""
+"""Blocks that are delivered twice have at least this many records."""
 
 
 def _skips(right: Any, self: ReadBuffer[Any], judge: Judge | None, **rest: Any) -> Any:
@@ -211,7 +211,7 @@ BUGS = (
                at(ReadBuffer.deliver_block).around(_not_clipped)),
     PlantedBug("window-stands-still", "a reader never moves its window",
                at(Senders.move_window).instead(lambda self: None)),
-    PlantedBug("loss-of-single-copies", "a reader takes what others send for lost",
+    PlantedBug("loss-of-single-copies", "a reader reports records as lost that other nodes send",
                together(at(ReadStream.may_conclude).instead(lambda self: True),
                         at(ReadStream.is_grace_over).instead(lambda self: True)),
                scenario=scenarios.READERS),
@@ -219,65 +219,70 @@ BUGS = (
                together(at(f_majority.meets).around(_one_copy_more),
                         at(ReadStream.is_grace_over).instead(lambda self: True)),
                scenario=scenarios.READERS),
-    PlantedBug("rewind-goes-back", "a rewind begins before what was given out already",
+    PlantedBug("rewind-goes-back", "a rewind begins below records that were already given out",
                at(ReadBuffer.rewind).around(_goes_back), scenario=scenarios.READERS),
-    PlantedBug("marker-off-by-one", "a node counts as past the LSN that it comes to next",
+    PlantedBug("marker-off-by-one", "a node counts as having passed the next LSN that it will "
+                                    "send",
                at(ReadBuffer.knows_upto).around(_one_farther), scenario=scenarios.READERS),
     PlantedBug("bridge-swallows-first", "a bridge covers the first record of the next epoch too",
                at(ReadBuffer.deliver_block).around(_bridge_too_long)),
-    PlantedBug("trim-is-loss", "a reader takes what was trimmed for lost",
+    PlantedBug("trim-is-loss", "a reader reports trimmed records as lost",
                at(ReadBuffer.on_trim).around(_trim_is_silence), scenario=scenarios.TRIMS),
     PlantedBug("credit-runs-out", "a reader never lets nodes send more",
                at(Senders.grant_credit).instead(lambda self, source: None)),
-    PlantedBug("window-update-lost", "a node never hears that a reader's window moved",
+    PlantedBug("window-update-lost", "nodes never hear that a reader's window moved",
                at(ReadStreams.move_window).instead(lambda *_: None)),
-    PlantedBug("wake-up-lost", "what is released later wakes no reader at the tail",
+    PlantedBug("wake-up-lost", "a later release does not wake a reader at the tail",
                at(ReadStreams.on_change).instead(lambda self, log: None)),
-    PlantedBug("batch-says-all", "a node that sent a batch says that it has sent all it may",
+    PlantedBug("batch-says-all", "a node that sent one batch reports that it sent everything "
+                                 "released",
                at(LogReader.read_cached).around(_batch_says_all)),
-    PlantedBug("reorder-on-reconnect", "what comes from a node asked again is given out at once",
+    PlantedBug("reorder-on-reconnect", "records from a node that was asked again are given out "
+                                       "at once",
                together(at(ReadBuffer.on_connected).around(_asked_again),
                         at(ReadBuffer.take).around(_out_of_order)), scenario=scenarios.READERS),
-    PlantedBug("share-unseen", "a stream that asks for all is sent the share of one beside it",
+    PlantedBug("share-unseen", "a stream that asks for all copies is sent the share of another "
+                               "stream",
                together(at(Pushes.find).around(_share_unseen),
                         at(ReadStream.is_grace_over).instead(lambda self: True)),
                scenario=scenarios.READERS),
-    PlantedBug("kept-says-all", "what stayed in memory after a flush counts as all there is",
+    PlantedBug("kept-says-all", "the blocks that stayed in memory after a flush count as all "
+                                "blocks of the log",
                at(RecentBlocks.complete_from).around(_kept_says_all)),
 )  # fmt: skip
 
 EMPTY_IS_FULL = PlantedBug(
-    "empty-is-full", "a node whose data lies elsewhere by now is waited for",
+    "empty-is-full", "a reader waits for a node whose data was rebuilt elsewhere",
     at(weigh_replies, within=read_stream).around(_empty_is_full),
 )  # fmt: skip
 EPOCH_GUESSED = PlantedBug(
-    "epoch-guessed", "an epoch whose nodeset is not known is taken to have the one before it",
+    "epoch-guessed", "a reader treats an unknown nodeset as equal to the nodeset before",
     at(Cluster.nodeset_of).around(_epoch_guessed),
 )  # fmt: skip
 BAD_COPY_IS_ABSENT = PlantedBug(
-    "bad-copy-is-absent", "a node whose copy is damaged counts as one that has none",
+    "bad-copy-is-absent", "a node with a damaged copy counts as a node without a copy",
     at(ReadBuffer.on_bad_copy).instead(lambda self, node, first, last: None),
 )  # fmt: skip
 NEVER_GREYLISTED = PlantedBug(
-    "never-greylisted", "a slow node is counted on for ever",
+    "never-greylisted", "a reader counts on a slow node for ever",
     at(SlowNodes.decide).instead(lambda *_: Change()),
 )  # fmt: skip
 STALE_ORDER = PlantedBug(
-    "stale-order", "what a node sent by an older order counts for the present one",
+    "stale-order", "records that a node sent by an older order count for the present order",
     together(at(Senders.on_blocks).around(_stale_order),
                         at(ReadStream.is_grace_over).instead(lambda self: True)),
 )  # fmt: skip
 KNOWN_DOWN_NOT_TOLD = PlantedBug(
-    "known-down-not-told", "nodes are not asked anew when one is counted on no more",
+    "known-down-not-told", "nodes are not asked again when the reader stops counting on a node",
     together(at(SenderChoice.on_doubt).around(_down_not_told),
                         at(SenderChoice.on_suspicion).instead(lambda self: None)),
 )  # fmt: skip
 SAVED_BEFORE = PlantedBug(
-    "saved-before", "what a consumer is about to be given counts as dealt with",
+    "saved-before", "records that a consumer is about to be given count as dealt with",
     at(Consumer.read).around(_saved_before),
 )  # fmt: skip
 FILTER_KEPT = PlantedBug(
-    "filter-kept", "a node that is asked for all goes on to send its share only",
+    "filter-kept", "a node that is asked for all copies still sends only its share",
     together(at(ReadStreams.start).around(_filter_kept),
                         at(ReadStream.is_grace_over).instead(lambda self: True)),
 )  # fmt: skip
@@ -286,6 +291,6 @@ SCENES = (
     EMPTY_IS_FULL, EPOCH_GUESSED, BAD_COPY_IS_ABSENT, NEVER_GREYLISTED, SAVED_BEFORE,
     STALE_ORDER, KNOWN_DOWN_NOT_TOLD, FILTER_KEPT,
 )  # fmt: skip
-"""Each needs what a seed does not do, or seldom: a status set by hand, a damaged copy on every
-node, a consumer that dies, a reader that stays while a node is gone. Scenarios of their own
-catch them (tests/client/read/test_read_bugs.py)."""
+"""Each of these bugs needs a case that seeds do not have, or seldom: a status set by hand, a
+damaged copy on every node, a consumer that dies, a reader that stays while a node is gone. Special
+scenarios catch them (tests/client/read/test_read_bugs.py)."""

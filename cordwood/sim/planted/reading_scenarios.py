@@ -1,4 +1,4 @@
-"""Where planted bugs of readers are looked for; see `sim.planted.scenarios`."""
+"""Scenarios for planted bugs of readers; see `sim.planted.scenarios`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SPREAD = scenario(
     "crash", "link_cut", shape=cluster_of(5, 2), restart_s=2.0, readers=3,
     turns=(("sequencer.appender.STICKY_BYTES", 0),),
 )  # fmt: skip
-"""Each block has a copyset of its own, and readers who start over."""
+"""Each block has a copyset of its own, and readers start over."""
 
 BOUNDS = scenario(
     "crash", "pause", every_s=2.0, shape=cluster_of(5, 2), ask_s=0.1, trim_s=1.0,
     turns=(("sequencer.appender.STICKY_BYTES", 0),),
 )  # fmt: skip
-"""Somebody asks all the time where logs begin and end, and nodes that know do not answer."""
+"""A client asks all the time where logs begin and end, and nodes that know do not answer."""
 
 COLD = scenario(
     "pause", "slow_disk", every_s=3.0, shape=kept_by_time, readers=4, restart_s=1.0,
@@ -26,7 +26,7 @@ COLD = scenario(
         ("protocol.read_window.LSNS_MIN", 0),
     ),
 )  # fmt: skip
-"""Readers who start over, far behind, with windows so small that they wait for each."""
+"""Readers start over, far behind, with windows so small that they wait for each window."""
 
 RESETS = scenario(
     "crash",
@@ -46,13 +46,13 @@ CROWDED = scenario(
         ("client.read.shared_tail.RECENT_ITEMS_MAX", 1),
     ),
 )  # fmt: skip
-"""Several readers of one client, who share a tail that few blocks make one too slow for."""
+"""Several readers of one client share a tail, and a few blocks make a reader too slow for it."""
 
 QUEUED = scenario(
     "crash", every_s=3.0, readers=3, restart_s=40.0,
     turns=(("client.read.shared_tail.MEMBERS_MIN", 0), ("client.read.shared_tail.QUEUE_ITEMS_MAX", 0)),
 )  # fmt: skip
-"""Every reader at the tail shares one, alone, and two blocks are too many for it."""
+"""Every reader at the tail has a shared tail alone, and two blocks are too many for its queue."""
 
 
 def _little_memory(options: RunOptions) -> RunOptions:
@@ -64,17 +64,17 @@ CRAMPED = scenario(
     "crash", "client_pause", every_s=3.0, shape=_little_memory, crowds=1,
     turns=(("client.read.shared_tail.MEMBERS_MIN", 1), ("client.read.shared_tail.QUEUE_ITEMS_MAX", 0)),
 )  # fmt: skip
-"""The same, and no room to keep what slow ones have not taken."""
+"""The same, without free space for blocks that slow readers have not taken."""
 
 LOST = scenario(
     "crash", length_s=8.0, every_s=4.0,
     shape=lambda options: replace(options, loses="copies"),
     turns=(("sequencer.appender.STICKY_BYTES", 0),),
 )  # fmt: skip
-"""All nodes that hold some block are lost for good, and readers are told so."""
+"""All nodes that hold some block are lost for ever, and readers are told so."""
 
 LOST_TAILS = scenario(
     "crash", length_s=8.0, every_s=4.0,
     shape=both(cluster_of(5, 2), lambda options: replace(options, loses="copies")),
 )  # fmt: skip
-"""The same while somebody appends, and what is left takes the appends over."""
+"""The same while a client appends, and the remaining nodes take the appends over."""

@@ -162,58 +162,63 @@ _UNCONFIRMED = at(Moves._confirm).instead(_unasked)
 
 
 BUGS = (
-    PlantedBug("seals-not-owed", "a node says that it is back, and no start seals what it missed",
+    PlantedBug("seals-not-owed", "a node reports that it is back although no start has sealed "
+                                 "the epochs that it missed",
                at(Membership.owe_seals).instead(_nothing_owed),
                scene="tests/storage/test_rebuilding_races.py"),
-    PlantedBug("staged-left-behind", "staged blocks of a lost node are not made anew: a committed "
-               "batch can lose all its copies, one after the other",
+    PlantedBug("staged-left-behind", "staged blocks of a lost node are not rebuilt: a committed "
+                                     "batch can lose all its copies, one after the other",
                at(StagedMoves.carry_out).instead(_nothing_staged_moves),
                scene="tests/storage/test_lost_staging.py"),
-    PlantedBug("moved-without-pin", "a donor gives a staged block without its pin: it expires "
-               "though its batch is committed",
+    PlantedBug("moved-without-pin", "a donor copies a staged block without its pin: it expires "
+                                    "although its batch is committed",
                at(StagedMoves._call).around(_given_without_pin),
                scene="tests/storage/test_lost_staging.py"),
     PlantedBug("given-unstored", "a rebalance names a node that never got the block",
                at(plan_given, within=moves).around(_given_unstored), scenario=REBALANCED),
-    PlantedBug("rebalance-forgotten", "a donor that starts again forgets what it was to give to "
-               "emptier nodes",
+    PlantedBug("rebalance-forgotten", "a restarted donor forgets the blocks that it should give "
+                                      "to emptier nodes",
                at(Donor.has_work).around(_rebalance_forgotten), scenario=REBALANCED),
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
                together(at(Moves._send).around(_unawaited), _UNCONFIRMED), scenario=DISKS_LOST),
-    PlantedBug("rebuild-refusal-ignored", "a donor goes on where a node refused or went away",
+    PlantedBug("rebuild-refusal-ignored", "a donor skips a block if the new node refused it or "
+                                          "went away",
                together(at(Moves._send).around(_trouble_swallowed), _UNCONFIRMED),
                scenario=DISKS_LOST),
-    PlantedBug("moves-unconfirmed", "a donor does not ask again for new copies once it noted them",
+    PlantedBug("moves-unconfirmed", "a donor does not ask again for new copies after it has "
+                                    "noted them",
                _UNCONFIRMED, scene="tests/storage/test_moves_confirmed.py"),
-    PlantedBug("producers-untold", "a donor does not say what a log remembers of producers, before "
-               "its own disk is lost",
+    PlantedBug("producers-untold", "a donor does not pass on a log's memory of producers before "
+                                   "its own disk is lost",
                at(Donor._producers_of).instead(_no_producers),
                scene="tests/storage/test_rebuilding_producers.py"),
-    PlantedBug("donor-done-early", "a donor says that it is done after its first pass",
+    PlantedBug("donor-done-early", "a donor reports that it is done after its first pass",
                at(Pass.is_done).instead(lambda self: True),
                scenario=DISKS_LOST),
     PlantedBug("donor-skips-epoch", "a donor leaves out the first epoch of each log",
                at(Donor._is_mine).around(_first_epoch_skipped), scenario=DISKS_LOST),
-    PlantedBug("empty-too-soon", "a node is called empty when one donor is done",
+    PlantedBug("empty-too-soon", "a node is reported empty when one donor is done",
                at(event_log._is_over).around(_one_donor_is_enough), scenario=DISKS_LOST),
-    PlantedBug("rebuilt-rank-kept", "a move writes envelopes that do not beat those that there are",
+    PlantedBug("rebuilt-rank-kept", "a move writes envelopes that do not override the present "
+                                    "ones",
                at(after_asking, within=moves).around(_rank_kept), scenario=DISKS_LOST),
-    PlantedBug("empty-disk-let-in", "a node with an empty disk joins before its data is elsewhere",
+    PlantedBug("empty-disk-let-in", "a node with an empty disk joins before its data is rebuilt",
                together(at(on_start, within=admission).around(_let_in_at_once),
                         at(event_log._acked).around(_acked_at_once)), scenario=DISKS_LOST),
-    PlantedBug("stale-disk-let-in", "a node serves its old copies, which were made anew elsewhere",
+    PlantedBug("stale-disk-let-in", "a node serves its old copies, which were rebuilt elsewhere",
                at(on_start, within=admission).around(_stale_is_anew), scenario=DISKS_LOST),
-    PlantedBug("rebuilding-forgotten", "a donor that starts again forgets what it had to give",
+    PlantedBug("rebuilding-forgotten", "a restarted donor forgets the blocks that it had to copy",
                at(Donor.work_left).around(_old_work_forgotten), scenario=DISKS_LOST),
-    PlantedBug("unsettled-forgotten", "a donor is done though blocks in flight name a lost node",
+    PlantedBug("unsettled-forgotten", "a donor is done although blocks in flight name a lost node",
                at(Pass.is_done).around(_unsettled_forgotten), scenario=DISKS_LOST),
-    PlantedBug("lacking-is-having", "a donor takes a node that lacks a block for one that has it",
+    PlantedBug("lacking-is-having", "a donor regards a node without the block as a holder",
                at(Moves._ask_one).around(_lacking_is_having), scenario=DISKS_LOST),
-    PlantedBug("old-word-counts", "what was said of a node's data counts for its next incarnation",
+    PlantedBug("old-word-counts", "a report about a node's data still counts for its next "
+                                  "incarnation",
                together(at(Membership.register).around(_word_kept),
                         at(Membership.come_back).around(_nobody_comes_back)),
                scenario=scenarios.GIVEN_UP),
-    PlantedBug("lost-node-gives", "the first node of a copyset is its donor, lost or not",
+    PlantedBug("lost-node-gives", "the first node of a copyset is its donor even if it is lost",
                at(Losses.donor).around(_lost_may_give),
                scenario=TWO_COPIES_LOST),
 )  # fmt: skip

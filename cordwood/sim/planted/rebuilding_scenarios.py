@@ -1,6 +1,6 @@
-"""Scenarios in which disks are lost for good, see `sim.disk_losses`.
+"""Scenarios in which disks are lost for ever, see `sim.disk_losses`.
 
-Ledgers are written in one of their own: an entry outlives one disk less than it has acks.
+Ledgers have their own scenario: an entry survives one lost disk less than it has acks.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.scenarios import both, cluster_of, scenario
 
 AFTER_S = 4.0
-"""When a dead node counts as lost here: longer than the shortest crashes, and shorter than most."""
+"""After this time a dead node counts as lost: longer than the shortest crashes, and shorter than
+most."""
 
 REFRESH_S = 1.0
-"""As in production. Until all nodes have heard that a node is back, some refuse what names it, and
-appends are owed within seconds of that."""
+"""As in production. Until all nodes have heard that a node is back, some refuse blocks that name
+it, and appends must succeed within seconds of the return."""
 
 
 def _losing(options: RunOptions) -> RunOptions:
@@ -46,14 +47,14 @@ REBALANCED = scenario(
     every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
     rebalanced=(1, 2, 3, 4, 5, 6),
 )  # fmt: skip
-"""The same, and nodes give copies to others now and then."""
+"""The same, and nodes give copies to other nodes now and then."""
 
 TWO_COPIES_LOST = scenario(
     "crash", "pause",
     shape=both(cluster_of(5, 2), _losing),
     every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
 )  # fmt: skip
-"""The same with two copies: what is lost again before it is whole is gone."""
+"""The same with two copies: a block that loses its second copy before it is rebuilt is gone."""
 
 LEDGERS_LOST = scenario(
     "crash", "pause",
@@ -62,8 +63,8 @@ LEDGERS_LOST = scenario(
     turns=(
         ("admin.ledger_autorecovery.LOOK_S", 0), ("protocol.ledger_autorecovery.GRACE_US", 0),
         ("protocol.ledger_autorecovery.AGAIN_MAX_S", 0), ("sim.ledger_clients.SHAPES", 0),
-        # A check would mend what a repair left out, before anybody looks.
+        # A check would mend the omissions of a repair before the run ends.
         ("admin.ledger_autorecovery.CHECKED_A_LOOK", 0),
     ),
 )  # fmt: skip
-"""One disk after the other is lost while ledgers are written and recovered."""
+"""One disk after another is lost while ledgers are written and recovered."""

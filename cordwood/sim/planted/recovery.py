@@ -1,4 +1,4 @@
-"""Bugs of log recovery: who is asked, what is kept, where the epoch ends.
+"""Bugs of log recovery: the nodes asked, the records kept, the end of the epoch.
 
 Source: docs/sources/reliability.md §2 (BookKeeper 2614, 2616, 2908), §6.
 """
@@ -171,7 +171,7 @@ def _found_plugs_dropped(right: Any, self: Digest[Any], kept: list[Copy[Body]], 
 
 
 BUGS = (
-    PlantedBug("lng-too-high", "recovery takes the LNG three records too high",
+    PlantedBug("lng-too-high", "recovery reads the LNG three records too high",
                at(SealTally.lng).around(_lng_too_high), scenario=scenarios.RECOVERIES),
     PlantedBug("digest-drops-last", "recovery does not see each node's last block",
                at(Digest.add).around(_drops_last), scenario=scenarios.RECOVERIES),
@@ -179,52 +179,61 @@ BUGS = (
                at(Digest.mend).around(_bridge_too_low), scenario=scenarios.RECOVERIES),
     PlantedBug("hole-over-record", "recovery plugs the first record above the LNG",
                at(Digest.mend).around(_hole_over_record), scenario=scenarios.RECOVERIES),
-    PlantedBug("one-too-few", "recovery hears one node less than an f-majority",
+    PlantedBug("one-too-few", "recovery goes on with one node less than an f-majority",
                at(weigh_replies, within=heard).around(_one_too_few), scenario=scenarios.SINGLE_COPIES),
     PlantedBug("mends-one-less", "recovery stores one copy less than the log asks for",
                at(choose_copyset, within=mending).around(_mends_one_less),
                scenario=scenarios.RECOVERIES),
-    PlantedBug("half-group-kept", "recovery keeps what it found of a group, whole or not",
+    PlantedBug("half-group-kept", "recovery keeps the found part of a group even if it is not "
+                                  "whole",
                at(whole_groups, within=digest).around(_half_groups_kept),
                scenario=scenarios.GROUPS),
-    PlantedBug("seal-unnamed", "a recovery's stores are taken whatever higher seal has come",
+    PlantedBug("seal-unnamed", "a recovery's stores are taken after a higher seal",
                at(SealTable.admits).around(_any_recovery_stores),
                scenario=scenarios.REPLACED, scene="tests/protocol/test_small_scope.py"),
-    PlantedBug("producers-forgotten", "who takes over knows no block of a producer up to the LNG",
+    PlantedBug("producers-forgotten", "a new sequencer does not learn producers' blocks up to "
+                                      "the LNG",
                at(SealTally.note_produced).instead(lambda *rest: None), scenario=scenarios.RECOVERIES),
-    PlantedBug("damaged-seal-counts", "who lost records tells how young an acknowledged one can be",
+    PlantedBug("damaged-seal-counts", "nodes that lost records also tell the time of the newest "
+                                      "acknowledged record",
                at(SealTally.sure).around(_all_are_sure),
                scene="tests/recovery/test_damaged_seals.py"),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                at(weigh_replies, within=heard).around(_waits_for_all)),
-    PlantedBug("non-authoritative-plugs", "a recovery that cannot know plugs holes all the same",
+    PlantedBug("non-authoritative-plugs", "a recovery without enough answers plugs holes all "
+                                          "the same",
                at(Digest.mend).around(_plugs_all_the_same), scenario=reading_scenarios.LOST_TAILS),
-    PlantedBug("history-trimmed-early", "a log's nodesets go once their epochs are recovered",
+    PlantedBug("history-trimmed-early", "a log's nodesets are dropped as soon as their epochs "
+                                        "are recovered",
                at(trim_nodesets.trimmed_since).around(_trimmed_early),
                scenario=scenarios.NODESETS),
-    PlantedBug("hole-repeated", "a producer's block that became a hole is answered as a repeat",
+    PlantedBug("hole-repeated", "a producer's block that became a hole is acknowledged as a "
+                                "repeat",
                at(SealTally.note_produced).around(_holes_remembered),
                scenario=scenarios.RETRIES),
     PlantedBug("clean-before-mend", "an epoch is called recovered before its end is stored",
                at(recover_log.finish_epoch).around(_clean_before_mend),
                scenario=scenarios.RECOVERIES),
-    PlantedBug("attempts-alike", "what attempts of one recovery store and tell counts alike",
+    PlantedBug("attempts-alike", "stores of all attempts of one recovery have the same precedence",
                together(at(mend_tail, within=recover_log).around(_attempts_alike),
                         at(Clean, within=recover_log).around(_clean_as_first)),
                scene="tests/recovery/test_second_attempts.py"),
-    PlantedBug("failed-attempt-counts", "a node keeps what an attempt left that was given up",
+    PlantedBug("failed-attempt-counts", "a node keeps stores of an abandoned attempt of a "
+                                        "recovery",
                at(CachedLog.counts).around(_failed_attempt_counts),
                scene="tests/recovery/test_second_attempts.py"),
-    PlantedBug("second-clean-forgets", "a mended block stands for all producers of its epoch",
+    PlantedBug("second-clean-forgets", "a mended block counts as the block of every producer of "
+                                       "its epoch",
                at(CachedLog.state).around(_end_replaced),
                scene="tests/recovery/test_second_attempts.py"),
-    PlantedBug("digest-ignores-end", "a digest passes over what members say of releases and trims",
+    PlantedBug("digest-ignores-end", "a digest ignores the releases and trim points of members",
                at(DigestReads.read).around(_trim_is_hole),
                scene="tests/recovery/test_digest_meets_trim.py"),
-    PlantedBug("own-lng-forgotten", "a node drops what it alone knows to be acknowledged",
+    PlantedBug("own-lng-forgotten", "a node drops records that only it knows to be acknowledged",
                at(CachedLog.above_own_lng).instead(lambda self, epoch, end: end),
                scene="tests/recovery/test_non_authoritative.py"),
-    PlantedBug("found-plugs-dropped", "a recovery that cannot know forgets holes that another knew",
+    PlantedBug("found-plugs-dropped", "a recovery without enough answers forgets holes that "
+                                      "another recovery knew",
                at(Digest.found_plugs).around(_found_plugs_dropped),
                scene="tests/recovery/test_non_authoritative.py"),
 )  # fmt: skip

@@ -31,7 +31,7 @@ from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.scrub.damage_book import DamageBook
 
 LATE_S = 1.5
-"""How late a planted bug hands a block to the WAL: a node is killed meanwhile, now and then."""
+"""How late a planted bug hands a block to the WAL: now and then a node is killed meanwhile."""
 
 
 def _within(options: RunOptions) -> RunOptions:
@@ -167,25 +167,29 @@ def _latest_of_all(me: NodeId, by_node: Mapping[NodeId, HeldCopy]) -> HeldCopy |
 
 
 BUGS = (
-    PlantedBug("repair-unchecked", "repair stores what a holder sent, whatever its checksum is",
+    PlantedBug("repair-unchecked", "repair stores a copy from another node without checking its "
+                                   "checksum",
                together(at(repairs.is_good).instead(lambda block, header: True),
                         at(CopyFetches.bodies).around(_one_bit_flipped)), scenario=ROT),
-    PlantedBug("repair-voids-neighbour", "repair calls the good copies behind a range mended too",
+    PlantedBug("repair-voids-neighbour", "repair also reports the good copies behind a range as "
+                                         "mended",
                at(LogsStore.note_mended).around(_neighbour_voided), scenario=ROT),
-    PlantedBug("repair-rewrites-envelopes", "repair writes later envelopes than those that there are",
+    PlantedBug("repair-rewrites-envelopes", "repair writes envelopes with a higher wave than "
+                                            "the present ones",
                at(repairs.block_of).around(_own_envelope), scenario=ROT),
-    PlantedBug("repair-before-durable", "a range is called mended before its copies are durable",
+    PlantedBug("repair-before-durable", "a range is reported mended before its copies are durable",
                at(Repairs._store).around(_stored_later), scenario=ROT),
-    PlantedBug("repair-stores-nothing", "a range is called mended, and nothing was stored",
+    PlantedBug("repair-stores-nothing", "a range is reported mended although nothing was stored",
                at(Repairs._store).instead(_stored_nowhere), scenario=ROT),
-    PlantedBug("repair-asks-one", "one other node's word is enough for what a range held",
+    PlantedBug("repair-asks-one", "the answer of one other node is enough for the content of a "
+                                  "range",
                together(at(Repairs._ask).around(_one_answer),
                         at(weigh_replies, within=repair_plan).instead(
                             lambda heard, nodeset, replication, statuses: QuorumVerdict.COMPLETE)),
                scenario=ROT_ON_TWO),
-    PlantedBug("repaired-beside-rot", "a repaired copy is flushed to the partition that rotted",
+    PlantedBug("repaired-beside-rot", "a repaired copy is flushed to the partition with the rot",
                at(DamageBook.holds).instead(lambda self, partition: False), scenario=ROT),
-    PlantedBug("repair-never", "what rotted is found and never mended",
+    PlantedBug("repair-never", "rot is found and never mended",
                at(RepairTurns.due).instead(lambda self, ranges, now: []), scenario=ROT),
     PlantedBug("lost-partition-empty", "a partition that is gone is taken for an empty one",
                at(take_for_rotten, within=logs_store).around(_nothing_was_lost),
@@ -196,8 +200,8 @@ BUGS = (
                together(at(CachedLog._is_late).around(_trim_forgotten),
                         at(repair_plan.plan_repair, within=repairs).around(_whatever_was_trimmed)),
                scene="tests/storage/test_repairs.py"),
-    PlantedBug("repair-believes-moves", "an envelope of a move that came to no end keeps a copy "
-               "from being repaired",
+    PlantedBug("repair-believes-moves", "the envelope of an unfinished move prevents the repair "
+                                        "of a copy",
                at(repair_plan._due).instead(_latest_of_all),
                scene="tests/storage/test_repairs.py"),
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Where a planted bug is looked for: the swarm's draw, turned to what the bug needs.
+"""The scenario of a planted bug: the swarm's draw, changed to what the bug needs.
 
-The swarm meets everything in the end, and a mistake in how a disk is read back no sooner than
-a power cut comes at the right millisecond. A scenario asks whether the checkers see a bug that
-acts, so each bug may say what makes it act: these faults and no others, closer together, in a
-shorter run. All else stays as the seed drew it.
+The swarm meets every case in the end. But a mistake in the way a disk is read back shows only when
+a power cut comes at the right millisecond. A scenario tests whether the checkers see a bug that
+acts, so each bug may name the conditions under which it acts: these faults and no others, closer
+together, in a shorter run. All other options stay as the seed drew them.
 
 Source: Groce et al., "Swarm testing" (ISSTA 2012): what is left out is what finds it.
 """
@@ -23,20 +23,20 @@ from cordwood.sim.links import LinkSettings
 from cordwood.sim.options import RunOptions
 
 Scenario = Callable[[RunOptions], RunOptions]
-"""From a seed's draw to what the bug is looked for in."""
+"""Turns a seed's draw into the options of a bug's run."""
 
 LENGTH_S = 20.0
-"""Half a run of the swarm: what a bug needs comes as often in it."""
+"""Half the length of a swarm run: the condition of a bug is met as often in it."""
 
 RATE = 2.0
-"""Times the swarm's calls a second, so that something is in flight when a fault strikes."""
+"""Factor on the swarm's calls per second, so that calls are in flight when a fault strikes."""
 
 AWAY = ((1, 2), (3, 4), (2, 5), (1, 4))
-"""Nodes of five that are away, in turn."""
+"""Number of nodes, out of five, that are away in turn."""
 
 
 def as_drawn(options: RunOptions) -> RunOptions:
-    """The swarm as it is."""
+    """The swarm, unchanged."""
     return options
 
 
@@ -49,13 +49,12 @@ def scenario(
     shape: Scenario = as_drawn,
     **workload: Any,
 ) -> Scenario:
-    """Faults of these kinds alone, one after the other, and a workload turned as said.
+    """Only faults of these kinds, one after another, and a workload with these changes.
 
     Args:
         kinds: at least one.
         scenes: schedules that are all played.
-        turns: knobs that are turned whatever the seed drew.
-        shape: what else is changed.
+        turns: knobs that are turned whatever the seed drew. shape: further changes.
         workload: fields of `WorkloadOptions`.
     """
 
@@ -64,7 +63,7 @@ def scenario(
         drawn = options.workload
         cluster = options.cluster
         if options.loses_disks:
-            # Trap: a disk that is lost besides leaves too few nodes, whatever bug is planted.
+            # Trap: if a disk were lost too, too few nodes would be left, with any bug.
             cluster = replace(cluster, rebuild_after_s=0.0)
         return shape(
             replace(
@@ -92,7 +91,7 @@ def scenario(
 
 
 def cluster_of(nodes: int, copies: int) -> Scenario:
-    """So many nodes in one rack, and so many copies."""
+    """This many nodes in one rack, and this many copies."""
 
     def shaped(options: RunOptions) -> RunOptions:
         replication = Replication(copies)
@@ -107,12 +106,12 @@ def cluster_of(nodes: int, copies: int) -> Scenario:
 
 
 def planned(*faults: Fault) -> Scenario:
-    """These faults and no drawn ones."""
+    """Only these faults, and no drawn faults."""
     return lambda options: replace(options, plan=faults)
 
 
 def both(*shapes: Scenario) -> Scenario:
-    """One change after the other."""
+    """One change after another."""
 
     def shaped(options: RunOptions) -> RunOptions:
         for shape in shapes:
@@ -123,21 +122,21 @@ def both(*shapes: Scenario) -> Scenario:
 
 
 def _beside_strangers(options: RunOptions) -> RunOptions:
-    """Somebody speaks to every node all the time, and nothing else goes wrong."""
+    """A stranger speaks to every node all the time, and no other fault strikes."""
     shaped = cluster_of(5, 3)(options)
     return replace(shaped, plan=(Fault("stranger", (1, 2, 3, 4, 5), 1.0, LENGTH_S - 2.0),))
 
 
 def _damaged(options: RunOptions) -> RunOptions:
-    """Two copies on four nodes, so that both others may be all that is heard."""
+    """Two copies on four nodes, so that possibly only the two other nodes answer."""
     shaped = cluster_of(4, 2)(options)
     faults = replace(shaped.faults, damage=Damage.WITHIN)
-    # Nobody makes anew what disks held that are lost besides.
+    # Data of lost disks is not rebuilt here.
     return replace(shaped, faults=faults, loses_disks=False)
 
 
 def kept_by_time(options: RunOptions) -> RunOptions:
-    """Everything is kept, in partitions so short that most times lie near an edge."""
+    """All records are kept, in partitions so short that most times are near an edge."""
     storage = StorageSettings(
         flush_age_s=0.5,
         partition_age_s=1.0,
@@ -153,7 +152,7 @@ def kept_by_time(options: RunOptions) -> RunOptions:
 
 
 def _kept_by_size(options: RunOptions) -> RunOptions:
-    """Logs keep as many bytes as come in a few seconds, in partitions that last one."""
+    """Logs keep the bytes of a few seconds, in partitions of one second."""
     shaped = cluster_of(5, 3)(kept_by_time(options))
     attributes = LogAttributes(backlog_bytes=60_000)
     return replace(shaped, cluster=replace(shaped.cluster, attributes=attributes))
@@ -164,7 +163,7 @@ def _small_wals(options: RunOptions) -> RunOptions:
 
 
 LATE_RELEASES: TurnedKnobs = (("sequencer.releases.RELEASE_DELAY_S", 2),)
-"""Nodes hear late of what is acknowledged."""
+"""Nodes hear late of acknowledged records."""
 
 RECOVERIES = scenario(
     "crash", scenes=("half_heard_then_kill", "stalls_then_kill"), turns=LATE_RELEASES
@@ -187,8 +186,8 @@ RETRIES = scenario(
     turns=(*LATE_RELEASES, ("sequencer.appender.STICKY_BYTES", 0)),
     idempotent=0.7, lanes=4, burst=3, lull_s=0.0, pause_s=0.05, grouped=0.0, length_s=21.0,
 )  # fmt: skip
-"""Producers whose blocks each lie on other nodes, and sequencers that die with a block on its way
-and a later one stored: the one is a hole below the other, and both come again."""
+"""Each block of a producer is on different nodes, and sequencers die with a block in flight and a
+later block stored. The first block is a hole below the second, and both are sent again."""
 
 
 PRODUCERS_MANY = scenario(
@@ -196,8 +195,8 @@ PRODUCERS_MANY = scenario(
     turns=(("protocol.producers.USERS", 0),),
     idempotent=1.0, lanes=4, burst=3, lull_s=0.0, pause_s=0.1, grouped=0.2,
 )  # fmt: skip
-"""More producers than a log remembers, each of which begins anew after an error: first blocks
-are sent again all the time."""
+"""More producers than a log remembers. Each begins anew after an error, so first blocks are sent
+again all the time."""
 
 
 def two_racks(options: RunOptions) -> RunOptions:
@@ -211,7 +210,7 @@ def two_racks(options: RunOptions) -> RunOptions:
 
 
 PAIRS = ((1, 2), (2, 3), (3, 6), (4, 5), (5, 4), (6, 1))
-"""A node that moves into the rack of the other."""
+"""A node that moves into the rack of another node."""
 
 MOVED = scenario(
     "moved_rack",
@@ -232,8 +231,8 @@ MOVED = scenario(
     length_s=33.0,
     turns=(*LATE_RELEASES, ("sequencer.appender.STICKY_BYTES", 0)),
 )  # fmt: skip
-"""A node of one rack is started in the other; then it is away with a node of there, which shares
-copysets with it, and the sequencer dies."""
+"""A node of one rack is started in the other rack. Then it is away, together with a node of that
+rack which shares copysets with it, and the sequencer dies."""
 
 
 def _seldom_flushed(options: RunOptions) -> RunOptions:
@@ -243,7 +242,7 @@ def _seldom_flushed(options: RunOptions) -> RunOptions:
 
 
 def _slow_disks(*faults: Fault) -> Scenario:
-    """All of five disks are slow all the time, so that writes are under way whatever strikes."""
+    """All five disks are always slow, so that writes are in flight at every fault."""
     slow = Fault("slow_disk", (1, 2, 3, 4, 5), 2.0, LENGTH_S - 2.0)
     return both(cluster_of(5, 3), _seldom_flushed, planned(slow, *faults))
 
@@ -258,10 +257,12 @@ POWER = scenario(
         )
     ),
 )
-"""The power goes with writes under way, and again while a node is new from the first time."""
+"""The power fails with writes in flight, and again while a node restarts after the first
+failure."""
 
 WRITE_ERRORS_TOLD = tuple(("write_error", 0.15 * time) for time in range(5))
-"""A strike in two is a full disk, which is waited for; a node that one ends sees no more."""
+"""Every second fault is a full disk, for which nodes wait; a write error ends a node, which then
+meets no more faults."""
 
 WRITE_ERRORS = scenario(
     "write_error",
@@ -274,7 +275,7 @@ WRITE_ERRORS = scenario(
     ),
     lull_s=0.0,
 )
-"""Writes fail, and soon the node has to start from what they left."""
+"""Writes fail, and soon the node must start from their remains."""
 
 FULL_DISKS = scenario(
     "full_disk",
@@ -283,7 +284,7 @@ FULL_DISKS = scenario(
     ),
     lull_s=0.0,
 )
-"""Nodes refuse stores while others are under way, whoever sent them."""
+"""Nodes refuse stores while other stores are in flight, from any sender."""
 
 
 FULL_WALS = scenario(
@@ -296,7 +297,7 @@ FULL_WALS = scenario(
     burst=20,
     lull_s=0.0,
 )
-"""Nodes refuse stores while others are under way."""
+"""Nodes refuse stores while other stores are in flight."""
 
 
 TRIMS = scenario("crash", every_s=1.0, shape=_seldom_flushed, trim_s=0.7, restart_s=3.0)
@@ -305,7 +306,7 @@ TRIMS = scenario("crash", every_s=1.0, shape=_seldom_flushed, trim_s=0.7, restar
 TIMES = scenario("crash", every_s=8.0, shape=kept_by_time, ask_s=0.05, restart_s=4.0)
 
 SIZES = scenario("pause", every_s=6.0, shape=_kept_by_size, length_s=14.0)
-"""Logs keep so many bytes, and copysets lie on three nodes of five at a time."""
+"""Logs keep a number of bytes, and copysets use three nodes of five at a time."""
 
 KEYS_SOUGHT = scenario("crash", every_s=5.0, sorters=1, length_s=14.0)
 """Somebody looks keys up."""
@@ -315,11 +316,11 @@ AMNESIA = scenario("amnesia", every_s=3.0)
 OLDER_DISKS = scenario("older_disk", every_s=3.0)
 
 BAD_DISKS = scenario("crash", "pause", shape=_damaged, restart_s=1.0)
-"""What one node has lost, others have and are away with, now and then."""
+"""One node has lost records, and the other nodes that hold them are away now and then."""
 
 
 def scrubbed(options: RunOptions) -> RunOptions:
-    """Everything is kept, soon in LogsDB, and looked at every few seconds."""
+    """All records are kept, are soon in LogsDB, and are scrubbed every few seconds."""
     storage = StorageSettings(
         flush_age_s=0.5, disk_look_s=0.5, recent_bytes=0, scrub_bytes_s=MIB, scrub_every_s=2.0
     )
@@ -344,7 +345,7 @@ def _audited(options: RunOptions) -> RunOptions:
 
 
 AUDITED = scenario("crash", every_s=4.0, length_s=8.0, shape=_audited)
-"""Nodes are scanned for their copies in the end."""
+"""Nodes are scanned for their copies at the end."""
 
 AUDITED_ROT = scenario(
     "rotten_tables",
@@ -355,7 +356,7 @@ AUDITED_ROT = scenario(
     length_s=16.0,
     trim_s=0.0,
 )  # fmt: skip
-"""The same where rows have rotted."""
+"""The same with rotten rows."""
 
 WAL_LOST = scenario(
     "zeroed",
@@ -384,10 +385,10 @@ GIVEN_UP = scenario(
     turns=(("sequencer.appender.STICKY_BYTES", 0),),
     length_s=39.0, lull_s=0.0, given_up=(1,),
 )  # fmt: skip
-"""A node is down and given up, and comes back before all others have heard that it is there."""
+"""A node is down and given up, and comes back before all other nodes have heard that it is back."""
 
 FEW_NODES = scenario("crash", "pause", shape=cluster_of(3, 3))
-"""As many nodes as copies: whoever is away is missed."""
+"""As many nodes as copies, so every absent node is missed."""
 
 SINGLE_COPIES = scenario(
     "crash", shape=cluster_of(3, 1), turns=LATE_RELEASES
@@ -409,7 +410,7 @@ FAR_NODES = scenario(
     ),
     lull_s=0.0,
 )
-"""Stores are long on their way to nodes that die, one after the other."""
+"""Stores take long to reach nodes that die, one after another."""
 
 
 def _small_runs(options: RunOptions) -> RunOptions:
@@ -450,8 +451,8 @@ PURGES = scenario(
     readers=2,
     lull_s=0.0,
 )
-"""The sequencer and one more node are alone with what they store, and are replaced. That node
-hears how its epoch ended on a disk that stands still, and readers begin just then."""
+"""The sequencer and one more node are cut off with their stores, and are replaced. That node hears
+of its epoch's end while its disk stands still, and readers begin just then."""
 
 
 def _long_epochs(options: RunOptions) -> RunOptions:
@@ -473,8 +474,8 @@ REPLACED = scenario(
     ask_s=0.0,
     trim_s=0.0,
 )
-"""The sequencer is replaced and nobody can tell it. Clients that begin anew look for the log
-where it was."""
+"""The sequencer is replaced and cannot hear of it. New clients look for the log at its old
+sequencer."""
 
 HANGING = scenario(
     "pause",
@@ -485,7 +486,7 @@ HANGING = scenario(
     append_timeout_s=3.0,
     lull_s=0.0,
 )
-"""Every node stands still, for longer than a call may take."""
+"""Every node is stopped, for longer than a call may take."""
 
 
 def _large_blocks(options: RunOptions) -> RunOptions:
@@ -514,7 +515,7 @@ BEHIND = scenario(
     readers=3,
     lull_s=0.0,
 )
-"""Nodes stand still with the last of an epoch unsent to readers, and the next one begins."""
+"""Nodes are stopped before they sent the end of an epoch to readers, and the next epoch begins."""
 
 APART = scenario(
     "client_partition",
@@ -528,7 +529,8 @@ APART = scenario(
     length_s=22.0,
     ask_s=0.1,
 )
-"""Clients have another sequencer begin, of which the old one hears nothing, and come back."""
+"""Clients start another sequencer, of which the old sequencer does not hear, and come back to the
+old."""
 
 BAD_LINES = scenario("corrupting_links", "reset", every_s=1.0, ask_s=0.05, trim_s=0.2)
 
@@ -538,16 +540,16 @@ CONSUMERS = scenario(
     "client_pause", "client_crash", members=3, logs=("/sim/a", "/sim/b", "/sim/c"), readers=3,
     turns=(("client.read.consumer.MEMBER_TTL_S", 0),),
 )  # fmt: skip
-"""Members of a consumer stand still until their logs are others', and go on."""
+"""Members of a consumer are stopped until other members have their logs, and then go on."""
 
 TOKENS = scenario("crash", "pause", every_s=3.0, holders=2)
 """Clients take a log from one another."""
 
 NAMES = scenario("slow_links", every_s=60.0, callers=3, length_s=45.0)
-"""A name goes from one log to the next, under callers that stay connected, and little else."""
+"""A name passes from one log to the next while callers stay connected, with few other calls."""
 
 RIGHTS = scenario("crash", "pause", "metadata_slow", every_s=3.0, outsiders=2)
-"""A log asks for a read token, now this one and now that, and some have neither."""
+"""A log demands a read token that changes, and some readers have none of the tokens."""
 
 PUBLISHING = scenario(
     "client_crash", "crash", publishers=2, publish_s=0.5, logs=("/sim/a", "/sim/b"), readers=2
@@ -561,7 +563,7 @@ READERS = scenario(
 MANNERS = scenario(
     "crash", keyed=1.0, manners=0.9, browsers=1, restart_s=1.0, burst=20, ask_s=0.2
 )  # fmt: skip
-"""Readers that ask for some keys, for batches, or for all logs, and begin inside blocks."""
+"""Readers ask for some keys, for batches, or for all logs, and begin inside blocks."""
 
 NODESETS = scenario(
     "fewer_nodes", "crash", every_s=1.0, shape=cluster_of(6, 2), restart_s=8.0, readers=3,
@@ -570,7 +572,7 @@ NODESETS = scenario(
 """Nodesets change, and nodes that keep them restart, while readers go from epoch to epoch."""
 
 READ_ONLY = scenario("crash", every_s=1.5, shape=cluster_of(5, 2), read_only=(1, 2))
-"""Two nodes of five are read-only now and then, and nodes start anew meanwhile."""
+"""Two nodes of five are read-only now and then, and nodes restart meanwhile."""
 
 
 def _weighed(options: RunOptions) -> RunOptions:
@@ -579,7 +581,7 @@ def _weighed(options: RunOptions) -> RunOptions:
 
 
 WEIGHTS = scenario("crash", every_s=3.0, shape=_weighed)
-"""One node has no weight."""
+"""One node has weight 0."""
 
 CALM = scenario("crash", every_s=8.0, length_s=8.0)
 
@@ -587,4 +589,4 @@ PACED = scenario(
     "crash", every_s=8.0, length_s=8.0,
     shape=both(cluster_of(5, 3), lambda options: replace(options, paced=True)),
 )  # fmt: skip
-"""Appends are timed beside a node that is stopped or slow."""
+"""Appends are measured while one node is stopped or slow."""

@@ -1,5 +1,4 @@
-"""The search for planted bugs: which seed comes next, when a bug counts as caught, and how that is
-told.
+"""The search for planted bugs: the next seed, the test whether a bug is caught, and the report.
 
 Source: docs/sources/reliability.md §6: a checker that has never caught anything proves nothing.
 """
@@ -19,11 +18,10 @@ from cordwood.sim.sweep import SeedReport, SeedTask
 
 
 class BugSearch:
-    """One bug, and how far its seeds have come.
+    """One bug, and the progress of its seeds.
 
-    Args:
-        seeds: within which it must be caught, from 1.
-        by_scene: it is left to the test that plants it, and no seed is run.
+    Args: seeds: number of seeds, from 1, within which it must be caught. by_scene: whether the test
+    that plants it must catch it; then no seed is run.
     """
 
     def __init__(self, bug: PlantedBug, seeds: int, *, by_scene: bool = False) -> None:
@@ -35,7 +33,7 @@ class BugSearch:
         self._by_scene = by_scene
 
     def next_task(self) -> SeedTask | None:
-        """Its next seed: one at a time, so that the first to catch it is told."""
+        """Its next seed: one at a time, so that the report names the first seed that catches it."""
         if self.is_running or self.is_over:
             return None
         self.is_running = True
@@ -43,26 +41,26 @@ class BugSearch:
 
     @property
     def is_caught(self) -> bool:
-        """Whether a seed caught it, or a scene does."""
+        """Whether a seed caught it, or a scene catches it."""
         return self._by_scene or self.caught is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether it was caught, or has had all its seeds."""
+        """Whether it was caught, or all its seeds have run."""
         return self.is_caught or self.tried >= self._seeds
 
     @property
     def words(self) -> str:
-        """Its end, in a line."""
+        """The result, in one line."""
         if self.caught is None:
             return f"{self.bug.name}: NOT CAUGHT in {self.tried} seeds"
         return f"{self.bug.name}: seed {self.tried}, by {', '.join(self.caught.invariants)}"
 
     def on_report(self, report: SeedReport | None) -> None:
-        """A seed ended; None if its run was lost, as on a busy machine: that proves nothing.
+        """A seed ended; None if its run was lost, as on a busy machine: this proves nothing.
 
-        Nor does a run that only failed as no code may: a bug that no longer fits the function
-        it is planted in would be "caught" by the first call.
+        A run that only failed with an error of the code proves nothing either: a bug that no longer
+        fits the function it replaces would be "caught" by the first call.
         """
         self.is_running = False
         self.tried += 1
@@ -70,7 +68,7 @@ class BugSearch:
             self.caught = report
 
     def plain(self) -> dict[str, Any]:
-        """What became of it, for programs."""
+        """The result, for programs."""
         caught = self.caught
         return {
             "bug": self.bug.name,
@@ -93,7 +91,7 @@ def next_search(searches: Iterable[BugSearch]) -> SeedTask | None:
 
 
 def bugs_table(searches: Iterable[BugSearch]) -> Table:
-    """How far all searches have come, for people."""
+    """The progress of all searches, for people."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column, justify in (("bug", "left"), ("seed", "right"), ("caught by", "left")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Planted bugs of the Spark source and sink, which S29 must catch.
 
-They are no part of `PLANTED_BUGS`, whose bugs a simulated cluster runs: these want a query, and the
-tests of the sink run one with each of them.
+They are not in `PLANTED_BUGS`, whose bugs run in a simulated cluster. These bugs need a query, and
+the tests of the sink run a query with each of them.
 
 Source: docs/sources/reliability.md §6 ("Spark batch re-read differs"); docs/sources/spark.md §2.
 """
@@ -32,7 +32,7 @@ from cordwood.spark.sink_rows import RowBlock
 
 
 def _by_run(right: Any) -> tuple[str, int]:
-    """A name that a restarted query does not have again."""
+    """A name that changes when a query restarts."""
     query, batch = right()
     return f"{query}-{_run_of()}", batch
 
@@ -47,7 +47,7 @@ def _run_of() -> str:
 def _publishes_in_the_task(
     right: Any, store: BlockingStore, rows: Iterator[RowBlock], *more: Any, **named: Any
 ) -> Any:
-    """Rows get into the log before anybody knows whether the task will be run again."""
+    """Rows are in the log before it is known whether the task will run again."""
     from cordwood.spark.delivery import append_all
 
     told = right(store, iter(()), *more, **named)
@@ -56,7 +56,7 @@ def _publishes_in_the_task(
 
 
 def _trusts_the_start(right: Any, start: StreamOffset, end: StreamOffset) -> Any:
-    """Batch 0 is read from where the logs end by now, and not from where it was planned."""
+    """Batch 0 is read from the present end of the logs, and not from its planned position."""
     found = right(start, end)
     if not start.is_initial:
         return found
@@ -65,7 +65,7 @@ def _trusts_the_start(right: Any, start: StreamOffset, end: StreamOffset) -> Any
 
 
 def _as_they_come(right: Any, messages: Sequence[WriterCommitMessage | None]) -> Any:
-    """What tasks staged is published backwards: each task's portions out of their order."""
+    """Staged blocks are published backwards: the blocks of each task are out of order."""
     return right(messages)[::-1]
 
 
@@ -104,7 +104,7 @@ def _notes_appends_elsewhere(
 
 
 def _counts_the_time(right: Any, self: Checkpoint, batch: int) -> str:
-    """The fingerprint holds the time of planning, which another try of a batch does not share."""
+    """The fingerprint contains the time of planning, which differs in another try of a batch."""
     text = (self.directory / "offsets" / str(batch)).read_bytes()
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
@@ -114,7 +114,7 @@ def _nobodys(right: Any, self: Checkpoint) -> str:
 
 
 def _what_is_out_of_sequence_is_stored(right: Any, self: OnceAppender, sent: _Sent) -> None:
-    """A gap and another cut are taken for a repeat."""
+    """A gap and another cut count as a repeat."""
 
 
 def _a_gap_is_stored(right: Any, self: OnceAppender, sent: _Sent) -> None:
@@ -172,7 +172,7 @@ BUGS = (
         at(sink.staged_refs).around(_as_they_come),
     ),
 )
-"""Bugs that schedules of deaths show."""
+"""Bugs that show when processes die on a schedule."""
 
 CHECKPOINT_BUGS = (
     PlantedBug(
@@ -201,7 +201,7 @@ CHECKPOINT_BUGS = (
         at(Checkpoint.make_durable).around(_no_word),
     ),
 )
-"""Bugs that a checkpoint shows which goes back, or loses in a power cut what was not synced."""
+"""Bugs that show when a checkpoint goes back, or loses unsynced files in a power cut."""
 
 MODE_BUGS = (
     PlantedBug(
@@ -211,7 +211,7 @@ MODE_BUGS = (
         at(sink._publish).around(_notes_appends_elsewhere),
     ),
 )
-"""Bugs that a query shows whose deliveryMode changes."""
+"""Bugs that show when a query's deliveryMode changes."""
 
 SCENE_BUGS = (
     PlantedBug(
@@ -262,7 +262,7 @@ SCENE_BUGS = (
         at(LedgerEnds._entry_bytes).around(_by_the_whole_ledger),
     ),
 )  # fmt: skip
-"""Bugs that a scene of their own shows."""
+"""Bugs that show in special scenes."""
 
 OBJECT_BUGS = (
     PlantedBug(
@@ -271,4 +271,4 @@ OBJECT_BUGS = (
         at(slice_reader._is_kept).instead(_keeps_all),
     ),
 )
-"""Bugs that objects show of which one is lost."""
+"""Bugs that show when an object of main storage is lost."""

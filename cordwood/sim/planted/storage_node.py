@@ -84,7 +84,7 @@ async def _damage_is_silence(right: Any, wal: Wal, *more: Any, **named: Any) -> 
 
 
 async def _damage_is_forgotten(right: Any, self: LogsStore, *flushed: Any, **named: Any) -> None:
-    # As if a start's verdict were that start's alone, and the WAL is trimmed behind this.
+    # As if a start's verdict held for that start only; the WAL is trimmed after this.
     lost, self.lost = self.lost, ()
     try:
         await right(self, *flushed, **named)
@@ -112,7 +112,7 @@ def _never_purges(right: Any, self: CachedLog) -> Any:
 
 
 def _trims_too_much(right: Any, self: StorageEngine, record: TrimRecord) -> None:
-    # Up to the end of the block that the trim point is in.
+    # Up to the end of the block with the trim point.
     inside = self.cache.log(record.log).at(self.cache.log(record.log).index_from(record.lsn))
     last = inside.header.last if inside is not None else record.lsn
     right(self, record._replace(lsn=max(record.lsn, last)))
@@ -141,7 +141,7 @@ async def _scrub_trusts_index(right: Any, self: Scrub, *_: Any, **__: Any) -> No
 async def _scrub_goes_on_with_next(
     right: Any, self: Scrub, partition: Partition, log: int, first: int, last: int, why: str
 ) -> None:
-    # Off by a block: what follows the bad one is told.
+    # Off by a block: the block behind the bad one is reported.
     await right(self, partition, log, last + 1, last + 1, why)
 
 
@@ -168,7 +168,7 @@ def _fits_once() -> Any:
     seen: list[int] = []
 
     def fitting_trim(right: Any, lsns: Sequence[int], kept: Sequence[int], bytes_max: int) -> int:
-        # As if what was kept at the first trim were kept at every later one.
+        # As if the bytes kept at the first trim were kept at every later trim.
         seen.append(right(lsns, kept, bytes_max))
         return min(filter(None, seen), default=0)
 
@@ -180,7 +180,7 @@ def _whole_body(right: Any, block: StoredBlock) -> Any:
 
 
 async def _skips_rot(right: Any, *what: Any, **how: Any) -> Any:
-    # It reads on behind what cannot be read, and does not say so.
+    # It reads on behind an unreadable part, and does not report it.
     rot = await right(*what, **how)
     return rot._replace(first=rot.last + 1)
 
@@ -204,7 +204,7 @@ async def _sent_to_all(
     host: Host,
     holders: frozenset[NodeId] = frozenset(),
 ) -> None:
-    # As if the digest were of the epoch, and not of each of its members.
+    # As if there were one digest for the epoch, and not one for each member.
     await right(job, wave, channel, host, frozenset(job.nodes) if holders else holders)
 
 
@@ -256,45 +256,49 @@ BUGS = (
     PlantedBug("empty-disk-taken", "a node that lost its disk goes on with an empty one",
                at(DataDirectory.refuse_empty).instead(_empty_disk_taken),
                scenario=scenarios.AMNESIA),
-    PlantedBug("older-disk-trusted", "a node goes on with a copy of its disk from an earlier day",
+    PlantedBug("older-disk-trusted", "a node runs on an earlier copy of its disk",
                at(DataDirectory.is_behind).instead(lambda self, found: False),
                scenario=scenarios.OLDER_DISKS),
-    PlantedBug("released-too-far", "a node shows readers what is not released",
+    PlantedBug("released-too-far", "a node sends readers records that are not released",
                at(CachedLog.insert).around(_released_too_far)),
-    PlantedBug("damage-is-silence", "what a node cannot read any more it takes for absent",
+    PlantedBug("damage-is-silence", "a node reports records that it cannot read as absent",
                at(StorageEngine.open).around(_damage_is_silence), scenario=scenarios.BAD_DISKS,
                scene="tests/client/read/test_damaged_wal.py"),
-    PlantedBug("damage-forgotten", "what a node has lost it knows until its WAL is trimmed",
+    PlantedBug("damage-forgotten", "a node forgets its losses when its WAL is trimmed",
                at(LogsStore.flush_metadata).around(_damage_is_forgotten),
                scenario=scenarios.BAD_DISKS, scene="tests/client/read/test_damaged_wal.py"),
     PlantedBug("lost-writes-passed-over",
-               "a WAL that lost what LogsDB has goes on where it ends",
+               "a WAL that lost records already in LogsDB goes on at its own end",
                at(Wal.far_above).around(_at_its_end),
                scene="tests/storage/test_lost_records.py"),
-    PlantedBug("refusal-settles-earlier", "a refused store confirms those under way before it",
+    PlantedBug("refusal-settles-earlier", "a refused store confirms stores in flight before it",
                at(StorageRole.on_store_settled).around(_refusal_settles_earlier),
                scenario=scenarios.FULL_DISKS),
-    PlantedBug("cache-without-bound", "later waves and recoveries are taken into a full cache",
+    PlantedBug("cache-without-bound", "a full cache takes later waves and stores of recoveries",
                at(StorageEngine.cache_takes).instead(lambda self, *_, **__: True),
                scene="tests/storage/test_engine.py"),
-    PlantedBug("first-copy-stays", "a copy is never replaced by one that counts more",
+    PlantedBug("first-copy-stays", "a copy is never replaced by a copy of higher precedence",
                at(CachedLog.replace_copy).instead(lambda self, at, block: False)),
-    PlantedBug("amend-of-nothing", "an amend of a block that a node does not hold is answered well",
+    PlantedBug("amend-of-nothing", "an envelope update of a block that the node does not hold "
+                                   "succeeds",
                together(at(Amends.refuse).around(_taken_unseen),
                         at(mend_tail.store_wave).around(_sent_to_all)), scenario=scenarios.RECOVERIES),
-    PlantedBug("amend-loses-body", "a flush leaves out a copy that was amended, and its body too",
+    PlantedBug("amend-loses-body", "a flush leaves out a copy with an updated envelope, and its "
+                                   "body",
                together(at(LogsStore.flush).around(_replaced_is_left_out),
                         at(LogsStore.homes_of).around(_no_home)),
                scenario=scenarios.RECOVERIES),
-    PlantedBug("rebuilt-copyset-taken", "a node takes what names a node that is being rebuilt",
+    PlantedBug("rebuilt-copyset-taken", "a node takes blocks whose copyset names a node that is "
+                                        "being rebuilt",
                value(lambda: authority.REBUILT, frozenset[Authority]()),
                scene="tests/sequencer/test_rebuilding_cluster.py"),
-    PlantedBug("trims-too-much", "a node trims all of the block that a trim point is in",
+    PlantedBug("trims-too-much", "a node trims the whole block that a trim point is in",
                at(StorageEngine.on_trimmed).around(_trims_too_much), scenario=scenarios.TRIMS),
-    PlantedBug("trims-by-what-is-dead", "retention goes by a bridge that another recovery replaced",
+    PlantedBug("trims-by-what-is-dead", "retention uses a bridge that another recovery replaced",
                at(last_counted, within=retention).around(_last_of_all),
                scene="tests/storage/logs_db/test_trimmed_parts.py"),
-    PlantedBug("share-taken-as-even", "retention by size takes a node's part for an even share",
+    PlantedBug("share-taken-as-even", "retention by size treats a node's part of a log as an "
+                                      "even share",
                at(KeptBytes.above).around(_as_if_even), scenario=scenarios.SIZES),
     PlantedBug("every-copy-counts", "retention by size counts a block once for each copy",
                at(payload_count.answered_bytes).around(_whole_body),
@@ -302,52 +306,57 @@ BUGS = (
     PlantedBug("space-is-endless", "retention by size trims nothing once it has trimmed",
                at(fitting_trim, within=retention).around(_fits_once()),
                scene="tests/storage/space/test_kept_by_size.py"),
-    PlantedBug("flushes-what-is-trimmed", "a full disk waits for room for blocks that are trimmed",
+    PlantedBug("flushes-what-is-trimmed", "a full disk waits for free space for blocks that are "
+                                          "trimmed",
                at(flusher.untrimmed).instead(lambda batch, trim_of: batch.blocks),
                scene="tests/storage/space/test_full_disk.py"),
-    PlantedBug("newest-stays-on-full-disk", "a full disk keeps its newest partition, all trimmed",
+    PlantedBug("newest-stays-on-full-disk", "a full disk keeps its newest partition although "
+                                            "all of it is trimmed",
                value(lambda: space_watch.NEVER_US, 0),
                scene="tests/storage/space/test_full_disk.py"),
-    PlantedBug("time-off-by-one", "find_time takes a partition's last block for an older one",
+    PlantedBug("time-off-by-one", "find_time treats a partition's last block as older than it is",
                at(LogsStore.directory).around(_edge_is_older),
                scenario=scenarios.TIMES),
     PlantedBug("restart-forgets-trims", "a node forgets its trim points when it restarts",
                at(StorageEngine.replay).around(_restart_forgets_trims), scenario=scenarios.TRIMS),
-    PlantedBug("scrub-trusts-index", "scrubbing reads what the index says and no body",
+    PlantedBug("scrub-trusts-index", "scrubbing reads the index and no bodies",
                at(Scrub.check_bodies).around(_scrub_trusts_index), scenario=scenarios.ROT),
-    PlantedBug("scrub-tells-neighbour", "scrubbing tells the block behind the bad one",
+    PlantedBug("scrub-tells-neighbour", "scrubbing reports the block behind the damaged block",
                at(Scrub.report_damage).around(_scrub_goes_on_with_next), scenario=scenarios.ROT),
-    PlantedBug("rot-skipped", "an index is read on behind bad bytes, and nobody is told of them",
+    PlantedBug("rot-skipped", "an index is read past damaged bytes without a report",
                together(at(find_rot, within=scrub).around(_skips_rot),
                         at(find_rot, within=logs_read).around(_skips_rot)),
                scenario=scenarios.ROT),
-    PlantedBug("flushes-by-size", "what gathers too little for a flush is never flushed",
+    PlantedBug("flushes-by-size", "blocks that are too few for a flush are never flushed",
                at(Flusher.flush_due_s).around(_by_size_only), scenario=scenarios.CALM),
     PlantedBug("far-seals-believed", "a node takes the seal of an epoch that was never handed out",
                at(StorageRole.seal).instead(_any_seal),
                scenario=scenarios.STRANGERS),
-    PlantedBug("far-ends-believed", "a node believes that an epoch ended which never began",
+    PlantedBug("far-ends-believed", "a node accepts the end of an epoch that never began",
                at(StorageRole.clean).instead(_any_end),
                scenario=scenarios.STRANGERS),
-    PlantedBug("releases-believed", "a node takes a release of an epoch that never was",
+    PlantedBug("releases-believed", "a node takes a release of an epoch that was never handed out",
                at(Claims.release).instead(_released),
                scene="tests/storage/test_claims.py"),
-    PlantedBug("far-blocks-stored", "a node stores blocks of epochs that never were",
+    PlantedBug("far-blocks-stored", "a node stores blocks of epochs that were never handed out",
                at(Unheard.holds).instead(lambda *_: False),
                scenario=scenarios.STRANGERS),
-    PlantedBug("client-says-released", "a client's word is enough for what may be trimmed",
+    PlantedBug("client-says-released", "a node trims as far as a client says, even unreleased "
+                                       "records",
                at(Claims.check_released).instead(_believed),
                scene="tests/storage/test_claims.py"),
-    PlantedBug("numbers-believed", "who says to be a node is taken for one",
+    PlantedBug("numbers-believed", "a caller that claims to be a node is accepted as a node",
                at(Node.check_node).instead(lambda self, theirs: None),
                scenario=scenarios.STRANGERS),
-    PlantedBug("half-frames-kept", "a frame that was begun may take for ever",
+    PlantedBug("half-frames-kept", "the time for one frame has no limit",
                at(Arrivals.late).instead(lambda self, now: []),
                scenario=scenarios.STRANGERS),
-    PlantedBug("half-frames-not-summed", "frames that were begun are bounded each, and not all",
+    PlantedBug("half-frames-not-summed", "each unfinished frame has a limit of bytes, and all "
+                                         "together have none",
                at(Arrivals.excess).instead(lambda self: None),
                scenario=scenarios.CROWDS),
-    PlantedBug("never-purges", "a node that missed a recovery shows what that made a hole",
+    PlantedBug("never-purges", "a node that missed a recovery sends records that the recovery "
+                               "made a hole",
                at(CachedLog.readable).around(_never_purges), scenario=scenarios.PURGES,
                scene="tests/storage/test_log_cache.py"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Planted bugs of main storage: what is uploaded, let go of, deleted, and read again.
+"""Planted bugs of main storage: uploads, let-go, deletions and reads.
 
 Source: docs/sources/s3stream.md (b), traps 10 and 11, and (f), complaints 1 and 4.
 """
@@ -66,12 +66,12 @@ def _in_main_storage(options: RunOptions, **asks: Any) -> RunOptions:
 
 
 def replace_attributes(asks: LogAttributes, others: dict[str, Any]) -> LogAttributes:
-    """What a log asks for, with some attributes set otherwise."""
+    """The attributes of a log, with some changes."""
     return LogAttributes(**others).over(asks)
 
 
 def _seldom(options: RunOptions) -> RunOptions:
-    """With uploaders that look each second: two of them are no busier than one."""
+    """Also, uploaders look every second: two uploaders are as busy as one."""
     made = _in_main_storage(options)
     cluster = made.cluster
     return replace(
@@ -80,13 +80,13 @@ def _seldom(options: RunOptions) -> RunOptions:
 
 
 def _young(options: RunOptions) -> RunOptions:
-    """And logs that keep their records for so long as no run lasts."""
+    """Also, logs keep their records for longer than a run."""
     return _in_main_storage(options, backlog_s=300.0)
 
 
 def _bounded(options: RunOptions) -> RunOptions:
-    """And logs that keep some of what a run writes: it is so many bytes before a run is half over,
-    and what is counted wrong is gone by then."""
+    """Also, logs keep a part of a run's bytes: a run writes that many before its middle, so a wrong
+    count deletes records by then."""
     return _in_main_storage(options, backlog_bytes=40_000)
 
 
@@ -182,7 +182,7 @@ async def _swaps_without_condition(
 
 
 async def _uploads_for_its_neighbour(self: UploadRole) -> dict[int, LogInfo]:
-    """Two nodes take each log for theirs, as where members are seen differently."""
+    """Two nodes regard each log as their own, as when they see different members."""
     await self._logs.refresh()
     members, dead = self._members().values(), self._dead()
     return {
@@ -198,7 +198,7 @@ async def _holds_every_lease(self: UploadRole, log: int) -> AsyncIterator[bool]:
 
 
 def _takes_a_fence_for_advice(head: Head, entry: Entry, fence: int, seal: manifest.Seal) -> Head:
-    # What is committed begins where the zombie thinks that the last one ended.
+    # The commit begins where the ended turn believes that the last one ended.
     entry = entry._replace(first=head.end, last=max(entry.last, head.end))
     return manifest._added(head, entry, seal)
 
@@ -263,7 +263,7 @@ async def _wanted_as_before(self: UploadRole, log: int) -> None:
 async def _begins_where_it_begins_now(
     right: Callable[[HistoryReader], AsyncGenerator[_Step, None]], self: HistoryReader
 ) -> AsyncGenerator[_Step, None]:
-    """Only a trim that its first look at the manifest shows is told."""
+    """Report only a trim that shows in the first look at the manifest."""
     is_first = True
     async for step in right(self):
         if is_first or step.entry.name:
@@ -272,20 +272,20 @@ async def _begins_where_it_begins_now(
 
 
 BUGS: tuple[PlantedBug, ...] = (
-    PlantedBug("tier-drops-unread", "a node lets go of what no manifest names yet",
+    PlantedBug("tier-drops-unread", "a node lets go of blocks that no manifest names yet",
                at(LocalDrops._end_of).instead(_takes_uploads_for_granted), scenario=_TIERED),
     PlantedBug("tier-drops-one-more", "a node lets go of one partition more than is committed",
                at(LocalDrops._would_drop).around(_lets_go_of_one_more), scenario=_TIERED),
-    PlantedBug("tier-point-is-trim", "a node trims what it should let go of",
+    PlantedBug("tier-point-is-trim", "a node trims blocks that it should let go of",
                at(StorageEngine.tier).instead(_trims_what_is_tiered), scenario=_TIERED),
-    PlantedBug("tier-taken-for-trim", "a reader takes TIERED for TRIM",
+    PlantedBug("tier-taken-for-trim", "a reader treats TIERED as TRIM",
                at(ReadBuffer.on_tiered).instead(_takes_tier_for_trim), scenario=_TIERED),
-    PlantedBug("tier-not-told", "a node passes over what it let go of without a word",
+    PlantedBug("tier-not-told", "a node skips blocks that it let go of without reporting them",
                at(ReadStreams._tell_tiered).instead(lambda self, stream: None),
                scenario=_TIERED),
     PlantedBug("tier-point-forgotten", "a node starts without its tier point",
                at(CachedLog.state).around(_forgets_its_tier_point), scenario=_CRASHED),
-    PlantedBug("tier-hand-over-one-off", "a reader leaves objects one LSN too late",
+    PlantedBug("tier-hand-over-one-off", "a reader leaves main storage one LSN too late",
                at(ReadBuffer.pass_to).around(_passes_one_more), scenario=_TIERED),
     PlantedBug("tier-last-left-out", "a reader leaves out the last block of a row group",
                at(history.clipped).around(_leaves_out_the_last), scenario=_TIERED),
@@ -294,31 +294,33 @@ BUGS: tuple[PlantedBug, ...] = (
                         at(PatientStore.put).around(_puts_no_object)), scenario=_CRASHED),
     PlantedBug("tier-collects-committed", "the collection deletes objects that a manifest names",
                at(manifest.is_dead_object).instead(_eats_what_is_committed), scenario=_TIERED),
-    PlantedBug("tier-head-unconditional", "two uploaders, and a head is replaced whatever it is",
+    PlantedBug("tier-head-unconditional", "two uploaders, and a head is replaced without a "
+                                          "condition",
                together(_TWO_UPLOADERS, at(PatientStore.put_if).around(_swaps_without_condition)),
                scenario=_TWO),
-    PlantedBug("tier-zombie-commits", "two uploaders, and a turn that is over commits",
+    PlantedBug("tier-zombie-commits", "two uploaders, and an ended turn commits",
                together(_TWO_UPLOADERS,
                         at(manifest.check_turn).instead(lambda head, fence: None),
                         at(manifest.append).instead(_takes_a_fence_for_advice)), scenario=_TWO),
-    PlantedBug("tier-retains-nothing", "retention takes all of main storage",
+    PlantedBug("tier-retains-nothing", "retention deletes all of main storage",
                at(Tend._too_old).instead(_retains_nothing), scenario=_KEPT),
     PlantedBug("tier-keeps-too-little", "retention by size counts main storage's bytes four times",
                at(Tend._too_much).around(_counts_four_times), scenario=_BOUNDED),
-    PlantedBug("tier-finds-too-late", "a time is found behind where it is in main storage",
+    PlantedBug("tier-finds-too-late", "find_time gives a place behind the right one in main "
+                                      "storage",
                at(TierPositions.find_time).around(_finds_too_late), scenario=_TIERED),
-    PlantedBug("tier-any-owner", "a node takes another cluster's store for its own",
+    PlantedBug("tier-any-owner", "a node uses another cluster's store as its own",
                at(Tiering._keep_owner).instead(_takes_any_store), scene=_OTHERS),
-    PlantedBug("tier-any-origin", "a reader takes another cluster's log for its own",
+    PlantedBug("tier-any-origin", "a reader reads another cluster's log as its own",
                at(TierStore._opened).around(_believes_any_store), scene=_OTHERS),
-    PlantedBug("tier-uploads-by-old-rights", "an upload that waited for its turn goes by the log's "
-               "attributes of before", at(UploadRole._check_wanted).instead(_wanted_as_before),
+    PlantedBug("tier-uploads-by-old-rights", "an upload that waited for its turn uses the log's "
+                                             "old attributes", at(UploadRole._check_wanted).instead(_wanted_as_before),
                scene="tests/tier/test_tier_guarded.py"),
     PlantedBug("tier-off-is-forgotten", "a log with tier=off is not trimmed in main storage",
                at(Tend._follow_untiered).instead(_nothing_untiered),
                scene="tests/tier/test_tier_switched_off.py"),
-    PlantedBug("tier-hole-behind-a-page", "a reader goes on where the manifest begins by now, and "
-               "does not say so", at(HistoryReader._planned).around(_begins_where_it_begins_now),
+    PlantedBug("tier-hole-behind-a-page", "a reader goes on at the manifest's present beginning "
+                                          "without a gap", at(HistoryReader._planned).around(_begins_where_it_begins_now),
                scene="tests/tier/test_tier_history.py"),
 )  # fmt: skip
 """Every bug of main storage."""

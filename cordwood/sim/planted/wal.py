@@ -1,7 +1,7 @@
-"""Bugs of the WAL: what is durable, how far a start reads, what may be written over.
+"""Bugs of the WAL: durability, reads of a start, overwriting.
 
-Those that need the power to go in one write of thousands are left to crash states, which go
-through all of them (`sim/crash_states/planted.py`).
+Some bugs show only if the power fails during one write of thousands. These are left to crash
+states, which go through all writes (`sim/crash_states/planted.py`).
 
 Source: docs/sources/reliability.md §6; docs/sources/s3stream.md, "Traps"; Rebello et al., ATC 2020.
 """
@@ -55,11 +55,12 @@ def _a_lap_more(right: Any, self: RingSpace, use_reserve: bool) -> int:
 BUGS = (
     PlantedBug("wal-acks-at-once", "the WAL confirms a record when its write begins",
                at(Wal.begin_write).around(_acks_at_once), scenario=scenarios.POWER),
-    PlantedBug("wal-resume-unwritten", "where a start resumes writing is kept in memory only",
+    PlantedBug("wal-resume-unwritten", "a WAL start keeps the place at which it resumes writing "
+                                       "in memory only",
                at(Wal.resume).around(_resume_unwritten), scenario=scenarios.POWER),
     PlantedBug("wal-error-ignored", "a write that failed counts as done",
                at(Wal.on_block_written).around(_error_ignored), scenario=scenarios.WRITE_ERRORS),
-    PlantedBug("wal-wraps-over", "a full ring is written over where it is still needed",
+    PlantedBug("wal-wraps-over", "a full ring overwrites records that are still needed",
                together(at(RingSpace.used).around(_half_used),
                         at(RingSpace.space_stop).around(_a_lap_more)),
                scenario=scenarios.FULL_WALS),

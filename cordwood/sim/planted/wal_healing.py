@@ -1,4 +1,4 @@
-"""Bugs in the healing of what a WAL lost.
+"""Bugs in the healing of a WAL's losses.
 
 Source: docs/protocol/repair.md; docs/sources/logdevice.md 2.9 (mini-rebuilding).
 """
@@ -40,17 +40,20 @@ async def _never_mine(self: Repairs, log: int) -> bool:
 
 
 BUGS = (
-    PlantedBug("heal-stores-nothing", "what a WAL lost is called healed, and nothing was stored",
+    PlantedBug("heal-stores-nothing", "losses of a WAL are reported healed although nothing was "
+                                      "stored",
                at(Repairs.restore).around(_planned_only), scenario=WAL_LOST),
-    PlantedBug("heal-newest-only", "of each log only the end is healed",
+    PlantedBug("heal-newest-only", "only the end of each log is healed",
                at(Repairs.restore).around(_newest_only), scenario=WAL_LOST),
-    PlantedBug("heal-one-log", "one log that is healed is enough",
+    PlantedBug("heal-one-log", "healing ends after one log",
                at(HealBook.is_healed).around(_first_is_enough), scenario=WAL_LOST),
-    PlantedBug("heal-asks-nobody", "a log is healed as far as the node that lost it can read",
+    PlantedBug("heal-asks-nobody", "a log is healed only as far as the node with the loss can "
+                                   "read",
                at(WalHealing._heal).around(_not_asked), scenario=WAL_LOST),
     PlantedBug("heal-unsettled", "a log is healed while blocks are in flight",
                at(is_settled, within=wal_healing).instead(lambda bound, readable: True),
                scenario=WAL_LOST),
-    PlantedBug("heal-nodesets-unread", "a node takes itself for no member of what it lost",
+    PlantedBug("heal-nodesets-unread", "a node does not regard itself as a member of the "
+                                       "nodesets of its lost records",
                at(Repairs.may_hold).instead(_never_mine), scenario=WAL_LOST),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bugs of the sequencer and of what it believes about stores.
+"""Bugs of the sequencer and of its view of stores.
 
 Source: docs/sources/reliability.md §2, §6 (mutant list).
 """
@@ -40,7 +40,7 @@ def _retry_renumbers(right: Any, self: LogAppender, run: SentRun, now: float) ->
 
 
 def _moved(run: Any, by: int) -> Any:
-    """A run's blocks as contents of their own, `by` LSNs on; nobody waits for it."""
+    """A run's blocks as separate contents, `by` LSNs higher; no caller waits for them."""
     contents = type(run.contents)()
     for header, body in run.contents.blocks:
         old = unpack_header(header)
@@ -150,7 +150,7 @@ async def _released_early(
 
 
 def _turn_taken(wrong: ProducerVerdict) -> Any:
-    """Blocks whose verdict is `wrong` are stored as if it were theirs."""
+    """Blocks with the verdict `wrong` are stored as if it were their turn."""
 
     def look(right: Any, self: ProducerTable, *block: int, **named: int) -> Any:
         verdict, first = right(self, *block, **named)
@@ -204,15 +204,16 @@ BUGS = (
                at(read_stored, within=store_channel).around(_refusals_ignored)),
     PlantedBug("one-rack", "copysets do not look at racks",
                at(choose_copyset, within=appender).around(_one_rack)),
-    PlantedBug("shrinks", "where too few nodes are up, copysets have a copy less",
+    PlantedBug("shrinks", "copysets have a copy less when too few nodes are up",
                at(LogAppender.choose_nodes).around(_shrinks), scenario=scenarios.FEW_NODES),
-    PlantedBug("lost-counts", "a store whose answer was lost with its connection counts",
+    PlantedBug("lost-counts", "a store counts as stored although its answer was lost with its "
+                              "connection",
                at(LogAppender.on_store_settled).around(_lost_counts), scenario=scenarios.FAR_NODES),
     PlantedBug("one-region", "copysets look at racks and at no wider scope",
                at(choose_copyset, within=appender).around(_one_region)),
     PlantedBug("epoch-kept", "a node that starts to sequence again takes its old epoch",
                at(Activation.begin_epoch).around(_epoch_kept)),
-    PlantedBug("fenced-goes-on", "a sequencer that is fenced goes on, whoever tells it",
+    PlantedBug("fenced-goes-on", "a fenced sequencer goes on",
                together(at(LogAppender.on_refused).around(_fenced_goes_on),
                         at(SequencerRole.on_released).instead(lambda *_: None),
                         at(SequencerRole.give_up).instead(_gives_nothing_up),
@@ -220,32 +221,33 @@ BUGS = (
                scenario=scenarios.REPLACED),
     PlantedBug("released-early", "an epoch is released before those below it are recovered",
                at(Activation.begin_epoch).around(_released_early)),
-    PlantedBug("repeat-unseen", "a producer's block that comes again is stored again",
+    PlantedBug("repeat-unseen", "a repeat of a producer's block is stored again",
                at(ProducerTable.look).around(_turn_taken(ProducerVerdict.REPEAT))),
-    PlantedBug("old-producer-heard", "a producer of a lower epoch is heard after a higher one",
+    PlantedBug("old-producer-heard", "appends of a producer's lower epoch are taken after its "
+                                     "higher epoch",
                at(ProducerTable.look).around(_turn_taken(ProducerVerdict.FENCED))),
-    PlantedBug("condition-unseen", "a conditional append is stored wherever the tail stands",
+    PlantedBug("condition-unseen", "a conditional append is stored whatever the tail is",
                at(ProducerChecks.check_tail).instead(lambda *rest: None)),
-    PlantedBug("lng-in-group", "the LNG moves over a group run by run",
+    PlantedBug("lng-in-group", "the LNG moves into a group run by run",
                at(AppendWindow.number).around(_lng_inside_groups)),
     PlantedBug("token-ignored", "a sequencer does not know of its log's fencing token",
                at(Activation.begin_epoch).around(_token_forgotten),
                scenario=scenarios.TOKENS),
-    PlantedBug("token-without-epoch", "a fencing token is promised and takes no epoch",
+    PlantedBug("token-without-epoch", "a fencing token is granted without a new epoch",
                at(EpochStore.raise_token).around(_token_without_epoch),
                scenario=scenarios.TOKENS),
-    PlantedBug("slow-node-kept", "a node that lets waves time out is picked on",
+    PlantedBug("slow-node-kept", "a node that lets waves time out is still picked for copysets",
                at(NodeStates.on_slow).instead(lambda *_: None),
                scenario=scenarios.PACED),
-    PlantedBug("stale-tail", "a sequencer that was replaced unawares tells its tail",
+    PlantedBug("stale-tail", "a replaced sequencer that does not know of it answers with its tail",
                at(Activation.is_newest).instead(_always_newest),
                scenario=scenarios.APART),
 )  # fmt: skip
 
 NEWEST_NODESET = PlantedBug(
     "newest-nodeset",
-    "recovery asks the nodes of today for what those of then hold",
+    "recovery asks the present nodeset for records of an earlier nodeset",
     at(EpochRecord.entry).instead(_newest_nodeset),
 )
-"""Needs an acknowledgement that nobody else heard of, and a nodeset that changes just then: a
-scenario of its own has both (tests/sim/test_fewer_nodes.py), one seed in hundreds does."""
+"""This bug needs an acknowledgement that no other node heard of, and a nodeset that changes just
+then. A special scenario has both (tests/sim/test_fewer_nodes.py); one seed in hundreds has them."""
