@@ -170,7 +170,7 @@ def _held_words(seen: SeenRecord) -> str:
         case NodesetsRecord(log, epoch, packed):
             nodes = read_nodesets(packed)[-1].nodes
             return f"log {log} is spread over nodes {nodes} as of epoch {epoch}"
-        case ProducedRecord(log, epoch, packed):
+        case ProducedRecord(log, epoch, _, packed):
             some = {each.producer for each in read_produced(packed)}
             return f"log {log}: {len(some)} producers wrote into epoch {epoch}"
         case LedgerEntries(ledger, _, entries):
@@ -227,7 +227,7 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
         case NodesetsRecord(log, epoch, packed):
             history = [{"since": n.since, "nodes": n.nodes} for n in read_nodesets(packed)]
             return {"nodesets": {"log": log, "epoch": epoch, "history": history}}
-        case ProducedRecord(log, epoch, packed):
+        case ProducedRecord(log, epoch, _, packed):
             producers = sorted({each.producer for each in read_produced(packed)})
             return {"produced": {"log": log, "epoch": epoch, "producers": producers}}
         case LedgerEntries(ledger, _, entries):

@@ -16,8 +16,9 @@
     LEDGER_ENTRIES, LEDGER_STATE: of ledgers, see `layout.ledger_records`
     NODES  u64 log, u32 epoch, and to the record's end which nodes may hold the records of
            every epoch up to that one, see `layout.nodesets`
-    PRODUCED  u64 log, u32 epoch, and to the record's end what producers wrote into that epoch, as
-           another node knows it, see `layout.produced`
+    PRODUCED  u64 log, u32 epoch, i64 append time in us: as another node knows it, no record of the
+           log is younger than this; and to the record's end what producers wrote into that epoch,
+           see `layout.produced`
 
 Little-endian. The WAL's own record header around it has the checksum.
 
@@ -50,7 +51,7 @@ _SEAL = struct.Struct("<BQI")
 _CLEAN = struct.Struct("<BQIIQI")
 _TRIM = struct.Struct("<BQQQ")
 _NODES = struct.Struct("<BQI")
-_PRODUCED = _NODES
+_PRODUCED = struct.Struct("<BQIq")
 
 
 class RecordKind(enum.IntEnum):
@@ -146,10 +147,12 @@ class NodesetsRecord(NamedTuple):
 
 
 class ProducedRecord(NamedTuple):
-    """What producers wrote into `epoch`, in blocks that this node need not hold."""
+    """What producers wrote into `epoch`, and the latest append time, of blocks that this node need
+    not hold."""
 
     log: int
     epoch: int
+    append_time_us: int
     produced: bytes
 
 
@@ -186,7 +189,7 @@ def pack_nodes(record: NodesetsRecord) -> bytes:
 
 def pack_produced_record(record: ProducedRecord) -> bytes:
     """A PRODUCED record."""
-    return _PRODUCED.pack(RecordKind.PRODUCED, record.log, record.epoch) + record.produced
+    return _PRODUCED.pack(RecordKind.PRODUCED, *record[:3]) + record.produced
 
 
 def read_engine_record(body: memoryview) -> EngineRecord:
@@ -229,11 +232,11 @@ def read_engine_record(body: memoryview) -> EngineRecord:
         read_nodesets(packed)
         _, log, epoch = _NODES.unpack_from(body)
         return NodesetsRecord(log, epoch, packed)
-    if kind == RecordKind.PRODUCED and len(body) > _PRODUCED.size:
+    if kind == RecordKind.PRODUCED and len(body) >= _PRODUCED.size:
         produced = bytes(body[_PRODUCED.size :])
         read_produced(produced)
-        _, log, epoch = _PRODUCED.unpack_from(body)
-        return ProducedRecord(log, epoch, produced)
+        _, log, epoch, append_time_us = _PRODUCED.unpack_from(body)
+        return ProducedRecord(log, epoch, append_time_us, produced)
     raise Malformed(
         f"the WAL holds a record of kind {kind} with {len(body)} bytes, which this "
         "version does not know: was it written by a newer one?"

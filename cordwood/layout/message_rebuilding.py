@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from cordwood.layout.message_fields import U32, U62, AnyLsn, Attempt, Sentence
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_TimeUs = Annotated[int, Meta(ge=0, le=2**62)]
 _Bytes = Annotated[bytes, Meta(max_length=1_000_000)]
 
 
@@ -128,6 +129,7 @@ class TellProducers(Struct, frozen=True, tag="tell_producers"):
     Attributes:
         produced: of an epoch that has not ended, its blocks that count; else as of `Clean`.
         seal, lng, attempt: as of `Clean`; seal 0 for an epoch that has not ended.
+        append_time_us: no record of the log is younger, as far as the donor knows.
     """
 
     log: U62
@@ -136,6 +138,7 @@ class TellProducers(Struct, frozen=True, tag="tell_producers"):
     seal: U32 = 0
     lng: AnyLsn = 0
     attempt: Attempt = 1
+    append_time_us: _TimeUs = 0
 
 
 RebuildCall = SayRebuild | AskRebuilding | SayRebalance | AskHeld | TellProducers

@@ -572,19 +572,22 @@ class StorageEngine:
         if known is None or known.place < end.place:
             await self._close_epoch(log, epoch, end)
 
-    async def tell_produced(self, log: int, epoch: int, produced: Sequence[Produced]) -> None:
-        """Another node knows that producers' blocks are stored in an epoch; as `tell_end`.
+    async def tell_produced(
+        self, log: int, epoch: int, produced: Sequence[Produced], append_time_us: int
+    ) -> None:
+        """Another node knows that producers' blocks are stored in an epoch, and the latest append
+        time; as `tell_end`.
 
         Raises:
             Overloaded: the WAL has no room even for this.
             Retryable: it failed.
         """
         held = self.cache.log(log)
-        if produced and epoch not in held.ends and not held.produced.has(epoch, produced):
-            record = ProducedRecord(log, epoch, pack_produced(produced))
+        if not held.knows_produced(epoch, produced, append_time_us):
+            record = ProducedRecord(log, epoch, append_time_us, pack_produced(produced))
 
             def apply() -> None:
-                held.tell_produced(epoch, produced)
+                held.tell_produced(epoch, produced, append_time_us)
                 self._on_change(log)
 
             await self.write_mark(log, pack_produced_record(record), apply)
@@ -765,6 +768,6 @@ class StorageEngine:
             case NodesetsRecord(log, epoch, packed):
                 self._note(offset, [log])
                 self.cache.log(log).tell_nodesets(epoch, packed)
-            case ProducedRecord(log, epoch, packed):
+            case ProducedRecord(log, epoch, time_us, packed):
                 self._note(offset, [log])
-                self.cache.log(log).tell_produced(epoch, read_produced(packed))
+                self.cache.log(log).tell_produced(epoch, read_produced(packed), time_us)

@@ -293,14 +293,22 @@ class CachedLog:
         ]
         return [*self.produced.of(epoch), *ended]
 
-    def tell_produced(self, epoch: int, produced: Iterable[Produced]) -> None:
-        """Take what another node knows of producers' blocks in an epoch without an end here."""
+    def tell_produced(self, epoch: int, produced: Iterable[Produced], append_time_us: int) -> None:
+        """Take what another node knows of producers' blocks in an epoch without an end here, and
+        of the latest append time."""
+        self.append_time_us = max(self.append_time_us, append_time_us)
         if epoch not in self.ends:
             self.produced.take(epoch, produced)
 
+    def knows_produced(self, epoch: int, produced: Iterable[Produced], append_time_us: int) -> bool:
+        """Whether `tell_produced` would change nothing."""
+        is_known = epoch in self.ends or self.produced.has(epoch, produced)
+        return is_known and append_time_us <= self.append_time_us
+
     def produced_to_tell(self) -> Iterator[tuple[int, EpochEnd]]:
         """What this node knows of producers, for nodes that began anew: by epoch, the newest end,
-        and for epochs without an end an `EpochEnd` of seal 0.
+        and for epochs without an end an `EpochEnd` of seal 0. Such a one, be it empty, comes too
+        where no block is left to tell the latest append time.
 
         Producers' blocks above an LNG are left out: they may become holes, and there are copies of
         all that count.
@@ -308,6 +316,8 @@ class CachedLog:
         newest = max(self.ends, default=0)
         if newest and self.ends[newest].produced:
             yield newest, self.ends[newest]
+        if self.append_time_us and self.released and self.gone >= self.released:
+            yield self.released >> 32, EpochEnd(0, 0)
         for epoch in sorted(self.produced.epochs):
             told = self.produced.settled(epoch, self.lngs.get(epoch, 0))
             if told and epoch > newest:

@@ -191,7 +191,7 @@ class StorageRole:
         if any(place.first >> 32 != call.epoch for each in told for place in each.places):
             raise Rejected(f"log {call.log}: what is told of epoch {call.epoch} lies in another")
         await self._check_epoch(call.log, call.epoch)
-        await self._engine.tell_produced(call.log, call.epoch, told)
+        await self._engine.tell_produced(call.log, call.epoch, told, call.append_time_us)
         return DoneReply()
 
     async def _checked_end(self, call: Clean | TellProducers) -> EpochEnd:

@@ -33,7 +33,7 @@ from cordwood.layout.waves import store_head
 SEAL = SealRecord(log=0x0102, epoch=7)
 NODES = NodesetsRecord(0x0102, 7, pack_nodesets([EpochNodes(1, [1, 2, 3], 3, 2)]))
 PRODUCED = ProducedRecord(
-    0x0102, 7, pack_produced([Produced(9, 2, (ProducedBlock(3, 4, (7 << 32) + 1, 5),))])
+    0x0102, 7, 55, pack_produced([Produced(9, 2, (ProducedBlock(3, 4, (7 << 32) + 1, 5),))])
 )
 CLEAN = CleanRecord(log=0x0102, epoch=6, seal=7, lng=(6 << 32) | 0x99, attempt=3)
 
@@ -82,7 +82,7 @@ def test_a_store_is_checked_as_its_frame_was() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"\0", b"\4" + bytes(12), pack_nodes(NODES)[:13], pack_produced_record(PRODUCED)[:13],
+        b"", b"\0", b"\4" + bytes(12), pack_nodes(NODES)[:13], pack_produced_record(PRODUCED)[:20],
         pack_seal(SEAL)[:-1], pack_seal(SEAL) + b"\0", pack_clean(CLEAN)[:-1],
     ],
 )  # fmt: skip

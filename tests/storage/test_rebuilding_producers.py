@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import BUCKET, ClusterAtHand, others, simulate, values
+from cluster_at_hand import BUCKET, ClusterAtHand, others, read_all, simulate, values
 from rebuild_scene import call_lost, copies, healed, lose_disk
 from scenarios import as_scenario
 
+from cordwood.block import Record
 from cordwood.client.append.producer import Producer
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import StorageSettings, TierSettings
@@ -88,6 +89,26 @@ def test_what_main_storage_holds_is_not_stored_again() -> None:
 
     storage = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
     simulate(scenario, nodes=5, storage=storage, tier=TierSettings(BUCKET, look_s=1.0))
+
+
+@as_scenario(simulate, nodes=5)
+async def test_no_disk_after_the_other_has_append_time_fall(cluster: ClusterAtHand) -> None:
+    """The clock of the node that sequenced was ahead, and no block is left to say so."""
+    hour_us = 3_600_000_000
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("log", b"1")
+        sequencer = cluster.sequencer_of(1)
+        cluster.machine(sequencer).clock.step(hour_us)
+        last = await store.append("log", b"2")
+        found = await store.tail_attributes("log")
+        await asyncio.sleep(3)
+        await store.trim("log", last)
+        cluster.machine(sequencer).clock.step(-hour_us)
+    await lose_disks(cluster, [*others(cluster), sequencer])
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("log", b"3")
+        (item,) = [each for each in await read_all(store, "log") if isinstance(each, Record)]
+    assert item.append_time_us >= found.append_time_us
 
 
 @as_scenario(simulate, nodes=5)

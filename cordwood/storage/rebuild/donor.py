@@ -276,7 +276,9 @@ class Donor:
 
     def _producers_of(self, log: int, held: CachedLog) -> list[TellProducers]:
         return [
-            TellProducers(log, epoch, end.produced, end.seal, end.lng, end.attempt)
+            TellProducers(
+                log, epoch, end.produced, end.seal, end.lng, end.attempt, held.append_time_us
+            )
             for epoch, end in held.produced_to_tell()
         ]
 
