@@ -9,12 +9,17 @@ import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, others, read_all, simulate, values
 from rebuild_scene import call_lost, copies, healed, lose_disk
 from scenarios import as_scenario
+from swaps import swap
 
 from cordwood.block import Record
 from cordwood.client.append.producer import Producer
+from cordwood.errors import Rejected
+from cordwood.layout.message import DoneReply
+from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.log_attributes import LogAttributes
 from cordwood.settings import StorageSettings, TierSettings
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.role import StorageRole
 
 PRODUCER = 7
 
@@ -134,6 +139,25 @@ async def test_what_was_told_outlives_a_start_of_the_node(cluster: ClusterAtHand
             await stopped
         await cluster.start(stranger)
         assert known() == [stored]
+
+
+def test_a_node_that_refuses_one_log_is_told_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trim points, too: perhaps nobody who is left knows them."""
+
+    async def refuse(self: StorageRole, call: TellProducers) -> DoneReply:
+        raise Rejected("this is not believed")
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=30) as store:
+            for log in ("a", "b"):
+                last = await store.append(log, b"1", producer=Producer(PRODUCER))
+                await asyncio.sleep(2)
+                await store.trim(log, last)
+        swap(monkeypatch, StorageRole.tell_producers, refuse)
+        await lose_disks(cluster, [1, 2])
+        assert all(cluster.running[1].engine.trim_of(log) for log in (1, 2))
+
+    simulate(scenario, nodes=5)
 
 
 def test_the_planted_bug_is_caught() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from cordwood.block import EnvelopeFlag
-from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog
+from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog, Unreachable
 from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import AskTail, Call
 from cordwood.layout.message_impact import AskFitness, FitnessReply
@@ -256,16 +256,17 @@ class Donor:
             of_log = {node for _, nodeset, _ in nodesets for node in nodeset.nodes} or others
             some = sorted(others & of_log)
             told = await asyncio.gather(*(self._tell_to(node, calls) for node in some))
-            others -= {node for node, is_told in zip(some, told, strict=True) if not is_told}
+            others -= {node for node, goes_on in zip(some, told, strict=True) if not goes_on}
 
     async def _tell_to(self, node: NodeId, calls: Sequence[Call]) -> bool:
-        """Whether a node was told."""
+        """Whether a node can be told more: what it refuses of one log, it may take of others."""
         for call in calls:
             try:
                 await self._peers.call(node, call, timeout_s=TELL_TIMEOUT_S)
             except CordwoodError as error:
-                logger.info("node %d is not told what is known of logs: %s", node, error)
-                return False
+                logger.info("node %d is not told what is known of a log: %s", node, error)
+                if isinstance(error, Unreachable):
+                    return False
         return True
 
     def _known_of(self, log: int) -> list[Call]:
