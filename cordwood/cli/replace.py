@@ -21,7 +21,14 @@ from cordwood.cli.target import ClusterOption, find_target
 from cordwood.errors import BadSetting, Rejected
 
 MARKER = "replaces"
-"""In the new directory: the number of the node that it is for, and `placed` once that is done."""
+"""In the new directory: the number of the node that it is for; `placed` once the command has run,
+and `done` once the node runs there."""
+
+PLACED = "placed"
+DONE = "done"
+
+IDENTITY = "identity"
+"""In a directory that a node ran on."""
 
 OLD = ".replaced"
 """The end of the name of the old directory, which is never removed."""
@@ -59,49 +66,67 @@ def replace(
             f"say what has the node run on a new directory of {target.url} (--command)"
         )
     new = os.path.abspath(directory)
-    claim(new, node)
     old = os.path.join(target.directory or "", f"node-{node}")
 
+    def is_linked() -> bool:
+        return os.path.realpath(old) == os.path.realpath(new)
+
+    claim(new, node, is_linked=None if command else is_linked())
+
     def is_placed() -> bool:
-        return says_placed(new) if command else os.path.realpath(old) == os.path.realpath(new)
+        return says_placed(new) if command else is_linked()
 
     async def place() -> None:
         if command:
             await run_command(command.replace("{node}", str(node)).replace("{directory}", new))
-            write_marker(new, node, placed=True)
+            write_marker(new, node, PLACED)
         else:
             await swap_directory(old, new)
 
     async def main() -> None:
         async with aio.connect(target.url) as store:
             await replace_node(store, node, place, is_placed, timeout_s=timeout_s, say=typer.echo)
+        write_marker(new, node, DONE)
 
     asyncio.run(main())
 
 
-def claim(new: str, node: int) -> None:
+def claim(new: str, node: int, *, is_linked: bool | None = None) -> None:
     """Mark a directory as the one for a node.
 
+    Args:
+        is_linked: whether the name of the node's directory leads to it; None where a command places
+            it and nobody can tell.
     Raises:
-        BadSetting: it is used, for something else or for another node.
+        BadSetting: it is used, for something else, for another node, or for this one in a
+            replacement of before.
     """
     path = os.path.join(new, MARKER)
     os.makedirs(new, mode=0o700, exist_ok=True)
     found = os.listdir(new)
     if MARKER in found:
         with open(path, encoding="ascii") as file:
-            if file.read().split()[:1] != [str(node)]:
-                raise BadSetting(f"{new} is for another node: take a new directory")
+            who, *state = file.read().split() or [""]
+        if who != str(node):
+            raise BadSetting(f"{new} is for another node: take a new directory")
+        # Trap: a later replacement may have led the node away from here. Then nothing would be
+        # done, or the node would come to data of long ago, which it does not start with.
+        was_here = DONE in state if is_linked is None else IDENTITY in found
+        if was_here and not is_linked:
+            raise BadSetting(
+                f"node {node} was brought to {new} before. If it does not run there any more, "
+                "empty it or take another directory"
+            )
     elif found:
         raise BadSetting(f"{new} is used ({sorted(found)[0]} is there): take a new directory")
     else:
         write_marker(new, node)
 
 
-def write_marker(new: str, node: int, *, placed: bool = False) -> None:
+def write_marker(new: str, node: int, state: str = "") -> None:
     """See MARKER."""
     with open(os.path.join(new, MARKER), "w", encoding="ascii") as file:
-        file.write(f"{node}{' placed' if placed else ''}\n")
+        file.write(f"{node} {state}\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -109,7 +134,7 @@ def write_marker(new: str, node: int, *, placed: bool = False) -> None:
 def says_placed(new: str) -> bool:
     """Whether the command ran to its end."""
     with open(os.path.join(new, MARKER), encoding="ascii") as file:
-        return file.read().split()[1:] == ["placed"]
+        return file.read().split()[1:] == [PLACED]
 
 
 async def swap_directory(old: str, new: str) -> None:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from cordwood.cli.replace import claim, put_in_place, says_placed, write_marker
+from cordwood.cli.replace import (
+    DONE,
+    IDENTITY,
+    PLACED,
+    claim,
+    put_in_place,
+    says_placed,
+    write_marker,
+)
 from cordwood.errors import BadSetting
 
 
@@ -15,10 +23,34 @@ def test_a_new_directory_is_made_and_may_be_given_again(tmp_path: Path) -> None:
     claim(str(new), 3)
     claim(str(new), 3)
     assert not says_placed(str(new))
-    write_marker(str(new), 3, placed=True)
+    write_marker(str(new), 3, PLACED)
     (new / "identity").write_text("of the node that runs there by now")
     claim(str(new), 3)
     assert says_placed(str(new))
+
+
+def test_a_directory_of_an_earlier_replacement_is_refused(tmp_path: Path) -> None:
+    """The command told of the node that it runs there, and of the disk that it ran on, that nobody
+    wants it."""
+    first = tmp_path / "first"
+    claim(str(first), 3)
+    write_marker(str(first), 3, DONE)
+    with pytest.raises(BadSetting, match="was brought to"):
+        claim(str(first), 3)
+
+
+def test_the_name_of_a_nodes_directory_tells_whether_it_runs_there(tmp_path: Path) -> None:
+    """On a cluster of this machine, also where the command was stopped before it was done."""
+    first = tmp_path / "first"
+    claim(str(first), 3, is_linked=False)
+    (first / IDENTITY).write_text("of the node that runs there by now")
+    claim(str(first), 3, is_linked=True)
+    write_marker(str(first), 3, DONE)
+    claim(str(first), 3, is_linked=True)  # given again, and nothing is to be done
+    for state in (DONE, ""):
+        write_marker(str(first), 3, state)
+        with pytest.raises(BadSetting, match="was brought to"):
+            claim(str(first), 3, is_linked=False)
 
 
 def test_a_used_directory_is_refused(tmp_path: Path) -> None:
