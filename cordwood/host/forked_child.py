@@ -1,4 +1,4 @@
-"""A child of `fork` must not touch the RocksDB databases of its parent, not even at its end.
+"""A child of `fork` must not touch its parent's RocksDB databases, not even at its end.
 
 The fork copies no thread. Where RocksDB closes a database, and where its library ends with the
 process, it waits for threads of its own: the child ended by SIGSEGV. So the child keeps all open
@@ -15,6 +15,11 @@ import os
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+
+def process_number() -> int:
+    """The number of this process: a forked child has another one than its parent."""
+    return os.getpid()
 
 
 class Owner(Protocol):

@@ -34,6 +34,7 @@ from typing import NamedTuple
 from cordwood.block import Buffer
 from cordwood.client.append.record_check import Headers
 from cordwood.errors import BadSetting, CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence
+from cordwood.host.forked_child import process_number
 from cordwood.protocol.producers import QUERY_PRODUCERS
 
 PRODUCER_MAX = QUERY_PRODUCERS - 1
@@ -196,7 +197,8 @@ def _packed(each: Buffer | None) -> bytes:
 class Producer:
     """An identity to append with, for one client at a time.
 
-    Two clients with one identity shut each other out or mix their sequences. After a restart,
+    Two clients with one identity shut each other out or mix their sequences. A producer is of the
+    process that made it: a forked child makes its own. After a restart,
     take the same id and a higher epoch, or say where the old one stopped. After an append that
     ended with an error, `again` sends the same records at the same place; a higher epoch would
     store a second copy of what may be stored.
@@ -225,6 +227,7 @@ class Producer:
             raise BadSetting(f"producer epoch {epoch}: it goes from 0 to {EPOCH_MAX}")
         self.producer = producer
         self.epoch = epoch
+        self._process = process_number()
         self._lineage = Lineage({log: ProducerPlace(at) for log, at in (sequences or {}).items()})
         # By log number, where `again` made this producer.
         self._own: dict[int, ProducerPlace] = {}
@@ -244,8 +247,9 @@ class Producer:
         Raises:
             BadSetting: an append to the log has not ended; or an append that got that place ended
                 well, and it may be another one than the append to be sent again. Other records
-                sent there would be taken for a repeat.
+                sent there would be taken for a repeat. Or this is another process; see `call`.
         """
+        self._check_process()
         own = self._place(log)
         place = self._lineage.live.get(log, own)
         doubts = self._lineage.doubts.setdefault(log, set())
@@ -299,7 +303,9 @@ class Producer:
 
         Raises:
             OutOfSequence: `again` made another producer for this log.
+            BadSetting: this is another process than the producer's, as a forked child is.
         """
+        self._check_process()
         place = self._place(log)
         place.calls += 1
         place.is_crossed |= place.calls > 1 or place.has_failed
@@ -317,6 +323,15 @@ class Producer:
             raise
         finally:
             place.calls -= 1
+
+    def _check_process(self) -> None:
+        """Raise BadSetting in another process. Both would append at the same sequences, and what is
+        appended second would be taken for a repeat of other records."""
+        if self._process != process_number():
+            raise BadSetting(
+                f"{self} is of process {self._process}, which may append under it as well: make "
+                "one of another id here, or of a higher epoch if that process is done with it"
+            )
 
     def _place(self, log: int) -> ProducerPlace:
         return self._own.get(log) or self._lineage.places.setdefault(log, ProducerPlace())
