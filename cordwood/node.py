@@ -87,6 +87,7 @@ from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
+from cordwood.quorum.authority import REBUILT
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
 from cordwood.recovery.purge import Purges
@@ -512,6 +513,7 @@ class Node:
         self._tools.fit(members)
         self._staging.block_bytes_max = self._tools.settings.block_bytes_max
         mine = self._members.get(self.settings.node)
+        self._engine.is_given_away = mine is not None and mine.authority in REBUILT
         if mine is not None and self.note_storage(mine):
             self._on_space()
         self._peers.want({member.node: member.address for member in members})

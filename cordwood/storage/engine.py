@@ -112,6 +112,7 @@ class StorageEngine:
         is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
         low_space: why only recoveries may store (the disk is nearly full); "" if every sender may.
         rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
+        is_given_away: whether this node's own data lies elsewhere, or counts as gone.
         seals: the epochs that may still store; seals that are not durable yet are included.
         amends: the stores without bodies.
         read_only: the operator's reason for taking no blocks; "" while the node takes them.
@@ -135,7 +136,7 @@ class StorageEngine:
         self._recent = RecentBlocks(settings.recent_bytes)
         self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = self.damage = self.low_space = self.read_only = ""
-        self.has_lost = self.is_out_of_space = False
+        self.has_lost = self.is_out_of_space = self.is_given_away = False
         self.reached, self.stored_blocks, self.disk = logs.offset, 0, DiskRoom()
         self.waits = StoreWaits()
         self.rebuilding: frozenset[int] = frozenset()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
-from rebuild_scene import call_lost, lose_disk
+from rebuild_scene import call_lost, lose_disk, order
 from rebuild_scene import lost as lost_nodes
 from swaps import swap, swap_value
 from test_ledger_autorecovery_cluster import E3, UNFLUSHED, marked, payloads, until_whole
@@ -18,6 +18,7 @@ from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.errors import LedgerFenced, OutcomeUnknown, TooFewNodes
 from cordwood.layout.message_ledgers import LacReply
+from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.metadata.ledger_marks import LedgerMarks
 from cordwood.metadata.ledgers import LedgerMetadataStore
@@ -236,6 +237,23 @@ async def a_writer_goes_on_elsewhere_before_a_check_hears_its_lac(cluster: Clust
         assert (check.is_whole, check.last, check.copies) == (True, 29, 60)
 
 
+async def a_node_is_drained_whose_ledgers_are_written(cluster: ClusterAtHand) -> None:
+    """It is up, and would take entries for ever."""
+    async with cluster.client() as store:
+        made = await store.ledgers.create(**E3)
+        drained = made.metadata.newest.nodes[0]
+        await order(cluster, drained, RebuildOrder.DRAIN)
+        for number in range(120):
+            assert await made.append(b"entry %d" % number) == number
+            await asyncio.sleep(1)
+        assert drained not in made.metadata.newest.nodes
+        await made.close()
+        await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
+        found = await store.ledgers.metadata(made.ledger_id)
+        assert found.last == 119
+        assert all(drained not in each.nodes for each in found.fragments)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -246,6 +264,7 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-anywhere": a_repair_has_nodes_of_one_rack_alone,
     "ledger-repair-same-node": two_fragments_have_their_others_in_two_racks,
     "ledger-repair-gives-up": a_ledger_takes_longer_than_a_repair_without_progress,
+    "ledger-repair-drained-stays": a_node_is_drained_whose_ledgers_are_written,
     "ledger-repair-copies-first": a_node_of_a_repair_loses_its_disk,
     "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,
     "ledger-check-metadata-first": a_writer_goes_on_elsewhere_before_a_check_hears_its_lac,

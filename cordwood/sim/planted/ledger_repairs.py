@@ -139,6 +139,8 @@ BUGS = (
            at(placement_of, within=ledger_repair).instead(_anywhere)),
     _scene("same-node", "the node that replaces a lost node in one fragment replaces it in each",
            at(LedgerRepair._may_take).instead(_takes_it_anywhere)),
+    _scene("drained-stays", "a drained node takes a writer's entries, until a recovery shuts it out",
+           at(LedgerStore._takes_no_writers).instead(lambda self: bool(self._engine.read_only))),
     _scene("copies-first", "a node gets copies before the metadata says so",
            at(LedgerRepair._announce).instead(_says_nothing_before)),
     PlantedBug("ledger-recovery-copies-first",

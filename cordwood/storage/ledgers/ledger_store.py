@@ -173,7 +173,7 @@ class LedgerStore:
         if self._is_fenced(call.ledger, held) and not call.recovery:
             return AddRefusal.FENCED
         engine, size = self._engine, sum(len(each.body) for each in call.entries)
-        if engine.read_only and not call.recovery:
+        if self._takes_no_writers() and not call.recovery:
             return AddRefusal.READ_ONLY
         if engine.failed:
             raise Retryable(f"this node stores nothing: {engine.failed}")
@@ -181,6 +181,11 @@ class LedgerStore:
         if is_full or not engine.cache_takes(size, by_recovery=True):
             return AddRefusal.FULL
         return AddRefusal.NONE
+
+    def _takes_no_writers(self) -> bool:
+        """Whether writers are to go elsewhere. A drained node is up, and its ledgers are marked as
+        a lost node's are: a writer that stayed would be shut out once the grace is over."""
+        return bool(self._engine.read_only) or self._engine.is_given_away
 
     async def _has_others(self, call: AddEntries) -> bool:
         """Whether the ledger has another entry of one of these numbers. A repeat is equal: every
