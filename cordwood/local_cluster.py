@@ -196,9 +196,10 @@ class LocalCluster:
         node.was_killed = False
         try:
             path, log = self._prepare_node(node)
-        except FileNotFoundError as error:
-            # `cordwood nodes replace` puts another directory there just now.
-            raise Unreachable(f"node {number} has no directory: {error}") from None
+        except OSError as error:
+            # `cordwood nodes replace` puts another directory there just now, or the node's disk is
+            # full or broken: the other nodes go on.
+            raise Unreachable(f"node {number} cannot use its directory: {error}") from None
         before = [] if self._housing is None else self._housing.command(number)
         try:
             node.process = await asyncio.create_subprocess_exec(
@@ -293,10 +294,15 @@ class LocalCluster:
         return os.path.join(node.directory, "log")
 
     def _last_words(self, node: LocalNode) -> str:
-        with open(self._log_path(node), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it said nothing (see {self._log_path(node)})"
+        path = self._log_path(node)
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except OSError as error:
+            # Race: another directory was put there since its settings were written.
+            return f"its log cannot be read: {error}"
+        return lines[-1] if lines else f"it said nothing (see {path})"
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ import uvloop
 from scenarios import as_scenario, awaited_by
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.cli.replace import put_in_place
 from cordwood.client import aio
 from cordwood.client.store import Store
 from cordwood.embedded import embedded_store
@@ -281,6 +282,43 @@ class TestRefusals:
             if pid.isdigit() and str(tmp_path) in _command_line(pid)
         ]
         assert ours == []
+
+
+class TestADirectoryThatIsReplaced:
+    """`cordwood up` ended, and all nodes with it, where `cordwood nodes replace` changed a node's
+    directory just as the node was started again."""
+
+    ONE = ClusterShape(nodes=1, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
+
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_it_is_changed_while_the_node_starts(
+        self, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old, new = tmp_path / "cluster" / "node-1", tmp_path / "new"
+        new.mkdir()
+        async with local_cluster(str(tmp_path / "cluster"), self.ONE) as cluster:
+            await cluster.stop_node(NodeId(1))
+            spawn = asyncio.create_subprocess_exec
+
+            async def spawn_late(*args: object, **options: object) -> object:
+                put_in_place(str(old), str(new))
+                return await spawn(*args, **options)  # type: ignore[call-overload]
+
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn_late)
+            with pytest.raises(Unreachable, match="node 1 did not start: its log cannot be read"):
+                await cluster.start_node(NodeId(1))
+            monkeypatch.undo()
+            with pytest.raises(Unreachable, match=r"is in the cluster, but .* is empty"):
+                await cluster.start_node(NodeId(1))  # in the new directory, and says why
+
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_it_cannot_be_written(self, *, tmp_path: Path) -> None:
+        async with local_cluster(str(tmp_path), self.ONE) as cluster:
+            await cluster.stop_node(NodeId(1))
+            (tmp_path / "node-1").rename(tmp_path / "elsewhere")
+            (tmp_path / "node-1").write_text("no directory")
+            with pytest.raises(Unreachable, match="node 1 cannot use its directory"):
+                await cluster.start_node(NodeId(1))
 
 
 def _command_line(pid: str) -> str:
