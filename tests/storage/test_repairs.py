@@ -487,3 +487,47 @@ async def test_a_node_that_lost_a_partition_starts_and_fetches_it(cluster: Clust
         assert {(b.header, bytes(b.body)) for b in again} >= {
             (b.header, bytes(b.body)) for b in blocks
         }
+
+
+async def with_a_rotten_end(cluster: ClusterAtHand) -> int:
+    """A log whose last block has rotted on a node, and of which nobody has heard that the block is
+    released; the node. No node sequences it."""
+    async with cluster.client() as store:
+        await store.append("end", b"last words")
+    await asyncio.sleep(12)  # until releases are not said again
+    await flushed(cluster)
+    sequencer = cluster.sequencer_of(1)
+    cluster.kill(sequencer)
+    await cluster.start(sequencer)
+    for node in cluster.running.values():
+        held = node.engine.cache.log(1)
+        held.released, held.lngs = 0, {}
+    (holders,) = (await copies(cluster)).values()
+    node = max(each for each in holders if each != sequencer)
+    assert rot(cluster, node, 1)
+    await until(lambda: bool(ranges(cluster, node)))
+    return node
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+@as_scenario(simulate, nodes=5, storage=SCRUBBED)
+async def test_a_copy_that_rotted_before_its_release_holds_no_rebuilding_up(
+    cluster: ClusterAtHand, *, is_deleted: bool
+) -> None:
+    """Nothing is repaired before it is released, and a deleted log never is: its donor waited for a
+    repair until the log was trimmed, a day later."""
+    rotten = await with_a_rotten_end(cluster)
+    if is_deleted:
+        async with cluster.client() as store:
+            await store.log_tree.delete("end")
+    lost = next(n for n in cluster.numbers if n != rotten)
+    lose_disk(cluster, lost)
+    await call_lost(cluster, lost)
+    cluster.keep_starting(lost)
+    await healed(cluster, timeout_s=60)
+    assert bool(ranges(cluster, rotten)) is is_deleted
+
+
+def test_a_donor_that_stirs_no_log_with_rotten_copies_is_caught() -> None:
+    with planted(find_bug("rotten-end-unstirred")), pytest.raises(TimeoutError):
+        test_a_copy_that_rotted_before_its_release_holds_no_rebuilding_up(is_deleted=False)

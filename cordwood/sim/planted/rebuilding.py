@@ -154,6 +154,11 @@ async def _unasked(self: Moves, works: Sequence[_Work], flow: RebuildFlow, repor
     return
 
 
+async def _rot_unstirred(right: Any, self: Donor, log: int, now: Pass) -> None:
+    await right(self, log, now)
+    now.rotten.clear()
+
+
 def _no_producers(self: Donor, log: int, held: CachedLog) -> list[TellProducers]:
     return []
 
@@ -193,6 +198,9 @@ BUGS = (
                at(Donor._producers_of).instead(_no_producers),
                scene="tests/storage/test_rebuilding_producers.py"),
     PlantedBug("donor-done-early", "a donor reports that it is done after its first pass",
+    PlantedBug("rotten-end-unstirred", "a donor with a copy that rotted before its release waits "
+               "until somebody uses the log", at(Donor._look).around(_rot_unstirred),
+               scene="tests/storage/test_repairs.py"),
                at(Pass.is_done).instead(lambda self: True),
                scenario=DISKS_LOST),
     PlantedBug("donor-skips-epoch", "a donor leaves out the first epoch of each log",

@@ -92,6 +92,7 @@ class Pass:
 
     Attributes:
         unsettled: logs with blocks that name a lost node and are not settled yet.
+        rotten: logs with copies that have rotted here. Nothing is repaired before it is released.
         is_uncertain: some lost nodes together may have held a block that no other node has.
     """
 
@@ -100,6 +101,7 @@ class Pass:
     report: Report = field(default_factory=Report)
     todo: list[_ToDo] = field(default_factory=list)
     unsettled: list[int] = field(default_factory=list)
+    rotten: list[int] = field(default_factory=list)
     is_uncertain: bool = False
     is_looking: bool = True
     began_s: float = 0.0
@@ -201,7 +203,7 @@ class Donor:
             now.report.again += 1
         if now.is_done:
             await self._tell_known()
-        for log in now.unsettled[:STIRRED_MAX]:
+        for log in [*now.unsettled, *now.rotten][:STIRRED_MAX]:
             await self._stir(log)
         return now
 
@@ -309,14 +311,13 @@ class Donor:
         held = self._engine.cache.log(log)
         found = _ToDo(log, 0)
         epochs = told_nodesets(self._engine, log, self._members())
-        is_unsettled = False
+        is_unsettled = is_rotten = False
         at = held.trim + 1
         while at <= LSN_MAX:
             run = await self._engine.reader.read(
                 log, at, LSN_MAX, _head, bytes_max=STEP_BYTES, blocks_max=STEP_BLOCKS
             )
-            if run.damaged:
-                now.report.trouble = f"log {log}: copies have rotted here"
+            is_rotten = is_rotten or bool(run.damaged)
             for block in run.blocks:
                 is_mine = self._is_mine(block, now.losses)
                 if not is_mine and not self._gives(block, now, epochs):
@@ -331,8 +332,12 @@ class Donor:
             at = run.next
             # What is in the cache is read without a pause: others have their turn here.
             await self._pace.breathe(len(run.blocks))
-        if is_unsettled and log not in self._deleted:
-            now.unsettled.append(log)
+        if log not in self._deleted:
+            if is_unsettled:
+                now.unsettled.append(log)
+            if is_rotten:
+                now.rotten.append(log)
+                now.report.trouble = f"log {log}: copies have rotted here"
         if found.blocks:
             now.todo.append(found)
         now.is_uncertain = now.is_uncertain or not self._is_certain(log, now.rebuilding)
@@ -425,7 +430,8 @@ class Donor:
                     return
                 node = NodeId(error.node)
             except UnknownLog:
-                # Nobody will ever settle the end of a log that was deleted, or read it.
+                # Nobody will ever settle the end of a log that was deleted, or read it. So its end
+                # may never be repaired.
                 self._deleted.add(log)
                 return
             except CordwoodError as error:
