@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from functools import partial
 
-from cordwood.block import Buffer, Gap, Record
+from cordwood.block import Buffer, Gap, GapKind, Record
 from cordwood.client.address import SCHEME
 from cordwood.client.admin.nodes import Nodes
 from cordwood.client.admin.position_calls import Position, PositionCalls, Start
@@ -46,7 +46,7 @@ from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import OnLogHealth, Reader
 from cordwood.client.read.shared_tail import SharedTails
 from cordwood.client.tier_store import OpenObjects, TierStore
-from cordwood.errors import BadSetting, Closed, UnknownLog, Unreachable
+from cordwood.errors import AccessDenied, BadSetting, Closed, UnknownLog, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.hello import Hello
 from cordwood.layout.message import Call, Reply
@@ -319,6 +319,7 @@ class Store(Stages, PositionCalls, Nodes):
             The bridge's first LSN; None if no copy of the bridge is left.
         Raises:
             UnknownLog: the log does not exist.
+            AccessDenied: this client may not read it.
             Retryable: the nodes did not say within the client's timeout.
         """
         info = await self._find(log)  # a read up to an LSN would make it
@@ -326,11 +327,14 @@ class Store(Stages, PositionCalls, Nodes):
         stream = await self.read(info.log_id, last, last)
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                await stream.next()
+                told = await stream.next()
         except TimeoutError:
             raise Unreachable(f"no node says where epoch {epoch} of {log} ends") from None
         finally:
             stream.close()
+        if isinstance(told, Gap) and told.kind is GapKind.ACCESS:
+            # "Nobody knows" would be taken for an epoch without records.
+            raise AccessDenied(f"{info.name} wants a read token, which this client does not have")
         return stream.bridge or await self._positions.epoch_end(info, last)
 
     def reader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.aio import open_store
-from cordwood.client.blocking.blocking_store import open_blocking
+from cordwood.client.blocking.blocking_store import connect, open_blocking
 from cordwood.embedded import embedded_store
-from cordwood.errors import Closed, Unreachable
+from cordwood.errors import AccessDenied, Closed, Unreachable
+from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.settings import MIB, ClientSettings
@@ -106,6 +108,27 @@ class TestEpochEnd:
             open_epoch = store.tail("log").epoch
             with pytest.raises(Unreachable, match=f"epoch {open_epoch} of log ends"):
                 store.epoch_end("log", open_epoch)
+
+    def test_is_told_to_readers_alone(self, tmp_path: Path):
+        """Refused, the question had the answer of an epoch whose end nobody knows any more."""
+        with open_at(tmp_path) as store:
+            first = store.append("log", b"x")
+        with open_at(tmp_path) as store:
+            store.append("log", b"y")
+            store.log_tree.set_attributes("log", LogAttributes(read_token=token_digest("sesame")))
+            address = store.serve()
+            settings = ClientSettings(read_tokens=("sesame",))
+            with connect(address, settings) as reader:
+                assert reader.epoch_end("log", first.epoch) == first + 1
+            with connect(address, ClientSettings(timeout_s=5)) as stranger:
+
+                def ask_until_refused() -> None:
+                    for _ in range(200):  # nodes hear of the right within a second
+                        stranger.epoch_end("log", first.epoch)
+                        time.sleep(0.1)
+
+                with pytest.raises(AccessDenied, match="read token"):
+                    ask_until_refused()
 
 
 class TestBlockRuns:
