@@ -20,10 +20,11 @@ from functools import lru_cache
 from cordwood.block import Gap
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.values import Tiered
-from cordwood.errors import BadSetting, CordwoodError, UnknownLog
+from cordwood.errors import AccessDenied, BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
 from cordwood.lsn import OLDEST, Lsn
 from cordwood.spark.find_time import Seen, find_time
+from cordwood.spark.gap_probe import may_not_read
 from cordwood.spark.group import cursors_of
 from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import Selection, SourceOptions
@@ -299,6 +300,15 @@ class Catalog:
         """Where `[start, stop)` of a log may have records."""
         return runs_of(start, stop, lambda epoch: self._epoch_end(log, epoch))
 
+    def is_surely_empty(self, log: int, start: int, stop: int) -> bool:
+        """Whether `[start, stop)` of a log never had a record: ends of epochs, and all known."""
+        if start >> 32 == stop >> 32:
+            return start >= stop  # most of ten thousand
+        epochs = range(start >> 32, stop >> 32)
+        if any(self._epoch_end(log, epoch) is None for epoch in epochs):
+            return False
+        return not self.runs(log, start, stop)
+
     def slices(self, ranges: Mapping[int, tuple[int, int]]) -> list[Slice]:
         """Slices of the ranges of logs by number; deleted logs are left out.
 
@@ -409,9 +419,12 @@ class Catalog:
         """
         Raises:
             DataLoss: the log was deleted since its end was asked, and `failOnDataLoss` is true.
+            AccessDenied: this query may not read it.
         """
         try:
             return self.store.epoch_end(log, epoch)
+        except AccessDenied as error:
+            raise may_not_read((self._selected or {}).get(log, f"log {log}")) from error
         except UnknownLog as error:
             if self._options.fail_on_data_loss:
                 first = epoch << 32 | 1

@@ -27,6 +27,15 @@ HARMLESS = frozenset({GapKind.BRIDGE, GapKind.HOLE})
 """Nothing was ever acknowledged there."""
 
 
+def may_not_read(name: str) -> AccessDenied:
+    """The error for a log whose read token this query does not have."""
+    return AccessDenied(
+        f"{name} asks for a read token that this query does not have: give it as "
+        "cordwood.read.tokens and start the query again. failOnDataLoss=false does not pass "
+        "over records that are there"
+    )
+
+
 def unreadable(read: Slice, gap: Gap) -> CordwoodError:
     """The error for a gap in which records were.
 
@@ -34,11 +43,7 @@ def unreadable(read: Slice, gap: Gap) -> CordwoodError:
     over, or the records would be missing for good once the right is given again.
     """
     if gap.kind is GapKind.ACCESS:
-        return AccessDenied(
-            f"{read.name} asks for a read token that this query does not have: give it as "
-            "cordwood.read.tokens and start the query again. failOnDataLoss=false does not pass "
-            "over records that are there"
-        )
+        return may_not_read(read.name)
     if gap.kind is GapKind.NOT_IN_CONFIG:
         # It was deleted while it was read; readers go by its number, so no rename looks like that.
         return data_loss(read.log_id, read.name, gap.first, None, "LOG_GONE")

@@ -408,6 +408,12 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         if not self._is_checked:
             self._check(upto)
         planned = ranges(self._offsets.parse(start), upto)
+        if not self._options.gaps:
+            planned = {
+                log: (first, stop)
+                for log, (first, stop) in planned.items()
+                if not self._catalog.is_surely_empty(log, first, stop)
+            }
         return _partitions(self._catalog, self._catalog.slices(planned), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -492,8 +498,19 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             if stop > (start := starts.get(log, OLDEST))
         }
         backlog = {log: records for log in runs if (records := records_in(runs[log]))}
+        # The end of an epoch without a record behind it is passed as well. Left before it until the
+        # next record comes, a stream would be told then, of a log that was trimmed meanwhile, that
+        # it lost what it had read to the end.
+        passed = {
+            log: stops[log]
+            for log in runs
+            if log not in backlog
+            and self._catalog.is_surely_empty(log, starts.get(log, OLDEST), stops[log])
+        }
         total = sum(backlog.values())
-        if total < max(1, limits.min_records):
+        if not total:
+            return passed
+        if total < limits.min_records:
             return {}
         self._turn += 1
         shares = share_out(limits.max_records or total, backlog, self._turn)
@@ -501,7 +518,8 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             firsts = {log: runs[log][0].first for log in shares}
             sizes = self._catalog.sizes(names, firsts, shares)
             shares = share_bytes(limits.max_bytes, shares, sizes, self._turn)
-        return {
+        moved = {
             log: stops[log] if share == backlog[log] else advance(runs[log], share)
             for log, share in shares.items()
         }
+        return {**passed, **moved}

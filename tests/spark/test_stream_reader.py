@@ -25,13 +25,14 @@ from swaps import swap_value
 
 from cordwood.block import Record
 from cordwood.client.blocking.blocking_store import BlockingStore, connect
-from cordwood.errors import BadSetting, UnknownLog, Unreachable
+from cordwood.errors import AccessDenied, BadSetting, UnknownLog, Unreachable
 from cordwood.layout.arrow import COLUMNS
+from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.lsn import OLDEST, Lsn, format_lsn, parse_lsn
 from cordwood.spark import catalog
 from cordwood.spark import group as group_module
 from cordwood.spark.offsets import DataLoss
-from cordwood.spark.options import SELECTIONS, SERVERS
+from cordwood.spark.options import READ_TOKENS, SELECTIONS, SERVERS
 from cordwood.spark.slice_reader import read_slices
 from cordwood.spark.source import (
     EAGER_POLLS,
@@ -915,20 +916,68 @@ class TestEpochs:
         assert [len(values(split, [each])) for each in partitions] == [25, 25, 25, 25]
         assert values(split, partitions) == numbers(0, 100)
 
-    def test_an_epoch_without_records_is_no_news(
+    def test_the_end_of_an_epoch_is_passed_once_and_read_by_no_task(
         self,
         cluster: LiveCluster,
         store: BlockingStore,
         log: str,
         new_reader: Callable[..., CordwoodStreamReader],
     ):
+        """A log may be trimmed behind it before the next record comes: a stream that stood before
+        it was told then that it had lost records."""
         store.append_many(log, numbers(0, 7))
         reader = new_reader(startingOffsets="earliest")
         start = stored(reader.initialOffset())
         end = stored(reader.latestOffset(start, ALL))
         restart_sequencer(cluster, store, log)
-        assert store.tail(log) > OLDEST
-        assert reader.latestOffset(end, ALL) is end
+        number = str(store.log(log).log_id)
+        passed = stored(reader.latestOffset(end, ALL))
+        place = parse_lsn(passed["logs"][number])
+        assert place.epoch > parse_lsn(end["logs"][number]).epoch
+        assert reader.partitions(end, passed) == []
+        gaps = new_reader(startingOffsets="earliest", includeGaps="true")
+        assert len(gaps.partitions(end, passed)) == 1
+
+        store.trim(log, place - 1)
+        store.append_many(log, numbers(7, 9))
+        again = new_reader()
+        more = stored(again.latestOffset(passed, ALL))
+        assert values(again, again.partitions(passed, more)) == numbers(7, 9)
+
+    def test_a_stream_that_may_not_read_is_told_so_by_ended_epochs_too(
+        self,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+    ):
+        """No node told where the epoch ends, which looked like an epoch without records: a landing
+        of all there is ended well, and had nothing."""
+        store.append_many(log, numbers(0, 7))
+        restart_sequencer(cluster, store, log)
+        store.tail(log)
+        attributes = LogAttributes(read_token=token_digest("sesame"))
+        store.log_tree.set_attributes(log, attributes)
+        for lossy in ("true", "false"):
+            options = {"startingOffsets": "earliest", "failOnDataLoss": lossy}
+            reader = new_reader(**options)
+            start = stored(reader.initialOffset())
+            with pytest.raises(
+                AccessDenied, match=r"asks for a read token .* cordwood\.read\.tokens"
+            ):
+                wait_until_refused(reader, start)
+            reader = new_reader(**options, **{READ_TOKENS: "sesame"})
+            end = stored(reader.latestOffset(start, ALL))
+            assert values(reader, reader.partitions(start, end)) == numbers(0, 7)
+
+
+def wait_until_refused(reader: CordwoodStreamReader, start: dict[str, Any]) -> None:
+    """Nodes hear of a log's new right within a second."""
+    ends = time.monotonic() + 20.0
+    while time.monotonic() < ends:
+        reader._catalog._epoch_end.cache_clear()
+        reader.latestOffset(start, ALL)
+        time.sleep(0.1)
 
 
 def wait_until_gone(reader: CordwoodStreamReader, number: int) -> None:
