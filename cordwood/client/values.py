@@ -9,6 +9,7 @@ from cordwood.client.publish.publishing import Published
 from cordwood.client.publish.staging import StagedRef
 from cordwood.client.read.arrow_batches import BatchGatherer
 from cordwood.client.read.replica_scan import Copy, NodeCopies
+from cordwood.layout.object_rows import LogRows
 from cordwood.protocol.producers import PLACES_MAX, USERS
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "USERS",
     "BatchGatherer",
     "Copy",
+    "LogRows",
     "NodeCopies",
     "Producer",
     "Published",

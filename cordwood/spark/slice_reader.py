@@ -1,9 +1,9 @@
 """The work of a task: slices of logs in, Arrow batches out.
 
-Blocks come straight from the storage nodes, or from objects where the driver found that main
-storage holds the slice. They become batches without touching records one by one; only runs of tiny
-blocks are gathered record by record. What arrives must
-tile the slice: a record that was skipped, or came twice, ends the task.
+Blocks come straight from the storage nodes. They become batches without touching records one by
+one; only runs of tiny blocks are gathered record by record. Where the driver found that main
+storage holds the slice, its objects' rows become batches, without blocks in between. What arrives
+must tile the slice: a record that was skipped, or came twice, ends the task.
 
 Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch), §8 (gaps).
 """
@@ -20,7 +20,7 @@ from cordwood.block import Gap, GapKind
 from cordwood.client.blocking.blocking_readers import BlockingReader
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.blocks import DeliveredBlock
-from cordwood.client.values import BatchGatherer
+from cordwood.client.values import BatchGatherer, LogRows
 from cordwood.errors import CordwoodError, UnknownLog, Unreachable
 from cordwood.lsn import format_lsn
 from cordwood.spark.gap_probe import HARMLESS, unreadable
@@ -39,7 +39,7 @@ STALL_TIMEOUT_S = 120.0
 """How long a task waits for the next block: Spark's own patience (`spark.network.timeout`),
 and longer than a node's restart. Then it fails, and Spark may try it elsewhere."""
 
-Taken = DeliveredBlock | Gap
+Taken = DeliveredBlock | LogRows | Gap
 
 
 def read_slices(
@@ -82,9 +82,11 @@ def _read(
         try:
             # Trap: what ends the loop does not end the generator. Left to Python's collector, which
             # may run in the client's own thread, its reader would not be closed.
-            with closing(_runs_of(connect, each)) as runs:
+            with closing(_runs_of(connect, each, gatherer.columns)) as runs:
                 for taken in tiled(each, runs, fail_on_data_loss=failing):
-                    if not isinstance(taken, Gap):
+                    if isinstance(taken, LogRows):
+                        yield from gatherer.add_rows(each.name, taken)
+                    elif not isinstance(taken, Gap):
                         yield from gatherer.add(each.name, taken)
                     elif with_gaps:
                         yield from gatherer.finish()
@@ -97,14 +99,16 @@ def _read(
     yield from gatherer.finish()
 
 
-def _runs_of(connect: Callable[[], BlockingStore], read: Slice) -> Generator[Sequence[Taken]]:
+def _runs_of(
+    connect: Callable[[], BlockingStore], read: Slice, columns: Sequence[str]
+) -> Generator[Sequence[Taken]]:
     """A slice's records: from objects where the slice says so, and the rest from nodes."""
     start = read.start
     if read.objects:
         why = "main storage ends there"
         try:
             history = shared_history(read.objects)
-            asked = history.runs(read.log_id, start, read.stop, made_us=read.made_us)
+            asked = history.runs(read.log_id, start, read.stop, columns, made_us=read.made_us)
             with closing(asked) as runs:
                 for run in runs:
                     kept = list(takewhile(_is_kept, run))

@@ -5,7 +5,8 @@ group and doubles with each group taken, up to a bound. So a reader of one recor
 and a reader of a year keeps the network busy. From the head of the manifest, the first record is
 two more gets away: its object's footer, and its row group (and a page a level of the manifest).
 
-The output tiles the requested range: blocks, clipped at both ends, and gaps. Trims and merges go on
+The output tiles the requested range: blocks, clipped at both ends, and gaps. What reads columns
+takes rows in place of blocks (`tier.row_history`). Trims and merges go on
 meanwhile: if an object is gone, the manifest is read anew, and records that it does not keep any
 more are a TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
 
@@ -17,17 +18,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import Malformed, NoObject
 from cordwood.host.seams import Host
 from cordwood.layout.object_columns import BODY_COLUMNS
-from cordwood.layout.object_file import Footer, ObjectRun, piece_blocks, read_group
+from cordwood.layout.object_file import Footer, ObjectRun, Piece, piece_blocks, read_group
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.tier.block_cache import BlockCache, Blocks, GroupKey
 from cordwood.tier.log_manifest import LogManifest
@@ -60,12 +61,33 @@ class HistoryBlock:
     first: int
     last: int
 
+    def cut(self, first: int, last: int) -> HistoryBlock:
+        """The records `[first, last]`, which lie within."""
+        return HistoryBlock(self.header, self.raw, first, last)
+
 
 HistoryItem = HistoryBlock | Gap
 
 
+class Span(Protocol):
+    """Records `[first, last]` of a log, in whatever form a reader takes them."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    def cut(self, first: int, last: int) -> Self:
+        """The records `[first, last]`, which lie within."""
+
+
+Part = TypeVar("Part", bound=Span)
+Result = TypeVar("Result")
+
+
 @dataclass(slots=True)
-class _Step:
+class _Step(Generic[Part]):
     """One row group of one object, or gaps that need none.
 
     Attributes:
@@ -82,16 +104,16 @@ class _Step:
     low: int
     high: int
     stored: int
-    work: asyncio.Task[list[HistoryItem]] | None = None
+    work: asyncio.Task[list[Part | Gap]] | None = None
 
 
-class HistoryReader:
-    """See the module. Use it with `async with`, or close it.
+class HistorySpans(Generic[Part]):
+    """See the module. Use it with `async with`, or close it. A subclass makes parts of row groups.
 
     Args:
         store: patient.
         manifest: the log's; it is read anew if needed. start, until: the first and the last wanted
-            LSN. cache: of row groups, shared with other readers of the store; None for none.
+            LSN.
     Attributes:
         next_lsn: the next LSN to give out; at the history's end, the LSN from which nodes continue.
     """
@@ -106,10 +128,8 @@ class HistoryReader:
         until: int = LSN_MAX,
         *,
         ahead_bytes_max: int = AHEAD_BYTES_MAX,
-        cache: BlockCache | None = None,
     ) -> None:
         self.next_lsn = start
-        self._cache = cache or BlockCache(0)
         self._store = store
         self._manifest = manifest
         self._host = host
@@ -117,9 +137,9 @@ class HistoryReader:
         self._until = until
         self._ahead_bytes_max = ahead_bytes_max
         self._ahead_bytes = 1
-        self._out: deque[HistoryItem] = deque()
-        self._steps: deque[_Step] = deque()
-        self._plan: AsyncGenerator[_Step, None] | None = None
+        self._out: deque[Part | Gap] = deque()
+        self._steps: deque[_Step[Part]] = deque()
+        self._plan: AsyncGenerator[_Step[Part], None] | None = None
         self._footer: tuple[str, asyncio.Task[Footer]] | None = None
         self._missed = (0, 0)
 
@@ -142,8 +162,8 @@ class HistoryReader:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def next(self) -> HistoryItem | None:
-        """The next block or gap; None where `until` was given out, or the history ends.
+    async def next(self) -> Part | Gap | None:
+        """The next part or gap; None where `until` was given out, or the history ends.
 
         Raises:
             Corrupt: an object or the manifest differs from what was written.
@@ -161,10 +181,10 @@ class HistoryReader:
         self.next_lsn = int(item.last) + 1
         return item
 
-    def __aiter__(self) -> AsyncIterator[HistoryItem]:
+    def __aiter__(self) -> AsyncIterator[Part | Gap]:
         return self._items()
 
-    async def _items(self) -> AsyncIterator[HistoryItem]:
+    async def _items(self) -> AsyncIterator[Part | Gap]:
         while (item := await self.next()) is not None:
             yield item
 
@@ -211,7 +231,7 @@ class HistoryReader:
 
     # ---- what there is to fetch ----
 
-    async def _planned(self) -> AsyncGenerator[_Step, None]:
+    async def _planned(self) -> AsyncGenerator[_Step[Part], None]:
         """Every row group from `next_lsn` on, by the present manifest."""
         lsn = self.next_lsn
         while lsn <= self._until:
@@ -220,7 +240,7 @@ class HistoryReader:
             # Trap: the manifest was read anew if a page was gone, and may begin further on by now.
             if head is not None and lsn < head.start:
                 trimmed = Entry(lsn, head.start - 1, 0, "", 0, 0, 0, 0, 0, 0, 0, 0, 0)
-                yield _Step(trimmed, None, None, 0, [], lsn, head.start - 1, 0)
+                yield _Step[Part](trimmed, None, None, 0, [], lsn, head.start - 1, 0)
                 lsn = head.start
             if not page:
                 return
@@ -235,10 +255,10 @@ class HistoryReader:
 
     async def _steps_of(
         self, entry: Entry, after: Entry | None, lsn: int
-    ) -> AsyncGenerator[_Step, None]:
+    ) -> AsyncGenerator[_Step[Part], None]:
         """The row groups of an entry that reach an LSN, or one step of none."""
         if is_lost(entry):
-            yield _Step(entry, None, None, 0, [], entry.first, entry.last, 0)
+            yield _Step[Part](entry, None, None, 0, [], entry.first, entry.last, 0)
             return
         footer = await self._footer_of(entry, after)
         run = footer.index.run(self._log)
@@ -255,10 +275,10 @@ class HistoryReader:
             is_last = number == next(reversed(groups))
             high = until if is_last else run.pieces[pieces[-1]].last
             size = group.stop - group.start
-            yield _Step(entry, footer, run, number, pieces, low, high, size)
+            yield _Step[Part](entry, footer, run, number, pieces, low, high, size)
             low = high + 1
         if not groups:
-            yield _Step(entry, footer, run, 0, [], start, until, 0)
+            yield _Step[Part](entry, footer, run, 0, [], start, until, 0)
 
     async def _footer_of(self, entry: Entry, after: Entry | None) -> Footer:
         """The footer of an entry's object; the next object's footer is fetched meanwhile."""
@@ -283,8 +303,8 @@ class HistoryReader:
             self._footer = (after.name, work)
         return footer
 
-    async def _items_of(self, step: _Step) -> list[HistoryItem]:
-        """Fetch a step's row group and check it; its blocks, and the gaps around them."""
+    async def _items_of(self, step: _Step[Part]) -> list[Part | Gap]:
+        """Fetch a step's row group and check it; its parts, and the gaps around them."""
         entry, footer, run = step.entry, step.footer, step.run
         if footer is None or run is None:
             kind = GapKind.DATA_LOSS if is_lost(entry) else GapKind.TRIM
@@ -292,29 +312,68 @@ class HistoryReader:
         gaps = [gap for gap in run.gap_list() if gap.last >= step.low and gap.first <= step.high]
         if not step.pieces:
             return list(gaps)
-        key = GroupKey(entry.name, step.group, run.log)
-        found = await self._cache.blocks(
-            key, partial(self._fetch, entry.name, footer, run, step.group)
-        )
-        blocks = [HistoryBlock(header, raw, header.first, header.last) for header, raw in found]
-        return [*blocks, *gaps]
+        return [*await self._parts(entry.name, footer, run, step.group), *gaps]
 
-    async def _fetch(self, name: str, footer: Footer, run: ObjectRun, number: int) -> Blocks:
-        """All blocks that a row group holds of the log, fetched and checked."""
+    async def _parts(
+        self, name: str, footer: Footer, run: ObjectRun, number: int
+    ) -> Sequence[Part]:
+        """All that a row group holds of the log, fetched and checked."""
+        raise NotImplementedError
+
+    async def _fetch(
+        self,
+        name: str,
+        footer: Footer,
+        run: ObjectRun,
+        number: int,
+        check: Callable[[Buffer, Sequence[Piece]], Result],
+    ) -> Result:
+        """Fetch a row group, and check in a thread what it holds of the log in these pieces."""
         group = footer.index.groups[number]
         content = await self._store.get(name, group.start, group.stop, timeout_s=GET_S)
+        pieces = [piece for piece in run.pieces if piece.group == number]
+        return await self._host.run_blocking(partial(check, content, pieces), timeout_s=CHECK_S)
 
-        def check() -> Blocks:
+
+class HistoryReader(HistorySpans[HistoryBlock]):
+    """Gives blocks, as they were appended.
+
+    Args:
+        cache: of row groups, shared with other readers of the store; None for none.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: LogManifest,
+        host: Host,
+        log: int,
+        start: int,
+        until: int = LSN_MAX,
+        *,
+        ahead_bytes_max: int = AHEAD_BYTES_MAX,
+        cache: BlockCache | None = None,
+    ) -> None:
+        super().__init__(store, manifest, host, log, start, until, ahead_bytes_max=ahead_bytes_max)
+        self._cache = cache or BlockCache(0)
+
+    async def _parts(
+        self, name: str, footer: Footer, run: ObjectRun, number: int
+    ) -> Sequence[HistoryBlock]:
+        def check(content: Buffer, pieces: Sequence[Piece]) -> Blocks:
             rows = read_group(footer, number, content, BODY_COLUMNS)
-            pieces = [piece for piece in run.pieces if piece.group == number]
             return [each for piece in pieces for each in piece_blocks(piece, rows, log=run.log)]
 
-        return await self._host.run_blocking(check, timeout_s=CHECK_S)
+        key = GroupKey(name, number, run.log)
+        found = await self._cache.blocks(
+            key, partial(self._fetch, name, footer, run, number, check)
+        )
+        return [HistoryBlock(header, raw, header.first, header.last) for header, raw in found]
 
 
-def clipped(items: list[HistoryItem], start: int, until: int) -> list[HistoryItem]:
-    """Blocks and gaps in order, without what lies outside of `[start, until]`."""
-    kept: list[HistoryItem] = []
+def clipped(items: list[Part | Gap], start: int, until: int) -> list[Part | Gap]:
+    """Parts and gaps in order, without what lies outside of `[start, until]`."""
+    kept: list[Part | Gap] = []
     for item in sorted(items, key=lambda each: each.first):
         first, last = max(int(item.first), start), min(int(item.last), until)
         if first > last:
@@ -322,5 +381,5 @@ def clipped(items: list[HistoryItem], start: int, until: int) -> list[HistoryIte
         if isinstance(item, Gap):
             kept.append(Gap(Lsn(first), Lsn(last), item.kind))
         else:
-            kept.append(HistoryBlock(item.header, item.raw, first, last))
+            kept.append(item.cut(first, last))
     return kept

@@ -7,20 +7,18 @@ Source: docs/objects.md, "Reading"; docs/spark.md.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from cordwood.block import Gap
 from cordwood.client.blocking.object_thread import ObjectThread
-from cordwood.client.blocks import DeliveredBlock
-from cordwood.client.read.tier_read import held_block
-from cordwood.protocol.gap_detection import Delivery
-from cordwood.tier.history import HistoryReader
+from cordwood.layout.object_rows import LogRows
 from cordwood.tier.known_logs import KnownLogs
+from cordwood.tier.row_history import RowHistory
 
 RUN_BYTES = 4 << 20
-"""Bodies after which a list of blocks ends."""
+"""Bodies after which a list of rows ends."""
 
-Taken = DeliveredBlock | Gap
+Taken = LogRows | Gap
 
 
 class BlockingHistory(ObjectThread):
@@ -36,36 +34,39 @@ class BlockingHistory(ObjectThread):
         super().__init__(address, "cordwood-history")
         self._known = KnownLogs(self._objects, self._host)
 
-    def runs(self, log: int, start: int, stop: int, *, made_us: int = 0) -> Generator[list[Taken]]:
-        """Blocks and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
+    def runs(
+        self, log: int, start: int, stop: int, columns: Sequence[str], *, made_us: int = 0
+    ) -> Generator[list[Taken]]:
+        """Rows and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
         ends before.
 
         Args:
+            columns: of the batches that the rows will be asked for.
             made_us: when the log was made; 0 if nobody knows.
         Raises:
-            BadSetting: the store holds another cluster's log of this number.
+            BadSetting: the store holds another cluster's log of this number, or a column is not
+                known.
             Corrupt: an object or the manifest differs from what was written.
             Retryable: the store does not answer.
         """
-        reader = self._thread.call(self._begin(log, start, stop - 1, made_us))
+        reader = self._thread.call(self._begin(log, start, stop - 1, columns, made_us))
         try:
             while run := self._thread.call(_next_run(reader)):
                 yield run
         finally:
             self._thread.call(reader.close())
 
-    async def _begin(self, log: int, start: int, until: int, made_us: int) -> HistoryReader:
+    async def _begin(
+        self, log: int, start: int, until: int, columns: Sequence[str], made_us: int
+    ) -> RowHistory:
         manifest = await self._known.manifest(log, made_us)
-        return HistoryReader(self._objects, manifest, self._host, log, start, until)
+        return RowHistory(self._objects, manifest, self._host, log, start, until, columns=columns)
 
 
-async def _next_run(reader: HistoryReader) -> list[Taken]:
+async def _next_run(reader: RowHistory) -> list[Taken]:
     run: list[Taken] = []
     size = 0
     while size < RUN_BYTES and (item := await reader.next()) is not None:
-        if isinstance(item, Gap):
-            run.append(item)
-        else:
-            run.append(Delivery(held_block(item), item.first, item.last))
-            size += item.header.raw_bytes
+        run.append(item)
+        size += 0 if isinstance(item, Gap) else item.bytes
     return run

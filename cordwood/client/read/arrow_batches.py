@@ -1,4 +1,4 @@
-"""Blocks in, Arrow batches of a useful size out.
+"""Blocks, or rows of objects, in; Arrow batches of a useful size out.
 
 A block becomes a batch without touching records one by one; only runs of tiny blocks are
 gathered record by record, because a batch has a price of its own.
@@ -15,6 +15,7 @@ from cordwood.block import Codec, Record
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.read.delivered import body_of
 from cordwood.layout.arrow import body_to_batch, records_to_batch
+from cordwood.layout.object_rows import LogRows
 from cordwood.protocol.gap_detection import Delivery
 
 if TYPE_CHECKING:
@@ -90,17 +91,32 @@ class BatchGatherer:
             batch = body_to_batch(
                 header, body, name, start=first, stop=last, columns=self._asked
             )  # fmt: skip
-            is_large = record_bytes * (last - first) >= COPY_BYTES_MAX
-            if is_large or last - first >= step // 2:
-                # Large enough as it is: do not copy it into a larger batch.
-                yield from self.finish()
-                self.given = self._gathered = header.first + last
-                yield from self._wanted([batch])
-                continue
-            self._close_records()
-            self._batches.append(batch)
-            self._gathered = header.first + last
-            yield from self._grow(last - first, round(record_bytes * (last - first)))
+            size = round(record_bytes * (last - first))
+            yield from self._take(batch, header.first + last, size, step)
+
+    def add_rows(self, name: str, rows: LogRows) -> Iterator[pa.RecordBatch]:
+        """Take records of the log `name` that are rows already; yields as `add` does."""
+        record_bytes = rows.bytes / (rows.last - rows.first + 1)
+        step = max(1, min(ROWS_MAX, round(BATCH_BYTES / max(1, record_bytes))))
+        behind = rows.first
+        for batch in rows.batches(name, self._asked, step):
+            behind += batch.num_rows
+            yield from self._take(batch, behind, round(record_bytes * batch.num_rows), step)
+
+    def _take(
+        self, batch: pa.RecordBatch, behind: int, size: int, step: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Take a batch that ends behind an LSN, of which `step` rows would be enough."""
+        if size >= COPY_BYTES_MAX or batch.num_rows >= step // 2:
+            # Large enough as it is: do not copy it into a larger batch.
+            yield from self.finish()
+            self.given = self._gathered = behind
+            yield from self._wanted([batch])
+            return
+        self._close_records()
+        self._batches.append(batch)
+        self._gathered = behind
+        yield from self._grow(batch.num_rows, size)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows gathered so far, if any."""

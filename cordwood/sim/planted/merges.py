@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cordwood.block import Buffer, Gap, GapKind
 from cordwood.errors import Malformed, NoObject
@@ -23,8 +23,7 @@ from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.scenarios import scenario
 from cordwood.sim.planted.tier import _in_main_storage
 from cordwood.tier import compact, merge
-from cordwood.tier.block_cache import Blocks
-from cordwood.tier.history import HistoryReader
+from cordwood.tier.history import HistoryBlock, HistoryReader, HistorySpans
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.merge import MergeTask
 from cordwood.tier.object_store import Etag, ObjectStore
@@ -150,21 +149,21 @@ def _is_in_force_for_ever(head: Head, number: int) -> None:
 
 
 async def _fetches_slowly(
-    right: Callable[..., Awaitable[Blocks]],
+    right: Callable[..., Awaitable[Sequence[HistoryBlock]]],
     self: HistoryReader,
     name: str,
     footer: Footer,
     run: ObjectRun,
     number: int,
-) -> Blocks:
+) -> Sequence[HistoryBlock]:
     """Objects may be deleted while they are read."""
     await asyncio.sleep(0.7)
     return await right(self, name, footer, run, number)
 
 
 async def _takes_merged_for_trimmed(
-    right: Callable[[HistoryReader, NoObject], Awaitable[None]],
-    self: HistoryReader,
+    right: Callable[[HistorySpans[Any], NoObject], Awaitable[None]],
+    self: HistorySpans[Any],
     error: NoObject,
 ) -> None:
     """Records of a deleted object count as trimmed."""
@@ -215,7 +214,7 @@ BUGS: tuple[PlantedBug, ...] = (
                together(at(merging.check_merging).instead(_is_in_force_for_ever),
                         at(merge.check_stored).around(_takes_its_time)), scenario=_OVERDUE),
     PlantedBug("merge-taken-for-trim", "a reader treats a merged object as trimmed",
-               together(at(HistoryReader._begin_anew).around(_takes_merged_for_trimmed),
-                        at(HistoryReader._fetch).around(_fetches_slowly)), scenario=_HASTY),
+               together(at(HistorySpans._begin_anew).around(_takes_merged_for_trimmed),
+                        at(HistoryReader._parts).around(_fetches_slowly)), scenario=_HASTY),
 )  # fmt: skip
 """Every bug of compaction."""

@@ -197,10 +197,10 @@ BUGS = (
                                    "its own disk is lost",
                at(Donor._producers_of).instead(_no_producers),
                scene="tests/storage/test_rebuilding_producers.py"),
-    PlantedBug("donor-done-early", "a donor reports that it is done after its first pass",
     PlantedBug("rotten-end-unstirred", "a donor with a copy that rotted before its release waits "
                "until somebody uses the log", at(Donor._look).around(_rot_unstirred),
                scene="tests/storage/test_repairs.py"),
+    PlantedBug("donor-done-early", "a donor reports that it is done after its first pass",
                at(Pass.is_done).instead(lambda self: True),
                scenario=DISKS_LOST),
     PlantedBug("donor-skips-epoch", "a donor leaves out the first epoch of each log",

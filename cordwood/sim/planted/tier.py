@@ -33,7 +33,7 @@ from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.tier import history
-from cordwood.tier.history import HistoryItem, HistoryReader, _Step
+from cordwood.tier.history import HistorySpans, _Step
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.patient_store import PatientStore
@@ -156,11 +156,11 @@ def _eats_what_is_committed(
 
 
 def _leaves_out_the_last(
-    right: Callable[[list[HistoryItem], int, int], list[HistoryItem]],
-    items: list[HistoryItem],
+    right: Callable[[list[Any], int, int], list[Any]],
+    items: list[Any],
     start: int,
     until: int,
-) -> list[HistoryItem]:
+) -> list[Any]:
     kept = right(items, start, until)
     return kept[:-1] if len(kept) > 1 and not isinstance(kept[-1], Gap) else kept
 
@@ -261,8 +261,8 @@ async def _wanted_as_before(self: UploadRole, log: int) -> None:
 
 
 async def _begins_where_it_begins_now(
-    right: Callable[[HistoryReader], AsyncGenerator[_Step, None]], self: HistoryReader
-) -> AsyncGenerator[_Step, None]:
+    right: Callable[[HistorySpans[Any]], AsyncGenerator[_Step[Any], None]], self: HistorySpans[Any]
+) -> AsyncGenerator[_Step[Any], None]:
     """Report only a trim that shows in the first look at the manifest."""
     is_first = True
     async for step in right(self):
@@ -320,7 +320,7 @@ BUGS: tuple[PlantedBug, ...] = (
                at(Tend._follow_untiered).instead(_nothing_untiered),
                scene="tests/tier/test_tier_switched_off.py"),
     PlantedBug("tier-hole-behind-a-page", "a reader goes on at the manifest's present beginning "
-                                          "without a gap", at(HistoryReader._planned).around(_begins_where_it_begins_now),
+                                          "without a gap", at(HistorySpans._planned).around(_begins_where_it_begins_now),
                scene="tests/tier/test_tier_history.py"),
 )  # fmt: skip
 """Every bug of main storage."""

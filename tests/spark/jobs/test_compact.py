@@ -48,12 +48,13 @@ def digest(directory: Path, log: int) -> tuple[int, str]:
     history = BlockingHistory(str(directory))
     count, summed = 0, hashlib.sha256()
     try:
-        for run in history.runs(log, 1, 1 << 62):
+        columns = ("lsn", "key", "value", "timestamp", "headers", "append_time")
+        for run in history.runs(log, 1, 1 << 62, columns):
             for taken in run:
                 if not isinstance(taken, Gap):
                     count += taken.last - taken.first + 1
-                    summed.update(b"%d %d " % (taken.first, taken.last))
-                    summed.update(bytes(taken.block.stored.body))
+                    for batch in taken.batches("", columns, 1):
+                        summed.update(repr(batch.to_pydict()).encode())
     finally:
         history.close()
     return count, summed.hexdigest()

@@ -1,0 +1,134 @@
+"""Rows of an object as Arrow batches, without making bodies of them first.
+
+For readers that want columns and no blocks, as Spark does. Columns that nobody asked for are not
+decoded. LSN, epoch and offset follow from the index, and so do log and number: a piece has a row
+for each LSN. What damage there may be is found by the row group's CRC32C, which covers every byte
+of it; the uploader compared the bodies that these rows make with the CRCs of their appends before
+it committed the object. The LSNs and log numbers in the rows are compared with the index too.
+
+The column `log` has the name that the reader knows, and not that of the upload.
+
+Source: docs/objects.md, "Objects" and "Damage".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cordwood.errors import Malformed
+from cordwood.layout.arrow import batch_schema
+from cordwood.layout.object_columns import SOURCE_COLUMNS
+from cordwood.layout.object_file import Piece
+from cordwood.lsn import ESN_MAX, Lsn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MADE = ("log", "log_id", "lsn", "epoch", "offset")
+"""Columns that follow from the place of a row."""
+
+_COMPARED = ("log_id", "lsn")
+
+
+@dataclass(frozen=True, slots=True)
+class LogRows:
+    """The records `[first, last]` of a log, one a row.
+
+    Attributes:
+        rows: columns of the file, each of them one array.
+        log: the log's number.
+        bytes: of the bodies, about: the piece's, by the share of its rows.
+    """
+
+    rows: pa.Table
+    log: int
+    first: int
+    last: int
+    bytes: int
+
+    def cut(self, first: int, last: int) -> LogRows:
+        """Those of `[first, last]`, which lies within."""
+        count = last - first + 1
+        rows = self.rows.slice(first - self.first, count)
+        share = self.bytes * count // (self.last - self.first + 1)
+        return replace(self, rows=rows, first=first, last=last, bytes=share)
+
+    def batches(self, name: str, columns: Sequence[str], rows_max: int) -> Iterator[pa.RecordBatch]:
+        """Batches of at most so many rows.
+
+        Args:
+            name: the value of the column `log`.
+            columns: those that `file_columns` was given.
+        """
+        for first in range(self.first, self.last + 1, rows_max):
+            last = min(self.last, first + rows_max - 1)
+            yield _batch(self.cut(first, last), name, columns)
+
+
+def file_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns of an object that are needed to give these to a reader.
+
+    Raises:
+        BadSetting: a column is not known.
+    """
+    batch_schema(columns)
+    wanted = {*columns, *_COMPARED}
+    return tuple(
+        name for name in SOURCE_COLUMNS
+        if name in wanted and (name not in _MADE or name in _COMPARED)
+    )  # fmt: skip
+
+
+def piece_rows(piece: Piece, rows: pa.Table, *, log: int) -> LogRows:
+    """The records of a piece.
+
+    Args:
+        rows: its row group's, with `file_columns`. log: the log of the piece.
+    Raises:
+        Malformed: they are rows of another place.
+    """
+    rows = rows.slice(piece.row, piece.rows).combine_chunks()
+    lsns = rows.column("lsn").to_numpy()
+    logs = rows.column("log_id").to_numpy()
+    wanted = np.arange(piece.first, piece.last + 1, dtype=np.int64)
+    if not (np.array_equal(lsns, wanted) and bool((logs == log).all())):
+        raise Malformed(
+            f"rows of another place stand where those of log {log} at {Lsn(piece.first)} should"
+        )
+    kept = [name for name in rows.column_names if name not in _COMPARED]
+    if "value" in kept and rows.column("value").null_count:
+        raise Malformed("a row of an object lacks its value")
+    return LogRows(rows.select(kept), log, piece.first, piece.last, piece.bytes)
+
+
+def _batch(part: LogRows, name: str, columns: Sequence[str]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    schema = batch_schema(columns)
+    lsns = np.arange(part.first, part.last + 1, dtype=np.int64)
+    arrays = [_column(part, name, field.name, lsns).cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(part: LogRows, name: str, column: str, lsns: np.ndarray) -> pa.Array:
+    import pyarrow as pa
+
+    match column:
+        case "lsn":
+            return pa.array(lsns)
+        case "offset":
+            return pa.array(lsns & ESN_MAX)
+        case "epoch":
+            return pa.array((lsns >> 32).astype(np.int32))
+        case "log_id":
+            return pa.array(np.full(len(lsns), part.log, np.int64))
+        case "log":
+            return pa.repeat(pa.scalar(name, pa.string()), len(lsns))
+        case _:
+            chunks = part.rows.column(column).chunks
+            assert len(chunks) == 1, "a piece's columns were joined"
+            return chunks[0]

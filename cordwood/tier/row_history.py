@@ -1,0 +1,53 @@
+"""Reads a log's history from objects as rows, for readers that want columns and no blocks.
+
+It is the reader of `tier.history` with its read-ahead and its rules; only what it makes of a row
+group differs: it decodes the wanted columns and makes no bodies.
+
+Source: docs/objects.md, "Reading".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cordwood.block import Buffer
+from cordwood.host.seams import Host
+from cordwood.layout.object_file import Footer, ObjectRun, Piece, read_group
+from cordwood.layout.object_rows import LogRows, file_columns, piece_rows
+from cordwood.lsn import LSN_MAX
+from cordwood.tier.history import HistorySpans
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_store import ObjectStore
+
+
+class RowHistory(HistorySpans[LogRows]):
+    """See the module.
+
+    Args:
+        columns: that `LogRows.batches` will be asked for.
+    Raises:
+        BadSetting: a column is not known.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: LogManifest,
+        host: Host,
+        log: int,
+        start: int,
+        until: int = LSN_MAX,
+        *,
+        columns: Sequence[str],
+    ) -> None:
+        super().__init__(store, manifest, host, log, start, until)
+        self._columns = file_columns(columns)
+
+    async def _parts(
+        self, name: str, footer: Footer, run: ObjectRun, number: int
+    ) -> Sequence[LogRows]:
+        def check(content: Buffer, pieces: Sequence[Piece]) -> list[LogRows]:
+            rows = read_group(footer, number, content, self._columns)
+            return [piece_rows(piece, rows, log=run.log) for piece in pieces]
+
+        return await self._fetch(name, footer, run, number, check)
