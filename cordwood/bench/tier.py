@@ -95,7 +95,7 @@ async def bench_tier(
         CordwoodError: the store failed.
     """
     below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
-    blocks = list(_blocks(profile))
+    blocks = made_blocks(profile)
     uploads: list[Sample] = []
     reads: list[Sample] = []
     records: list[Sample] = []
@@ -111,7 +111,7 @@ async def bench_tier(
                 objects = await open_object_store(host, at)
                 try:
                     counted = _Puts(objects)
-                    seconds = await _upload(counted, host, blocks)
+                    seconds = await upload_log(counted, host, blocks)
                     names = [
                         (info.name, info.size) async for info in list_all(objects, "logs/")
                         if info.name.endswith(".parquet")
@@ -177,7 +177,8 @@ def _first_figures(
     ]  # fmt: skip
 
 
-def _blocks(profile: TierProfile) -> list[tuple[BlockHeader, bytes]]:
+def made_blocks(profile: TierProfile) -> list[tuple[BlockHeader, bytes]]:
+    """The log that is uploaded, block by block."""
     chance = random.Random(1)
     drawn = round(profile.record_bytes * RANDOM_SHARE)
     rest = bytes(profile.record_bytes - drawn)
@@ -221,7 +222,7 @@ async def _merge(host: Host, at: str, blocks: list[tuple[BlockHeader, bytes]]) -
     """Bytes of bodies a second, in millions, from small objects into large ones."""
     store = await open_object_store(host, at)
     try:
-        await _upload(store, host, blocks, object_bytes=SMALL_BYTES)
+        await upload_log(store, host, blocks, object_bytes=SMALL_BYTES)
         manifest = LogManifest(store, LOG, host, "bench")
         began = perf_counter()
         done = await compact_log(store, manifest, host, LOG, MergePolicy())
@@ -230,12 +231,14 @@ async def _merge(host: Host, at: str, blocks: list[tuple[BlockHeader, bytes]]) -
         await store.close()
 
 
-async def _upload(
+async def upload_log(
     store: ObjectStore,
     host: Host,
     blocks: list[tuple[BlockHeader, bytes]],
     object_bytes: int = OBJECT_BYTES,
 ) -> float:
+    """Seconds until all blocks are in a store, and committed."""
+
     async def items() -> AsyncIterator[Item]:
         for block in blocks:
             yield block

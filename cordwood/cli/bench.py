@@ -289,19 +289,30 @@ def tier(
         ),
     ] = "",
     mib: Annotated[int, typer.Option("--mib", min=1, help="MiB of payloads.")] = 256,
+    spark: Annotated[
+        bool,
+        typer.Option("--spark", help="Only Spark over the objects, beside its own Parquet reader."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Upload a log to main storage and read it back, records of 256 B, one log, one reader.
 
-    The reference is plain puts and gets of the same bytes in the same store.
+    The reference is plain puts and gets of the same bytes in the same store. With `--spark` it is
+    `spark.read.parquet` of the same files, in the same session.
     """
     from cordwood.bench.tier import TierProfile, bench_tier
     from cordwood.settings import MIB
 
-    work = bench_tier(
-        TierProfile(total_bytes=mib * MIB), store=store, directory=directory, repeats=repeat,
-        say=say,
-    )  # fmt: skip
+    profile = TierProfile(total_bytes=mib * MIB)
+    if spark:
+        from cordwood.bench.tier_spark import bench_tier_spark
+
+        reading = bench_tier_spark(
+            profile, store=store, directory=directory, repeats=repeat, say=say
+        )
+        show_figures(run_measurement(reading), as_json)
+        return
+    work = bench_tier(profile, store=store, directory=directory, repeats=repeat, say=say)
     show_figures(run_measurement(work), as_json)
 
 

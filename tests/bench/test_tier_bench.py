@@ -12,6 +12,8 @@ from swaps import swap_value
 from cordwood.bench import tier_first as tier_first_module
 from cordwood.bench.tier import TierProfile, bench_tier
 from cordwood.bench.tier_first import AwayStore
+from cordwood.bench.tier_spark import bench_tier_spark
+from cordwood.errors import BadSetting
 from cordwood.host.real import real_host
 from cordwood.settings import MIB
 from cordwood.tier.addresses import open_object_store
@@ -56,3 +58,26 @@ def test_gets_at_the_same_time_are_waited_for_once(
             return away.gets, away.turns
 
     assert run_on_uvloop(measure()) == (3, 2)
+
+
+@pytest.mark.spark
+def test_spark_reads_objects_beside_its_own_reader(tmp_path: Path) -> None:
+    work = bench_tier_spark(
+        TierProfile(total_bytes=8 * MIB), store="", directory=str(tmp_path), repeats=1,
+        say=lambda text: None,
+    )  # fmt: skip
+    made = {figure.name: figure for figure in run_on_uvloop(work)}
+    assert list(made) == ["tier_spark_read", "tier_spark_sum"]
+    for figure in made.values():
+        assert figure.value > 0
+        assert figure.ratio == pytest.approx(figure.value / figure.reference, rel=0.01)
+        assert figure.parameters["records"] == 8 * MIB // 256
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_spark_is_measured_on_a_directory_alone(tmp_path: Path) -> None:
+    work = bench_tier_spark(
+        TierProfile(), store="s3://bucket", directory=str(tmp_path), repeats=1, say=print
+    )
+    with pytest.raises(BadSetting, match="on a directory alone"):
+        run_on_uvloop(work)
