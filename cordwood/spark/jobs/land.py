@@ -486,7 +486,29 @@ def _arrow_schema(shaped: DataFrame) -> Any:
     """The table's columns for Delta and Iceberg."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(shaped.drop(ERROR).schema, timezone="UTC")
+    schema = shaped.drop(ERROR).schema
+    return to_arrow_schema(with_nulls(schema), timezone="UTC")
+
+
+def with_nulls(kind: Any) -> Any:
+    """A type of Spark's in which everything but a map's key may be null.
+
+    A column in which Spark expects no null, as a literal that a decode function adds, has none in
+    the files before it came, nor where the next version of that function leaves it out.
+    """
+    from pyspark.sql.types import ArrayType, MapType, StructField, StructType
+
+    match kind:
+        case StructType():
+            return StructType(
+                [StructField(each.name, with_nulls(each.dataType), True) for each in kind.fields]
+            )
+        case ArrayType():
+            return ArrayType(with_nulls(kind.elementType), True)
+        case MapType():
+            return MapType(kind.keyType, with_nulls(kind.valueType), True)
+        case _:
+            return kind
 
 
 def describe(landed: Landed) -> Sequence[str]:

@@ -228,7 +228,9 @@ class ParquetTable:
         name = f"joined-{uuid4().hex}"
         staged = self._path / OURS / "staging" / f"{name}.parquet"
         make_directories(staged.parent)
-        schema = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
+        joint = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
+        # Files without a column get nulls, whatever the files that have it say of those.
+        schema = pa.schema([field.with_nullable(True) for field in joint])
         rows = 0
         with pq.ParquetWriter(staged, schema) as writer:
             for path in files:
