@@ -56,6 +56,7 @@ from cordwood.layout.message import (
     read_reply,
     to_error,
 )
+from cordwood.layout.message_ledgers import AskLac
 from cordwood.layout.message_nodes import AskMembers
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,10 @@ trips, and a node takes as many of eight clients before it refuses any."""
 
 CLIENT_CALLS_WAITING_MAX = 1 << 16
 """Calls that wait for their turn on one connection: a few hundred bytes each."""
+
+POLLS_AT_ONCE = 96
+"""Of those, questions that wait at the node for news. The others always find a turn: an entry of a
+client that follows 500 ledgers waited two seconds for one."""
 
 _AT_ONCE = (Ping, AskMembers)
 """Calls that wait for no others: by these a client finds out that a node is dead."""
@@ -116,6 +121,7 @@ class Connection:
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         # Nodes ask for what appends wait for, and do not stand behind one another.
         self._turns = None if ours.node else asyncio.Semaphore(CLIENT_CALLS_AT_ONCE)
+        self._polls = asyncio.Semaphore(POLLS_AT_ONCE)
         self._waiting = 0
         self._next_request = 1
         self._error: CordwoodError | None = None
@@ -273,8 +279,8 @@ class Connection:
     ) -> Reply:
         """Ask and wait for the answer.
 
-        At most CLIENT_CALLS_AT_ONCE calls of a client are under way at a time; the others wait in
-        order. What asks whether nodes live waits for none.
+        At most CLIENT_CALLS_AT_ONCE calls of a client are under way at a time, POLLS_AT_ONCE that
+        wait for news; the others wait in order. What asks whether nodes live waits for none.
 
         Args:
             timeout_s: for all of it.
@@ -293,11 +299,13 @@ class Connection:
                     return await self._ask(message, answer_s)
                 if self._waiting >= CLIENT_CALLS_WAITING_MAX:
                     raise Overloaded(f"{self._waiting} calls to {self} wait for their turn")
-                await self._wait_turn(self._turns)
+                if not (isinstance(message, AskLac) and message.wait_ms):
+                    return await self._ask_in_turn(self._turns, message, answer_s)
+                await self._wait_turn(self._polls)
                 try:
-                    return await self._ask(message, answer_s)
+                    return await self._ask_in_turn(self._turns, message, answer_s)
                 finally:
-                    self._turns.release()
+                    self._polls.release()
         except TimeoutError:
             raise self._silent(message, timeout_s) from None
 
@@ -307,6 +315,15 @@ class Connection:
             await turns.acquire()
         finally:
             self._waiting -= 1
+
+    async def _ask_in_turn(
+        self, turns: asyncio.Semaphore, message: Call, answer_s: float | None
+    ) -> Reply:
+        await self._wait_turn(turns)
+        try:
+            return await self._ask(message, answer_s)
+        finally:
+            turns.release()
 
     async def _ask(self, message: Call, answer_s: float | None) -> Reply:
         """Send a call and wait for its answer; see `call`."""

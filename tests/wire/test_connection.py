@@ -48,6 +48,8 @@ from cordwood.layout.message import (
     pack,
     read_call,
 )
+from cordwood.layout.message_ledgers import KEY_BYTES, AskLac, Found, LacReply
+from cordwood.sim.planted import find_bug, planted
 from cordwood.wire import connection as connection_module
 from cordwood.wire.connection import CALLS_MAX, Connection, dial
 
@@ -385,6 +387,22 @@ def asks(number: int) -> DeleteLog:
     return DeleteLog(f"log{number}")
 
 
+async def polls_leave_a_turn() -> None:
+    ours, theirs = await pair(memory_ends())
+    polls = [AskLac(ledger, bytes(KEY_BYTES), wait_ms=1000) for ledger in range(3)]
+    calls = [asyncio.create_task(ours.call(each, timeout_s=60)) for each in polls]
+    await settle()
+    calls.append(asyncio.create_task(ours.call(asks(1), timeout_s=60)))
+    await settle()
+    asked = [read_call(body) for _, _, body in kept(theirs).frames]
+    assert asked == [polls[0], asks(1)]
+    lac = LacReply(Found.NO_LEDGER, -1, -1, is_fenced=False)
+    for request, reply in ((2, DoneReply()), (1, lac), (3, lac), (4, lac)):
+        theirs.send(Kind.REPLY, request, (pack(reply),))
+        await settle()
+    assert await asyncio.gather(*calls) == [lac, lac, lac, DoneReply()]
+
+
 class TestTurns:
     """A client's calls, held back here so that no node has to refuse them."""
 
@@ -403,6 +421,15 @@ class TestTurns:
             assert ours.calls == 5 - answered
             theirs.send(Kind.REPLY, answered + 1, (pack(DoneReply()),))
         assert await asyncio.gather(*calls) == [DoneReply()] * 5
+
+    def test_polls_leave_a_turn_to_other_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Followers of ledgers took all turns, for a second each, and entries waited."""
+        swap_value(monkeypatch, lambda: connection_module.POLLS_AT_ONCE, 1)
+        run(polls_leave_a_turn)
+
+    def test_the_scene_catches_polls_that_take_all(self) -> None:
+        with planted(find_bug("polls-take-all")), pytest.raises(AssertionError):
+            run(polls_leave_a_turn)
 
     @as_scenario(run)
     async def test_one_that_gives_up_leaves_its_turn_to_the_next(self) -> None:

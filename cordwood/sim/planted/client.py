@@ -34,7 +34,7 @@ from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group, save
 from cordwood.sim.planted import appending_scenarios, reading_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, value
-from cordwood.wire import peers
+from cordwood.wire import connection, peers
 from cordwood.wire import server as wire_server
 from cordwood.wire.connection import Connection
 
@@ -260,6 +260,8 @@ BUGS = (
     PlantedBug("producer-of-any-process", "a process that forks and its child append as one producer",
                at(Producer._check_process).instead(lambda self: None),
                scene="tests/client/append/test_producer_forked.py"),
+    PlantedBug("polls-take-all", "questions that wait for news leave a client's other calls no turn",
+               value(lambda: connection.POLLS_AT_ONCE, 1 << 20), scene="tests/wire/test_connection.py"),
     PlantedBug("calls-unmarked", "a node does not recognise the second try of a call",
                at(Cluster.new_mark).instead(lambda self: ""),
                scene="tests/client/admin/test_maintenance.py"),
