@@ -21,6 +21,10 @@ from cordwood.errors import BadSetting
 LogId = NewType("LogId", int)
 """A log's number, 1 to 2**62 - 1; never used as a file name."""
 
+EVENT_LOG = LogId((1 << 62) - 1)
+"""The internal log of who is lost, drained, rebuilt and back (docs/protocol/event-log.md). It has
+no name, and the counter of logs stops below it."""
+
 Epoch = NewType("Epoch", int)
 """One sequencer's ownership of one log, 1 to EPOCH_MAX; 0 is before the first."""
 

@@ -4,10 +4,14 @@
 
     offset  bytes
     0       1      version of this layout
-    1       1      1 for an event, 2 for a set
+    1       1      1 for an event, 2 for a set, 3 for a base
     2       2      reserved, 0
     4       4      CRC32C of the first four bytes and of all from offset 8 on
     8       ...    MessagePack of a `rebuilding.RebuildEvent` or `rebuilding.RebuildingSet`
+
+A record of the event log is an event or a set (a snapshot). A *base* is a value of the metadata
+store: a set that the event log goes on from. Versions of Cordwood from before the event log refuse
+it, so none of them goes on with the set that was there when the events moved.
 
 Integers are little-endian. A field that this version does not know is refused: a node that left
 a part of an event out would come to another set than the nodes that know it.
@@ -31,6 +35,7 @@ from cordwood.rebuilding import LostNode, Rebalancing, RebuildEvent, RebuildingS
 VERSION = 1
 EVENT = 1
 SET = 2
+BASE = 3
 
 EVENT_BYTES_MAX = 1 << 16
 """An event names each node of the largest cluster once, in 5 bytes or fewer."""
@@ -78,7 +83,40 @@ def read_set(data: Buffer) -> RebuildingSet:
         ChecksumMismatch: a byte is not the one that was written.
         Malformed: of another version, too long, or no set that events could amount to.
     """
-    body = _body(data, SET, SET_BYTES_MAX, "a rebuilding set")
+    return _read_set(data, SET)
+
+
+def pack_base(rebuilding: RebuildingSet) -> bytes:
+    """A set that the event log goes on from, for the metadata store."""
+    return _pack(BASE, _encoder.encode(rebuilding))
+
+
+def is_base(data: Buffer) -> bool:
+    """Whether a value of the metadata store is a base: the events are in the event log."""
+    return len(data) >= HEAD_BYTES and memoryview(data)[1] == BASE
+
+
+def read_base(data: Buffer) -> RebuildingSet:
+    """A base.
+
+    Raises:
+        ChecksumMismatch, Malformed: as `read_set`.
+    """
+    return _read_set(data, BASE)
+
+
+def read_record(data: Buffer) -> RebuildEvent | RebuildingSet:
+    """What a record of the event log has: an event, or a snapshot.
+
+    Raises:
+        ChecksumMismatch, Malformed: as `read_event` and `read_set`.
+    """
+    is_snapshot = len(data) >= HEAD_BYTES and memoryview(data)[1] == SET
+    return read_set(data) if is_snapshot else read_event(data)
+
+
+def _read_set(data: Buffer, kind: int) -> RebuildingSet:
+    body = _body(data, kind, SET_BYTES_MAX, "a rebuilding set")
     found = _decode(_set_decoder, body, "a rebuilding set")
     told = [each.donor for each in found.progress]
     in_order = _rises([each.node for each in found.lost]) and _rises(told)

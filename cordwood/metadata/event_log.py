@@ -1,23 +1,24 @@
 """The event log: which nodes are lost, drained, rebuilt and back. Every node reads it.
 
-`EventLog` is what roles see of it. `StoredEventLog` keeps it in the metadata store, as one
-versioned value: the rebuilding set, which is the snapshot of all events so far. An event is applied
-to the present set and written by compare-and-set. So all events have one order, and an event that
-changes nothing is not written.
+`EventLog` is what roles see of it. Two keep it:
 
-This is for now. Kept so, nothing can be said while the metadata store is away, and each event
-costs a write of the whole set. An internal log, of deltas and snapshots, is to take its place
-behind the same interface; the LSNs of a log of epoch 1 and above are higher than any counted here,
-so that log may begin with this value as its first snapshot.
+- `StoredEventLog`, here, has it in the metadata store as one versioned value: the rebuilding set,
+  which is the snapshot of all events so far. An event is applied to the present set and written by
+  compare-and-set. So all events have one order, and an event that changes nothing is not written.
+  While the metadata store is away nothing can be said.
+- The *replicated* one is an internal log (`admin.replicated_events`). Of that the metadata store
+  has only a *base*: a set that the log goes on from, for nodes that begin. The first base is the
+  set as it was when the events moved into the log. LSNs counted here are below those of any log.
 
-Source: docs/sources/logdevice.md 2.9; `protocol.event_log`.
+Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9; `protocol.event_log`.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from cordwood.layout.rebuild_events import pack_set, read_set
+from cordwood.errors import Retryable
+from cordwood.layout.rebuild_events import is_base, pack_base, pack_set, read_base, read_set
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
 from cordwood.protocol.event_log import Outcome, Verdict, apply
@@ -30,6 +31,10 @@ LSN_BELOW = 1 << 32
 """LSNs counted here stay below that of the first record of any log."""
 
 
+class EventsMoved(Retryable):
+    """The events are in the event log, and no more in the metadata store."""
+
+
 class EventLog(Protocol):
     """What roles see of the event log.
 
@@ -39,6 +44,9 @@ class EventLog(Protocol):
 
     async def read(self) -> RebuildingSet:
         """The present set, with all events from before the call."""
+
+    async def known(self) -> RebuildingSet:
+        """The set as far as this node has heard, without a question to the event log's nodes."""
 
     async def say(self, event: RebuildEvent) -> Outcome:
         """Say that something happened; the set with it, and what became of the event.
@@ -62,6 +70,10 @@ class StoredEventLog:
         """See `EventLog`. One round trip."""
         found = await self._store.get(_KEY)
         return _decode(found.value if found is not None else None)
+
+    async def known(self) -> RebuildingSet:
+        """See `EventLog`. The store is where events are heard of."""
+        return await self.read()
 
     async def say(self, event: RebuildEvent) -> Outcome:
         """See `EventLog`. Two round trips without a race.
@@ -98,6 +110,50 @@ class StoredEventLog:
         found = await self.read()
         return known if found == known else found
 
+    # The base of the replicated event log.
+
+    async def read_base(self) -> RebuildingSet | None:
+        """What the event log goes on from; None while the events are here.
+
+        Raises:
+            Unreachable: the metadata store did not answer. Corrupt: see `EventLog`.
+        """
+        found = await self._store.get(_KEY)
+        if found is None or not is_base(found.value):
+            return None
+        return read_base(found.value)
+
+    async def move(self) -> RebuildingSet:
+        """Let the events go on in the event log: from here on nothing is said here any more.
+
+        One compare-and-set, so an event is in the base, or its writer is told `EventsMoved`.
+
+        Returns:
+            The base; that of an earlier call where the events have moved already.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is not None and is_base(found):
+                return None
+            return pack_base(_decode(found))
+
+        stored = await change_repeatably(self._store, _KEY, decide)
+        assert stored is not None, "a base was there, or is now"
+        return read_base(stored)
+
+    async def note_base(self, rebuilding: RebuildingSet) -> None:
+        """Keep a later set of the event log as its base; an earlier one changes nothing."""
+
+        def decide(found: bytes | None) -> bytes | None:
+            assert found is not None, "events move once, and nothing deletes the base"
+            return pack_base(rebuilding) if read_base(found).through < rebuilding.through else None
+
+        await change_repeatably(self._store, _KEY, decide)
+
 
 def _decode(value: bytes | None) -> RebuildingSet:
-    return RebuildingSet() if value is None else read_set(value)
+    if value is None:
+        return RebuildingSet()
+    if is_base(value):
+        raise EventsMoved("what is said of lost nodes is in the event log, and not here")
+    return read_set(value)

@@ -18,11 +18,12 @@ import msgspec
 
 from cordwood.errors import Rejected
 from cordwood.layout.json_text import read_json
-from cordwood.lsn import LogId
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
 
-LOG_ID_MAX = (1 << 62) - 1
+LOG_ID_MAX: int = EVENT_LOG
+"""Of an internal log: the numbers that are given out end below it."""
 
 TAKEN_MAX = 1024
 """Numbers in one turn; beyond that a further round trip for this many logs costs nothing

@@ -17,9 +17,13 @@ from cordwood.layout.rebuild_events import (
     EVENT_BYTES_MAX,
     SET,
     VERSION,
+    is_base,
+    pack_base,
     pack_event,
     pack_set,
+    read_base,
     read_event,
+    read_record,
     read_set,
 )
 from cordwood.rebuilding import (
@@ -168,3 +172,31 @@ def test_damage_under_a_right_sum_raises_what_is_ours(
     body = pack_event(event)[8:]
     only_ours(read_event, sealed(EVENT, body[: len(body) - cut] + more))
     only_ours(read_set, sealed(SET, body[cut:] + more))
+
+
+@pytest.mark.parametrize(
+    "found", [*EVENTS, A_SET, RebuildingSet()], ids=lambda each: str(each)[:40]
+)
+def test_a_record_is_an_event_or_a_snapshot(found: RebuildEvent | RebuildingSet) -> None:
+    packed = pack_set(found) if isinstance(found, RebuildingSet) else pack_event(found)
+    assert read_record(packed) == found
+    assert not is_base(packed)
+    with pytest.raises(Malformed):
+        read_base(packed)
+
+
+def test_a_base_is_no_record_and_no_set() -> None:
+    """So whoever does not know of the event log goes on with no set from before it."""
+    packed = pack_base(A_SET)
+    assert is_base(packed)
+    assert read_base(packed) == A_SET
+    for read in (read_set, read_event, read_record):
+        with pytest.raises(Malformed):
+            read(packed)
+
+
+def test_a_damaged_base_is_refused() -> None:
+    packed = pack_base(A_SET)
+    for broken in (*truncations(packed), *bit_flips(packed)):
+        with pytest.raises((Malformed, ChecksumMismatch)):
+            read_base(broken)

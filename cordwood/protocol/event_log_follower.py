@@ -1,0 +1,122 @@
+"""Follows the records of the event log: which of them make the set, and when the set is whole.
+
+The log has deltas (events) and snapshots (sets). Every writer appends behind the record that it saw
+last and nowhere else, so a snapshot is the set of all records below it. That gives three rules:
+
+- A delta changes the set once, at its own LSN. What is read again has no effect.
+- A snapshot changes nothing in a set that is whole: it is compared with it. Another set at the
+  same place means that two nodes have made different sets of the same events, and nothing that
+  either says may be used.
+- Where records are missing (trimmed, or lost) the set is *not whole*: deltas are left out until the
+  next snapshot, which has in it whatever was missing. While it is not whole the last set stays
+  known, as it does while nothing is heard.
+
+Source: docs/protocol/event-log.md; docs/sources/logdevice.md 1 ("Identifiers"), 2.9.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from cordwood.block import GapKind
+from cordwood.errors import Corrupt
+from cordwood.lsn import OLDEST, format_lsn
+from cordwood.protocol.event_log import Outcome, Verdict, apply
+from cordwood.rebuilding import RebuildEvent, RebuildingSet
+
+SNAPSHOT_EVERY = 64
+"""Deltas between two snapshots. A node that begins reads some dozens of records, and one record in
+64 is no delta. LogDevice takes one by size and time; events here come some at a time."""
+
+_MISSING = frozenset({GapKind.TRIM, GapKind.DATA_LOSS, GapKind.ACCESS})
+
+
+class Taken(enum.Enum):
+    """What became of a record."""
+
+    APPLIED = "a delta that was looked at"
+    SEEN = "it was seen before"
+    SAME = "a snapshot of the set that is there"
+    BEGUN = "a snapshot that the set begins with"
+    LEFT_OUT = "a delta before the snapshot that is waited for"
+
+
+class EventFollower:
+    """See the module.
+
+    Attributes:
+        set: the set, as of the last record that made it.
+        record: LSN of the log's last record that was seen; OLDEST - 1 before the first.
+        reached: all up to this LSN was seen.
+        is_whole: whether `set` is what all records up to `reached` amount to.
+        deltas: those since the last snapshot.
+    """
+
+    def __init__(self, base: RebuildingSet) -> None:
+        """
+        Args:
+            base: a set that the log goes on from: of the time before the log, or a later one.
+        """
+        self.set = base
+        self.record = max(base.through, OLDEST - 1)
+        self.reached = self.record
+        self.is_whole = True
+        self.deltas = 0
+
+    def on_record(self, lsn: int, found: RebuildEvent | RebuildingSet) -> Taken:
+        """Take the record at `lsn`. Records come in the order of their LSNs; some come again.
+
+        Raises:
+            Corrupt: a snapshot is not what the records below it amount to.
+        """
+        if lsn <= self.reached:
+            return Taken.SEEN
+        self.reached = self.record = lsn
+        if isinstance(found, RebuildingSet):
+            return self._on_snapshot(lsn, found)
+        self.deltas += 1
+        if not self.is_whole:
+            return Taken.LEFT_OUT
+        self.set = apply(self.set, lsn, found).after
+        return Taken.APPLIED
+
+    def _on_snapshot(self, lsn: int, found: RebuildingSet) -> Taken:
+        if found.through >= lsn:
+            raise Corrupt(
+                f"the snapshot of the event log at {format_lsn(lsn)} is of {found.through}"
+            )
+        self.deltas = 0
+        if not self.is_whole:
+            self.set, self.is_whole = found, True
+            return Taken.BEGUN
+        if found != self.set:
+            raise Corrupt(
+                f"the snapshot of the event log at {format_lsn(lsn)} is another set than this "
+                "node has made of the same events"
+            )
+        return Taken.SAME
+
+    def on_gap(self, last: int, kind: GapKind) -> None:
+        """Take a gap up to `last`."""
+        if last <= self.reached:
+            return
+        self.reached = last
+        if kind in _MISSING:
+            self.is_whole = False
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether whoever appends next should append a snapshot too."""
+        return self.is_whole and self.deltas >= SNAPSHOT_EVERY
+
+    def has_read(self, tail: int) -> bool:
+        """Whether all records up to a tail were seen; (E, 0) is the tail of an empty epoch E."""
+        return self.reached >= (tail if tail & 0xFFFF_FFFF else tail - 1)
+
+    def decide(self, event: RebuildEvent) -> Outcome:
+        """What would become of an event that is appended behind `record`.
+
+        Where it would change nothing, the set is as it is: nobody appends it.
+        """
+        outcome = apply(self.set, max(self.record, self.set.through) + 1, event)
+        return outcome if outcome.verdict is Verdict.TAKEN else Outcome(self.set, outcome.verdict)
