@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from cordwood.admin.authority_calls import read_members, set_authority
@@ -24,7 +24,8 @@ from cordwood.admin.log_calls import LogCalls
 from cordwood.admin.log_replies import member_infos
 from cordwood.admin.maintenance_calls import MaintenanceCalls
 from cordwood.admin.node_status import status_reply
-from cordwood.errors import CordwoodError, Malformed, Unreachable
+from cordwood.admin.replicated_events import ClusterEvents, ReplicatedEventLog
+from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Unreachable
 from cordwood.host.seams import Host
 from cordwood.impact.check import Fitness
 from cordwood.layout.frame import Frame, Kind
@@ -75,6 +76,7 @@ from cordwood.layout.message_rebuilding import (
 )
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
+from cordwood.lsn import EVENT_LOG
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.event_log import StoredEventLog
@@ -88,6 +90,7 @@ from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
 from cordwood.quorum.authority import REBUILT
+from cordwood.rebuilding import RebuildingSet
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
 from cordwood.recovery.purge import Purges
@@ -139,6 +142,9 @@ READ_ONLY = "this node is read-only, as somebody said (`cordwood nodes storage`)
 NOTE_AT_END_S = 1.0
 """The metadata store may be away when a node stops; the next start says what this would have."""
 
+SURE_S = 0.5
+"""Between two tries of a node that started unsure to read the event log."""
+
 NEWCOMER_S = 0.2
 """Between two readings of the member list, however many callers say to be nodes."""
 
@@ -181,6 +187,7 @@ class Node:
             create_logs=settings.create_logs,
         )
         self._members: dict[NodeId, Member] = {}
+        self._said: tuple[Member, ...] = ()  # the member list, without what the event log adds
         self._newcomer = asyncio.Event()  # a node called that is no member yet
         self._started = asyncio.get_running_loop().time()
         self._cluster = b""
@@ -206,6 +213,7 @@ class Node:
         self._states: NodeStates
         self._gossip: Gossip
         self._purges: Purges
+        self._events: ClusterEvents
         self._rebuild: RebuildRole
         self._repairs: Repairs
         self._healing: WalHealing
@@ -249,7 +257,12 @@ class Node:
         self._lock = host.disk.lock_dir(settings.directory, f"node {settings.node}")
         self._exit.callback(self._lock.release)
         self._cluster = await self._membership.ensure_cluster(host.random)
-        events = StoredEventLog(self._metadata)
+        stored = StoredEventLog(self._metadata)
+        replicated = ReplicatedEventLog(host, stored, self._event_addresses, self._greeting)
+        events = self._events = ClusterEvents(
+            stored, replicated, moves=self.settings.replicated_events
+        )
+        self._exit.callback(self._tasks.create_task(events.run()).cancel)
         admission = Admission(settings, host, self._membership, events)
         await admission.ask()
         await self._open_engine(admission.is_anew)
@@ -265,8 +278,9 @@ class Node:
             self._healing.state,
         )  # fmt: skip
         self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
+        self._engine.unsure = admission.is_unsure
         self._streams = ReadStreams(self._engine.reader, settings.node, self._nodes_in)
-        self._rights = ReadRights(self._logs)
+        self._rights = ReadRights(self._logs, admission.is_unsure)
         self._claims = Claims(
             self._engine, self._epochs.newest_of, lambda ask: self._sequencer.released(ask),
             lambda: self._peers)  # fmt: skip
@@ -283,6 +297,8 @@ class Node:
             ),
             lambda: self._tiering.open(),
         )  # fmt: skip
+        if admission.is_unsure:
+            await self._renew_seals()  # epochs may have ended without it
         if self._engine.has_lost or self._engine.logs.owes_note or admission.is_anew:
             await self._renew_seals()
             await self._ledgers.note_loss(is_anew=admission.is_anew)
@@ -293,6 +309,7 @@ class Node:
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
         member = await self._directory.claim(self._engine.reached, self._room)
         self._incarnation = member.incarnation
+        replicated.on_joined()
         self.note_storage(member)  # before the first store: it stays so over its restarts
         if member.authority is not Authority.FULLY_AUTHORITATIVE:
             await self._renew_seals()  # before the first store: epochs may have ended without it
@@ -316,6 +333,7 @@ class Node:
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
+        replicated.on_change = self._on_events
         works = (
             self._refresh(),
             self._sequencer.run(),
@@ -331,6 +349,8 @@ class Node:
             self._engine.amends.run(),
             self._rebuild.run(),
             self._rebuild.watch(),
+            events.run_move(),
+            self._become_sure(),
             self._repairs.run(),
             self._healing.run(),
             self._maintenance.run(),
@@ -440,7 +460,7 @@ class Node:
             self._epochs,
             lambda: tools.settings.run_bytes,
             lambda: self._gossip.silent,
-            lambda: statuses_of(self._members.values()),
+            lambda log: statuses_of(self._judged(log)),
             self._read_statuses,
         )
         activation = Activation(
@@ -504,9 +524,21 @@ class Node:
         return self._members
 
     async def _refresh_members(self) -> None:
-        said = await read_members(self._membership, self.settings.node, self._renew_seals)
-        await self._rebuild.refresh()
-        members = self._rebuild.overlaid(said)
+        await self._read_anew(strictly=False)
+
+    async def _read_anew(self, *, strictly: bool) -> None:
+        self._said = await read_members(self._membership, self.settings.node, self._renew_seals)
+        await self._rebuild.refresh(strictly=strictly)
+        self._take_members()
+
+    def _on_events(self, found: RebuildingSet) -> None:
+        """The event log has another set."""
+        self._rebuild.take(found)
+        self._take_members()
+
+    def _take_members(self) -> None:
+        """Go by the member list and the rebuilding set as they are known now."""
+        members = self._rebuild.overlaid(self._said)
         self._members = {member.node: member for member in members}
         self._engine.rebuilding = rebuilding = self._rebuild.refused(members)
         self._states.set_rebuilding(rebuilding)
@@ -533,9 +565,46 @@ class Node:
             self._newcomer.set()
             raise Unreachable(f"node {theirs.node} is no member that this node knows of")
 
-    async def _read_statuses(self) -> Statuses:
-        await self._refresh_members()
-        return statuses_of(self._members.values())
+    def _judged(self, log: int) -> Iterable[Member]:
+        """The members with the statuses that recoveries of a log go by: the event log's own cannot
+        go by what it says."""
+        return self._said if log == EVENT_LOG else self._members.values()
+
+    async def _read_statuses(self, log: int) -> Statuses:
+        await self._read_anew(strictly=log != EVENT_LOG)
+        return statuses_of(self._judged(log))
+
+    # The event log.
+
+    def _greeting(self) -> Hello | None:
+        """This node's greeting as a client of the others; None before it is a member."""
+        return self._hello(NodeId(0)) if self._incarnation else None
+
+    async def _event_addresses(self) -> list[str]:
+        """Where the nodes listen that may have the event log; this one too, once it does."""
+        me = self.settings.node
+        members = await self._membership.members()
+        return [m.address for m in members if m.node != me or hasattr(self, "server")]
+
+    async def _become_sure(self) -> None:
+        """Read what became of this node's data, if its start could not.
+
+        Raises:
+            NotOurCluster: it lies on other nodes.
+        """
+        while self._engine.unsure:
+            try:
+                await self._read_anew(strictly=True)
+                await self._rebuild.look_at_self()
+            except NotOurCluster:
+                raise
+            except CordwoodError as error:
+                logger.info("what became of this node's data is not known yet: %s", error)
+                await asyncio.sleep(SURE_S)
+            else:
+                self._engine.unsure = self._rights.unsure = False
+                logger.info("this node's data is what the cluster has")
+                self._on_space()
 
     async def _refresh(self) -> None:
         while True:

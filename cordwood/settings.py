@@ -276,6 +276,9 @@ class NodeSettings:
         rebuild_after_s: a node that is dead for this long counts as lost, and the others make its
             data anew; 0 for never: then only an operator declares nodes lost. LogDevice's 20
             minutes: a machine that restarts is back before that, and no copies move for it.
+        replicated_events: move what is said of lost nodes from the metadata store into the event
+            log, so that it can be said while the metadata store is away; once moved, it stays
+            there, and holds for every node. Off until all nodes run a version that knows of it.
     """
 
     node: NodeId
@@ -289,6 +292,7 @@ class NodeSettings:
     refresh_s: float = 1.0
     gossip_s: float = 0.1
     rebuild_after_s: float = 1200.0
+    replicated_events: bool = False
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     tier: TierSettings = field(default_factory=TierSettings)

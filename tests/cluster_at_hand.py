@@ -20,6 +20,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cordwood.block import Gap, Record
@@ -82,6 +83,7 @@ class ClusterAtHand:
         wals: Mapping[int, int] | None = None,
         storages: Mapping[int, StorageSettings] | None = None,
         rebuild_after_s: float = 1200.0,
+        replicated_events: bool = False,
         tier: TierSettings | None = None,
     ) -> None:
         self.simulation = simulation
@@ -101,6 +103,7 @@ class ClusterAtHand:
             storages=self.storages,
             create_logs=create_logs,
             rebuild_after_s=rebuild_after_s,
+            replicated_events=replicated_events,
             tier=tier or TierSettings(),
         )
         recorder = HistoryRecorder(lambda: round(simulation.loop.time() * 1e6))
@@ -126,6 +129,10 @@ class ClusterAtHand:
         for number in range(len(self.numbers) + 1, len(self.numbers) + count + 1):
             self.locations.setdefault(NodeId(number), f"rack{number}")
             self._cluster.numbers += (NodeId(number),)
+
+    def replicate_events(self) -> None:
+        """Nodes that start from now on move events into the event log."""
+        self._cluster.options = replace(self._cluster.options, replicated_events=True)
 
     def machine(self, number: int) -> SimMachine:
         return self._cluster.machine(NodeId(number))

@@ -121,7 +121,7 @@ class Store(Stages, PositionCalls, Nodes):
 
     async def append(
         self,
-        log: str,
+        log: AnyLog,
         value: Buffer,
         *,
         key: bytes | None = None,
@@ -133,6 +133,7 @@ class Store(Stages, PositionCalls, Nodes):
         """Append one record; return once it is on stable storage on every copy.
 
         Args:
+            log: its name; or its number, which stays the same log even if the name moves.
             producer, expected_tail: see `client.append.producer`, for their errors too.
         Raises:
             Retryable: nothing was stored within the client's timeout.

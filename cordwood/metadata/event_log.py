@@ -15,7 +15,7 @@ Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9; `protocol.eve
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cordwood.errors import Retryable
 from cordwood.layout.rebuild_events import is_base, pack_base, pack_set, read_base, read_set
@@ -33,6 +33,17 @@ LSN_BELOW = 1 << 32
 
 class EventsMoved(Retryable):
     """The events are in the event log, and no more in the metadata store."""
+
+
+class AtStart(NamedTuple):
+    """What a node that starts knows.
+
+    Attributes:
+        is_sure: the set has all events from before the start; else some may be missing.
+    """
+
+    set: RebuildingSet
+    is_sure: bool
 
 
 class EventLog(Protocol):
@@ -55,8 +66,11 @@ class EventLog(Protocol):
         UNCHANGED, STALE, or UNKNOWN_NODE for an event that ends an entry.
         """
 
-    async def news(self, known: RebuildingSet | None, timeout_s: float) -> RebuildingSet:
-        """Wait until the set is another than `known`; `known` itself if it is not in time."""
+    async def at_start(self) -> AtStart:
+        """The set for a node that is about to start and listens to nobody yet."""
+
+    async def keep(self) -> None:
+        """Keep what a start goes by; it is kept sooner or later without this call too."""
 
 
 class StoredEventLog:
@@ -74,6 +88,13 @@ class StoredEventLog:
     async def known(self) -> RebuildingSet:
         """See `EventLog`. The store is where events are heard of."""
         return await self.read()
+
+    async def at_start(self) -> AtStart:
+        """See `EventLog`."""
+        return AtStart(await self.read(), is_sure=True)
+
+    async def keep(self) -> None:
+        """See `EventLog`. A start goes by the set itself."""
 
     async def say(self, event: RebuildEvent) -> Outcome:
         """See `EventLog`. Two round trips without a race.
@@ -99,7 +120,7 @@ class StoredEventLog:
         return last
 
     async def news(self, known: RebuildingSet | None, timeout_s: float) -> RebuildingSet:
-        """See `EventLog`."""
+        """Wait until the set is another than `known`; `known` itself if it is not in time."""
         # The mark is asked for before the value is read: a change in between is told next time.
         if self._mark is None:
             self._mark = await self._store.changed(_PREFIX, None, timeout_s)

@@ -26,7 +26,7 @@ import msgspec
 from cordwood.errors import BadSetting, OutcomeUnknown, Overloaded, UnknownLog, Unreachable
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
-from cordwood.lsn import LogId
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.change import RACES_MAX, UNKNOWN_MAX, change_repeatably
 from cordwood.metadata.log_entries import (
     LogEntries,
@@ -47,6 +47,9 @@ RENAMES_MAX = 4
 
 READ_AGAIN = 32
 """Logs that a listing reads again at once, by number, where names and numbers disagree."""
+
+EVENT_LOG_NAME = "the event log"
+"""What messages call it. No path is so written, so nobody finds it by name."""
 
 CHANGES_PREFIX = "log_changes/"
 """The key to watch for changes of existing logs."""
@@ -155,6 +158,8 @@ class LogTree:
 
     async def by_id(self, log_id: int) -> LogInfo | None:
         """A log by number, None if it does not exist. Three round trips."""
+        if log_id == EVENT_LOG:
+            return self._event_log(await self.directories())
         if not 1 <= log_id <= LOG_ID_MAX:
             return None
         # Again where it was renamed between the readings: the name just read has gone.
@@ -169,11 +174,15 @@ class LogTree:
 
     async def is_deleted(self, log_id: int) -> bool:
         """Whether a number that was given out has no log any more, for good. One round trip."""
+        if log_id == EVENT_LOG:
+            return False
         log = await self._entries.log(LogId(log_id))
         return log is None or log.is_deleted
 
     async def described(self, log_id: LogId) -> LogInfo | None:
         """A log by number, for callers that know that it is there. One round trip."""
+        if log_id == EVENT_LOG:
+            return self._event_log(await self.directories())
         log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
         return self._info(log_id, log, directories) if log is not None else None
 
@@ -466,6 +475,14 @@ class LogTree:
         return decode(found.value, _Changes, _CHANGES).count if found else 0
 
     # Entries.
+
+    def _event_log(self, directories: Directories) -> LogInfo:
+        """The event log, which has no entry: it is replicated as logs at the root are, over so few
+        nodes that R - 1 of them seldom go at once."""
+        scopes = self._whole("/", LogAttributes(), directories).replicate_across
+        copies = LogAttributes(replicate_across=scopes).over(DEFAULTS).replication.copies
+        own = LogAttributes(replicate_across=scopes, nodeset_size=2 * copies + 1)
+        return LogInfo(EVENT_LOG, EVENT_LOG_NAME, own=own, attributes=own.over(DEFAULTS))
 
     def _info(self, log_id: LogId, log: LogEntry, directories: Directories) -> LogInfo:
         whole = self._whole(log.name, log.attributes, directories)

@@ -63,8 +63,9 @@ class RecoveryTools:
         run_bytes: bytes stored at once while mending; with one more block they fit a
             WAL record.
         silent: the nodes that are dead or suspect now.
-        statuses: the reported status of nodes' data, as this node knows it.
-        read_statuses: the same, read from the metadata store.
+        statuses: by log, the reported status of nodes' data, as this node knows it. The event log
+            is recovered by what is said of nodes outside of it.
+        read_statuses: the same, read anew.
     """
 
     host: Host
@@ -74,8 +75,8 @@ class RecoveryTools:
     epochs: EpochStore
     run_bytes: Callable[[], int]
     silent: Callable[[], frozenset[NodeId]]
-    statuses: Callable[[], Statuses]
-    read_statuses: Callable[[], Awaitable[Statuses]]
+    statuses: Callable[[int], Statuses]
+    read_statuses: Callable[[int], Awaitable[Statuses]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ async def seal_log(
         nodeset, replication = entry.nodeset(members), entry.replication
         tally = await seal_epoch(
             log, epoch, epoch - 1, nodeset, replication, tools.peers,
-            statuses=tools.statuses(), silent=tools.silent(),
+            statuses=tools.statuses(log), silent=tools.silent(),
         )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
         if weigh(tally.sure, nodeset, replication, {}) is QuorumVerdict.NONE:
@@ -234,7 +235,7 @@ async def _last_known(
         if best is not None and _place(best) >= least:
             return read_produced(best.produced), clean
         heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
-        verdict = weigh(heard, nodeset, replication, tools.statuses())
+        verdict = weigh(heard, nodeset, replication, tools.statuses(log))
         if verdict not in (QuorumVerdict.COMPLETE, QuorumVerdict.NON_AUTHORITATIVE):
             failures = {
                 node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")
@@ -314,12 +315,12 @@ async def _seal_and_read(
     while True:
         tally = await seal_epoch(
             log, epoch, unclean - 1, nodeset, replication, tools.peers,
-            statuses=tools.statuses(), silent=tools.silent(), everyone=everyone,
+            statuses=tools.statuses(log), silent=tools.silent(), everyone=everyone,
         )  # fmt: skip
         try:
             return tally, await collect_digest(
                 log, unclean, tally.lng(unclean), tally.sealed, nodeset, replication,
-                tools.digests, latest_us, tools.statuses(),
+                tools.digests, latest_us, tools.statuses(log),
             )  # fmt: skip
         except NoSequencer:
             if everyone or len(tally.sealed) == len(nodeset.nodes):
@@ -376,14 +377,14 @@ async def _check_absent(unclean: int, job: MendJob, tools: RecoveryTools) -> Non
         NoSequencer: a member came back, and the records that it holds count.
         Unreachable: the metadata store does not answer.
     """
-    statuses = tools.statuses()
+    statuses = tools.statuses(job.log)
     absent = [
         node
         for node in job.nodeset.nodes
         if node not in job.nodes and statuses.get(node) not in (None, *HAS_DATA)
     ]
     if absent:
-        now = await tools.read_statuses()
+        now = await tools.read_statuses(job.log)
         back = [node for node in absent if now.get(node) in (None, *HAS_DATA)]
         if back:
             raise NoSequencer(

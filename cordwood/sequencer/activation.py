@@ -19,11 +19,11 @@ from cordwood.decisions import EpochOvertaken, EpochStarted, TakenEpochKept, tel
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.message import Yield
 from cordwood.log_attributes import DEFAULTS, LogAttributes
-from cordwood.lsn import LogId
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration, EpochRecord, Wanted
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import LogTree
-from cordwood.nodes import Member, NodeId, Nodeset
+from cordwood.nodes import Authority, Member, NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery.recover_log import Begins, Recovered, RecoveryTools, recover_log, seal_log
@@ -33,6 +33,8 @@ from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 from cordwood.sequencer.eligibility import View
 
 logger = logging.getLogger(__name__)
+
+FULLY = Authority.FULLY_AUTHORITATIVE
 
 TRIES_MAX = 3
 """The most lost races for one log in a row; after these another node is busy sequencing it."""
@@ -151,7 +153,13 @@ class Activation:
         it: then the new epoch has the configuration of the last one."""
         members, replication = self._members(), attributes.replication
         size = attributes.nodeset_size or 0
-        nodes = choose_nodeset(log, members.values(), replication, size)
+        nodes: tuple[NodeId, ...] | None = None
+        if log == EVENT_LOG:
+            # Its recovery counts on every node of its nodeset, whatever the log says of the node.
+            there = [each for each in members.values() if each.authority is FULLY]
+            nodes = choose_nodeset(log, there, replication, size)
+        if nodes is None:
+            nodes = choose_nodeset(log, members.values(), replication, size)
         if nodes is None:
             return None
         return Configuration.of(Nodeset(tuple(members[node] for node in nodes)), replication)
@@ -234,7 +242,7 @@ class Activation:
         """Trim the log's history of nodesets with its data; all lower epochs are recovered."""
         tools = self._recovery
         try:
-            await trim_nodesets(log, epoch, tools.epochs, tools.peers, tools.statuses())
+            await trim_nodesets(log, epoch, tools.epochs, tools.peers, tools.statuses(log))
         except CordwoodError as error:
             logger.info("log %d: its nodesets are not trimmed: %s", log, error)
 

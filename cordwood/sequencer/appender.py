@@ -51,7 +51,7 @@ from cordwood.layout.block_header import pack_envelope, pack_header_fields, unpa
 from cordwood.layout.frame import checksum
 from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, amend_of, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
-from cordwood.lsn import LSN_MAX
+from cordwood.lsn import EVENT_LOG, LSN_MAX
 from cordwood.metadata.epoch_store import fenced_words
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow
@@ -68,6 +68,7 @@ from cordwood.sequencer.run_contents import (
 )
 from cordwood.sequencer.tools import AppenderTools as AppenderTools
 from cordwood.wire.connection import Connection
+from cordwood.wire.for_nodes import is_node
 from cordwood.wire.store_channel import SPACE_UNTOLD_BYTES
 
 logger = logging.getLogger(__name__)
@@ -217,6 +218,10 @@ class LogAppender:
     def enqueue(self, waiting: Waiting) -> None:
         """Take an entry; `flush` numbers it at the end of the tick."""
         assert not self._over, "a fenced appender takes nothing"
+        if self.log == EVENT_LOG and not is_node(waiting.connection):
+            error = AccessDenied("only nodes append to the event log")
+            self._role.refuse(waiting.connection, waiting.entry, error)
+            return
         wanted = self.attributes.write_token
         if wanted and wanted not in waiting.connection.tokens:
             error = AccessDenied(f"log {self.log} wants a write token, and this client showed none")

@@ -88,6 +88,7 @@ class ClusterOptions:
         storages: settings of nodes that do not use `storage`.
         create_logs: whether an append to a name that does not exist makes a log.
         rebuild_after_s: when a dead node counts as lost; 0 for never.
+        replicated_events: whether what is said of lost nodes is in the event log.
         tier: of every node; without a store nothing is tiered.
         bucket: how the object store misbehaves while faults strike.
     """
@@ -109,6 +110,7 @@ class ClusterOptions:
     storages: Mapping[int, StorageSettings] = field(default_factory=dict)
     create_logs: bool = True
     rebuild_after_s: float = 0.0
+    replicated_events: bool = False
     tier: TierSettings = field(default_factory=TierSettings)
     bucket: BucketFaults = field(default_factory=BucketFaults)
 
@@ -315,6 +317,7 @@ class SimCluster:
             refresh_s=self.options.refresh_s,
             gossip_s=self.options.gossip_s,
             rebuild_after_s=self.options.rebuild_after_s,
+            replicated_events=self.options.replicated_events,
             sequencer=self.options.sequencer,
             tier=self.options.tier,
             storage=replace(

@@ -16,13 +16,14 @@ import asyncio
 import random
 from collections.abc import Iterator
 
-from cordwood.layout.rebuild_events import read_set
+from cordwood.layout.rebuild_events import is_base, read_base, read_set
 from cordwood.nodes import NodeId
 from cordwood.rebuilding import Rebalancing, RebuildingSet
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.end_events import (
     DiskLost,
     DisksReplaced,
+    EventSetsDiffer,
     LedgersLacking,
     RebalanceOver,
     StaleServed,
@@ -41,6 +42,9 @@ HEALED_S = 90.0
 REFUSED_S = 3.0
 """How long a node may try to start from a disk with rebuilt data before the operator looks."""
 
+AWAY = (0.5, 2.5)
+"""For how long the metadata store is away then, in times of `rebuild_after_s`."""
+
 SET_KEY = "rebuilding/set"
 
 
@@ -52,27 +56,45 @@ class DiskLosses:
     """
 
     def __init__(
-        self, cluster: SimCluster, recorder: HistoryRecorder, chance: random.Random, until_s: float
+        self,
+        cluster: SimCluster,
+        recorder: HistoryRecorder,
+        chance: random.Random,
+        until_s: float,
+        *,
+        loses_metadata: bool = False,
     ) -> None:
         """
         Args:
             until_s: no disk is lost after this time.
+            loses_metadata: whether the metadata store goes away with a disk.
         """
+        self._loses_metadata = loses_metadata
         self.lost = 0
         self._cluster = cluster
         self._recorder = recorder
         self._chance = chance
         self._until_s = until_s
         self._away: set[NodeId] = set()
+        # Of the event log, where that is a log: the latest set that any node had.
+        self._heard = RebuildingSet()
+        self._differ: set[int] = set()
         # Of nodes that were reported empty: what ran then, and the disk that must not come back.
         self._unwanted: dict[NodeId, tuple[object, StoredTree]] = {}
         self._unwanted_s: dict[NodeId, float] = {}
 
     @property
     def rebuilding(self) -> RebuildingSet:
-        """The rebuilding set as the metadata store has it."""
+        """The rebuilding set: as the metadata store has it, or as any node has heard of it."""
         found = self._cluster.metadata.data.values.get(SET_KEY)
-        return RebuildingSet() if found is None else read_set(found.value)
+        if found is None:
+            return RebuildingSet()
+        if not is_base(found.value):
+            return read_set(found.value)
+        heard = [node._rebuild.set for _, node in sorted(self._cluster.running.items())]
+        known = [self._heard, read_base(found.value), *heard]
+        self._heard = max(known, key=lambda each: each.through)
+        return self._heard
 
     @property
     def rebalancing(self) -> Rebalancing | None:
@@ -87,6 +109,7 @@ class DiskLosses:
             await asyncio.sleep(LOOK_S)
             self._let_go()
             self._watch_stale()
+            self._compare_sets()
             for node in self._refused():
                 self._empty(node)
             if is_marked(self._cluster):
@@ -99,6 +122,31 @@ class DiskLosses:
                 self._away.add(node)
                 self.lost += 1
                 self._empty(node)
+                if self._loses_metadata:
+                    self._lose_metadata()
+
+    def _lose_metadata(self) -> None:
+        """The metadata store goes away, mostly until the loss is said."""
+        metadata, loop = self._cluster.metadata, asyncio.get_running_loop()
+        metadata.is_out = True
+
+        def back() -> None:
+            metadata.is_out = False
+
+        for_s = self._cluster.options.rebuild_after_s * self._chance.uniform(*AWAY)
+        loop.call_at(min(loop.time() + for_s, self._until_s), back)
+
+    def _compare_sets(self) -> None:
+        """Note nodes that made different sets of the same records."""
+        made: dict[int, tuple[int, RebuildingSet]] = {}
+        for number, node in sorted(self._cluster.running.items()):
+            follower = node._events.replicated._follower
+            if follower is None or not follower.is_whole:
+                continue
+            other, found = made.setdefault(follower.record, (number, follower.set))
+            if found != follower.set and follower.record not in self._differ:
+                self._differ.add(follower.record)
+                self._recorder.add(EventSetsDiffer(self._recorder.now_us, (other, number)))
 
     def _missing(self) -> set[NodeId]:
         """Nodes without their data: those of lost disks, and those that will soon be reported
@@ -126,7 +174,11 @@ class DiskLosses:
         for node, (before, tree) in list(self._unwanted.items()):
             if self._cluster.machine(node).disk.tree is not tree:
                 del self._unwanted[node]
-            elif (now := self._cluster.running.get(node)) is not None and now is not before:
+            elif (
+                (now := self._cluster.running.get(node)) is not None
+                and now is not before
+                and not now.engine.unsure
+            ):
                 self._recorder.add(StaleServed(self._recorder.now_us, node))
                 del self._unwanted[node]
 

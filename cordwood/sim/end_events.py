@@ -54,6 +54,12 @@ class StaleServed(HistoryEvent, frozen=True, gc=False, tag="stale-served"):
     node: int
 
 
+class EventSetsDiffer(HistoryEvent, frozen=True, gc=False, tag="event-sets-differ"):
+    """Nodes have read the same record of the event log, and made different sets of it."""
+
+    nodes: tuple[int, ...]
+
+
 class WordsLeft(HistoryEvent, frozen=True, gc=False, tag="words-left"):
     """Nodes that run with their data, long after all is well, and are still reported otherwise."""
 
@@ -107,6 +113,7 @@ EndEvent: TypeAlias = (
     | RebalanceOver
     | LedgersLacking
     | StaleServed
+    | EventSetsDiffer
     | WordsLeft
     | CopiesMended
     | PaceBegan

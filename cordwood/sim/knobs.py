@@ -21,8 +21,15 @@ from cordwood.client import cluster
 from cordwood.client.append import log_appends
 from cordwood.client.ledgers import ledger_tiering
 from cordwood.client.read import consumer, read_stream, shared_tail
+from cordwood.protocol import (
+    event_log_follower,
+    node_states,
+    nodeset_growth,
+    producers,
+    read_window,
+    slow_nodes,
+)
 from cordwood.protocol import ledger_autorecovery as ledger_rule
-from cordwood.protocol import node_states, nodeset_growth, producers, read_window, slow_nodes
 from cordwood.protocol.producers import Budget
 from cordwood.recovery import ask, collect_digest
 from cordwood.sequencer import activation, appender, releases, role
@@ -154,6 +161,8 @@ KNOBS: Mapping[str, Knob[Any]] = {
         # For runs with main storage: see `sim.tier_options`.
         Knob(lambda: ledger_upload.OBJECT_BYTES, (800,), 0.0),
         Knob(lambda: ledger_tiering.READ_AT_ONCE, (5,), 0.0),
+        # Where what is said of lost nodes is in the event log: a run has some dozen events.
+        Knob(lambda: event_log_follower.SNAPSHOT_EVERY, (3, 8), 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""

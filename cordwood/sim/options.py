@@ -52,8 +52,10 @@ class RunOptions:
         paced: whether the duration of appends is measured with all nodes well and with one node
             hampered (L7).
         loses: which nodes are lost for ever at the end, see `sim.aftermath`: "" for none.
-        loses_disks: whether disks are lost for ever during the run, see `sim.disk_losses`. accepts:
-        whether an operator accepts at the end what nodes lost. audited: whether all nodes are
+        loses_disks: whether disks are lost for ever during the run, see `sim.disk_losses`.
+        loses_metadata: whether the metadata store goes away with a lost disk, for longer than a dead
+            node needs to count as lost.
+        accepts: whether an operator accepts at the end what nodes lost. audited: whether all nodes are
         scanned for their copies at the end.
         must_count: whether the workload goes on after the healing until the run counts;
             a scenario for a test need not.
@@ -72,6 +74,7 @@ class RunOptions:
     paced: bool = False
     loses: str = ""
     loses_disks: bool = False
+    loses_metadata: bool = False
     accepts: bool = False
     audited: bool = False
     must_count: bool = True

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from cordwood.admin.replicated_events import ReplicatedEventLog
 from cordwood.block import Gap, GapKind
 from cordwood.client.admin.positions import Positions
 from cordwood.decisions import (
@@ -87,9 +89,14 @@ from cordwood.sim.history import (
     TailAnswered,
 )
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
+from cordwood.sim.noted_trims import (
+    noting_event_trims,
+    noting_retention,
+    noting_tier_retention,
+    noting_trims,
+)
 from cordwood.sim.operator_events import BlockKept, BlockNames, RebuildingKnown, StorageKnown
 from cordwood.sim.planted.bug import find_owner
-from cordwood.sim.position_events import NodeTrimmed, RetentionTrims
 from cordwood.sim.probes_of_clients import CLIENT_ROWS, WIRE_ROWS
 from cordwood.sim.probes_of_nodes import SEQUENCER_ROWS, STORAGE_ROWS
 from cordwood.sim.recorded_metadata import current_node
@@ -463,15 +470,17 @@ def _noting_names(original: Any, recorder: HistoryRecorder) -> Any:
 
 
 def _noting_rebuilding(original: Any, recorder: HistoryRecorder) -> Any:
-    async def refresh_members(self: Any) -> None:
-        before = self.engine.rebuilding
-        await original(self)
+    noted: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
+
+    def take_members(self: Any) -> None:
+        original(self)
         known = self.engine.rebuilding
-        if known != before:
+        if known != noted.get(self, frozenset()):
+            noted[self] = known
             node, offset = self.settings.node, self.engine.wal._space.next
             recorder.add(RebuildingKnown(recorder.now_us, node, tuple(sorted(known)), offset))
 
-    return refresh_members
+    return take_members
 
 
 def _noting_storage(original: Any, recorder: HistoryRecorder) -> Any:
@@ -483,42 +492,6 @@ def _noting_storage(original: Any, recorder: HistoryRecorder) -> Any:
         return is_news
 
     return note_storage
-
-
-def _noting_trims(original: Any, recorder: HistoryRecorder) -> Any:
-    def on_trimmed(self: Any, record: Any) -> None:
-        original(self, record)
-        node, lsn = current_node(), self.cache.log(record.log).trim
-        recorder.add(NodeTrimmed(recorder.now_us, node, record.log, lsn))
-
-    return on_trimmed
-
-
-def _noting_retention(original: Any, recorder: HistoryRecorder) -> Any:
-    async def trim(self: Any, log: int, lsn: int, why: str) -> None:
-        asks = self._attributes[log]
-        backlog_us = round((asks.backlog_s or 0) * 1e6)
-        event = RetentionTrims(
-            recorder.now_us, current_node(), log, lsn, why, backlog_us, asks.backlog_bytes or 0
-        )
-        if lsn:
-            recorder.add(event)
-        await original(self, log, lsn, why)
-
-    return trim
-
-
-def _noting_tier_retention(original: Any, recorder: HistoryRecorder) -> Any:
-    async def trim(self: Any, client: Any, info: Any, lsn: int, why: str) -> int:
-        asks, log = info.attributes, int(info.log_id)
-        backlog_us = round((asks.backlog_s or 0) * 1e6)
-        recorder.add(RetentionTrims(
-            recorder.now_us, current_node(), log, lsn, why, backlog_us, asks.backlog_bytes or 0
-        ))  # fmt: skip
-        trimmed: int = await original(self, client, info, lsn, why)
-        return trimmed
-
-    return trim
 
 
 def _noting_told_nodesets(original: Any, recorder: HistoryRecorder) -> Any:
@@ -554,12 +527,13 @@ _NOTES = tuple(
         (StorageEngine._insert, _noting_kept),
         (StorageEngine._insert, _noting_names),
         (Node.note_storage, _noting_storage),
-        (Node._refresh_members, _noting_rebuilding),
-        (StorageEngine.on_trimmed, _noting_trims),
+        (Node._take_members, _noting_rebuilding),
+        (StorageEngine.on_trimmed, noting_trims),
         (StorageEngine.tell_nodesets, _noting_told_nodesets),
         (StorageEngine.nodesets, _noting_nodesets),
-        (Retention._trim, _noting_retention),
-        (Tend._trim, _noting_tier_retention),
+        (Retention._trim, noting_retention),
+        (Tend._trim, noting_tier_retention),
+        (ReplicatedEventLog._trim, noting_event_trims),
     )
 )
 """Events that are recorded where they happen."""

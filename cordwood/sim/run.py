@@ -271,7 +271,10 @@ class _Run:
         self._crew = Crew(simulation, self.recorder)
         self._gauges = Gauges(self._cluster, self.recorder)
         chance = stream(simulation.seed, "disk-losses")
-        self._losses = DiskLosses(self._cluster, self.recorder, chance, options.length_s)
+        self._losses = DiskLosses(
+            self._cluster, self.recorder, chance, options.length_s,
+            loses_metadata=options.loses_metadata,
+        )  # fmt: skip
         workload = options.workload
         self.clients = Clients(
             self._cluster.addresses,

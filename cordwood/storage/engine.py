@@ -113,6 +113,8 @@ class StorageEngine:
         low_space: why only recoveries may store (the disk is nearly full); "" if every sender may.
         rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
         is_given_away: whether this node's own data lies elsewhere, or counts as gone.
+        unsure: this node does not know yet whether its data is what the cluster has: it takes no
+            block of a sequencer but the event log's (docs/protocol/event-log.md).
         seals: the epochs that may still store; seals that are not durable yet are included.
         amends: the stores without bodies.
         read_only: the operator's reason for taking no blocks; "" while the node takes them.
@@ -140,6 +142,7 @@ class StorageEngine:
         self.reached, self.stored_blocks, self.disk = logs.offset, 0, DiskRoom()
         self.waits = StoreWaits()
         self.rebuilding: frozenset[int] = frozenset()
+        self.unsure = False
         self._wal, self._cache_bytes = wal, settings.cache_bytes
         # Bytes in the WAL that are not durable yet, so not in the cache.
         self._bytes_on_way = 0

@@ -26,7 +26,7 @@ from crc32c import crc32c
 from cordwood.block import EnvelopeFlag
 from cordwood.decisions import StoreRefused, tell
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
-from cordwood.lsn import ESN_ISSUED_MAX, format_lsn
+from cordwood.lsn import ESN_ISSUED_MAX, EVENT_LOG, format_lsn
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import StorageEngine
@@ -67,6 +67,9 @@ def refusal_of(
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
     if engine.rebuilding and (rebuilt := engine.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
+    if engine.unsure and not seal_epoch and not is_rebuilt and header.log != EVENT_LOG:
+        # It may be a lost node with its old disk: no copy may count on it before it knows.
+        return StoreRefusal(wave, header.log, Refusal.FULL)
     # A plug or an amend has no body. An epoch's end can lie on its own nodes only, like its seal.
     is_end = bool(seal_epoch) and not block.body
     if (engine.read_only and not is_end) or (

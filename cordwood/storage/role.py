@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from cordwood.errors import Malformed, Rejected, Retryable, Unreachable
+from cordwood.errors import AccessDenied, Malformed, Rejected, Retryable, Unreachable
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.log_questions import (
     AskExtent,
@@ -49,7 +49,7 @@ from cordwood.layout.reading import (
     read_window,
 )
 from cordwood.layout.waves import StoreRefusal, pack_stored, read_pairs
-from cordwood.lsn import format_lsn
+from cordwood.lsn import EVENT_LOG, format_lsn
 from cordwood.storage.claims import Claims, can_be_known_good
 from cordwood.storage.copy_survey import CopySurvey
 from cordwood.storage.engine import StorageEngine
@@ -157,6 +157,8 @@ class StorageRole:
                 return await self.clean(call)
             case Trim():
                 by_node = is_node(connection)
+                if call.log == EVENT_LOG and not by_node:
+                    raise AccessDenied("only nodes trim the event log")
                 if self._rights is not None and not by_node:
                     await self._rights.check_writer(call.log, connection.tokens)
                 return await self.trim(call, by_node=by_node)

@@ -243,7 +243,7 @@ class RecordedStore(_Store):
 
     async def append(
         self,
-        log: str,
+        log: AnyLog,
         value: Buffer,
         *,
         key: bytes | None = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from cordwood.rebuilding import (
     RebuildingSet,
     Undrained,
 )
+from cordwood.sim.planted import find_bug, planted
 
 EVERY = (1, 2, 3, 4, 5, 6)
 BASE = RebuildingSet(7)
@@ -131,6 +134,13 @@ def test_an_event_that_changes_nothing_is_not_for_the_log() -> None:
     stale = NeedsRebuild(4, EVERY, if_version=at(9))
     assert follower.decide(stale) == (follower.set, Verdict.STALE)
     assert follower.set == made("lost3@1"), "nothing was said yet"
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_what_is_read_again_has_no_effect(is_planted: bool) -> None:
+    with planted(find_bug("event-applied-twice")) if is_planted else nullcontext():
+        follower, _ = follow("lost3@1;back3@2;lost3@1")
+    assert (follower.set == made("lost3@1 back3@2")) is not is_planted
 
 
 def test_a_snapshot_is_wanted_after_so_many_deltas() -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from cluster_at_hand import ClusterAtHand, until
+from cluster_at_hand import ClusterAtHand, simulate, until
 
 from cordwood.block import EnvelopeFlag
 from cordwood.errors import Rejected
 from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.stored_tree import StoredTree
+
+
+def with_either_log(scenario: Callable[[ClusterAtHand], Awaitable[None]], **options: Any) -> None:
+    """Play it with events in the metadata store, and with events in the event log."""
+    for replicated in (False, True):
+        simulate(scenario, replicated_events=replicated, **options)
 
 
 async def put_records(cluster: ClusterAtHand, logs: int = 3, records: int = 20) -> None:

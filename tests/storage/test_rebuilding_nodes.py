@@ -15,6 +15,7 @@ from rebuild_scene import (
     missing,
     order,
     put_records,
+    with_either_log,
 )
 from scenarios import as_scenario
 from swaps import swap
@@ -41,7 +42,7 @@ def known_empty(cluster: ClusterAtHand, node: int) -> bool:
     return set(found) == {Authority.AUTHORITATIVE_EMPTY}
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empty(
     cluster: ClusterAtHand,
 ) -> None:
@@ -61,7 +62,7 @@ async def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empt
     await all_there(cluster)
 
 
-@as_scenario(simulate, nodes=5, rebuild_after_s=10.0)
+@as_scenario(with_either_log, nodes=5, rebuild_after_s=10.0)
 async def test_a_node_that_is_dead_for_long_is_lost_without_a_word_of_an_operator(
     cluster: ClusterAtHand,
 ) -> None:
@@ -73,7 +74,7 @@ async def test_a_node_that_is_dead_for_long_is_lost_without_a_word_of_an_operato
     assert not await missing(cluster)
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_no_disk_after_the_other_takes_a_record(cluster: ClusterAtHand) -> None:
     await put_records(cluster)
     for node in (1, 2, 3):
@@ -85,7 +86,7 @@ async def test_no_disk_after_the_other_takes_a_record(cluster: ClusterAtHand) ->
     await all_there(cluster)
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_no_disk_after_the_other_takes_a_trim_point(cluster: ClusterAtHand) -> None:
     """Donors tell it to a node that began anew, so that nobody takes what was trimmed for lost."""
     await put_records(cluster, logs=1)
@@ -106,7 +107,7 @@ async def test_no_disk_after_the_other_takes_a_trim_point(cluster: ClusterAtHand
     ]
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_a_node_that_is_back_with_its_data_stays_as_it_was(cluster: ClusterAtHand) -> None:
     await put_records(cluster)
     await asyncio.sleep(1)
@@ -124,7 +125,7 @@ async def test_a_node_that_is_back_with_its_data_stays_as_it_was(cluster: Cluste
     await all_there(cluster)
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_a_node_whose_data_lies_elsewhere_does_not_start_with_its_old_disk(
     cluster: ClusterAtHand,
 ) -> None:
@@ -142,7 +143,7 @@ async def test_a_node_whose_data_lies_elsewhere_does_not_start_with_its_old_disk
     await all_there(cluster)
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_an_empty_disk_is_not_let_in_before_the_data_lies_elsewhere(
     cluster: ClusterAtHand,
 ) -> None:
@@ -182,7 +183,7 @@ def test_a_donor_that_dies_half_way_goes_on_where_it_was(monkeypatch: pytest.Mon
     simulate(scenario, nodes=5)
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_a_deleted_log_whose_end_is_open_holds_nobody_up(cluster: ClusterAtHand) -> None:
     await put_records(cluster)
     async with cluster.client() as store:
@@ -201,7 +202,7 @@ async def test_a_deleted_log_whose_end_is_open_holds_nobody_up(cluster: ClusterA
     await until(lambda: known_empty(cluster, 2), timeout_s=60)
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_a_drained_node_gives_all_its_copies_and_serves_until_then(
     cluster: ClusterAtHand,
 ) -> None:
@@ -215,7 +216,7 @@ async def test_a_drained_node_gives_all_its_copies_and_serves_until_then(
     await all_there(cluster)
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(with_either_log, nodes=5)
 async def test_a_node_that_begins_anew_says_of_ledgers_that_it_does_not_know(
     cluster: ClusterAtHand,
 ) -> None:

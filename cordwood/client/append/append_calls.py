@@ -63,7 +63,7 @@ class AppendCalls:
 
     async def append(
         self,
-        log: str,
+        log: AnyLog,
         value: Buffer,
         key: bytes | None,
         timestamp: Timestamp | None,

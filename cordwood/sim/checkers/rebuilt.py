@@ -16,6 +16,7 @@ from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.end_events import (
     CopiesMended,
     DisksReplaced,
+    EventSetsDiffer,
     LedgersLacking,
     RebalanceOver,
     StaleServed,
@@ -39,6 +40,10 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
     if stale:
         text = "a node serves the copies that were made anew on other nodes"
         return [Violation("L4", text, 0, 0, (stale[0],))]
+    for _, event in evidence.of(EventSetsDiffer):
+        assert isinstance(event, EventSetsDiffer), "as asked for"
+        text = f"nodes {list(event.nodes)} have made different sets of the same events"
+        return [Violation("L4", text, 0, 0, (event,))]
     ends = [event for _, event in evidence.of(DisksReplaced, CopiesMended)]
     if not ends:
         return []

@@ -14,6 +14,7 @@ from cordwood.errors import BadSetting
 from cordwood.sim.planted import (
     client,
     epochs,
+    event_log,
     ledger_repairs,
     ledger_tiers,
     ledgers,
@@ -46,6 +47,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *client.BUGS,
     *operators.BUGS,
     *rebuilding.BUGS,
+    *event_log.BUGS,
     *repair.BUGS,
     *wal_healing.BUGS,
     *publishing.BUGS,

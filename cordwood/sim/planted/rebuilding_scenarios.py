@@ -41,6 +41,20 @@ DISKS_LOST = scenario(
 )  # fmt: skip
 """Disks are lost while nodes crash and are cut off; six nodes, three copies."""
 
+
+def _replicating(options: RunOptions) -> RunOptions:
+    cluster = replace(options.cluster, replicated_events=True)
+    return replace(options, cluster=cluster, loses_metadata=True)
+
+
+EVENTS_REPLICATED = scenario(
+    "crash", "pause", "partition", "metadata_outage",
+    shape=both(both(cluster_of(6, 3), _losing), _replicating),
+    every_s=4.0, length_s=30.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
+    turns=(("protocol.event_log_follower.SNAPSHOT_EVERY", 0),),
+)  # fmt: skip
+"""Disks are lost, mostly while the metadata store is away, and nodes hear of it by the event log."""
+
 REBALANCED = scenario(
     "crash", "pause", "partition",
     shape=both(cluster_of(6, 3), _losing),

@@ -20,9 +20,9 @@ import hmac
 import logging
 from collections.abc import Callable, Container, Iterable
 
-from cordwood.errors import AccessDenied, CordwoodError
+from cordwood.errors import AccessDenied, CordwoodError, Retryable
 from cordwood.log_attributes import token_digest
-from cordwood.lsn import LogId
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.log_tree import LogTree
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,13 @@ class ReadRights:
     """See the module.
 
     Attributes:
+        unsure: whether no log but the event log may be read yet, see `StorageEngine.unsure`.
         in_use: gives the logs with readers. on_known: called with a log when its digest becomes
             known, or known again.
     """
 
-    def __init__(self, tree: LogTree) -> None:
+    def __init__(self, tree: LogTree, unsure: bool = False) -> None:
+        self.unsure = unsure
         self.in_use: Callable[[], Iterable[int]] = tuple
         self.on_known: Callable[[int], None] = lambda log: None
         self._tree = tree
@@ -57,6 +59,8 @@ class ReadRights:
 
     def may_read(self, log: int, token: str) -> bool | None:
         """Whether a reader with `token` may read a log; None if not known yet: call `want`."""
+        if log == EVENT_LOG:
+            return True
         digest = self._digests.get(log)
         if not digest:
             return None if digest is None else True
@@ -136,6 +140,8 @@ class ReadRights:
             Retryable: the metadata store does not answer.
             Malformed: its answer cannot be read.
         """
+        if self.unsure and logs:
+            raise Retryable("this node does not know yet whether its data is what the cluster has")
         while logs:
             changes = self._changes
             found: dict[int, str] = {}

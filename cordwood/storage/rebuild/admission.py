@@ -40,12 +40,14 @@ class Admission:
 
     Attributes:
         is_anew: the directory is begun anew, so it knows no start of the node.
+        is_unsure: what is said of the node could not be read; see docs/protocol/event-log.md.
     """
 
     def __init__(
         self, settings: NodeSettings, host: Host, membership: Membership, events: EventLog
     ) -> None:
         self.is_anew = False
+        self.is_unsure = False
         self._settings = settings
         self._disk = host.disk
         self._membership = membership
@@ -66,13 +68,20 @@ class Admission:
         node = self._settings.node
         files = await self._disk.list_dir(self._settings.directory)
         anew = await self._disk.read_file(self._path(ANEW))
-        rebuilding = await self._events.read()
+        rebuilding, is_sure = await self._events.at_start()
         entry = rebuilding.entry(node)
         version = int(anew) if anew is not None and anew.isdigit() else None
         # A WAL without an identity is no empty disk: `DataDirectory` says what is wrong with it.
         is_blank = not {"identity", "wal"} & set(files)
         is_known = is_blank and bool((await self._membership.claim(node)).incarnation)
         self._start = on_start(entry, is_known=is_known, is_blank=is_blank, anew=version)
+        if not is_sure:
+            if self._start not in (Start.SERVE, Start.BACK):
+                raise Retryable(
+                    f"node {node} cannot be let in yet: nobody says what became of its data"
+                )
+            # What it finds out while it runs it deals with as any running node does.
+            self.is_unsure, self._start = True, Start.SERVE
         match self._start:
             case Start.WAITS:
                 raise NotOurCluster(self._empty_words(is_lost=entry is not None))
@@ -126,5 +135,7 @@ class Admission:
             after, verdict = await self._events.say(Acked(node, self._version))
             if after.entry(node) is not None and verdict is not Verdict.DRAINED:
                 raise Retryable(f"node {node} could not be let in: {verdict.value}")
+            # A start goes by this where no other node answers.
+            await self._events.keep()
             await seal()
             logger.warning("this node begins anew: its data lies on other nodes")

@@ -1,8 +1,8 @@
 """Rebuilding on one node: it follows the event log, gives as a donor, and says what it sees.
 
-The event log stands in the metadata store for now (`metadata.event_log`), and is read together with
-the member list. The status of a node's data is derived from it here, over what an operator said by
-hand. While the metadata store does not answer, the last set that was read counts.
+The event log (`metadata.event_log`) is heard together with the member list, and between two
+readings of that where it is a log. The status of a node's data is derived from it here, over what
+an operator said by hand. While nothing is heard, the last set that was read counts.
 
 - *Watch*: a node that has been dead for `rebuild_after_s` is lost.
 - *Donor*: while the set has work for this node, it makes one pass after another.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cordwood.errors import BadSetting, CordwoodError, NotOurCluster, Rejected
+from cordwood.errors import BadSetting, CordwoodError, NotOurCluster, Rejected, Retryable
 from cordwood.layout.log_questions import AskCopies, CopiesReply
 from cordwood.layout.message_rebuilding import (
     AskHeld,
@@ -170,15 +170,18 @@ class RebuildRole:
 
     # The set, and what follows from it.
 
-    async def refresh(self) -> None:
-        """Read the set.
+    async def refresh(self, *, strictly: bool = False) -> None:
+        """Take the set as it is known.
 
+        Args:
+            strictly: with all events from before the call.
         Raises:
-            CordwoodError: the metadata store did not answer.
+            CordwoodError: the metadata store, or the event log, did not answer.
         """
-        self._take(await self._events.read())
+        self.take(await (self._events.read() if strictly else self._events.known()))
 
-    def _take(self, found: RebuildingSet) -> None:
+    def take(self, found: RebuildingSet) -> None:
+        """Go by this set, if it is a later one."""
         if found.through > self.set.through:
             self.set = found
             # Before the donor looks: a store that came between its look and the next reading of
@@ -278,7 +281,7 @@ class RebuildRole:
 
     async def _say(self, event: RebuildEvent) -> Verdict:
         after, verdict = await self._events.say(event)
-        self._take(after)
+        self.take(after)
         return verdict
 
     async def watch(self) -> None:
@@ -344,7 +347,10 @@ class RebuildRole:
         elif isinstance(call, SayRebalance):
             await self._rebalance(call)
         else:
-            await self.refresh()
+            try:
+                await self.refresh(strictly=True)
+            except Retryable:
+                await self.refresh()
         return RebuildingReply(pack_set(self.set), self._donor.state(), self._healing())
 
     async def _obey(self, call: SayRebuild) -> None:

@@ -1,0 +1,438 @@
+"""The replicated event log as a node follows and writes it; and which event log the cluster has.
+
+A node is a client of the log: it reads it on and on, and what it says it appends behind the record
+that it read last (`expected_tail`). So two that say something at once have one order, as with a
+compare-and-set, and a late append of unknown outcome is refused if anything came in between.
+
+`ClusterEvents` is the `EventLog` of a node. It asks the metadata store until the events have moved
+into the log, and the log from then on.
+
+Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.store import Store, connected
+from cordwood.errors import (
+    CordwoodError,
+    Corrupt,
+    OutcomeUnknown,
+    Retryable,
+    TailMoved,
+    Unreachable,
+)
+from cordwood.host.seams import Host
+from cordwood.layout.hello import Hello
+from cordwood.layout.rebuild_events import pack_event, pack_set, read_record
+from cordwood.lsn import EVENT_LOG, Lsn, format_lsn
+from cordwood.metadata.event_log import AtStart, EventsMoved, StoredEventLog
+from cordwood.protocol.event_log import Outcome, Verdict
+from cordwood.protocol.event_log_follower import EventFollower
+from cordwood.rebuilding import RebuildEvent, RebuildingSet
+from cordwood.settings import ClientSettings
+
+logger = logging.getLogger(__name__)
+
+CLIENT = ClientSettings(timeout_s=5.0, read_memory_bytes=1 << 20)
+"""A call to the log's nodes takes as long as one to the metadata store may; a set has some
+kilobytes."""
+
+READ_S = 5.0
+"""How long the records up to the tail may take to come."""
+
+SAY_S = 15.0
+"""How long an event may take: two calls that the log's nodes left unanswered, and a third."""
+
+AGAIN_S = 0.5
+"""Pause after the log could not be read."""
+
+RACED_S = 1.0
+"""A record that came first is read within this, or the event is decided again without it."""
+
+KEEP_S = 5.0
+"""Between two looks whether the base is behind; whoever says an event looks at once."""
+
+START_S = 4.0
+"""How long a node that starts asks the others before it goes by the base: longer than they take to
+find that a sequencer is dead, and start another."""
+
+Addresses = Callable[[], Awaitable[Sequence[str]]]
+
+
+class ReplicatedEventLog:
+    """See the module; `run` follows the log.
+
+    Attributes:
+        on_change: called with the set whenever it is another one.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        stored: StoredEventLog,
+        addresses: Addresses,
+        greeting: Callable[[], Hello | None],
+    ) -> None:
+        """
+        Args:
+            stored: has the base.
+            addresses: reads from the metadata store where nodes listen.
+            greeting: of this node, None before it is a member; only members append.
+        """
+        self.on_change: Callable[[RebuildingSet], None] = lambda found: None
+        self._host = host
+        self._stored = stored
+        self._addresses = addresses
+        self._greeting = greeting
+        self._follower: EventFollower | None = None
+        self._store: Store | None = None
+        self._joined = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._saying = asyncio.Lock()
+        self._kept = RebuildingSet()
+        self._keep_now = asyncio.Event()
+
+    # Following.
+
+    async def run(self) -> None:
+        """Follow the log, until cancelled."""
+        while True:
+            try:
+                await self._begin()
+                greeting = self._greeting()
+                addresses = await self._addresses()
+                if not addresses:
+                    raise Unreachable("no other node is known")
+                async with connected(addresses, self._host, CLIENT, member=greeting) as store:
+                    self._store = store
+                    self._tell_moved()
+                    await self._follow_as(store, is_member=greeting is not None)
+            except CordwoodError as error:
+                logger.info("the event log is not followed yet: %s", error)
+            finally:
+                self._store = None
+            await asyncio.sleep(AGAIN_S)
+
+    def on_joined(self) -> None:
+        """This node is a member from now on, and may append."""
+        self._joined.set()
+
+    async def _follow_as(self, store: Store, *, is_member: bool) -> None:
+        """Follow; whoever was no member yet only until it is one."""
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(self._follow(store))
+            if not is_member:
+                await self._joined.wait()
+                following.cancel()
+
+    async def _begin(self) -> EventFollower:
+        """The follower, begun with the base where there is none."""
+        if self._follower is None:
+            base = await self._stored.read_base()
+            if base is None:
+                raise Retryable("the events have not moved into the event log")
+            if self._follower is None:
+                self._kept = base
+                self._follower = EventFollower(base)
+                self._on_set()
+        return self._follower
+
+    async def _follow(self, store: Store) -> None:
+        """Read on and on, over all errors but those of the client."""
+        while not store.is_closed:
+            try:
+                follower = await self._begin()
+                async with await store.read(EVENT_LOG, Lsn(follower.reached + 1), None) as items:
+                    async for item in items:
+                        self._take(follower, item)
+                        if not follower.is_whole and isinstance(item, Gap):
+                            await self._begin_later(follower)
+                            if self._follower is not follower:
+                                break
+            except Corrupt as error:
+                # Whatever this node made of the log, another node may have made another set of it.
+                logger.error("the event log cannot be followed: %s", error)
+                await asyncio.sleep(KEEP_S)
+                self._follower = None
+            except CordwoodError as error:
+                logger.info("the event log is read again: %s", error)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _begin_later(self, follower: EventFollower) -> None:
+        """Where records are missing: a base may be later than these."""
+        try:
+            base = await self._stored.read_base()
+        except CordwoodError as error:
+            logger.warning("records of the event log are missing, and the base: %s", error)
+            return
+        if base is not None and base.through >= follower.reached:
+            self._kept, self._follower = base, EventFollower(base)
+            self._on_set()
+
+    def _take(self, follower: EventFollower, item: Record | Gap) -> None:
+        if isinstance(item, Gap):
+            follower.on_gap(int(item.last), item.kind)
+            if item.kind is GapKind.DATA_LOSS:
+                logger.error("records of the event log are lost, up to %s", item.last)
+        else:
+            follower.on_record(int(item.lsn), read_record(item.value))
+        self._on_set()
+
+    def _on_set(self) -> None:
+        follower = self._follower
+        assert follower is not None, "it has begun"
+        self._tell_moved()
+        self.on_change(follower.set)
+
+    def _tell_moved(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await self._moved.wait()
+
+    async def _connected(self) -> tuple[Store, EventFollower]:
+        await self._until(lambda: self._store is not None and self._follower is not None)
+        assert self._store is not None, "waited for"
+        assert self._follower is not None, "waited for"
+        return self._store, self._follower
+
+    # What roles ask.
+
+    async def known(self) -> RebuildingSet:
+        """See `EventLog`.
+
+        Raises:
+            Unreachable: nothing was heard yet, and the metadata store does not answer.
+        """
+        return (await self._begin()).set
+
+    async def read(self) -> RebuildingSet:
+        """See `EventLog`: up to the tail of a sequencer that rules."""
+        try:
+            async with asyncio.timeout(READ_S):
+                store, _ = await self._connected()
+                tail = int(await store.tail(EVENT_LOG))
+                await self._until(lambda: self._has_read(tail))
+        except TimeoutError:
+            raise Unreachable("the event log could not be read up to its tail") from None
+        return self._whole().set
+
+    def _has_read(self, tail: int) -> bool:
+        return self._follower is not None and self._follower.has_read(tail)
+
+    def _whole(self) -> EventFollower:
+        follower = self._follower
+        if follower is None or not follower.is_whole:
+            raise Retryable("records of the event log are missing: a snapshot is waited for")
+        return follower
+
+    async def say(self, event: RebuildEvent) -> Outcome:
+        """See `EventLog`."""
+        try:
+            async with asyncio.timeout(SAY_S), self._saying:
+                return await self._say(event)
+        except TimeoutError:
+            raise Unreachable("the event log took no event in time; it may be said again") from None
+
+    async def _say(self, event: RebuildEvent) -> Outcome:
+        is_read = False
+        while True:
+            store, _ = await self._connected()
+            follower = self._whole()
+            outcome = follower.decide(event)
+            if outcome.verdict is not Verdict.TAKEN:
+                # What this node has not heard yet may make more of it.
+                if is_read or not await self._read_on():
+                    return outcome
+                is_read = True
+                continue
+            lsn = await self._append(store, follower, pack_event(event))
+            if lsn is not None:
+                await self._until(lambda lsn=lsn: self._has_read(lsn))  # type: ignore[misc]
+                self._keep_now.set()
+                return Outcome(self._whole().set, Verdict.TAKEN)
+
+    async def _read_on(self) -> bool:
+        """Read up to the tail; False if nobody tells it: what was heard has to do."""
+        try:
+            await self.read()
+        except CordwoodError as error:
+            logger.info("an event is answered by what was heard: %s", error)
+            return False
+        return True
+
+    async def _append(self, store: Store, follower: EventFollower, value: bytes) -> int | None:
+        """Append behind the last record that was read; None if another record stands there, or
+        may: then that is read first.
+
+        Raises:
+            Retryable: nothing was appended.
+        """
+        behind = follower.record
+        try:
+            return int(await store.append(EVENT_LOG, value, expected_tail=behind))
+        except (TailMoved, OutcomeUnknown) as error:
+            logger.info("an event is decided again: %s", error)
+        try:
+            async with asyncio.timeout(RACED_S):
+                await self._until(
+                    lambda: self._follower is not follower or follower.record != behind
+                )
+        except TimeoutError:
+            pass
+        return None
+
+    async def at_start(self) -> AtStart:
+        """See `EventLog`. Where the others cannot be asked, the base has to do."""
+        try:
+            async with asyncio.timeout(START_S):
+                if await self._addresses():
+                    return AtStart(await self.read(), is_sure=True)
+        except (CordwoodError, TimeoutError) as error:
+            why = str(error) or "no node answers in time"
+            logger.warning("what is said of lost nodes cannot be read at this start: %s", why)
+        return AtStart(await self.known(), is_sure=False)
+
+    # Snapshots, and the base.
+
+    async def keep(self) -> None:
+        """See `EventLog`. Take a snapshot where one is due, and note a later base where it is
+        another than the set by now.
+
+        Raises:
+            CordwoodError: one of them could not be done now.
+        """
+        follower = self._follower
+        if follower is None or not follower.is_whole:
+            return
+        found = follower.set
+        if (found.lost, found.rebalancing) != (self._kept.lost, self._kept.rebalancing):
+            await self._stored.note_base(found)
+            self._kept = found
+        store = self._store
+        if store is None or not self._joined.is_set() or not follower.wants_snapshot:
+            return
+        async with self._saying:
+            behind = follower.record
+            lsn = await self._append(store, follower, pack_set(follower.set))
+        if lsn is not None:
+            await self._trim(store, behind)
+            logger.info("the event log begins with a snapshot at %s", format_lsn(lsn))
+
+    async def _trim(self, store: Store, lsn: int) -> None:
+        """Let go of what a snapshot has: all up to `lsn`.
+
+        Raises:
+            Retryable: it could not be done now; the next snapshot's trim does.
+        """
+        await store.trim(EVENT_LOG, Lsn(lsn))
+
+    async def run_keep(self) -> None:
+        """`keep`, whenever this node said something and at intervals, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(KEEP_S):
+                    await self._keep_now.wait()
+            except TimeoutError:
+                pass
+            self._keep_now.clear()
+            try:
+                await self.keep()
+            except CordwoodError as error:
+                logger.info("the event log's snapshot or base has to wait: %s", error)
+                await asyncio.sleep(AGAIN_S)
+
+
+class ClusterEvents:
+    """A node's event log, wherever the cluster has it; see the module.
+
+    Attributes:
+        replicated: the log, which is followed from the move on.
+    """
+
+    def __init__(
+        self,
+        stored: StoredEventLog,
+        replicated: ReplicatedEventLog,
+        *,
+        moves: bool,
+    ) -> None:
+        """
+        Args:
+            moves: whether this node moves the events into the log.
+        """
+        self.replicated = replicated
+        self._stored = stored
+        self._moves = moves
+        self._has_moved = asyncio.Event()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the events are known to be in the log."""
+        return self._has_moved.is_set()
+
+    async def run(self) -> None:
+        """Follow the log from the move on, until cancelled."""
+        await self._has_moved.wait()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.replicated.run())
+            tasks.create_task(self.replicated.run_keep())
+
+    async def run_move(self) -> None:
+        """Move the events into the log if this node is to; for a node that serves by now."""
+        while self._moves and not self.has_moved:
+            try:
+                await self._stored.move()
+            except CordwoodError as error:
+                logger.info("what is said of lost nodes stays in the metadata store: %s", error)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self._has_moved.set()
+
+    async def at_start(self) -> AtStart:
+        """See `EventLog`."""
+        if not self.has_moved:
+            try:
+                return await self._stored.at_start()
+            except EventsMoved:
+                self._has_moved.set()
+        return await self.replicated.at_start()
+
+    async def read(self) -> RebuildingSet:
+        """See `EventLog`."""
+        if not self.has_moved:
+            try:
+                return await self._stored.read()
+            except EventsMoved:
+                self._has_moved.set()
+        return await self.replicated.read()
+
+    async def known(self) -> RebuildingSet:
+        """See `EventLog`."""
+        if not self.has_moved:
+            try:
+                return await self._stored.known()
+            except EventsMoved:
+                self._has_moved.set()
+        return await self.replicated.known()
+
+    async def say(self, event: RebuildEvent) -> Outcome:
+        """See `EventLog`."""
+        if not self.has_moved:
+            try:
+                return await self._stored.say(event)
+            except EventsMoved:
+                self._has_moved.set()
+        return await self.replicated.say(event)
+
+    async def keep(self) -> None:
+        """See `EventLog`."""
+        if self.has_moved:
+            await self.replicated.keep()

@@ -1,0 +1,72 @@
+"""Bugs in the replicated event log.
+
+Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec.structs import replace
+
+from cordwood.admin import replicated_events
+from cordwood.admin.replicated_events import ReplicatedEventLog
+from cordwood.client.store import Store
+from cordwood.errors import OutcomeUnknown
+from cordwood.lsn import EVENT_LOG
+from cordwood.protocol.event_log import apply
+from cordwood.protocol.event_log_follower import EventFollower, Taken
+from cordwood.rebuilding import RebuildEvent, RebuildingSet
+from cordwood.sim.planted.bug import PlantedBug, at
+from cordwood.sim.planted.rebuilding_scenarios import EVENTS_REPLICATED
+
+
+async def _appended_anywhere(
+    self: ReplicatedEventLog, store: Store, follower: EventFollower, value: bytes
+) -> int | None:
+    try:
+        return int(await store.append(EVENT_LOG, value))
+    except OutcomeUnknown:
+        await asyncio.sleep(replicated_events.RACED_S)
+        return None
+
+
+def _snapshot_passed(self: EventFollower, lsn: int, found: RebuildingSet) -> Taken:
+    # Taken for one more delta, of which nothing is known.
+    self.deltas += 1
+    return Taken.SAME
+
+
+def _applied_again(
+    right: Any, self: EventFollower, lsn: int, found: RebuildEvent | RebuildingSet
+) -> Any:
+    taken = right(self, lsn, found)
+    if taken is Taken.SEEN and not isinstance(found, RebuildingSet):
+        before = replace(self.set, through=lsn - 1)
+        self.set = replace(apply(before, lsn, found).after, through=self.set.through)
+    return taken
+
+
+def _gap_passed(right: Any, self: EventFollower, last: int, kind: Any) -> None:
+    is_whole = self.is_whole
+    right(self, last, kind)
+    self.is_whole = is_whole
+
+
+BUGS = (
+    PlantedBug("event-tail-unchecked", "what is said of a node is appended wherever the event log "
+               "ends by now: a word that arrives late counts once more",
+               at(ReplicatedEventLog._append).instead(_appended_anywhere),
+               scene="tests/storage/test_event_log_cluster.py"),
+    PlantedBug("snapshot-passed", "a follower takes a snapshot of the event log for a delta, and "
+               "goes on without what is in it",
+               at(EventFollower._on_snapshot).instead(_snapshot_passed),
+               scenario=EVENTS_REPLICATED),
+    PlantedBug("event-applied-twice", "a follower applies an event once more where it reads the "
+               "event log again: out of its order",
+               at(EventFollower.on_record).around(_applied_again),
+               scene="tests/protocol/test_event_log_follower.py"),
+    PlantedBug("missing-events-passed", "a follower applies events behind records that it missed",
+               at(EventFollower.on_gap).around(_gap_passed), scenario=EVENTS_REPLICATED),
+)  # fmt: skip

@@ -1,0 +1,305 @@
+"""Whole clusters with a replicated event log: the move there, starts, losses, one order."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+
+import pytest
+from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from rebuild_scene import call_lost, healed, lose_disk, lost, missing, order, put_records
+from scenarios import as_scenario
+from swaps import swap, swap_value
+
+from cordwood.block import Gap, GapKind, Record
+from cordwood.client.store import Store
+from cordwood.errors import AccessDenied, NotOurCluster, OutcomeUnknown, Unreachable
+from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.layout.rebuild_events import read_record
+from cordwood.lsn import EVENT_LOG, Lsn
+from cordwood.metadata.event_log import LSN_BELOW, StoredEventLog
+from cordwood.nodes import Authority, NodeId
+from cordwood.protocol import event_log_follower
+from cordwood.protocol.event_log import Verdict
+from cordwood.rebuilding import Aborted, DonorProgress, IsRebuilt, NeedsRebuild, RebuildingSet
+from cordwood.sim.planted import find_bug, planted
+from cordwood.sim.stored_tree import StoredTree
+
+EVERY = (1, 2, 3, 4, 5)
+
+
+def moved(cluster: ClusterAtHand) -> bool:
+    return all(node._events.has_moved for node in cluster.running.values())
+
+
+def sets(cluster: ClusterAtHand) -> list[RebuildingSet]:
+    return [node._rebuild.set for node in cluster.running.values()]
+
+
+async def heard(cluster: ClusterAtHand, *wanted: int) -> None:
+    """Every node that runs knows that these are lost, and no others."""
+    await until(
+        lambda: all({e.node for e in each.lost} == {*wanted} for each in sets(cluster)),
+        timeout_s=30,
+    )
+
+
+async def base_of(cluster: ClusterAtHand) -> RebuildingSet | None:
+    return await StoredEventLog(cluster.metadata).read_base()
+
+
+# Moving.
+
+
+@as_scenario(simulate, nodes=5)
+async def test_events_move_into_the_log_once_and_go_on_from_what_was_said(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await order(cluster, 5, RebuildOrder.DRAIN)
+    await until(lambda: lost(cluster) == {5})
+    before = cluster.running[1]._rebuild.set
+    assert await base_of(cluster) is None
+    cluster.replicate_events()
+    await cluster.stop(1)
+    await cluster.start(1)
+    await until(lambda: moved(cluster))  # the others too, whose setting is another one
+    base = await base_of(cluster)
+    assert base is not None
+    assert base.through >= before.through
+    await order(cluster, 5, RebuildOrder.UNDRAIN)
+    await heard(cluster)
+    versions = {each.version for each in sets(cluster)}
+    assert len(versions) == 1
+    assert versions.pop() > LSN_BELOW > before.version
+    assert len({each.through for each in sets(cluster)}) == 1
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_nobody_says_anything_in_the_metadata_store_after_the_move(
+    cluster: ClusterAtHand,
+) -> None:
+    await until(lambda: moved(cluster))
+    stored = StoredEventLog(cluster.metadata)
+    for call in (stored.read(), stored.known(), stored.say(Aborted(3))):
+        with pytest.raises(Exception, match="in the event log, and not here"):
+            await call
+    first = await base_of(cluster)
+    assert await stored.move() == first
+
+
+# Without the metadata store.
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True, rebuild_after_s=5.0)
+async def test_a_loss_is_said_and_heard_while_the_metadata_store_is_away(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await until(lambda: moved(cluster))
+    await asyncio.sleep(1)
+    owner = cluster.sequencer_of(EVENT_LOG)
+    busy = {owner, *map(cluster.sequencer_of, (1, 2, 3))}
+    gone = next(number for number in cluster.numbers if number not in busy)
+    cluster.metadata.is_out = True
+    lose_disk(cluster, gone)
+    await heard(cluster, gone)
+    for node in cluster.running.values():
+        assert node._members[gone].authority is Authority.UNAVAILABLE
+        assert gone in node.engine.rebuilding
+    async with asyncio.timeout(60):
+        events = cluster.running[owner]._events
+        version = (await events.known()).version
+        told = (await events.say(DonorProgress(1, version, 5))).after
+    await until(lambda: all(each.progress == told.progress for each in sets(cluster)))
+    cluster.metadata.is_out = False
+    cluster.keep_starting(gone)
+    await healed(cluster)
+    assert not await missing(cluster)
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True, rebuild_after_s=5.0)
+async def test_its_own_sequencer_may_be_the_lost_node(cluster: ClusterAtHand) -> None:
+    await put_records(cluster)
+    await until(lambda: moved(cluster))
+    await asyncio.sleep(1)
+    for _ in range(2):
+        gone = cluster.sequencer_of(EVENT_LOG)
+        lose_disk(cluster, gone)
+        await heard(cluster, gone)
+        cluster.keep_starting(gone)
+        await healed(cluster)
+        assert not await missing(cluster)
+    assert await values_of_all(cluster)
+
+
+async def values_of_all(cluster: ClusterAtHand) -> bool:
+    async with cluster.client() as store:
+        return [len(await values(store, f"log-{n}")) for n in (1, 2, 3)] == [20, 20, 20]
+
+
+# Starting.
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_a_whole_cluster_that_starts_at_once_finds_its_event_log(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await until(lambda: moved(cluster))
+    lose_disk(cluster, 4)
+    await call_lost(cluster, 4)
+    await heard(cluster, 4)
+    for node in sorted(cluster.running):
+        cluster.kill(node)
+    await cluster.start(1, 2, 3, 5)
+    assert any(node.engine.unsure for node in cluster.running.values())
+    await until(lambda: not any(node.engine.unsure for node in cluster.running.values()))
+    assert lost(cluster) == {4}
+    assert await values_of_all(cluster)
+    cluster.keep_starting(4)
+    await healed(cluster)
+    assert not await missing(cluster)
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_an_unsure_node_serves_nobody_and_ends_if_its_data_lies_elsewhere(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of that from the event log alone: no base was kept since, and no node answers its
+    start."""
+
+    async def not_now(self: StoredEventLog, rebuilding: RebuildingSet) -> None:
+        raise Unreachable("not now")
+
+    await put_records(cluster)
+    await until(lambda: moved(cluster))
+    swap(monkeypatch, StoredEventLog.note_base, not_now)
+    cluster.kill(2)
+    await call_lost(cluster, 2)
+    await until(
+        lambda: all(e.is_empty for s in sets(cluster) for e in s.lost) and lost(cluster) == {2},
+        timeout_s=120,
+    )
+    for node in sorted(cluster.running):
+        cluster.kill(node)
+    ends = cluster.start_once(2)
+    await until(lambda: 2 in cluster.running)
+    stale = cluster.running.pop(NodeId(2))
+    assert stale.engine.unsure
+    assert not lost(cluster), "the base says nothing of it"
+    await asyncio.sleep(3)
+    assert stale.engine.unsure
+    assert stale._rights.may_read(1, "") is None
+    await cluster.start(1, 3, 4, 5)
+    with pytest.raises(NotOurCluster, match="made anew on other nodes"):
+        await ends
+    cluster.machine(2).kill()
+    cluster.machine(2).disk.tree = StoredTree()
+    cluster.keep_starting(2)
+    await healed(cluster)
+    assert not await missing(cluster)
+    assert await values_of_all(cluster)
+
+
+# Writing.
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_those_who_race_get_one_order(cluster: ClusterAtHand) -> None:
+    """Four donors end at once, and each word counts."""
+    await until(lambda: moved(cluster))
+    logs = {number: node._events for number, node in cluster.running.items()}
+    version = (await logs[1].say(NeedsRebuild(3, EVERY))).after.version
+    said = await asyncio.gather(
+        *(logs[donor].say(IsRebuilt(3, donor, version)) for donor in EVERY if donor != 3)
+    )
+    assert {outcome.verdict for outcome in said} == {Verdict.TAKEN}
+    after = await logs[2].read()
+    assert after.entry(3).is_empty
+    await until(lambda: all(each == after for each in sets(cluster)))
+    again = await logs[2].say(NeedsRebuild(3, EVERY))
+    assert again == (after, Verdict.UNCHANGED)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_word_that_arrives_late_has_no_effect_if_anything_was_said_since(
+    monkeypatch: pytest.MonkeyPatch, is_planted: bool
+) -> None:
+    """Node 3 is back, and says so twice as its first word is not answered. It is lost again, and
+    then the first word arrives."""
+    right = Store.append
+    late: list[asyncio.Task[Lsn]] = []
+    arrives = asyncio.Event()
+
+    async def unanswered(self: Store, log, value, **how) -> Lsn:
+        async def later() -> Lsn:
+            await arrives.wait()
+            return await right(self, log, value, **how)
+
+        if not late and log == EVENT_LOG and read_record(value) == Aborted(3):
+            late.append(asyncio.create_task(later()))
+            raise OutcomeUnknown("no answer")
+        return await right(self, log, value, **how)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await until(lambda: moved(cluster))
+        logs = {number: node._events for number, node in cluster.running.items()}
+        cluster.kill(3)
+        await logs[1].say(NeedsRebuild(3, EVERY))
+        assert (await logs[1].say(Aborted(3))).verdict is Verdict.TAKEN
+        assert late
+        assert (await logs[2].say(NeedsRebuild(3, EVERY))).verdict is Verdict.TAKEN
+        arrives.set()
+        await asyncio.wait(late)
+        assert (late[0].exception() is None) is is_planted
+        found = await logs[4].read()
+        assert (found.entry(3) is None) is is_planted, "nobody said that it is back this time"
+
+    with planted(find_bug("event-tail-unchecked")) if is_planted else nullcontext():
+        swap(monkeypatch, Store.append, unanswered)
+        simulate(scenario, nodes=5, replicated_events=True)
+
+
+# Snapshots.
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_the_log_is_trimmed_to_a_snapshot_that_others_begin_with(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await until(lambda: moved(cluster))
+    swap_value(monkeypatch, lambda: event_log_follower.SNAPSHOT_EVERY, 5)
+    events = cluster.running[1]._events
+    version = (await events.say(NeedsRebuild(3, EVERY, drain=True))).after.version
+    for done in range(23):
+        await events.say(DonorProgress(1, version, 0, done))
+        await asyncio.sleep(0.2)
+    async with cluster.client() as store:
+        first, *rest = await read_all(store, EVENT_LOG)
+    assert isinstance(first, Gap)
+    assert first.kind is GapKind.TRIM
+    kinds = [isinstance(read_record(i.value), RebuildingSet) for i in rest if isinstance(i, Record)]
+    assert kinds[0]
+    assert len(kinds) <= 12, "of 24 events"
+    # One that read nothing of it, and whose base is from before: only a snapshot has the rest.
+    late = event_log_follower.EventFollower(RebuildingSet())
+    late.on_gap(int(first.last), first.kind)
+    for item in rest:
+        if isinstance(item, Record):
+            late.on_record(int(item.lsn), read_record(item.value))
+    assert late.set == await events.read()
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_only_nodes_write_it(cluster: ClusterAtHand) -> None:
+    await until(lambda: moved(cluster))
+    await cluster.running[1]._events.say(NeedsRebuild(3, EVERY, drain=True))
+    async with cluster.client() as store:
+        with pytest.raises(AccessDenied, match="only nodes append"):
+            await store.append(EVENT_LOG, b"anything")
+        with pytest.raises(Unreachable, match="only nodes trim"):
+            await store.trim(EVENT_LOG, "tail")
+        assert EVENT_LOG not in await store.log_tree.names()
+        found = [i for i in await read_all(store, EVENT_LOG) if isinstance(i, Record)]
+    assert read_record(found[0].value) == NeedsRebuild(3, EVERY, drain=True)
