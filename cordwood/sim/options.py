@@ -53,10 +53,10 @@ class RunOptions:
             hampered (L7).
         loses: which nodes are lost for ever at the end, see `sim.aftermath`: "" for none.
         loses_disks: whether disks are lost for ever during the run, see `sim.disk_losses`.
-        loses_metadata: whether the metadata store goes away with a lost disk, for longer than a dead
-            node needs to count as lost.
-        accepts: whether an operator accepts at the end what nodes lost. audited: whether all nodes are
-        scanned for their copies at the end.
+        loses_metadata: whether the metadata store goes away with a lost disk, for longer than a
+            dead node needs to count as lost.
+        accepts: whether an operator accepts at the end what nodes lost.
+        audited: whether all nodes are scanned for their copies at the end.
         must_count: whether the workload goes on after the healing until the run counts;
             a scenario for a test need not.
     """
