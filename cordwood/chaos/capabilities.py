@@ -1,4 +1,5 @@
-"""What this machine can do, and which kinds of fault are left out because it cannot.
+"""The capabilities of this machine, and the kinds of fault that are left out because of missing
+ones.
 
 Source: docs/sources/reliability.md §5.2.
 """
@@ -15,7 +16,7 @@ from cordwood.chaos.syscalls import why_no_strace
 
 
 def lacking(below: str) -> dict[Need, str]:
-    """What this machine cannot do, and why; each capability is tried.
+    """The capabilities that this machine lacks, with the reason. Each capability is tried.
 
     Args:
         below: a directory where files may be made.
@@ -39,7 +40,7 @@ def kinds_without(lacks: Mapping[Need, str]) -> tuple[str, ...]:
 
 
 def left_out(lacks: Mapping[Need, str]) -> list[str]:
-    """What is left out and why, a line for each kind of fault."""
+    """The faults that are left out, with the reason, one line for each kind."""
     lines = []
     for name, kind in KINDS.items():
         need = next((need for need in kind.needs if need in lacks), None)

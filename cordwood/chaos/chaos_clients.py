@@ -1,4 +1,4 @@
-"""Who works on a cluster while it is struck, and how they come to their end.
+"""The clients of a cluster while faults strike it, and their end.
 
 Source: docs/sources/reliability.md §1 (Jepsen's Kafka workload), §3 (S5: "whatever nodes, SCD mode,
 filters or restarts").
@@ -41,37 +41,37 @@ LOAD = WorkloadOptions(
     restart_s=30.0, append_timeout_s=20.0, ask_s=2.0, idempotent=0.5, conditional=0.1,
     grouped=0.3, buffered=0.2, keyed=0.3, manners=0.3, publish_s=2.0, scribes=2,
 )  # fmt: skip
-"""Some 70 records a second in 30 calls: an outage is known to within a tenth of a second, and at
-the end all readers together, which are one process, read all of it within what L2 allows."""
+"""Some 70 records a second in 30 calls, so that an outage is known to within a tenth of a second.
+At the end all readers, which are one process, can read everything within the bound of L2."""
 
 NEVER_S = 1e9
 COLD_S = 8.0
 """Mean time after which the cold reader starts over, as often as not from the oldest record."""
 
 DRAIN_S = 60.0
-"""What the clients may take to come to their end once all nodes are well. It is a bound of time:
-on a machine that has no processor for them they take longer."""
+"""Longest time until the clients end, after all nodes are well. This is a bound of time: on a
+machine without a free processor they take longer."""
 
 STILL_S = 60.0
-"""A reader that is not at its end and came no further for so long is stuck, however busy the
-machine: a reader asks anew after 2 s, and nothing here has a deadline above 30 s."""
+"""A reader that is not at its end and makes no progress for this long is stuck, even on a busy
+machine: a reader asks again after 2 s, and no deadline here is above 30 s."""
 
 READING_S_MAX = 600.0
-"""Nor is it waited for longer than this."""
+"""The longest wait for a reader that makes progress."""
 
 LOOK_EVERY_S = 1.0
-"""How often it is looked how far the readers have come."""
+"""Pause between two looks at the progress of readers."""
 
 Program = Callable[[str, Clients, Host], Coroutine[Any, Any, None]]
 
 
 @dataclass(slots=True)
 class Ending:
-    """How the clients came to their end.
+    """The end of the clients.
 
     Attributes:
-        problems: promises broken, in words.
-        missed: bounds of time that were missed, in words: a busy machine may be the reason.
+        problems: broken promises, in words. missed: missed bounds of time, in words: a busy machine
+        may be the reason.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -79,10 +79,10 @@ class Ending:
 
 
 class ChaosClients:
-    """All clients of one run; they share one history and differ in how they ask.
+    """All clients of one run. They share one history and differ in their options.
 
     Attributes:
-        own: whether the cluster is ours alone, so that a log of a fixed name is, too.
+        own: whether only this run uses the cluster, so that it may use logs of fixed names.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ChaosClients:
         self._recorder = recorder
         self._seed = seed
         self._writing: list[asyncio.Task[None]] = []
-        # Those who owe nothing at the end: they are killed.
+        # Clients that need not reach anything at the end: they are killed.
         self._idle: dict[str, asyncio.Task[None]] = {}
         self._reading: dict[asyncio.Task[None], str] = {}
 
@@ -131,8 +131,8 @@ class ChaosClients:
 
     @property
     def _query(self) -> str:
-        """The publisher's name. A cluster remembers what each query published, so on one that was
-        there before every run is a query of its own."""
+        """The publisher's name. A cluster remembers the batches of each query, so on an existing
+        cluster every run is a new query."""
         return "publisher-1" if self._own else f"publisher-{time.time_ns() // 1_000_000}"
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -159,8 +159,8 @@ class ChaosClients:
         self._idle[LOOKER] = self._begin(tasks, ask_tails, LOOKER, self._main)
 
     def _start_ledgers(self, tasks: asyncio.TaskGroup, scribes: int) -> None:
-        """Ledgers are written, recovered and followed, and in the end all are recovered and read
-        whole. Each of these comes to its end by itself."""
+        """Start the clients that write, recover and follow ledgers; at the end all ledgers are
+        recovered and read whole. Each of these clients ends by itself."""
         programs: dict[str, Program] = {f"scribe-{n + 1}": scribe for n in range(scribes)}
         if scribes:
             programs |= {"salvager-1": salvage, "tailer-1": tail, "archivist-1": archive}
@@ -168,7 +168,7 @@ class ChaosClients:
             self._writing.append(self._begin(tasks, program, name, self._main))
 
     async def finish(self, processes: Mapping[NodeId, int]) -> Ending:
-        """Let the writers end and the readers come to the tail; what went wrong with that.
+        """Let the writers end and the readers reach the tail. Returns the problems.
 
         Args:
             processes: of the nodes that run on this machine.
@@ -178,7 +178,7 @@ class ChaosClients:
             clients.stop()
         for name, task in self._idle.items():
             task.cancel()
-            # Nobody waits for what it has open: that says nothing of the cluster.
+            # Nobody waits for its open calls: they say nothing about the cluster.
             self._main.calls.died(name, GivenUp)
         ending = Ending()
         try:
@@ -200,7 +200,7 @@ class ChaosClients:
     async def _read_on(
         self, ending: Ending, processes: Mapping[NodeId, int], began_s: float
     ) -> None:
-        """Wait for the readers, and say of those who take too long why."""
+        """Wait for the readers. For readers that take too long, report the reason."""
         positions: dict[str, int] = {}
         moved_s = {task.get_name(): time.monotonic() for task in self._reading}
         why: list[str] = []
@@ -240,7 +240,7 @@ class ChaosClients:
         ]  # fmt: skip
 
     def _other(self, **options: Any) -> Clients:
-        """Clients that differ in these options, and know the same logs."""
+        """Clients with these options changed, which know the same logs."""
         load = replace(self._main.options, **options)
         clients = Clients(
             self._addresses, load, self._recorder, self._seed, self._main.calls,

@@ -1,11 +1,11 @@
-"""A real cluster under load while a plan of faults is played, and what became of it.
+"""A real cluster under load while a plan of faults is played, and the verdict on it.
 
 The clients are the simulator's (`sim.workload`, `sim.readers`), on this machine's host: ordered
-producers, queries that publish, holders of fencing tokens, and readers of every kind: of
-one copy, of all copies, ones that start over, one that never does, one that reads from the
-oldest record again and again. Nodes flush within a second and keep nothing of it in memory, so
-what is older is read from their disks. What the clients saw is a history, which the same
-checkers judge as in the simulator and in `cordwood verify`.
+producers, queries that publish, holders of fencing tokens, and readers of every kind. Some readers
+read one copy and some all copies; some start over, one never does, and one reads from the oldest
+record again and again. Nodes flush within a second and keep no flushed block in memory, so older
+records are read from their disks. The events of the clients are a history, which the same checkers
+judge as in the simulator and in `cordwood verify`.
 
 Source: docs/sources/reliability.md §1 (Vortex), §5, §6.
 """
@@ -53,34 +53,35 @@ STORAGE = StorageSettings(
     block_cache_bytes=MIB,
     scrub_every_s=30.0,
 )
-"""What was acknowledged a second ago is read from disk: nothing of it is kept in memory."""
+"""Records that were acknowledged a second ago are read from disk, because memory does not keep
+them."""
 
 BACK_S = 30.0
-"""Appends go on within so long of any strike, or the promise that they do is broken."""
+"""Appends must go on within this time of any fault; otherwise that promise is broken."""
 
 AGAIN_S = 1.0
-"""A node that is back has said so to the others before the next fault counts on it."""
+"""Time in which a node that came back tells the other nodes, before the next fault relies on it."""
 
 FAULT_S = 240.0
-"""What doing and undoing a fault may take beside its length: five nodes that start one after
+"""Longest time to begin and to end a fault, beside its length: five nodes that start one after
 another on a busy machine take a minute."""
 
 SETTLE_S = 3.0
-"""Between the end of the last fault and that of the load."""
+"""Time between the end of the last fault and the end of the load."""
 
 NODE_MODULE = "cordwood.chaos.clocked_node"
 
 LOGS_DIRECTORY = "logs"
-"""Where below its directory a chaos run leaves what the nodes said: not on the disks that fail."""
+"""Subdirectory for the nodes' output, which is not on the failing disks."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come, for whoever looks.
+    """The progress of a run, for the display.
 
     Attributes:
-        running: faults that last now, in words, by their number in the plan.
-        played: those that are over, by kind.
+        running: present faults, in words, by their number in the plan. played: number of finished
+        faults, by kind.
         away: nodes struck now.
     """
 
@@ -101,11 +102,10 @@ class Ran:
     """One chaos run.
 
     Attributes:
-        problems: promises broken, in words; empty if all is well.
-        missed: bounds that were missed, in words: a busy machine may be the reason.
-        proxied: what the proxies did, by harm.
-        members: what was done to members of the consumer, and how often.
-        left: faults of the plan that there was no time for.
+        problems: broken promises, in words; empty if all is well. missed: missed bounds, in words:
+        a busy machine may be the reason. proxied: the counts of the proxies, by harm. members:
+        number of strikes on members of the consumer, by kind. left: number of faults of the plan
+        for which there was no time.
     """
 
     seed: int
@@ -136,10 +136,9 @@ async def play_chaos(
     """Start a cluster, play a plan, judge.
 
     Args:
-        directory: where a fresh cluster's data may lie; the caller removes it.
-        seed: decides the plan, and what the clients do.
-        lacks: what this machine cannot do, see `capabilities.lacking`.
-        kinds: to draw from, of those that it has.
+        directory: for the data of a fresh cluster; the caller removes it. seed: decides the plan,
+        and the calls of the clients. lacks: missing capabilities of this machine, see
+        `capabilities.lacking`. kinds: kinds to draw from, out of the possible ones.
     Raises:
         Unreachable: the cluster did not start.
     """
@@ -166,7 +165,7 @@ async def play_chaos(
 async def _cluster(
     directory: str, lacks: Mapping[Need, str]
 ) -> AsyncIterator[tuple[LocalCluster, Namespaces | None, Disks | None]]:
-    """A cluster with all that the machine can give it."""
+    """A cluster with all disks and networks that the machine can give it."""
     numbers = [NodeId(number) for number in range(1, SHAPE.nodes + 1)]
     data, logs = os.path.join(directory, "cluster"), os.path.join(directory, LOGS_DIRECTORY)
     os.makedirs(logs, exist_ok=True)
@@ -187,11 +186,11 @@ async def _cluster(
 
 
 class Blows(Protocol):
-    """What can do faults, and undo them; `faults.Faults` for a cluster of ours."""
+    """Begins faults and ends them; `faults.Faults` for a cluster of this run."""
 
     @property
     def proxied(self) -> Mapping[str, Told]:
-        """What the proxies did, by harm."""
+        """The counts of the proxies, by harm."""
 
     def processes(self) -> Mapping[NodeId, int]:
         """The nodes' processes, where they run on this machine."""
@@ -199,16 +198,16 @@ class Blows(Protocol):
     async def play(
         self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
     ) -> None:
-        """Do it, for so long, and undo it."""
+        """Begin a fault, keep it for this long, and end it."""
 
 
 class Play:
-    """One run of one plan over a cluster of so many nodes and copies.
+    """One run of one plan over a cluster with this number of nodes and copies.
 
     Attributes:
         addresses: of the nodes.
-        blows: what does the faults; to be set before `run`.
-        members: of a consumer, on a cluster of ours; None for no consumer.
+        blows: begins and ends the faults; to be set before `run`. members: of a consumer, on a
+        cluster of this run; None for no consumer.
         recorder: the history.
     """
 
@@ -260,7 +259,7 @@ class Play:
         self._progress.stage = "judging the history"
         events = self.recorder.events
         if self.members is not None:
-            # A stable sort: of what happened in the same microsecond the clients' comes first.
+            # A stable sort: of events in the same microsecond, those of the clients come first.
             events = tuple(sorted([*events, *self.members.events()], key=lambda each: each.time_us))
         outcome = await self._host.run_blocking(lambda: outcome_of(events), timeout_s=JUDGE_S)
         self._progress.is_over = True
@@ -274,7 +273,8 @@ class Play:
     async def _play(
         self, tasks: asyncio.TaskGroup, plan: Sequence[PlannedFault], seconds: float
     ) -> tuple[Ending, int]:
-        """From the first client's start to the last one's end; and faults that were left."""
+        """Run from the first client's start to the last client's end. Returns the number of faults
+        left."""
         self._clients.start(tasks)
         watching = tasks.create_task(self._watch())
         self._progress.stage = "waiting for the first acknowledgement"
@@ -307,7 +307,7 @@ class Play:
             await asyncio.sleep(0.1)
 
     async def _play_plan(self, plan: Sequence[PlannedFault], seconds: float) -> int:
-        """Play the plan as far as the time goes; how many faults were left."""
+        """Play the plan as far as the time goes. Returns the number of faults left."""
         began_s = time.monotonic()
         self._progress.began_s = began_s
         async with asyncio.TaskGroup() as tasks:
@@ -324,7 +324,7 @@ class Play:
         return 0
 
     async def _strike(self, number: int, fault: PlannedFault, nodes: Sequence[NodeId]) -> None:
-        """One fault, noted in the history; what fails in it is a problem of the run."""
+        """One fault, noted in the history. An error in it is a problem of the run."""
         hit = _held(fault, nodes)
         who = ",".join(map(str, hit))
         self._progress.running[number] = f"{fault.kind} {who}"
@@ -333,7 +333,7 @@ class Play:
             async with asyncio.timeout(fault.length_s + FAULT_S):
                 await self.blows.play(fault.kind, nodes, fault.length_s, random.Random(fault.seed))
         except* (CordwoodError, TimeoutError, OSError) as group:
-            # The cluster is not what it was: no more faults, and what there is is judged.
+            # The cluster is not whole any more: no more faults, and the history so far is judged.
             self._is_spoilt = True
             self._problems += [f"{fault.kind} of {who}: {text}" for text in _told(group)]
         finally:
@@ -344,13 +344,14 @@ class Play:
         await self._give_back(hit)
 
     async def _take(self, fault: PlannedFault) -> tuple[NodeId, ...]:
-        """Whom a fault hits, once no more are away than may be, and nobody else hits them."""
+        """The nodes that a fault hits. Waits until few enough nodes are away and no other fault
+        hits these."""
         async with self._free:
             await self._free.wait_for(lambda: self._has_room(fault))
             asked_s = time.monotonic()
             sequencing = await self.sequencer()
-            # No part of the plan's time: on a busy machine all of it went by with the question, and
-            # nobody was struck.
+            # This is not counted as time of the plan: on a busy machine the call took all of it,
+            # and no node was struck.
             self._asking_s += time.monotonic() - asked_s
             free = [node for node in self._nodes if node not in self._struck]
             others = [node for node in free if node != sequencing]
@@ -397,12 +398,13 @@ class Play:
 
 
 def _held(fault: PlannedFault, nodes: Sequence[NodeId]) -> Sequence[NodeId]:
-    """Whom of the nodes that it needs a fault hits; the other end of a link is only there."""
+    """The nodes that a fault strikes, out of those that it needs; the other end of a link is not
+    struck."""
     return nodes[:1] if KINDS[fault.kind].aim is Aim.ANY else nodes
 
 
 def _told(group: BaseExceptionGroup) -> list[str]:
-    """What went wrong, each in a line."""
+    """The problems, one a line."""
     told: list[str] = []
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):

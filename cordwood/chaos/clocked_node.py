@@ -1,9 +1,9 @@
 """A node whose clock can be stepped from outside, at the seam through which it takes the time.
 
-`python -m cordwood.chaos.clocked_node SETTINGS.json`: a node as any other, but that its wall
-clock is off by the microseconds written in `DIRECTORY.clock`. Cordwood takes the time from that
-one seam only; what RocksDB, SQLite and the kernel take is not stepped, and the monotonic
-clock never jumps on a real machine either.
+`python -m cordwood.chaos.clocked_node SETTINGS.json` runs an ordinary node whose wall clock is off
+by the microseconds written in `DIRECTORY.clock`. Cordwood takes the time from that one seam only.
+The clocks of RocksDB, SQLite and the kernel are not stepped. The monotonic clock never jumps on a
+real machine either.
 
 Source: docs/sources/reliability.md §5.1 ("clock jump").
 """
@@ -23,12 +23,13 @@ _OFFSET = struct.Struct("<q")
 
 
 def clock_path(directory: str) -> str:
-    """Where the offset of the node on a directory stands; not on the node's own disk."""
+    """The file with the clock offset of the node on a directory; it is not on the node's own
+    disk."""
     return directory.rstrip("/") + ".clock"
 
 
 def step_clock(directory: str, offset_us: int) -> None:
-    """From now on the node on this directory is off by so many microseconds."""
+    """From now on the clock of the node on this directory is off by this many microseconds."""
     with open(clock_path(directory), "r+b") as file:
         file.write(_OFFSET.pack(offset_us))
 
@@ -37,7 +38,7 @@ class SteppedClock:
     """The machine's wall clock and an offset that another process sets.
 
     Args:
-        path: made if it is not there, with no offset.
+        path: made with offset 0 if it does not exist.
     """
 
     def __init__(self, path: str) -> None:

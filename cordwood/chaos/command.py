@@ -1,7 +1,7 @@
 """`cordwood chaos --minutes`: chaos runs one after another, each shown, judged and kept.
 
-A long run is cut into chaos runs of so many minutes, each on a fresh cluster and with the next
-seed, since a history is judged as a whole and in memory.
+A long run is divided into chaos runs of some minutes, each on a fresh cluster and with the next
+seed, because a history is judged as a whole and in memory.
 
 Source: docs/sources/reliability.md §6 ("nightly-size 60 min").
 """
@@ -31,7 +31,7 @@ from cordwood.chaos.view import figures, shown, table
 from cordwood.errors import BadSetting
 
 PLAIN_COLUMNS = 120
-"""Room for the table where there is no terminal to say how wide it is."""
+"""Width of the table without a terminal."""
 
 CHAOS_MINUTES_MAX = 5.0
 """Some twenty thousand records, and ten times as many deliveries."""
@@ -46,14 +46,13 @@ def run_chaos(
     bounds: bool,
     as_json: bool,
 ) -> int:
-    """Play one run after another for so long; 1 if a promise was broken.
+    """Play one run after another for this long; 1 if a promise was broken.
 
     Args:
-        directory: where fresh clusters and histories may lie.
-        kinds: names of faults to draw from; empty for all that the machine can do.
-        bounds: whether to fail for a bound that was missed, too.
+        directory: for fresh clusters and histories. kinds: names of faults to draw from; empty for
+        all possible faults. bounds: whether a missed bound is a failure, too.
     Raises:
-        BadSetting: a kind that there is not.
+        BadSetting: an unknown kind.
         Unreachable: a cluster did not start.
     """
     if unknown := [name for name in kinds if name not in KINDS]:
@@ -84,7 +83,7 @@ def run_chaos_on(
     bounds: bool,
     as_json: bool,
 ) -> int:
-    """Load a cluster that is there and strike it by a command; 1 if a promise was broken.
+    """Put load on an existing cluster and strike it with a command; 1 if a promise was broken.
 
     Args:
         directory: where the history is left.
@@ -146,7 +145,7 @@ def _is_broken(ran: Ran, *, bounds: bool) -> bool:
 
 @contextmanager
 def _clients_log(path: str) -> Iterator[None]:
-    """What the clients' code logs goes to a file: each reset would be a line on the screen."""
+    """Send the clients' log lines to a file: each reset would be a line on the screen."""
     logger = logging.getLogger("cordwood")
     to_file = logging.FileHandler(path)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

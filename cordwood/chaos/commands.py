@@ -1,4 +1,4 @@
-"""Programs of the system, run to their end: ip, nft, losetup, mount and their like."""
+"""Programs of the system, run to their end: ip, nft, losetup, mount and similar programs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ COMMAND_TIMEOUT_S = 30.0
 
 
 def run(*words: str, text: str | None = None) -> str:
-    """Run a program; what it said.
+    """Run a program. Returns its output.
 
     Args:
         text: its standard input.
     Raises:
-        Unreachable: it is not there, failed, or did not end; the text quotes it.
+        Unreachable: the program does not exist, failed, or did not end; the text quotes it.
     """
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Who sequences a log of a real cluster, as its nodes say."""
+"""The node that sequences a log of a real cluster, as its nodes report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 
 TIMEOUT_S, ASKED_EVERY_S = 30.0, 0.05
-"""Appends find a sequencer in a second or two; as long as appends may stand still is a failure."""
+"""Longest wait for a sequencer. Appends find one in a second or two, and may stand still for this
+long."""
 
 
 async def current_sequencer(addresses: Sequence[str], host: Host, log: int | None) -> NodeId | None:
@@ -37,10 +38,9 @@ async def current_sequencer(addresses: Sequence[str], host: Host, log: int | Non
 
 
 async def wait_sequencer(ask: Callable[[], Awaitable[NodeId | None]]) -> NodeId:
-    """Who sequences, as soon as somebody does: after a death nobody may for a while.
+    """Wait for a node that sequences the log: after a death there may be none for a while.
 
-    Raises:
-        Unreachable: nobody did for TIMEOUT_S.
+    Raises: Unreachable: no node did for TIMEOUT_S.
     """
     deadline = time.monotonic() + TIMEOUT_S
     while (node := await ask()) is None:

@@ -1,12 +1,13 @@
-"""Each node of a local cluster on a file system of its own, which can fill up and lose its power.
+"""A separate file system for each node of a local cluster, which can fill up and lose its power.
 
-An ext4 in a file, mounted by a loop device on the node's directory. Where the files lie on an
-XFS that can clone by reference (one more file and loop device), a clone taken at any instant
-holds what the device held then: all that was synced, and of the rest what the kernel
-had happened to write. To cut a node's power it is stopped, so that it acknowledges nothing any
-more, its disk cloned, and the node killed; then the clone is mounted in place of the disk.
+Each file system is an ext4 in a file, mounted with a loop device on the node's directory. The files
+may be on an XFS that can clone by reference (one more file and loop device). Then a clone taken at
+any instant holds the content of the device at that instant: all synced data, and other data that
+the kernel had already written. To cut a node's power, the node is stopped, so that it acknowledges
+nothing any more. Its disk is cloned, and the node is killed. Then the clone is mounted in place of
+the disk.
 
-What the device itself would lose of what it had taken and not flushed is not lost here.
+Data that a real device had taken and not flushed would be lost too; here it is not.
 
 Source: docs/sources/reliability.md §5.3.
 """
@@ -26,10 +27,11 @@ from cordwood.nodes import NodeId
 from cordwood.settings import MIB
 
 DISK_BYTES = 768 * MIB
-"""A WAL of 64 MiB and the records of an hour; sparse, so that only what is written is taken."""
+"""Size for a WAL of 64 MiB and the records of an hour; sparse, so that only written bytes take
+space."""
 
 UNMOUNT_TRIES = 40
-"""A process that was killed keeps its files open for an instant, a tenth of a second each try."""
+"""Tries, a tenth of a second each: a killed process keeps its files open for an instant."""
 
 BALLAST = "ballast"
 """The file that fills a disk."""
@@ -54,10 +56,9 @@ class Disks:
         self._base = ""
 
     def make(self) -> None:
-        """Make and mount them all.
+        """Make and mount all disks.
 
-        Raises:
-            Unreachable: this machine does not let them be made.
+        Raises: Unreachable: this machine does not allow it.
         """
         os.makedirs(self._images, exist_ok=True)
         if self.can_clone:
@@ -74,7 +75,7 @@ class Disks:
             self._mount(node)
 
     def remove(self) -> None:
-        """Unmount them all; what is not there is fine. The files are the caller's to remove."""
+        """Unmount all disks; missing ones are no error. The caller removes the files."""
         for node, loop in list(self._loops.items()):
             with suppress(Unreachable):
                 run("umount", "--lazy", self._directories[node])
@@ -94,7 +95,7 @@ class Disks:
             while step >= FILL_BYTES_MIN:
                 try:
                     os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, step)
-                except OSError:  # no room for so much: less may fit
+                except OSError:  # not enough space for this much: less may fit
                     step //= 2
 
     def empty(self, node: NodeId) -> None:
@@ -103,7 +104,7 @@ class Disks:
             os.remove(os.path.join(self._directories[node], BALLAST))
 
     def clone(self, node: NodeId) -> None:
-        """Keep what the node's disk holds now; its process is stopped.
+        """Keep the present content of the node's disk; its process is stopped.
 
         Raises:
             Unreachable: the file system does not clone.
@@ -111,7 +112,7 @@ class Disks:
         run("cp", "--reflink=always", self._image(node), self._image(node) + ".cut")
 
     async def lose_power(self, node: NodeId) -> None:
-        """Have the node find what `clone` kept; its process is dead.
+        """Give the node the content that `clone` kept; its process is dead.
 
         Raises:
             Unreachable: the disk cannot be mounted.
@@ -142,9 +143,8 @@ def disks(place: str, directories: dict[NodeId, str], *, can_clone: bool) -> Ite
     """Disks for these nodes, for the length of the block.
 
     Args:
-        place: an empty directory for the files behind them.
-        directories: where each node's is mounted.
-        can_clone: whether power is to be cut.
+        place: an empty directory for the disks' files. directories: the mount point of each node's
+        disk. can_clone: whether power will be cut.
     Raises:
         Unreachable: this machine does not let them be made; see `why_no_disks`.
     """
@@ -157,7 +157,7 @@ def disks(place: str, directories: dict[NodeId, str], *, can_clone: bool) -> Ite
 
 
 def why_no_disks(below: str, *, can_clone: bool = False) -> str:
-    """Why nodes get no disks of their own here, or none that can be cloned; "" if they do."""
+    """Why nodes get no separate disks here, or none that can be cloned; "" if they do."""
     if os.geteuid() != 0:
         return "mounting file systems takes root"
     wanted: Sequence[str] = ("losetup", "mkfs.ext4", "mount", "umount")

@@ -1,9 +1,9 @@
 """Strike nodes of a real cluster, the sequencer's or another, again and again, under load.
 
-The clients are the simulator's (`sim.workload`), on this machine's host: producers append,
-readers follow, and what they see becomes a history that the same checkers judge. Between two
-rounds the cluster is whole again. Each round's figure is the longest time without any
-acknowledgement from the fault on. What faults there are: `chaos.node_faults`.
+The clients are the simulator's (`sim.workload`), on this machine's host: producers append, readers
+follow, and their events become a history that the same checkers judge. Between two rounds the
+cluster is whole again. Each round's figure is the longest time without any acknowledgement from the
+fault on. The faults are in `chaos.node_faults`.
 
 Source: issue texts of the write path and of the read path ("kill -9 and SIGSTOP under load, the
 same checkers"); docs/sources/logdevice.md 2.12.
@@ -58,9 +58,9 @@ BOUNDS_S = {
     CUT_STORAGE: (2.0, 10.0),
     SLOW_DISK: (2.0, 10.0),
 }
-"""What a round may cost: the median, and the 99th percentile (the promise of the write path).
-A storage node that is killed costs one more wave, and one that is stopped the wait for one. A
-node that is cut off is as silent as one that is stopped."""
+"""The allowed outage of a round: the median, and the 99th percentile (the promise of the write
+path). A killed storage node costs one more wave. A stopped storage node costs the wait for a wave.
+A node that is cut off is as silent as a stopped node."""
 
 STOPPED_S = (0.5, 5.0)
 """How long a storage node is stopped: appends go on without it, and it has to catch up."""
@@ -69,13 +69,13 @@ BACK_S = 30.0
 """A round waits this long for appends to be acknowledged again; longer is a failure."""
 
 LATE_ACKS_S = 0.3
-"""Acknowledgements that were on their way when the node was struck have come by then."""
+"""By this time the acknowledgements that were in flight when the fault struck have come."""
 
 CALM_S = (0.8, 2.0)
-"""Between two rounds: the node is back, and has said so to the others."""
+"""Pause between two rounds: the node is back, and has told the other nodes."""
 
 DRAIN_S = 30.0
-"""What readers may take to the tail once all is over."""
+"""Longest time until readers reach the tail at the end."""
 
 LOG = "/chaos"
 
@@ -94,7 +94,7 @@ class Round:
 
     Attributes:
         kind: one of KINDS.
-        node: whom it struck.
+        node: the node that it struck.
         outage_s: the longest time without an acknowledgement.
     """
 
@@ -105,7 +105,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of all rounds.
+    """The result of all rounds.
 
     Attributes:
         problems: promises broken; empty if all is well.
@@ -139,11 +139,11 @@ async def run_failover(
     kinds: Sequence[str] = DRAWN,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Play rounds until there were enough, or the budget is spent (one is always played).
+    """Play rounds until there are enough, or the time is over (at least one is played).
 
     Args:
-        directory: where a fresh cluster's data may lie; the caller removes it.
-        seed: decides who is struck how and when, and what the clients do.
+        directory: for the data of a fresh cluster; the caller removes it. seed: decides the nodes,
+        kinds and times of faults, and the calls of the clients.
         kinds: to draw from.
     Raises:
         Unreachable: the cluster did not start, or a node did not come back.
@@ -167,7 +167,7 @@ async def run_failover(
 
 
 def drawn_here(say: Callable[[str], None]) -> tuple[str, ...]:
-    """The kinds to draw from on this machine; what it cannot do is said and left out."""
+    """The kinds to draw from on this machine; impossible kinds are reported and left out."""
     drawn: tuple[str, ...] = DRAWN
     if reason := why_not():
         say(f"no node is cut off: {reason}")
@@ -181,7 +181,7 @@ def drawn_here(say: Callable[[str], None]) -> tuple[str, ...]:
 
 
 class _Run:
-    """The clients of one run, and what is done to their cluster."""
+    """The clients of one run, and the faults of their cluster."""
 
     def __init__(
         self,
@@ -252,7 +252,8 @@ class _Run:
         return []
 
     async def _round(self, kind: str) -> Round:
-        """Strike the node that sequences now, or another; return when all is whole again."""
+        """Strike the node that sequences now, or another node. Returns when the cluster is whole
+        again."""
         node = await self._sequencer()
         is_sequencer = kind in OF_SEQUENCERS
         if not is_sequencer:
@@ -262,7 +263,7 @@ class _Run:
         recorder.fault_struck(kind, [node])
         struck_us = recorder.events[-1].time_us
         await self._faults.strike(kind, node)
-        # The last acknowledgements may be on their way; so the outage is the longest gap.
+        # The last acknowledgements may be in flight, so the outage is the longest gap.
         await asyncio.sleep(LATE_ACKS_S)
         await self._wait_acked(BACK_S)
         if not is_sequencer:

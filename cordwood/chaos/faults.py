@@ -1,7 +1,7 @@
 """The faults of a plan, done to the nodes of a real cluster and undone.
 
-Each is a block: what it does is undone when the block ends, and then the node runs. What is
-held against the cluster at the end (frames that were damaged and refused) is counted.
+Each fault is a `with` block: its effect is undone when the block ends, and then the node runs.
+Damaged frames, and those that were refused, are counted for the verdict.
 
 Source: docs/sources/reliability.md §5.1.
 """
@@ -34,7 +34,7 @@ CLOCK_STEP_S = 3600.0
 LOSS_PER_CENT = (5, 30)
 
 RESET_S, RESET_EVERY_S = 0.15, (0.3, 1.0)
-"""How long connections are reset, and the pause until that happens again."""
+"""How long connections are reset, and the pause until the next resets."""
 
 LATE_MS = (10, 80)
 
@@ -56,10 +56,10 @@ class Faults:
 
     Args:
         networks, disks: None where the machine has none.
-        sequencer: says who sequences now, or None when nobody is known to.
-        wait_acked: returns once something was acknowledged.
-    Attributes:
-        proxied: what the proxies told, by harm.
+        sequencer: returns the node that sequences now, or None if none is known. wait_acked:
+        returns after an acknowledgement.
+
+        Attributes: proxied: the counts of the proxies, by harm.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Faults:
     async def play(
         self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
     ) -> None:
-        """Do it, for so long, and undo it; then all of these nodes run.
+        """Begin a fault, keep it for this long, and end it; then all of these nodes run.
 
-        Args:
-            nodes: whom it hits; the second one of `link` and `split` is the other.
-        Raises:
-            Unreachable: it could not be done or undone, or a node did not come back.
+        Args: nodes: the nodes that it hits; for `link` and `split` the second node is the other
+        end.
+
+        Raises: Unreachable: the fault could not begin or end, or a node did not come back.
         """
         node = nodes[0]
         if kind == "rolling-restart":
@@ -112,7 +112,7 @@ class Faults:
                 await asyncio.sleep(length_s)
 
     def _blocks(self, chance: random.Random) -> Mapping[str, _Block]:
-        """What lasts for a while, by kind."""
+        """Faults that last for a while, by kind."""
         blocks: dict[str, _Block] = {
             "kill": self._killed,
             "stop": self._stopped,
@@ -168,7 +168,8 @@ class Faults:
             await self._wait_acked()
 
     async def _ping_pong(self, length_s: float) -> None:
-        """Kill who sequences, and as soon as another one does, that one; back and forth."""
+        """Kill the node that sequences. As soon as another node does, kill that node, back and
+        forth."""
         for _ in range(TURNS):
             node = await wait_sequencer(self._sequencer)
             self._cluster.kill(node)
@@ -288,7 +289,7 @@ class Faults:
 
     @asynccontextmanager
     async def _failing(self, node: NodeId, injection: str) -> AsyncIterator[None]:
-        """A node whose disk has failed does not use it again; it is killed, and started anew."""
+        """A node whose disk has failed does not use it again, so it is killed and restarted."""
         async with self._tampered(node, injection):
             yield
         self._cluster.kill(node)
@@ -296,7 +297,7 @@ class Faults:
 
     @asynccontextmanager
     async def _filled(self, nodes: Sequence[NodeId]) -> AsyncIterator[None]:
-        """A node that came to its end for want of room is started again when there is some."""
+        """A node that ended because its disk was full is restarted when there is free space."""
         assert self._disks is not None, "a disk is filled that is the node's own"
         try:
             self._disks.fill(nodes[0])
@@ -312,7 +313,7 @@ class Faults:
             self._cluster.send_signal(node, signal.SIGSTOP)
         for node in nodes:
             await self._wait_stopped(node)
-        # From here on nothing more is acknowledged: what was is on the disks.
+        # From here on nothing more is acknowledged, and all acknowledged records are on the disks.
         for node in nodes:
             self._disks.clone(node)
         for node in nodes:
@@ -328,7 +329,7 @@ class Faults:
                 tasks.create_task(self._start(node))
 
     async def _wait_stopped(self, node: NodeId) -> None:
-        """Until no thread of a node runs; one that is in the kernel comes out first."""
+        """Wait until no thread of a node runs; a thread in the kernel leaves it first."""
         process = self._cluster.nodes[node].process
         assert process is not None, "only a node that runs is stopped"
         async with asyncio.timeout(STOPPED_TIMEOUT_S):

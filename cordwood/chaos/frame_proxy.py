@@ -1,13 +1,13 @@
 """A proxy before a node that knows frames, and harms them: late, overtaking, twice, damaged.
 
-`python -m cordwood.chaos.frame_proxy --listen HOST:PORT --to HOST:PORT --harm KIND --seed N`, until
-its standard input ends. Each connection is cut into frames by their headers, in both
-directions; greetings pass untouched. Then one frame in HARMED is harmed, and what became of
-all is told on standard output at the end, as JSON.
+`python -m cordwood.chaos.frame_proxy --listen HOST:PORT --to HOST:PORT --harm KIND --seed N` runs
+until its standard input ends. It divides each connection into frames by their headers, in both
+directions; greetings pass untouched. Then it harms one frame in HARMED. At the end it prints its
+counts on standard output, as JSON.
 
-What a TCP connection never does by itself, it does here: a frame that comes twice or out of its
-turn with a good checksum is what a bad middle box, a replay or a bug in a peer would send. Like
-one that is damaged, it must be refused, and its connection with it.
+The proxy does things that a TCP connection never does by itself. A bad middle box, a replay or a
+bug in a peer may send a frame twice or out of its turn, with a good checksum. Like a damaged frame,
+such a frame must be refused, and its connection closed.
 
 Source: docs/sources/reliability.md §5.1; TigerBeetle's Vortex (§1).
 """
@@ -28,29 +28,27 @@ DELAY, REORDER, DUPLICATE, CORRUPT = "delay", "reorder", "duplicate", "corrupt"
 HARMS = (DELAY, REORDER, DUPLICATE, CORRUPT)
 
 HARMED = {DELAY: 0.1, REORDER: 0.1, DUPLICATE: 0.2, CORRUPT: 0.02}
-"""Share of the frames. A damaged one costs its connection, so fewer."""
+"""Shares of harmed frames. A damaged frame costs its connection, so its share is smaller."""
 
 DELAY_S = (0.001, 0.3)
-"""How late a frame is, and with it all behind it: connections overtake one another."""
+"""The delay of a frame and of all frames behind it, so that connections overtake one another."""
 
 OVERTAKEN_S = 0.2
-"""A frame is held back until another one passed it; if none comes, for no longer."""
+"""The longest time that a frame is held back for another frame to pass it."""
 
 REFUSED_S = 2.0
-"""So soon after a frame that must be refused its connection is closed; one whose length was
-damaged waits for bytes that do not come, and is not counted."""
+"""A refused frame's connection is closed within this time. A frame with a damaged length waits for
+bytes that do not come, and is not counted."""
 
 _GREETINGS = (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL)
 
 
 @dataclass(slots=True)
 class Told:
-    """What was done.
+    """The counts of the proxy.
 
-    Attributes:
-        frames: that passed, over all connections and directions.
-        harmed: of them.
-        refused: connections that the receiver closed because of one.
+    Attributes: frames: frames that passed, over all connections and directions. harmed: frames of
+    these that were harmed. refused: connections that the receiver closed because of a harmed frame.
     """
 
     frames: int = 0
@@ -104,7 +102,7 @@ class FrameProxy:
             await asyncio.gather(*ways, return_exceptions=True)
 
     def is_harmed(self) -> bool:
-        """Whether the next frame is one that is harmed."""
+        """Whether the next frame is harmed."""
         self.told.frames += 1
         is_harmed = self._chance.random() < HARMED[self._harm]
         self.told.harmed += is_harmed
@@ -112,11 +110,11 @@ class FrameProxy:
 
     @property
     def harm(self) -> str:
-        """What is done to frames."""
+        """The harm to frames."""
         return self._harm
 
     def delay_s(self) -> float:
-        """How late the next one is."""
+        """The delay of the next frame."""
         return self._chance.uniform(*DELAY_S)
 
     def damaged(self, frame: bytes) -> bytes:
@@ -147,7 +145,8 @@ class _Way:
         except (asyncio.IncompleteReadError, OSError):
             self._note_refusal()
         except asyncio.CancelledError:
-            # The other way ended first: whoever got the damaged frame closed the connection.
+            # The other direction ended first: the receiver of the damaged frame closed the
+            # connection.
             self._note_refusal()
             raise
 
@@ -183,7 +182,7 @@ class _Way:
             self._note_harm()
 
     async def _send(self, frame: bytes) -> None:
-        """This frame, and behind it the one that it overtook."""
+        """This frame, and behind it the frame that it overtook."""
         held, self._held = self._held, b""
         self._sink.write(frame + held)
         await self._sink.drain()
@@ -191,7 +190,7 @@ class _Way:
             self._note_harm()
 
     def _note_harm(self) -> None:
-        """What was just sent must not be taken."""
+        """The frame just sent must be refused."""
         if self._harmed_at_s is None:
             self._harmed_at_s = asyncio.get_running_loop().time()
 
@@ -213,7 +212,7 @@ async def serve(listen: tuple[str, int], to: tuple[str, int], harm: str, seed: i
     sys.stdout.flush()
     await ended.wait()
     server.close()
-    # What is counted from here on is nobody's refusal but ours.
+    # Connections that end from here on are closed by the proxy, and are no refusals.
     told = replace(proxy.told)
     await proxy.close()
     return told

@@ -1,16 +1,16 @@
-"""kill -9 of a store under load, again and again on one directory: what was acknowledged is there.
+"""kill -9 of a store under load, again and again on one directory: acknowledged records stay.
 
-A process opens an embedded store whose flushes, partitions and WAL are small, so that it is
-killed between any two steps of a flush, tells what it finds in the log, and appends until it
-is killed. It says what was acknowledged as it happens; the next one must find all of that,
-each record once, each writer's in its order, and nothing that nobody sent.
+A process opens an embedded store whose flushes, partitions and WAL are small, so that kills come
+between any two steps of a flush. It prints the records that it finds in the log, and appends until
+it is killed. It prints each acknowledgement as it comes. The next process must find all
+acknowledged records, each record once, each writer's records in order, and no other records.
 
 ::
 
     python -m cordwood.chaos.kill_rounds --rounds 100
 
-RocksDB is the real one here, as the file system is: what the simulator's twin of it promises
-is what a kill of the real one must leave.
+Here RocksDB and the file system are real: a kill must leave the state that the simulator's twin of
+RocksDB promises.
 
 Source: docs/sources/reliability.md §5.2; docs/design.md §10 ("kill -9").
 """
@@ -60,7 +60,7 @@ Item = tuple[int, int]
 
 
 async def append_for_ever(directory: str) -> None:
-    """Say what is there, then append and say what was acknowledged, until killed."""
+    """Print the records found, then append and print acknowledgements, until killed."""
     async with embedded_store(directory, ClientSettings(), storage=STORAGE) as store:
         with contextlib.suppress(LogExists):
             await store.create_log(LOG)
@@ -97,12 +97,12 @@ def _say(word: str, items: Sequence[Item]) -> None:
 
 @dataclass(slots=True)
 class Killed:
-    """What the rounds went through.
+    """The result of the rounds.
 
     Attributes:
         rounds: processes that were killed.
         acked, found: records acknowledged over all rounds, and in the log at the end.
-        problem: what was broken, "" for nothing.
+        problem: the broken promise, "" for none.
     """
 
     rounds: int = 0
@@ -112,7 +112,7 @@ class Killed:
 
 
 def kill_rounds(directory: str, rounds: int, seed: int) -> Killed:
-    """Start, check and kill so many times, then start and check once more."""
+    """Start, check and kill this many times, then start and check once more."""
     chance = random.Random(seed)
     killed = Killed()
     for turn in range(rounds + 1):
@@ -133,7 +133,7 @@ def kill_rounds(directory: str, rounds: int, seed: int) -> Killed:
 
 
 def _one_life(directory: str, life_s: float) -> list[str]:
-    """What a process said until it was killed; its first line is what it found."""
+    """The output of a process until it was killed; its first line has the records found."""
     command = [sys.executable, "-m", "cordwood.chaos.kill_rounds", "--directory", directory]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -153,7 +153,7 @@ def _items(line: str) -> list[Item]:
 
 
 def _judge(found: Sequence[Item], acked: set[Item]) -> str:
-    """What is wrong with what a start found; "" for nothing."""
+    """The error in the records that a start found; "" for none."""
     lost = sorted(acked - {*found})
     if lost:
         return f"{len(lost)} acknowledged records are gone, the first {lost[:5]}"
@@ -165,7 +165,7 @@ def _judge(found: Sequence[Item], acked: set[Item]) -> str:
 
 
 def main() -> int:
-    """Be the process that is killed, with `--directory`; else run the rounds."""
+    """With `--directory`, be the process that is killed; otherwise run the rounds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--directory", help="append here until killed")
     parser.add_argument("--rounds", type=int, default=100)

@@ -1,10 +1,10 @@
-"""Why readers are not at their end: what they, the nodes and the processor say at that moment.
+"""Why readers are not at their end: the state of readers, nodes and processor at that moment.
 
-A reader that waits for something that never comes and one whose processes get no processor time
-look the same from outside. So what can be known is asked while they are late: where each reader
-stands, how far it comes in a few seconds, and whom it waits for; what the nodes know of its log, of
-its epochs and of its streams; and for how long each process ran and for how long it was kept
-from running. Whoever finds this in a verdict need not have it happen again.
+A reader that waits for an event that never comes, and a reader whose processes get no processor
+time, look the same from outside. So this module gathers the facts while readers are late: the place
+of each reader, its progress in a few seconds, and the nodes it waits for; the nodes' knowledge of
+its log, of its epochs and of its streams; and for how long each process ran and was kept from
+running. With these facts in the verdict, nobody has to wait for the next such run.
 
 Source: docs/sources/logdevice.md 2.11 (read streams' state for people); proc_pid_schedstat(5).
 """
@@ -27,10 +27,10 @@ from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 
 SAMPLE_S = 2.0
-"""How long it is watched whether a reader comes on: a window takes milliseconds."""
+"""How long a reader's progress is watched: a window takes milliseconds."""
 
 ASK_S = 15.0
-"""For all questions together: a node that does not answer has 2 s for each."""
+"""For all calls together: a node has 2 s for each call."""
 
 CLIENTS = "the clients"
 
@@ -40,9 +40,8 @@ class LateReader:
     """A reader that should be at its end.
 
     Attributes:
-        log: path of what it reads.
-        due: the last LSN that it must reach; 0 while that is not known.
-        stream: what it reads now; None between two reads.
+        log: path of the log that it reads. due: the last LSN that it must reach; 0 while that is
+        not known. stream: its present stream; None between two reads.
     """
 
     name: str
@@ -57,10 +56,9 @@ async def why_late(
     host: Host,
     processes: Mapping[NodeId, int],
 ) -> list[str]:
-    """What is known of these readers, line by line.
+    """The known facts about these readers, line by line.
 
-    Args:
-        processes: of nodes on this machine; others are not there.
+    Args: processes: processes of the nodes that run on this machine.
     """
     names = {CLIENTS: os.getpid(), **{f"node {node}": pid for node, pid in processes.items()}}
     before = {each.name: _at(each) for each in late}
@@ -86,8 +84,8 @@ async def why_late(
 def processor_s(pid: int) -> tuple[float, float] | None:
     """For how long a process ran, and for how long it waited to be let run, since it began, s.
 
-    None where this machine does not say, or the process is gone. Of its first thread alone: in
-    ours that is the event loop.
+    None if this machine does not tell, or the process is gone. Counts only its first thread, which
+    runs the event loop in Cordwood's processes.
     """
     try:
         with open(f"/proc/{pid}/schedstat") as file:
@@ -114,7 +112,7 @@ def _share(
 
 
 def _reader_lines(late: LateReader, before: int, took_s: float) -> Iterator[str]:
-    """Where a reader stands and whom it waits for."""
+    """The place of a reader and the nodes it waits for."""
     stream = late.stream
     due = format_lsn(late.due) if late.due else "a tail that nobody told it"
     if stream is None:
@@ -142,7 +140,7 @@ def _reader_lines(late: LateReader, before: int, took_s: float) -> Iterator[str]
 
 
 async def _cluster_lines(store: Store, logs: Sequence[str]) -> list[str]:
-    """What the nodes know of these logs, and of who reads them."""
+    """The nodes' knowledge of these logs, and of their readers."""
     statuses, streams = await store.status(), await store.streams()
     lines: list[str] = []
     for node, status in statuses.items():
@@ -192,14 +190,14 @@ async def _log_lines(
 
 def _epochs_words(epochs: EpochsReply) -> str:
     newest = epochs.next_epoch - 1
-    # Below the one that is written, each must have been recovered before anybody reads past it.
+    # Each epoch below the newest must be recovered before readers can pass it.
     open_ones = range(epochs.clean_epoch + 1, newest)
     stuck = f", epochs {', '.join(map(str, open_ones))} are not recovered" if open_ones else ""
     return f"epoch {newest} by node {epochs.owner}, recovered up to {epochs.clean_epoch}{stuck}"
 
 
 async def _tail_words(store: Store, log: str) -> str:
-    """What asking for the tail gives: where a recovery is stuck, its sequencer says why."""
+    """The answer to a call for the tail: if a recovery is stuck, its sequencer says why."""
     try:
         return f"tail {format_lsn(await store.tail(log))}"
     except CordwoodError as error:

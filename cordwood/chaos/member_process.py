@@ -1,9 +1,9 @@
 """A member of a consumer as a process of its own, so that it can be killed and stopped.
 
 `python -m cordwood.chaos.member_process NAME NOTES SEED ADDRESS,… LOG…` reads as the simulator's
-members do (`sim.consuming`), and writes what it was given and what it saved to the file NOTES, each
-event at once: what it saves later it has noted before. It ends in order on SIGTERM, and when its
-standard input ends, so that it never outlives the run.
+members do (`sim.consuming`). It writes the items that it was given, and its saves, to the file
+NOTES, each event at once and before a save that covers it. It ends in order on SIGTERM, and when
+its standard input ends, so that it never outlives the run.
 
 Times are the machine's monotonic clock's, which all processes share.
 

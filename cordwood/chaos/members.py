@@ -1,9 +1,9 @@
 """The members of a consumer in a chaos run: processes that are killed and stopped as nodes are.
 
-Each has its own chances: it works for a while, then it gets SIGKILL and is started again, or
-SIGSTOP for so long that now and then the others take its logs over and it comes back fenced. What
-each was given and saved is taken from its notes; with what the metadata store held
-(`chaos.store_audit`) that is judged as in the simulator: S24.
+Each member works for a while. Then it gets SIGKILL and is started again, or it gets SIGSTOP,
+sometimes for so long that other members take its logs over and it comes back fenced. The items and
+saves of each member are taken from its notes. Together with the states of the metadata store
+(`chaos.store_audit`) they are judged as in the simulator: S24.
 
 Source: docs/reliability.md, "Real processes"; `protocol.consumer_group`.
 """
@@ -41,20 +41,21 @@ from cordwood.sim.history import (
 from cordwood.sim.position_clients import CONSUMER
 
 MEMBERS = 3
-"""One more than there are logs: whoever is struck, somebody can take over."""
+"""One more member than there are logs, so that another member can always take over."""
 
 WORK_S = 6.0
-"""Mean time that a member works before something is done to it."""
+"""Mean time that a member works before it is struck."""
 
 KILLED_S = (0.0, 3.0)
-"""How long a member is gone."""
+"""How long a killed member is away."""
 
 STOPPED_S = (0.5, 1.3 * MEMBER_TTL_S)
-"""How long one stands still: in a fourth of the cases so long that others take its logs."""
+"""How long a stopped member stands still: in a fourth of the cases long enough for others to take
+its logs."""
 
 STILL_S = 90.0
-"""A consumer of which no position moves for so long is stuck: a member that is gone is waited for
-15 s, and one that ends in disorder leaves another one such wait."""
+"""A consumer is stuck if no position moves for this long: the others wait 15 s for a member that is
+gone, and a member that ends in disorder may cause a second such wait."""
 
 JOIN_S = 60.0
 """Three Pythons that start at once take a second; on a busy machine a minute."""
@@ -70,12 +71,12 @@ class Members:
     """See the module.
 
     Args:
-        directory: where notes and logs may lie, not on a disk that fails.
+        directory: for notes and logs, not on a disk that fails.
         addresses: of the cluster's nodes.
         logs: that are read.
-        metadata: path of the cluster's metadata store, which nobody else uses.
-    Attributes:
-        struck: how often members were killed and stopped.
+        metadata: path of the cluster's metadata store, which no other program uses.
+
+    Attributes: struck: number of kills and stops.
     """
 
     def __init__(
@@ -98,10 +99,9 @@ class Members:
         self._healing = asyncio.Event()
 
     async def start(self, tasks: asyncio.TaskGroup, host: Host) -> None:
-        """Start them all, and strike them from when they have joined.
+        """Start all members, and strike them after they have joined.
 
-        Raises:
-            Unreachable: they did not.
+        Raises: Unreachable: they did not join.
         """
         begin_audit(self._metadata)
         for name in self._names():
@@ -119,15 +119,14 @@ class Members:
             self._striking.append(tasks.create_task(self._strike(name)))
 
     async def heal(self) -> None:
-        """Strike no more; all of them run."""
+        """Strike no more, and let all members run."""
         self._healing.set()
         await asyncio.gather(*self._striking)
 
     async def wait_all_read(self, tails: Mapping[str, int], host: Host) -> list[str]:
-        """Wait until the saved positions are past these, and end; what went wrong with that.
+        """Wait until the saved positions are past these, and end. Returns the problems.
 
-        Args:
-            tails: by log, the last LSN that is to be dealt with.
+        Args: tails: by log, the last LSN that members must deal with.
         """
         moved_s, before, text = time.monotonic(), "", "nobody says where it stands"
         while time.monotonic() < moved_s + STILL_S:
@@ -145,7 +144,7 @@ class Members:
         return [f"the consumer's positions moved no more for {STILL_S:g} s: {text}"]
 
     async def stop(self) -> list[str]:
-        """End all members in order; who did not end."""
+        """End all members in order. Returns the members that did not end."""
         late: list[str] = []
         for process in self._processes.values():
             with suppress(ProcessLookupError):
@@ -163,14 +162,14 @@ class Members:
         return late
 
     async def kill(self) -> None:
-        """No process is left, whatever became of the run."""
+        """Kill all processes, whatever the result of the run."""
         for process in self._processes.values():
             if process.returncode is None:
                 process.kill()
                 await process.wait()
 
     def events(self) -> list[Event]:
-        """What they noted and what the metadata store held, in the order of their times."""
+        """The members' notes and the states of the metadata store, in the order of their times."""
         noted = [event for name in self._names() for event in self._notes(name)]
         return sorted([*audited(self._metadata), *noted], key=lambda event: event.time_us)
 
@@ -195,7 +194,7 @@ class Members:
             os.close(log)
 
     async def _strike(self, name: str) -> None:
-        """Kill it and stop it, again and again, until all is to be well."""
+        """Kill and stop a member, again and again, until the strikes must end."""
         chance = random.Random(f"{name} {self._seed}")
         while not await self._is_healing(chance.expovariate(1 / WORK_S)):
             process = self._processes[name]
@@ -212,7 +211,7 @@ class Members:
                 process.send_signal(signal.SIGCONT)
 
     async def _is_healing(self, after_s: float) -> bool:
-        """Whether all is to be well, waited for no longer than this."""
+        """Wait at most this long for the end of strikes. Returns whether it has come."""
         try:
             async with asyncio.timeout(after_s):
                 await self._healing.wait()
@@ -226,7 +225,7 @@ class Members:
             return group
 
     def _notes(self, name: str) -> list[Event]:
-        """What a member noted over all its lives; a line that a kill cut short is no event."""
+        """A member's notes over all its lives; a line that a kill cut short is left out."""
         noted: list[Event] = []
         for life in range(1, self._lives[name] + 1):
             try:
@@ -247,7 +246,7 @@ def _saved_by(event: Event) -> Event:
 
 
 def _group_words(group: ConsumerReply, tails: Mapping[str, int]) -> str:
-    """Where a consumer stands, for people."""
+    """A consumer's positions, for people."""
     return ", ".join(
         f"{log} at {format_lsn(group.positions.get(log, 0))} of {format_lsn(tail)}, "
         f"read by {group.owners.get(log) or 'nobody'}"

@@ -1,9 +1,10 @@
-"""Each node of a local cluster on a network of its own, so that it can be cut off from all others.
+"""A separate network for each node of a local cluster, so that a node can be cut off from all
+others.
 
-A network namespace a node, joined by a bridge: the nodes have addresses of their own and the
-machine's is on the bridge, from where clients reach them. To cut a node off its end of the
-bridge is taken down: what is sent is lost, in both directions, and nobody is told, as when a
-switch fails. It takes root, `ip` and a kernel that lets namespaces be made.
+Each node has a network namespace, and a bridge joins them. The nodes have their own addresses, and
+the machine's address is on the bridge, from where clients reach the nodes. To cut a node off, its
+end of the bridge is taken down. Packets are then lost in both directions, without an error, as when
+a switch fails. This needs root, `ip` and a kernel that allows namespaces.
 
 Source: ip-netns(8), veth(4).
 """
@@ -29,7 +30,7 @@ IDENTITIES = 250
 """Clusters on one machine: each has a /24 of 10.213.0.0/16."""
 
 TAKEN = "File exists"
-"""What `ip` says of a name that is there; whoever made it may be at work or long dead."""
+"""The error of `ip` for an existing name; its maker may be at work or long dead."""
 
 
 class Namespaces:
@@ -49,11 +50,11 @@ class Namespaces:
         return f"10.213.{self.id}.{10 + node}"
 
     def command(self, node: NodeId) -> list[str]:
-        """What goes before a command that is to run on the node's network."""
+        """The prefix of a command that must run on the node's network."""
         return ["ip", "netns", "exec", self._namespace(node)]
 
     def cut(self, node: NodeId) -> None:
-        """From now on nothing reaches the node, and nothing that it sends arrives."""
+        """Cut the node off: from now on no packet reaches it, and its packets do not arrive."""
         _ip("link", "set", self._port(node), "down")
 
     def mend(self, node: NodeId) -> None:
@@ -73,7 +74,7 @@ class Namespaces:
             assert node <= NODES_MAX, "a bridge has so many addresses"
             name, port = self._namespace(node), self._port(node)
             self._made.append(node)
-            self._remove_node(node)  # a run of this identity may have died in the middle of its end
+            self._remove_node(node)  # a run with this identity may have died while it ended
             _ip("netns", "add", name)
             _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("link", "set", port, "master", self._bridge, "up")
@@ -85,8 +86,8 @@ class Namespaces:
                 _ip("-n", name, *words)
 
     def _claim(self) -> None:
-        """Find an identity that nobody has, and make its bridge: of two that try to make one of
-        the same name the kernel lets one win."""
+        """Find a free identity, and make its bridge: if two runs try to make a bridge of the same
+        name, only one succeeds."""
         first = self.id
         for tried in range(IDENTITIES):
             self.id = (first + tried) % IDENTITIES
@@ -104,7 +105,7 @@ class Namespaces:
         )
 
     def remove(self) -> None:
-        """Take everything away again; what is not there is fine."""
+        """Remove everything again; missing parts are no error."""
         if not self._is_mine:
             return
         for node in self._made:

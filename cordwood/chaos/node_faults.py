@@ -1,8 +1,8 @@
-"""What is done to one node of a real cluster, and undone.
+"""The faults of one node of a real cluster.
 
-kill -9; SIGSTOP, by which a node is there and says nothing; cut off from all others, which takes
-network namespaces; and a disk that is slow, by strace, which lets each of the node's writes
-wait. What this machine cannot do is left out, and `missing` says why.
+kill -9; SIGSTOP, after which a node is there and silent; isolation from all other nodes, which
+needs network namespaces; and a slow disk, made by strace, which delays each of the node's writes.
+Impossible faults are left out, and `missing` says why.
 
 Source: docs/reliability.md, "Real processes"; docs/sources/reliability.md §5.1.
 """
@@ -21,7 +21,7 @@ KILL, STOP, CUT = "kill", "stop", "cut"
 """kill -9, SIGSTOP and isolation of the node that sequences."""
 
 KILL_STORAGE, STOP_STORAGE, CUT_STORAGE = "kill-storage", "stop-storage", "cut-storage"
-"""The same of one that does not, and holds copies."""
+"""The same faults of a node that does not sequence, and holds copies."""
 
 SLOW_DISK = "slow-disk"
 """A storage node's writes take `syscalls.DELAY_S` longer each."""
@@ -37,17 +37,16 @@ class NodeFaults:
     def __init__(self, cluster: LocalCluster, networks: Namespaces | None) -> None:
         """
         Args:
-            networks: where the nodes run; None where none of them is cut off.
+            networks: the nodes' networks; None if no node is cut off.
         """
         self._cluster = cluster
         self._networks = networks
         self._tracers: dict[NodeId, asyncio.subprocess.Process] = {}
 
     async def strike(self, kind: str, node: NodeId) -> None:
-        """Do it; `ease` undoes it.
+        """Begin a fault; `ease` ends it.
 
-        Raises:
-            Unreachable: it cannot be done here.
+        Raises: Unreachable: the fault is impossible here.
         """
         if kind in (KILL, KILL_STORAGE):
             self._cluster.kill(node)
@@ -60,7 +59,7 @@ class NodeFaults:
             self._networks.cut(node)
 
     async def ease(self, kind: str, node: NodeId) -> None:
-        """The node is as it was; one that was killed runs again.
+        """End the fault; a killed node runs again.
 
         Raises:
             Unreachable: it did not start.
@@ -79,7 +78,7 @@ class NodeFaults:
             self._networks.mend(node)
 
     async def close(self) -> None:
-        """Let go of whoever is still slowed down."""
+        """Release nodes that are still slowed down."""
         while self._tracers:
             await let_go(self._tracers.popitem()[1])
 

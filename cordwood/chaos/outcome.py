@@ -1,6 +1,6 @@
-"""What a history of real processes says: the checkers' verdict and the figures of a run.
+"""The verdict on a history of real processes: the checkers' verdict and the figures of a run.
 
-A pure function of the history, so that it can be held against bad ones.
+A pure function of the history, so that tests can give it bad histories.
 
 Source: docs/sources/reliability.md §3, §6.
 """
@@ -38,9 +38,8 @@ class KindOutcome:
     """The faults of one kind.
 
     Attributes:
-        faults: how many.
-        stall_s: the longest time without an acknowledgement from any log's sequencer that fell
-            into one of them, at least in part.
+        faults: number of faults. stall_s: the longest time without an acknowledgement from any
+        log's sequencer that was at least partly within one of these faults.
     """
 
     kind: str
@@ -50,14 +49,12 @@ class KindOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
-    Attributes:
-        append_stall_s: the longest time in which none of a log's appends was acknowledged.
-        read_stall_s: the longest that an acknowledged record was waited for by a reader that had
-            asked for it, until the first one had it.
-        lost: acknowledged records that no reader was given, by log and LSN.
-        false_losses: gaps that told of a loss; nothing was lost here that could be told.
+    Attributes: append_stall_s: the longest time in which none of a log's appends was acknowledged.
+    read_stall_s: the longest time that an acknowledged record took to reach its first reader, while
+    a reader that had asked for it waited. lost: acknowledged records that no reader was given, by
+    log and LSN. false_losses: gaps that reported a loss; no fault here loses records.
     """
 
     verdict: Verdict
@@ -68,7 +65,7 @@ class Outcome:
     false_losses: int
 
     def problems(self) -> list[str]:
-        """Promises broken, in words, whatever the machine was busy with."""
+        """Broken promises, in words. A busy machine is no excuse for these."""
         violations = self.verdict.violations
         found = [violation_words(each) for each in violations if each.invariant not in OF_TIME]
         if self.lost:
@@ -79,10 +76,9 @@ class Outcome:
         return found
 
     def missed(self, stall_max_s: float) -> list[str]:
-        """Bounds that were missed, in words: a busy machine may be the reason.
+        """Missed bounds, in words: a busy machine may be the reason.
 
-        Args:
-            stall_max_s: what appends may stand still for.
+        Args: stall_max_s: how long appends may stand still.
         """
         violations = self.verdict.violations
         found = [violation_words(each) for each in violations if each.invariant in OF_TIME]
@@ -95,7 +91,7 @@ class Outcome:
 
 
 def outcome_of(history: Sequence[Event]) -> Outcome:
-    """Judge a history whose readers were let to the tail.
+    """Judge a history whose readers had time to reach the tail.
 
     Raises:
         Malformed: it contradicts itself.
@@ -117,7 +113,7 @@ def outcome_of(history: Sequence[Event]) -> Outcome:
 def _append_stalls(history: Sequence[Event]) -> list[tuple[int, int]]:
     """For each log, the times between two acknowledgements, in µs, while there was a load.
 
-    Of every log that had as steady a load as the busiest one, near enough.
+    Includes every log whose load was nearly as steady as that of the busiest log.
     """
     logs: dict[int, int] = {}
     acks: dict[int, list[int]] = defaultdict(list)
@@ -140,7 +136,7 @@ def _append_stalls(history: Sequence[Event]) -> list[tuple[int, int]]:
 def _by_kind(
     history: Sequence[Event], stalls: Sequence[tuple[int, int]]
 ) -> tuple[KindOutcome, ...]:
-    """What each kind's faults cost; a stall counts for all that lasted in it."""
+    """The cost of each kind's faults; a stall counts for all faults during it."""
     open_at: dict[tuple[str, tuple[int, ...]], int] = {}
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for event in history:
@@ -165,10 +161,10 @@ def _worst_us(spans: Sequence[tuple[int, int]], longest_first: Sequence[tuple[in
 
 
 def _read_stall_us(evidence: Evidence) -> int:
-    """The longest that somebody who had asked for it waited for a record that nobody had yet.
+    """The longest wait for a record that no reader had yet and some reader had asked for.
 
-    Time in which no open read asked for the record is not counted: a reader that begins behind it
-    waits for nothing.
+    Time in which no open read asked for the record is not counted: a reader that begins behind the
+    record does not wait for it.
     """
     asking: dict[int, list[Read]] = defaultdict(list)
     given: dict[tuple[int, int], int] = {}

@@ -1,9 +1,9 @@
-"""The same load, readers and checkers against a cluster of one's own, struck by a command.
+"""The same load, readers and checkers on the user's own cluster, struck by a command.
 
-Nothing is done to the cluster but by the command, which is called as `COMMAND strike NODE` and,
-when that fault is over, `COMMAND ease NODE`: it may stop a service by ssh, pull a cable or drop
-packets. When to strike whom follows from the seed, and no more nodes are struck at once than
-the log's copies allow. The load goes to two logs made for it, deleted at the end if all is well.
+Only the command strikes the cluster. It is called as `COMMAND strike NODE` and, when that fault is
+over, `COMMAND ease NODE`: it may stop a service by ssh, pull a cable or drop packets. The seed
+decides the times and nodes, and no more nodes are struck at once than the log's copies allow. The
+load goes to two logs made for it, deleted at the end if all is well.
 
 Source: docs/reliability.md, "Real processes" (on a cluster of your own).
 """
@@ -43,13 +43,13 @@ class Commanded:
         self._words = shlex.split(command)
 
     def processes(self) -> dict[NodeId, int]:
-        """None: the nodes are somewhere."""
+        """No processes: the nodes may be on any machine."""
         return {}
 
     async def play(
         self, kind: str, nodes: Sequence[NodeId], length_s: float, chance: random.Random
     ) -> None:
-        """Strike, wait, ease; what was struck is eased whatever happens.
+        """Strike, wait, ease. A struck node is eased in every case.
 
         Raises:
             Unreachable: the command failed; the text quotes it.
@@ -64,15 +64,14 @@ class Commanded:
 async def run_against(
     url: str, *, seed: int, seconds: float, command: str = "", progress: Progress | None = None
 ) -> Ran:
-    """Load a running cluster for so long, strike it by the command, and judge.
+    """Put load on a running cluster for this long, strike it with the command, and judge.
 
     Args:
         url: `cordwood://host:port,…`.
-        command: "" for no faults: then the load and the checkers are all there is.
+        command: "" for load and checkers without faults.
     Raises:
-        BadSetting: not a cluster's address, or one whose logs have a single copy and are to
-            be struck.
-        Unreachable: it cannot be reached.
+        BadSetting: not a cluster's address, or a cluster to be struck whose logs have a single
+            copy. Unreachable: the cluster cannot be reached.
     """
     if not url.startswith(SCHEME):
         raise BadSetting(f"{url}: name a cluster, {SCHEME}host:port,…: a directory runs no nodes")
@@ -106,7 +105,8 @@ async def run_against(
 
 
 async def _members(store: Store, named: int) -> tuple[NodeId, ...]:
-    """The cluster's nodes, once there are as many as were named; those of a young one join soon."""
+    """The cluster's nodes, after as many are there as were named; nodes of a young cluster join
+    soon."""
     deadline_s = time.monotonic() + JOIN_S
     while len(store.members) < named and time.monotonic() < deadline_s:  # noqa: ASYNC110
         await asyncio.sleep(0.1)

@@ -1,8 +1,8 @@
-"""What happens to a node's packets, by nftables in the node's own network namespace.
+"""The fate of a node's packets, by nftables in the node's own network namespace.
 
-One table a node, set and taken away as a whole. What is dropped is lost and nobody is told, as
-when a switch fails; a reset tells both ends. Frames are turned over to a proxy inside the
-namespace by redirecting new connections, after those that are open were reset.
+Each node has one table, which is set and removed as a whole. Dropped packets are lost without an
+error, as when a switch fails; a reset tells both ends. To pass frames through a proxy inside the
+namespace, open connections are reset, and new connections are redirected.
 
 Source: nft(8); docs/sources/reliability.md §5.1, §5.2.
 """
@@ -33,7 +33,7 @@ def deaf() -> str:
 
 
 def mute() -> str:
-    """Nothing that the node sends arrives."""
+    """No packet that the node sends arrives."""
     return chain("out", _OUT, 'oifname "eth0" drop')
 
 
@@ -49,7 +49,7 @@ def apart(addresses: Iterable[str]) -> str:
 
 
 def lossy(per_cent: int) -> str:
-    """So many of a hundred packets are lost, in each direction."""
+    """This many of a hundred packets are lost, in each direction."""
     lost = f"numgen random mod 100 < {per_cent} drop"
     return "\n".join(
         (chain("in", _IN, f'iifname "eth0" {lost}'), chain("out", _OUT, f'oifname "eth0" {lost}'))
@@ -81,7 +81,7 @@ class Packets:
         self._networks = networks
 
     async def rule(self, node: NodeId, chains: str) -> None:
-        """From now on these chains, and no others, rule over the node's packets.
+        """From now on these chains, and no others, apply to the node's packets.
 
         Raises:
             Unreachable: nft refused; the text quotes it.
@@ -103,7 +103,7 @@ class Packets:
         )  # fmt: skip
 
     async def be_late(self, node: NodeId, delay_ms: int) -> None:
-        """The node's packets leave so much later, give or take half of it.
+        """The node's packets leave later by this time, plus or minus half of it.
 
         Raises:
             Unreachable: the kernel has no netem.
@@ -115,7 +115,7 @@ class Packets:
         """Undo `be_late`.
 
         Raises:
-            Unreachable: there was nothing to undo.
+            Unreachable: there was no delay to undo.
         """
         await run_beside(*self._networks.command(node), *_QDISC, "delete", *_ROOT)
 
@@ -125,7 +125,7 @@ _ROOT = ("dev", "eth0", "root")
 
 
 def why_no_packets() -> str:
-    """Why no packets can be dropped here; "" if they can. Where there are namespaces."""
+    """Why no packets can be dropped here; "" if they can. Needs namespaces."""
     chains = "\n".join((lossy(50), redirected(1, 2)))
     try:
         with namespaces([NodeId(1)]) as networks:
@@ -138,7 +138,7 @@ def why_no_packets() -> str:
 
 
 def why_no_netem() -> str:
-    """Why packets cannot be made late here; "" if they can. Where there are namespaces."""
+    """Why packets cannot be delayed here; "" if they can. Needs namespaces."""
     try:
         with namespaces([NodeId(1)]) as networks:
             words = (*_QDISC, "replace", *_ROOT, "netem", "delay", "1ms")

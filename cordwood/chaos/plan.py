@@ -1,12 +1,12 @@
-"""What goes wrong in a chaos run and when: a pure function of its seed.
+"""The faults of a chaos run and their times: a pure function of its seed.
 
-A plan is a list of faults, each with the second at which it begins, its length, and whom it
-hits: the sequencer, or one of the others by rank, since which node sequences then is not known
-before. It never takes more nodes away at once than the promises allow: R-1, but for a power cut
-of all at once, which comes alone and after which all come back.
+A plan is a list of faults. Each has the second at which it begins, its length, and its target: the
+sequencer, or another node by rank, because it is not known before which node will sequence. A plan
+never takes more nodes away at once than the promises allow: R-1. The only exception is a power cut
+of all nodes, which comes alone and after which all nodes come back.
 
-Kinds come from a deck that is shuffled anew whenever it is used up, so that every kind
-comes before any comes a second time.
+Kinds are drawn like cards from a shuffled deck, so that every kind comes once before any kind comes
+a second time.
 
 Source: docs/sources/reliability.md §5.1; FoundationDB's choice of kills by the replication policy
 (§1).
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 
 class Need(enum.Enum):
-    """What a machine must offer for a kind; see `chaos.capabilities`."""
+    """A capability that a kind needs; see `chaos.capabilities`."""
 
     NETWORKS = "network namespaces"
     PACKETS = "nftables in them"
@@ -33,7 +33,7 @@ class Need(enum.Enum):
 
 
 class Aim(enum.Enum):
-    """Whom a kind may hit."""
+    """The possible targets of a kind."""
 
     ANY = "any"
     PAIR = "two nodes"
@@ -42,14 +42,11 @@ class Aim(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way of going wrong.
+    """One kind of fault.
 
-    Attributes:
-        needs: what it takes.
-        length_s: how long it may last; what ends by itself (a kill) waits so long before the
-            node starts again.
-        aim: whom it hits.
-        words: what it does, for people.
+    Attributes: needs: the capabilities that it needs. length_s: how long it may last; after a fault
+    that ends by itself (a kill), the node starts again after this time. aim: its targets. words: a
+    description for people.
     """
 
     name: str
@@ -101,10 +98,10 @@ KINDS = {
 """By name."""
 
 CALM_S = (0.3, 1.5)
-"""Between two faults that do not overlap."""
+"""Pause between two faults that do not overlap."""
 
 OVERLAP_SHARE = 0.4
-"""Of the faults, those that begin while another one lasts."""
+"""Share of the faults that begin while another fault lasts."""
 
 FIRST_S = 1.0
 """When the first fault comes."""
@@ -112,12 +109,10 @@ FIRST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One thing that goes wrong.
+    """One fault.
 
-    Attributes:
-        at_s: since the start of the run; a fault before it that took longer moves it.
-        rank: whom it hits: 0 for whoever sequences, else the rank-th of the others.
-        seed: of the chances inside it.
+    Attributes: at_s: since the start of the run; a longer fault before it delays it. rank: its
+    target: 0 for the sequencer, otherwise the rank-th of the other nodes. seed: for its own draws.
     """
 
     at_s: float
@@ -128,12 +123,12 @@ class PlannedFault:
 
     @property
     def away(self) -> int:
-        """Nodes that it takes away; more than may be away for one that must be alone."""
+        """Number of nodes that it takes away; above the limit for a fault that must be alone."""
         return {Aim.PAIR: 2, Aim.ALL: ALONE}.get(KINDS[self.kind].aim, 1)
 
 
 ALONE = 1_000
-"""Away at once: more than any cluster lets go."""
+"""A number of absent nodes above every cluster's limit."""
 
 
 def plan_of(
@@ -143,9 +138,8 @@ def plan_of(
 
     Args:
         seconds: no fault is planned to end later.
-        kinds: names in KINDS of those that the machine can do.
-        nodes: how many there are.
-        away_max: how many may be away at once: R-1.
+        kinds: names in KINDS of the possible kinds. nodes: number of nodes. away_max: most nodes
+        that may be away at once: R-1.
     """
     chance = random.Random(f"chaos run {seed}")
     names = [
@@ -171,9 +165,9 @@ def plan_of(
 
 
 def _drawn(chance: random.Random, name: str, at_s: float, nodes: int) -> PlannedFault:
-    """A strike of a kind, wherever it comes to stand."""
+    """A fault of a kind, before its time is decided."""
     kind = KINDS[name]
-    # The sequencer is one of five and half of the trouble.
+    # The sequencer is one of five nodes, and the target of half of the faults.
     rank = 0 if kind.aim is Aim.ANY and chance.random() < 0.5 else chance.randrange(1, nodes)
     return PlannedFault(
         at_s, round(chance.uniform(*kind.length_s), 3), name, rank, chance.getrandbits(32)
@@ -181,7 +175,7 @@ def _drawn(chance: random.Random, name: str, at_s: float, nodes: int) -> Planned
 
 
 def _earliest(faults: Sequence[PlannedFault], fault: PlannedFault, away_max: int) -> float:
-    """From when on it takes no more away than is allowed beside those before it."""
+    """The first time at which, together with earlier faults, few enough nodes are away."""
     at_s = fault.at_s
     while True:
         running = [each for each in faults if each.at_s <= at_s < each.at_s + each.length_s]

@@ -1,14 +1,14 @@
-"""What the metadata store of a cluster of ours held of its consumers, from change to change.
+"""The states of consumers in the metadata store of a chaos run, from change to change.
 
-The simulator's twin of the store notes each change as it takes effect; the real one is SQLite, and
-a trigger does the same there: it writes each value of a consumer beside it within the very
-transaction that stores it, whichever node wrote it and whether or not that node lived to answer.
-So the changes are complete and in their order, as `sim.checkers.consumers` needs them.
+The simulator's metadata store records each change as it takes effect. The real one is SQLite, and a
+trigger does the same there: it copies each value of a consumer within the transaction that stores
+it, no matter which node wrote it and whether that node lived to answer. So the changes are complete
+and in their order, as `sim.checkers.consumers` needs them.
 
 SQLite takes the time from the machine's wall clock in milliseconds, before the transaction is on
-disk; the history's clock is another one, and the two drift apart by a fraction of a millisecond a
-second where the one is corrected. So a change is noted EARLIER_US before its time, never behind an
-answer to it, and a save may be held against what was there up to `SAVE_EARLIER_US` before it.
+disk. The history has another clock. While the wall clock is corrected, the two drift apart by a
+fraction of a millisecond a second. So a change is recorded EARLIER_US before its time, and never
+behind its answer. A save may be compared with states up to `SAVE_EARLIER_US` before it.
 
 Source: sqlite.org, "CREATE TRIGGER"; docs/sources/reliability.md §3 (S24).
 """
@@ -46,7 +46,7 @@ _MADE = (
 
 
 def begin_audit(path: str) -> None:
-    """Note every change of a consumer from now on, in the file itself.
+    """Record every change of a consumer from now on, in the file itself.
 
     Args:
         path: of a metadata store that was opened before, so that its tables are there.
@@ -57,7 +57,8 @@ def begin_audit(path: str) -> None:
 
 
 def audited(path: str) -> list[GroupChanged]:
-    """What was noted, in the order in which it took effect, by the machine's monotonic clock.
+    """The recorded changes, in the order in which they took effect, by the machine's monotonic
+    clock.
 
     Raises:
         Malformed: an entry cannot be read.

@@ -1,8 +1,8 @@
-"""A node's system calls made slow, or to fail, by strace, which is attached to it as it runs.
+"""Slow or failing system calls of a node, made by strace, which is attached to the running node.
 
-Slow writes and fsyncs are a disk that is ill; slow reads are one under a reader of what has been
-flushed; a failed fsync is one that lost what it had taken. A node that is traced is slower in
-all it does besides: each of its calls stops twice.
+Slow writes and fsyncs imitate a failing disk. Slow reads imitate a slow disk under readers of
+flushed records. A failed fsync imitates a disk that lost its data. A traced node is slower in all
+its other work too, because each of its calls stops twice.
 
 Source: strace(1), "Tampering"; docs/sources/reliability.md §5.1; Rebello et al., ATC 2020.
 """
@@ -18,11 +18,11 @@ from contextlib import suppress
 from cordwood.errors import Unreachable
 
 DELAY_S = 0.05
-"""Ten times what a call takes on a busy disk: a disk that is ill, or one with too many guests."""
+"""Ten times as long as a call on a busy disk: a failing disk, or one with too many users."""
 
 FSYNCS = "fsync,fdatasync,sync_file_range"
 DURABLE_WRITES = "pwritev,pwritev2,io_submit"
-"""How the WAL writes. RocksDB and SQLite write by others."""
+"""The system call with which the WAL writes. RocksDB and SQLite use others."""
 
 WRITES = f"pwrite64,{DURABLE_WRITES},fdatasync"
 READS = "pread64,preadv,preadv2,io_uring_enter"
@@ -48,10 +48,10 @@ def why_no_strace() -> str:
 
 
 async def tamper(process: int, injection: str) -> asyncio.subprocess.Process:
-    """Attach to a process and do this to its calls, until `let_go`.
+    """Attach to a process and change its calls in this way, until `let_go`.
 
     Args:
-        injection: what strace reads behind `inject=`.
+        injection: the text after strace's `inject=`.
     Raises:
         Unreachable: strace did not start.
     """
@@ -67,7 +67,7 @@ async def tamper(process: int, injection: str) -> asyncio.subprocess.Process:
 
 
 async def let_go(tracer: asyncio.subprocess.Process) -> None:
-    """End strace; what it traced goes on."""
+    """End strace; the traced process goes on."""
     with suppress(ProcessLookupError):
         tracer.terminate()
     async with asyncio.timeout(END_TIMEOUT_S):

@@ -26,11 +26,11 @@ BAR_WIDTH = 32
 
 @asynccontextmanager
 async def shown(progress: Progress, console: Console) -> AsyncIterator[None]:
-    """Show how far it has come for the length of the block."""
+    """Show the progress for the length of the block."""
     show = _drawing(progress, console) if console.is_terminal else _telling(progress, console)
     showing = asyncio.get_running_loop().create_task(show)
     try:
-        # Not in a task group: what ends the block is its own error, and no group of one.
+        # Not in a task group, so that an error of the block is raised as it is.
         yield
     finally:
         showing.cancel()
@@ -55,7 +55,7 @@ async def _telling(progress: Progress, console: Console) -> None:
 
 
 def line(progress: Progress) -> str:
-    """Where it stands, in one line."""
+    """The progress, in one line."""
     now = ", ".join(progress.running.values()) or "nothing"
     return (
         f"{_so_far_s(progress):4.0f} s of {progress.seconds:g} s, {progress.stage}: "
@@ -65,7 +65,7 @@ def line(progress: Progress) -> str:
 
 
 def picture(progress: Progress) -> RenderableType:
-    """Where it stands, for a terminal."""
+    """The progress, for a terminal."""
     top = Table.grid(padding=(0, 2))
     done_s = min(_so_far_s(progress), progress.seconds)
     bar = ProgressBar(total=progress.seconds, completed=done_s, width=BAR_WIDTH)
@@ -84,7 +84,7 @@ def _so_far_s(progress: Progress) -> float:
 
 
 def table(ran: Ran) -> RenderableType:
-    """The faults by kind, and what each cost."""
+    """The faults by kind, and the cost of each."""
     shown_table = Table(box=None, padding=(0, 2), header_style="bold")
     for title, justify in (("faults", "right"), ("kind", "left"), ("what", "left")):
         shown_table.add_column(title, justify="right" if justify == "right" else "left")
