@@ -16,6 +16,7 @@ import typer
 
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, find_target
+from cordwood.cli.tier_ledgers import ledger_attempts, ledger_rows, show_ledgers
 from cordwood.cli.wording import bytes_words
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST, format_lsn, parse_lsn
@@ -58,6 +59,11 @@ LogArgument = Annotated[int, typer.Argument(metavar="LOG", min=1, help="The log'
 LogsArgument = Annotated[
     list[int] | None,
     typer.Argument(metavar="[LOG]...", help="Their numbers; all without one.", show_default=False),
+]
+
+LedgersOption = Annotated[
+    list[int] | None,
+    typer.Option("--ledger", metavar="ID", min=0, help="A ledger; may be repeated."),
 ]
 
 
@@ -118,27 +124,39 @@ def upload(
 def status(
     store: StoreOption,
     logs: LogsArgument = None,
+    ledger: LedgersOption = None,
     option: OptionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what an object store holds of each log."""
+    """Show what an object store holds of each log, and of each ledger.
+
+    The ledger's metadata says which attempt counts.
+    """
 
     async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
         from cordwood.protocol.manifest import in_order, totals
 
         rows: list[dict[str, object]] = []
-        async for number, head in _heads(host, objects, logs):
+        async for number, head in _heads(host, objects, logs, ledger):
             summed = totals(in_order(head))
             rows.append({
                 "log": number, "start": format_lsn(head.start), "end": format_lsn(head.end),
                 "objects": summed.objects, "records": summed.rows, "bytes": summed.stored,
                 "body_bytes": summed.bytes, "turn": head.fence, "holder": head.holder,
             })  # fmt: skip
+        async for found in ledger_attempts(objects, logs, ledger):
+            rows += await ledger_rows(objects, found)
         return rows
 
-    rows = _run(store, option, act)
+    given = _run(store, option, act)
     if as_json:
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps(given))
+        return
+    ledgers = [row for row in given if "ledger" in row]
+    rows = [row for row in given if "log" in row]
+    if ledgers:
+        show_ledgers(ledgers)
+    if ledgers and not rows:
         return
     show_table(
         ["log>", "from", "to, not included", "objects>", "records>", "stored>", "bodies>", "turn>"],
@@ -226,20 +244,22 @@ def iceberg(
 def verify(
     store: StoreOption,
     logs: LogsArgument = None,
+    ledger: LedgersOption = None,
     option: OptionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read everything and compare all checksums.
+    """Read everything and compare all checksums, of logs and of ledgers.
 
     Ends with 1 where an object is damaged or missing, or a range is lost.
     """
 
     async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
+        from cordwood.tier.ledger_verify import verify_ledger
         from cordwood.tier.log_manifest import LogManifest
         from cordwood.tier.verify import verify_log
 
         rows: list[dict[str, object]] = []
-        async for number, _ in _heads(host, objects, logs):
+        async for number, _ in _heads(host, objects, logs, ledger):
             manifest = LogManifest(objects, number, host, "cordwood tier verify")
             done = await verify_log(objects, manifest, host, number)
             rows.append({
@@ -247,6 +267,16 @@ def verify(
                 "lost": [[format_lsn(a), format_lsn(b)] for a, b in done.lost],
                 "faults": [{"object": name, "why": why} for name, why in done.faults],
             })  # fmt: skip
+        async for found in ledger_attempts(objects, logs, ledger):
+            for name in found.manifests:
+                read = await verify_ledger(objects, host, name)
+                if not read.is_gone:
+                    rows.append({
+                        "ledger": found.ledger, "attempt": f"{found.attempt:016x}",
+                        "objects": read.objects, "entries": read.entries, "bytes": read.bytes,
+                        "lost": [],
+                        "faults": [{"object": at, "why": why} for at, why in read.faults],
+                    })  # fmt: skip
         return rows
 
     rows = _run(store, option, act)
@@ -255,8 +285,12 @@ def verify(
         typer.echo(json.dumps(rows))
     else:
         for row in rows:
-            counted = f"{row['objects']} objects with {row['records']} records"
-            typer.echo(f"log {row['log']}: {counted} are sound")
+            if "ledger" in row:
+                counted = f"{row['objects']} objects with {row['entries']} entries"
+                typer.echo(f"ledger {row['ledger']}: {counted} are sound")
+            else:
+                counted = f"{row['objects']} objects with {row['records']} records"
+                typer.echo(f"log {row['log']}: {counted} are sound")
             for first, last in row["lost"]:  # type: ignore[attr-defined]
                 typer.echo(f"  lost: {first} to {last}")
             for fault in row["faults"]:  # type: ignore[attr-defined]
@@ -443,9 +477,10 @@ def collect(
 
 
 async def _heads(
-    host: Host, objects: PatientStore, logs: list[int] | None
+    host: Host, objects: PatientStore, logs: list[int] | None, ledgers: list[int] | None = None
 ) -> AsyncIterator[tuple[int, Head]]:
-    """The manifests of some logs, or of all that the store holds something of.
+    """The manifests of some logs, or of all that the store holds something of; of none where
+    ledgers alone were named.
 
     Raises:
         BadSetting: a log that was named has none.
@@ -453,6 +488,8 @@ async def _heads(
     from cordwood.tier.log_manifest import LogManifest
     from cordwood.tier.repair import find_logs
 
+    if ledgers and not logs:
+        return
     for number in logs or await find_logs(objects):
         head = await LogManifest(objects, number, host, "cordwood tier").load()
         if head is None:

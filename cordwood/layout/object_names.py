@@ -45,7 +45,7 @@ _OWN = re.compile(
 )
 _LEDGER = re.compile(
     r"ledgers/([0-9a-f]{16})/([0-9a-f]{16})/"
-    r"(?:manifest-[0-9a-f]{8}\.json|([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f]{8}\.parquet)"
+    r"(?:manifest-([0-9a-f]{8})\.json|([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f]{8}\.parquet)"
 )
 _SHARED = re.compile(r"shared/(\d{8})/([0-9a-f]{32})-([0-9a-f]{8})\.parquet")
 
@@ -134,10 +134,16 @@ def parse_ledger_name(name: str) -> tuple[int, int]:
     match = _LEDGER.fullmatch(name)
     if match is not None:
         ledger, attempt = int(match[1], 16), int(match[2], 16)
-        first, last = (int(match[at] or "0", 16) for at in (3, 4))
+        first, last = (int(match[at] or "0", 16) for at in (4, 5))
         if ledger <= LEDGER_MAX and 0 < attempt <= LEDGER_MAX and first <= last <= ENTRY_MAX:
             return ledger, attempt
     raise Malformed(f"{name!r} is no name of a ledger's object")
+
+
+def manifest_crc(name: str) -> int | None:
+    """The CRC32C in the name of a ledger's manifest; None for other names."""
+    match = _LEDGER.fullmatch(name)
+    return int(match[3], 16) if match is not None and match[3] is not None else None
 
 
 def parse_object_name(name: str) -> ObjectName:
