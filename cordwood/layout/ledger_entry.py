@@ -21,6 +21,7 @@ import hashlib
 import hmac
 import struct
 import zlib
+from collections.abc import Sequence
 
 from crc32c import crc32c
 
@@ -66,6 +67,18 @@ class EntrySeal:
     def pack(self, entry: int, lac: int, length: int, payload: Buffer) -> bytes:
         """The body that nodes keep."""
         return self._digest(entry, lac, length, payload) + bytes(payload)
+
+    def pack_all(self, first: int, lac: int, length: int, payloads: Sequence[bytes]) -> list[bytes]:
+        """The bodies of entries from `first` on that tell the same LAC.
+
+        Args:
+            length: bytes of all payloads before the first of them.
+        """
+        bodies = []
+        for entry, payload in enumerate(payloads, first):
+            length += len(payload)
+            bodies.append(self._digest(entry, lac, length, payload) + payload)
+        return bodies
 
     def read(self, entry: int, lac: int, length: int, body: Buffer) -> bytes:
         """The payload of a body.

@@ -25,12 +25,26 @@ Source: docs/sources/bookkeeper.md (a), (b); docs/design.md §3.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState, Versioned, fragments_max
-from cordwood.quorum.ensemble import is_acknowledged, write_set
+from cordwood.protocol.ledger_effects import FATAL as FATAL
+from cordwood.protocol.ledger_effects import Acked as Acked
+from cordwood.protocol.ledger_effects import Effect as Effect
+from cordwood.protocol.ledger_effects import End as End
+from cordwood.protocol.ledger_effects import Ended as Ended
+from cordwood.protocol.ledger_effects import Failed as Failed
+from cordwood.protocol.ledger_effects import Forced as Forced
+from cordwood.protocol.ledger_effects import Outcome as Outcome
+from cordwood.protocol.ledger_effects import PickNodes as PickNodes
+from cordwood.protocol.ledger_effects import Refusal as Refusal
+from cordwood.protocol.ledger_effects import SendEntries as SendEntries
+from cordwood.protocol.ledger_effects import SendEntry as SendEntry
+from cordwood.protocol.ledger_effects import SendForce as SendForce
+from cordwood.protocol.ledger_effects import SendLac as SendLac
+from cordwood.protocol.ledger_effects import WriteMetadata as WriteMetadata
+from cordwood.quorum.ensemble import bits_of, write_set, write_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,111 +69,6 @@ class WriterLimits:
     defers_sync: bool = False
 
 
-class Refusal(enum.Enum):
-    """Why a node did not store an entry."""
-
-    FENCED = "fenced"
-    DENIED = "another password"
-    ILLEGAL = "no request that may be made"
-    READ_ONLY = "read-only"
-    FAILED = "an error, or no answer"
-
-
-FATAL = frozenset({Refusal.FENCED, Refusal.DENIED, Refusal.ILLEGAL})
-"""Another node would answer the same."""
-
-
-class Outcome(enum.Enum):
-    """Of an entry that was not acknowledged."""
-
-    NOT_STORED = "not stored"
-    UNKNOWN = "unknown"
-
-
-class End(enum.Enum):
-    """Why a writer ended."""
-
-    CLOSED = "closed"
-    FENCED = "fenced"
-    CLOSED_BY_OTHER = "closed by a recovery"
-    DENIED = "denied"
-    TOO_FEW_NODES = "too few nodes"
-    TOO_MANY_CHANGES = "too many changes of the ensemble"
-    TIMED_OUT = "no quorum in time"
-    WRITE_FAILED = "a node failed, or started anew, under deferred sync"
-
-
-class SendEntry(NamedTuple):
-    """Send an entry to a node; `lac` goes along, the same in every copy of the entry."""
-
-    entry: int
-    node: int
-    lac: int
-
-
-class Acked(NamedTuple):
-    """The entry is stored; told in the order of entries."""
-
-    entry: int
-
-
-class Failed(NamedTuple):
-    """The entry will not be acknowledged any more."""
-
-    entry: int
-    outcome: Outcome
-
-
-class PickNodes(NamedTuple):
-    """Choose nodes for these places of the ensemble: none of those that stay or failed."""
-
-    places: tuple[int, ...]
-    taken: tuple[int, ...]
-
-
-class WriteMetadata(NamedTuple):
-    """Write this where the version is still this one. What comes back is `on_metadata_written`,
-    or `on_metadata_found` with the value that is there, also where the answer was lost. Each write
-    is answered once: an answer that comes after that is not handed in."""
-
-    version: int
-    metadata: LedgerMetadata
-
-
-class SendLac(NamedTuple):
-    """Tell a node the LAC, as no entry does."""
-
-    node: int
-    lac: int
-
-
-class SendForce(NamedTuple):
-    """Ask a node to have on its disk all that it confirmed."""
-
-    force: int
-    node: int
-
-
-class Forced(NamedTuple):
-    """A force is done: all up to this entry is on the disks."""
-
-    force: int
-    through: int
-
-
-class Ended(NamedTuple):
-    """The writer has ended; `last` and `length` are the ledger's where the end is CLOSED."""
-
-    end: End
-    last: int
-    length: int
-
-
-Effect = (
-    SendEntry | Acked | Failed | PickNodes | WriteMetadata | SendLac | SendForce | Forced | Ended
-)
-
-
 class Phase(enum.Enum):
     """What the writer waits for."""
 
@@ -172,14 +81,17 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True)
 class _Add:
+    """An entry. Sets of places are bits, 1 for the first: thousands of entries are on their way,
+    and three sets for each took more time than all else here."""
+
     size: int
     length: int
     lac: int
     began: float
-    waits: set[int] = field(default_factory=set)
+    waits: int
     """Places that it was sent to and that have not answered."""
-    stored: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
+    stored: int = 0
+    failed: int = 0
 
 
 @dataclass(slots=True)
@@ -207,6 +119,8 @@ class LedgerWriter:
         self._held = held
         self._limits = limits
         self._striping = held.metadata.striping
+        # By the remainder of an entry's id by E.
+        self._write_sets = write_sets(self._striping)
         self._head_length = self._pushed_length = 0
         # The ensemble as it was looked up last, and the place of each node in it.
         self._placed: tuple[tuple[int, ...], dict[int, int]] = ((), {})
@@ -245,23 +159,37 @@ class LedgerWriter:
     @property
     def has_room(self) -> bool:
         """Whether another entry may be added; one may always be on its way alone."""
-        count = len(self._adds) + len(self._slow)
+        return self.has_room_behind(0, 0)
+
+    def has_room_behind(self, count: int, size: int) -> bool:
+        """As `has_room`, once `count` entries of `size` bytes in all will have been added."""
+        count += len(self._adds) + len(self._slow)
         limits = self._limits
-        return not count or (count < limits.entries_max and self._bytes < limits.bytes_max)
+        return not count or (count < limits.entries_max and self._bytes + size < limits.bytes_max)
 
     # Entries.
 
-    def on_add(self, size: int, now: float) -> list[Effect]:
-        """An entry is added; its id is `pushed` from here on."""
+    def on_add(self, sizes: Sequence[int], now: float) -> list[Effect]:
+        """Entries of these sizes are added, the ids of which follow `pushed`; there is room for the
+        last of them."""
         assert self.is_open, "the writer has ended, or is about to"
-        assert self.has_room, "too many entries are on their way"
-        self.pushed += 1
-        self._pushed_length += size
-        add = _Add(size, self._pushed_length, self.lac, now)
-        self._adds[self.pushed] = add
-        self._bytes += size
-        self._told_lac = max(self._told_lac, self.lac)
-        effects = self._send(self.pushed, add, {*write_set(self.pushed, self._striping)})
+        assert self.has_room_behind(len(sizes) - 1, sum(sizes[:-1])), (
+            "too many entries are on their way"
+        )
+        adds, lac, length, sets = self._adds, self.lac, self._pushed_length, self._write_sets
+        first, count = self.pushed + 1, len(sets)
+        for entry, size in enumerate(sizes, first):
+            length += size
+            adds[entry] = _Add(size, length, lac, now, sets[entry % count])
+        self.pushed += len(sizes)
+        self._bytes += length - self._pushed_length
+        self._pushed_length = length
+        self._told_lac = max(self._told_lac, lac)
+        effects: list[Effect] = []
+        for place in self._places_from(first):
+            entries = self._written_to(place, first)
+            if entries:
+                effects.append(SendEntries(entries, self.ensemble[place], lac))
         # A node that failed an entry after its ack is dealt with when there is a new entry.
         self._failed |= self._late
         self._late.clear()
@@ -275,15 +203,30 @@ class LedgerWriter:
             return []
         if not self._is_same_run(place, run):
             return self._close(End.WRITE_FAILED)
+        adds, sets, bit = self._adds, self._write_sets, 1 << place
+        count = len(sets)
         for entry in entries:
-            add = self._adds.get(entry)
+            add = adds.get(entry)
             if add is None:
-                self._answered_late(entry, place)
-            elif place in write_set(entry, self._striping):
-                add.waits.discard(place)
-                add.failed.discard(place)
-                add.stored.add(place)
+                self._answered_late(entry, bit)
+            elif sets[entry % count] & bit:
+                add.waits &= ~bit
+                add.failed &= ~bit
+                add.stored |= bit
         return self._complete()
+
+    def _places_from(self, entry: int) -> Iterator[int]:
+        """All places, those first that an entry goes to, in the order of the ring."""
+        count = self._striping.ensemble
+        return ((entry + k) % count for k in range(count))
+
+    def _written_to(self, place: int, first: int) -> Sequence[int]:
+        """The entries from `first` on that go to a place."""
+        added = range(first, self.pushed + 1)
+        striping, sets, bit = self._striping, self._write_sets, 1 << place
+        if striping.write == striping.ensemble:
+            return added
+        return [entry for entry in added if sets[entry % striping.ensemble] & bit]
 
     def on_failed(self, entry: int, node: int, refusal: Refusal) -> list[Effect]:
         """A node did not store an entry, or did not say so in time."""
@@ -298,20 +241,21 @@ class LedgerWriter:
             return []
         if self._limits.defers_sync:
             return self._close(End.WRITE_FAILED)
-        add = self._adds.get(entry)
+        add, bit = self._adds.get(entry), 1 << place
         if add is None:
-            if self._answered_late(entry, place) and not self._limits.delays_change:
+            if self._answered_late(entry, bit) and not self._limits.delays_change:
                 self._late[place] = node
             return []
-        if place not in add.waits:
+        if not add.waits & bit:
             return []
-        add.waits.discard(place)
-        add.failed.add(place)
+        add.waits &= ~bit
+        add.failed |= bit
         spare = self._striping.write - self._striping.ack
-        is_needed = refusal is Refusal.READ_ONLY or len(add.failed) > spare
+        is_needed = refusal is Refusal.READ_ONLY or add.failed.bit_count() > spare
         if is_needed or not self._limits.delays_change:
-            for each in sorted(add.failed):
-                self._failed[each] = self.ensemble[each]
+            for each in range(self._striping.ensemble):
+                if add.failed & 1 << each:
+                    self._failed[each] = self.ensemble[each]
         return self._go_on()
 
     def on_time(self, now: float) -> list[Effect]:
@@ -322,13 +266,15 @@ class LedgerWriter:
             return []
         return self._close(End.TIMED_OUT)
 
-    def _send(self, entry: int, add: _Add, places: set[int]) -> list[Effect]:
+    def _send_again(self, entry: int, add: _Add, places: int) -> list[Effect]:
         """Send an entry to those of these places that are of its write set and lack it."""
         effects: list[Effect] = []
-        for place in write_set(entry, self._striping):
-            if place in places - add.stored - add.waits:
-                add.waits.add(place)
-                add.failed.discard(place)
+        lacking = places & ~(add.stored | add.waits)
+        for place in write_set(entry, self._striping) if lacking else ():
+            bit = 1 << place
+            if lacking & bit:
+                add.waits |= bit
+                add.failed &= ~bit
                 effects.append(SendEntry(entry, self.ensemble[place], add.lac))
         return effects
 
@@ -338,12 +284,12 @@ class LedgerWriter:
             self._placed = nodes, {each: place for place, each in enumerate(nodes)}
         return self._placed[1].get(node)
 
-    def _answered_late(self, entry: int, place: int) -> bool:
+    def _answered_late(self, entry: int, bit: int) -> bool:
         """A member answered for an entry that is acknowledged; whether it was waited for."""
         add = self._slow.get(entry)
-        if add is None or place not in add.waits:
+        if add is None or not add.waits & bit:
             return False
-        add.waits.discard(place)
+        add.waits &= ~bit
         self._forget_if_answered(entry, add)
         return True
 
@@ -363,7 +309,8 @@ class LedgerWriter:
         return self.phase is Phase.WRITING
 
     def _is_stored(self, entry: int, add: _Add) -> bool:
-        return is_acknowledged(add.stored, entry, self._striping)
+        sets = self._write_sets
+        return (add.stored & sets[entry % len(sets)]).bit_count() >= self._striping.ack
 
     def _complete(self) -> list[Effect]:
         """Acknowledge from the oldest entry on, as far as entries are stored.
@@ -371,19 +318,24 @@ class LedgerWriter:
         An entry that is stored waits for those before it. A change of the ensemble meanwhile
         may take away one of its copies, so what is stored is looked at here and not before.
         """
-        effects: list[Effect] = []
-        while self._may_ack() and self._adds:
-            entry, add = next(iter(self._adds.items()))
+        if not self._may_ack():
+            return []
+        ready: list[tuple[int, _Add]] = []
+        for entry, add in self._adds.items():
             if not self._is_stored(entry, add):
                 break
+            ready.append((entry, add))
+        if not ready:
+            return []
+        for entry, add in ready:
             del self._adds[entry]
             self._slow[entry] = add
             self._forget_if_answered(entry, add)
-            self.head, self._head_length = entry, add.length
-            if not self._limits.defers_sync:
-                self.lac, self.length = self.head, self._head_length
-            effects.append(Acked(entry))
-        return effects
+        first, (self.head, last) = ready[0][0], ready[-1]
+        self._head_length = last.length
+        if not self._limits.defers_sync:
+            self.lac, self.length = self.head, self._head_length
+        return [Acked(first, self.head)]
 
     # A change of the ensemble.
 
@@ -432,18 +384,20 @@ class LedgerWriter:
         before = self.ensemble
         self._held = held
         self.phase = Phase.WRITING
-        changed = {n for n, (a, b) in enumerate(zip(before, self.ensemble, strict=True)) if a != b}
+        both = enumerate(zip(before, self.ensemble, strict=True))
+        changed = bits_of(place for place, (a, b) in both if a != b)
+        sent_to = changed | bits_of(self._kept)
         # A node that failed again, or another node, while the metadata was on its way.
         self._failed = {p: n for p, n in self._failed.items() if self.ensemble[p] == n}
         self._late = {p: n for p, n in self._late.items() if self.ensemble[p] == n}
         for entry, add in list(self._slow.items()):
-            add.waits -= changed
+            add.waits &= ~changed
             self._forget_if_answered(entry, add)
         effects: list[Effect] = []
         for entry, add in self._adds.items():
-            add.stored -= changed
-            add.waits -= changed
-            effects += self._send(entry, add, changed | self._kept)
+            add.stored &= ~changed
+            add.waits &= ~changed
+            effects += self._send_again(entry, add, sent_to)
         effects += self._complete()
         if self._asked_to_end is not None:
             return effects + self._close(self._asked_to_end)

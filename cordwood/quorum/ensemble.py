@@ -21,7 +21,7 @@ Source: docs/sources/bookkeeper.md (b); BookKeeper #2908 (a rotten copy called a
 from __future__ import annotations
 
 import enum
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from functools import lru_cache
 
 from cordwood.ledger import ENTRY_MAX, Striping
@@ -58,6 +58,19 @@ def write_set(entry: int, striping: Striping) -> tuple[int, ...]:
     """
     assert 0 <= entry <= ENTRY_MAX, "an entry is numbered in 63 bits"
     return _window(entry % striping.ensemble, striping)
+
+
+def bits_of(members: Iterable[int]) -> int:
+    """A set of members as a number: bit 0 stands for the first."""
+    bits = 0
+    for member in members:
+        bits |= 1 << member
+    return bits
+
+
+def write_sets(striping: Striping) -> tuple[int, ...]:
+    """Every write set as `bits_of` its members, by the remainder of an entry's id by E."""
+    return tuple(bits_of(_window(first, striping)) for first in range(striping.ensemble))
 
 
 def is_written_to(member: int, entry: int, striping: Striping) -> bool:

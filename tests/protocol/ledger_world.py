@@ -84,6 +84,8 @@ class World:
     writer_kind: type[LedgerWriter] = LedgerWriter
     recovery_kind: type[LedgerRecovery] = LedgerRecovery
     reads_fence = True
+    adds_many = True
+    """Whether several entries may be added at once."""
     count = 5
     shapes = SHAPES
 
@@ -164,8 +166,16 @@ class World:
     def add(self) -> None:
         writer = self.writer
         if writer and writer.is_open and writer.has_room and len(self.sizes) < self.entries:
-            self.sizes.append(self.random.randint(1, 9))
-            self.run_writer(writer.on_add(self.sizes[-1], self.now))
+            sizes = [self.random.randint(1, 9)]
+            while (
+                self.adds_many
+                and len(self.sizes) + len(sizes) < self.entries
+                and writer.has_room_behind(len(sizes), sum(sizes))
+                and self.random.random() < 0.5
+            ):
+                sizes.append(self.random.randint(1, 9))
+            self.sizes += sizes
+            self.run_writer(writer.on_add(sizes, self.now))
 
     def deliver(self) -> None:
         """A message arrives; sometimes it will once more."""
@@ -395,13 +405,20 @@ class World:
         found = [n for n, node in self.nodes.items() if n not in taken and node.up]
         return self.random.sample(found, len(found))
 
+    def send_entry(self, what: writing.SendEntry) -> None:
+        length = sum(self.sizes[: what.entry + 1])
+        self.send(WRITER, what, what.node, Copy(self.sizes[what.entry], length, what.lac))
+
     def run_writer(self, effects: list[writing.Effect]) -> None:
         for effect in effects:
             assert self.writer is not None
             match effect:
-                case writing.SendEntry(entry, node, lac):
-                    length = sum(self.sizes[: entry + 1])
-                    self.send(WRITER, effect, node, Copy(self.sizes[entry], length, lac))
+                case writing.SendEntries(entries, node, lac):
+                    # The answers come entry by entry all the same, which is harder.
+                    for entry in entries:
+                        self.send_entry(writing.SendEntry(entry, node, lac))
+                case writing.SendEntry():
+                    self.send_entry(effect)
                 case writing.SendLac(node, _):
                     self.send(WRITER, effect, node)
                 case writing.WriteMetadata():
@@ -410,10 +427,10 @@ class World:
                     picked = dict(zip(places, self.spares(taken), strict=False))
                     self.meet("an ensemble changed" if picked else "no node was left")
                     self.run_writer(self.writer.on_nodes_picked(picked))
-                case writing.Acked(entry):
+                case writing.Acked(first, last):
                     assert not self.writer_ended, "an ack after the end"
-                    assert entry == len(self.acked), "acks come in the order of entries"
-                    self.acked.append(entry)
+                    assert len(self.acked) == first <= last, "acks come in the order of entries"
+                    self.acked += range(first, last + 1)
                 case writing.Failed(entry, outcome):
                     assert entry >= len(self.acked), "an entry that was acknowledged failed"
                     self.meet(f"outcome {outcome.value}")

@@ -49,6 +49,7 @@ def small(entries: int, kind: type[World] = World) -> World:
     world.nodes = {n: node for n, node in world.nodes.items() if n <= 4}
     world.striping, world.calm, world.lags_by_kind = THREE, True, False
     world.entries, world.is_narrow, world.is_deaf = entries, True, False
+    world.adds_many = False
     world.store = Versioned(LedgerMetadata(1, THREE, (Fragment(0, (1, 2, 3)),)), 1)
     world.writer = world.writer_kind(world.store, WriterLimits())
     return world

@@ -87,7 +87,7 @@ class AcksAtOneLess(LedgerWriter):
     """An entry is acknowledged when Qa-1 members have it."""
 
     def _is_stored(self, entry: int, add: writing._Add) -> bool:
-        return len(add.stored) >= self._striping.ack - 1
+        return add.stored.bit_count() >= self._striping.ack - 1
 
 
 class GoesOverFirst(LedgerWriter):
@@ -120,7 +120,7 @@ class KeepsOldAcks(LedgerWriter):
     """What a member stored counts on after it was replaced."""
 
     def _switch(self, held: Versioned) -> list[writing.Effect]:
-        stored = {entry: {*add.stored} for entry, add in self._adds.items()}
+        stored = {entry: add.stored for entry, add in self._adds.items()}
         effects = super()._switch(held)
         for entry, add in self._adds.items():
             add.stored |= stored[entry]

@@ -16,6 +16,7 @@ from cordwood.protocol.ledger_writer import (
     Phase,
     PickNodes,
     Refusal,
+    SendEntries,
     SendEntry,
     SendForce,
     SendLac,
@@ -31,7 +32,7 @@ def writer(metadata: LedgerMetadata = NEW, added: int = 0, **limits) -> LedgerWr
     """A writer that has added entries of ten bytes, of which nobody has answered."""
     made = LedgerWriter(Versioned(metadata, 1), WriterLimits(**limits))
     for _ in range(added):
-        made.on_add(10, 0.0)
+        made.on_add([10], 0.0)
     return made
 
 
@@ -40,7 +41,8 @@ def sends(effects):
 
 
 def acks(effects):
-    return [each.entry for each in effects if isinstance(each, Acked)]
+    acked = [each for each in effects if isinstance(each, Acked)]
+    return [entry for each in acked for entry in range(each.first, each.last + 1)]
 
 
 def store(made: LedgerWriter, entry: int, *nodes: int):
@@ -56,11 +58,38 @@ def changed(made: LedgerWriter, nodes: dict[int, int], version: int = 2):
 class TestAcks:
     def test_an_entry_goes_to_its_write_set_with_the_lac(self):
         made = writer(LedgerMetadata(1, Striping(3, 2, 2), (Fragment(0, (1, 2, 3)),)))
-        assert made.on_add(5, 0.0) == [SendEntry(0, 1, -1), SendEntry(0, 2, -1)]
-        assert made.on_add(5, 0.0) == [SendEntry(1, 2, -1), SendEntry(1, 3, -1)]
+        assert made.on_add([5], 0.0) == [SendEntries([0], 1, -1), SendEntries([0], 2, -1)]
+        assert made.on_add([5], 0.0) == [SendEntries([1], 2, -1), SendEntries([1], 3, -1)]
         store(made, 0, 1, 2)
-        assert made.on_add(5, 0.0) == [SendEntry(2, 3, 0), SendEntry(2, 1, 0)]
+        assert made.on_add([5], 0.0) == [SendEntries([2], 3, 0), SendEntries([2], 1, 0)]
         assert (made.lac, made.pushed, made.length) == (0, 2, 5)
+
+    def test_entries_that_are_added_at_once_go_to_each_node_together(self):
+        made = writer(LedgerMetadata(1, Striping(3, 2, 2), (Fragment(0, (1, 2, 3)),)), 1)
+        store(made, 0, 1, 2)
+        sent = made.on_add([5, 6, 7, 8], 0.0)
+        assert sent == [
+            SendEntries([1, 3, 4], 2, 0), SendEntries([1, 2, 4], 3, 0), SendEntries([2, 3], 1, 0),
+        ]  # fmt: skip
+        assert made.on_stored(2, 1, 3, 4) == []
+        assert made.on_stored(3, 1, 2, 4) == [Acked(1, 1)]
+        assert made.on_stored(1, 2, 3) == [Acked(2, 4)]
+        assert (made.pushed, made.lac, made.length) == (4, 4, 36)
+
+    def test_where_every_node_has_each_entry_all_get_the_same(self):
+        sent = writer().on_add([5, 6], 0.0)
+        assert [(list(each.entries), each.node) for each in sent] == [
+            ([0, 1], n) for n in (1, 2, 3)
+        ]
+
+    def test_entries_that_are_added_at_once_have_room_for_the_last_of_them(self):
+        made = writer(entries_max=3, bytes_max=100)
+        assert made.has_room_behind(2, 99)
+        assert not made.has_room_behind(3, 0)
+        assert not made.has_room_behind(1, 100)
+        with pytest.raises(AssertionError, match="too many"):
+            made.on_add([1, 1, 1, 1], 0.0)
+        made.on_add([40, 50, 60], 0.0)
 
     def test_acks_come_in_the_order_of_entries(self):
         made = writer(added=3)
@@ -84,14 +113,14 @@ class TestAcks:
         assert made.lac == 1
         assert not made.has_room, "node 3 has answered for neither"
         with pytest.raises(AssertionError, match="too many"):
-            made.on_add(1, 0.0)
+            made.on_add([1], 0.0)
         store(made, 0, 3)
         assert made.has_room
 
     def test_bytes_hold_it_back_too_and_one_entry_may_always_go(self):
         made = writer(bytes_max=5)
         assert made.has_room
-        made.on_add(10, 0.0)
+        made.on_add([10], 0.0)
         assert not made.has_room
         store(made, 0, 1, 2)
         assert not made.has_room
@@ -137,7 +166,7 @@ class TestEnsembles:
         changed(made, {2: 5}, 3)
         assert made.metadata.fragments == (Fragment(0, (1, 2, 5)),)
         store(made, 0, 1, 2)
-        made.on_add(1, 0.0)
+        made.on_add([1], 0.0)
         made.on_failed(1, 1, Refusal.FAILED)
         changed(made, {0: 6}, 4)
         assert made.metadata.fragments == (Fragment(0, (1, 2, 5)), Fragment(1, (6, 2, 5)))
@@ -168,7 +197,7 @@ class TestEnsembles:
         made = writer(added=1)
         store(made, 0, 1, 2)
         assert made.on_failed(0, 3, Refusal.FAILED) == []
-        assert made.on_add(1, 0.0)[-1] == PickNodes((2,), (1, 2, 3))
+        assert made.on_add([1], 0.0)[-1] == PickNodes((2,), (1, 2, 3))
 
     def test_a_delayed_change_waits_until_the_quorum_is_at_stake(self):
         made = writer(added=2, delays_change=True)
@@ -273,7 +302,7 @@ class TestEnds:
         assert made.on_close() == []
         assert not made.is_open
         sent, acked, write = made.on_metadata_written(2)
-        assert (sent, acked) == (SendEntry(0, 4, -1), Acked(0))
+        assert (sent, acked) == (SendEntry(0, 4, -1), Acked(0, 0))
         assert write == WriteMetadata(2, NEW.with_ensemble(0, (1, 2, 4)).closed(0, 10))
 
     def test_too_few_nodes_close_it(self):
@@ -294,7 +323,7 @@ class TestEnds:
 
     def test_a_quorum_that_does_not_answer_closes_it(self):
         made = writer(quorum_timeout_s=5.0)
-        made.on_add(10, 100.0)
+        made.on_add([10], 100.0)
         assert made.on_time(104.9) == []
         assert made.on_time(105.0) == [WriteMetadata(1, NEW.closed(-1, 0))]
         assert made.on_time(106.0) == []
@@ -302,7 +331,7 @@ class TestEnds:
 
     def test_an_entry_that_is_acknowledged_has_its_quorum(self):
         made = writer(quorum_timeout_s=5.0)
-        made.on_add(10, 100.0)
+        made.on_add([10], 100.0)
         store(made, 0, 1, 2)
         assert made.on_time(200.0) == []
 
@@ -318,7 +347,7 @@ class TestLac:
     def test_it_is_not_told_where_an_entry_told_it(self):
         made = writer(added=1)
         store(made, 0, 1, 2)
-        made.on_add(1, 0.0)
+        made.on_add([1], 0.0)
         assert made.on_lac_tick() + made.on_lac_tick() + made.on_lac_tick() == []
 
 
@@ -394,7 +423,7 @@ class TestDeferredSync:
     def test_runs_do_not_count_where_sync_is_not_deferred(self):
         made = writer(added=1)
         assert acks(made.on_stored(1, 0, run=5) + made.on_stored(2, 0, run=6)) == [0]
-        made.on_add(1, 0.0)
+        made.on_add([1], 0.0)
         assert acks(made.on_stored(1, 1, run=9) + made.on_stored(2, 1, run=9)) == [1]
 
     def test_a_fence_that_a_force_meets_ends_the_writer(self):

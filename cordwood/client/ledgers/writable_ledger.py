@@ -1,7 +1,7 @@
 """A ledger that this client writes: entries in, ids out, in order.
 
-The rule is `protocol.ledger_writer`; this is its shell. What is added in one tick goes to each node
-in one call, and up to CALLS_AT_ONCE calls are on their way to a node: load makes the batches.
+The rule is `protocol.ledger_writer`; this is its shell. What is added in one tick is handed
+to the rule at its end, and goes to each node together (`client.ledgers.entry_outbox`).
 
 Source: docs/protocol/ledgers.md.
 """
@@ -19,6 +19,7 @@ from cordwood.client.append.line import LetIn
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_calls import ask_to_keep
 from cordwood.client.ledgers.entry_check import check_id, check_payload, payload_bytes
+from cordwood.client.ledgers.entry_outbox import ADD_S, EntryOutbox
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.spare_nodes import SpareNodes
@@ -34,28 +35,13 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
-from cordwood.layout.message_ledgers import (
-    ADD_ENTRIES_MAX,
-    AddEntries,
-    EntryItem,
-    ForceEntries,
-    TellLac,
-)
+from cordwood.layout.message_ledgers import EntryItem, ForceEntries, TellLac
 from cordwood.ledger import LedgerMetadata, Versioned
 from cordwood.protocol import ledger_writer as rule
 from cordwood.protocol.ledger_writer import End, LedgerWriter, Outcome, Refusal, WriterLimits
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 
 logger = logging.getLogger(__name__)
-
-ADD_S = 5.0
-"""How long a node may take for entries: a durable write, and a flush that is in its way."""
-
-CALL_BYTES = 1 << 20
-"""Bodies of one call; a larger entry goes alone."""
-
-CALLS_AT_ONCE = 4
-"""Calls on their way to one node."""
 
 TICK_S = 0.1
 """How often it is looked whether the LAC has to be told; so late a reader of a quiet ledger is."""
@@ -95,22 +81,25 @@ class WritableLedger:
         self._calls = calls
         self._cluster = cluster
         self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
         self._spares = SpareNodes(calls, cluster, metadata.striping.write, placement)
         self._timeout_s = timeout_s
         self._key = ledger_key_of(metadata.password)
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
-        self._payloads: dict[int, tuple[int, Buffer]] = {}
+        # Of this turn, and not known to the rule yet.
+        self._new: list[tuple[bytes, asyncio.Future[int]]] = []
+        self._new_bytes = 0
         self._items: dict[int, EntryItem] = {}
         self._acks: dict[int, asyncio.Future[int]] = {}
-        self._defers_sync = limits.defers_sync
         self._forces: dict[int, asyncio.Future[int]] = {}
         self._ahead: dict[int, tuple[bytes, asyncio.Future[int]]] = {}
         self._ahead_bytes = 0
         self._is_taking_ahead = False
         self._length = 0
-        self._outbox: dict[int, list[EntryItem]] = {}
-        self._on_way: dict[int, int] = {}
-        self._flush_due = False
+        self._outbox = EntryOutbox(
+            self.ledger_id, self._key, cluster, tasks, self._on_answer,
+            defers_sync=limits.defers_sync,
+        )  # fmt: skip
         self._progress = asyncio.Event()
         # Calls that wait for room, in their order.
         self._waiting: deque[asyncio.Event] = deque()
@@ -140,7 +129,7 @@ class WritableLedger:
     @property
     def last_add_pushed(self) -> int:
         """The highest entry that was added, -1 for none."""
-        return self._writer.pushed
+        return self._writer.pushed + len(self._new)
 
     @property
     def last_add_confirmed(self) -> int:
@@ -230,14 +219,14 @@ class WritableLedger:
         """
         self._check(payload)
         check_id(entry)
-        if entry <= self._writer.pushed or entry in self._ahead:
+        if entry <= self.last_add_pushed or entry in self._ahead:
             raise BadSetting(f"entry {entry} of ledger {self.ledger_id} was written already")
         size = self._ahead_bytes + payload_bytes(payload)
         is_full = len(self._ahead) >= AHEAD_MAX or (self._ahead and size > AHEAD_BYTES)
-        if is_full and entry != self._writer.pushed + 1:
+        if is_full and entry != self.last_add_pushed + 1:
             raise Overloaded(
                 f"{len(self._ahead)} entries of ledger {self.ledger_id} wait for entry "
-                f"{self._writer.pushed + 1}; this one is not stored"
+                f"{self.last_add_pushed + 1}; this one is not stored"
             )
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._ahead[entry] = bytes(payload), future
@@ -297,6 +286,7 @@ class WritableLedger:
         """
         try:
             async with asyncio.timeout(self._timeout_s):
+                self._hand_over()
                 while self._acks and self._writer.is_open:
                     self._progress.clear()
                     await self._progress.wait()
@@ -344,16 +334,41 @@ class WritableLedger:
     def _add(
         self, payload: bytes, future: asyncio.Future[int] | None = None
     ) -> asyncio.Future[int]:
-        writer = self._writer
-        if not writer.has_room:
+        if not self._has_room():
             raise Overloaded(f"too many entries of ledger {self.ledger_id} are on their way")
-        loop = asyncio.get_running_loop()
-        entry = writer.pushed + 1
-        self._length += len(payload)
-        self._payloads[entry] = self._length, payload
-        self._acks[entry] = future = future or loop.create_future()
-        self._act(writer.on_add(len(payload), loop.time()))
+        loop = self._loop
+        if future is None:
+            future = loop.create_future()
+        if not self._new:
+            loop.call_soon(self._hand_over)
+        self._new.append((payload, future))
+        self._new_bytes += len(payload)
         return future
+
+    def _has_room(self) -> bool:
+        return self._writer.has_room_behind(len(self._new), self._new_bytes)
+
+    def _hand_over(self) -> None:
+        """Tell the rule of the entries of this turn, all at once."""
+        writer, new = self._writer, self._new
+        if not new:
+            return
+        self._new, self._new_bytes = [], 0
+        if not writer.is_open or self._end is not None:
+            # Race: the writer ended in this turn, after the calls that added these.
+            for _, future in new:
+                _settle(future, self._refusal())
+            return
+        first, length = writer.pushed + 1, self._length
+        effects = writer.on_add([len(payload) for payload, _ in new], self._loop.time())
+        lac = next(each.lac for each in effects if isinstance(each, rule.SendEntries))
+        bodies = self._seal.pack_all(first, lac, length, [payload for payload, _ in new])
+        for entry, (body, (payload, future)) in enumerate(zip(bodies, new, strict=True), first):
+            length += len(payload)
+            self._items[entry] = EntryItem(entry, lac, length, body)
+            self._acks[entry] = future
+        self._length = length
+        self._act(effects)
 
     def _take_ahead(self) -> None:
         """Add the entries whose turn has come, while there is room.
@@ -366,8 +381,8 @@ class WritableLedger:
             return
         self._is_taking_ahead = True
         try:
-            while self._end is None and writer.is_open and writer.has_room:
-                held = self._ahead.pop(writer.pushed + 1, None)
+            while self._end is None and writer.is_open and self._has_room():
+                held = self._ahead.pop(self.last_add_pushed + 1, None)
                 if held is None:
                     break
                 self._ahead_bytes -= len(held[0])
@@ -384,7 +399,7 @@ class WritableLedger:
             self._waiting[0].set()
 
     def _is_full(self) -> bool:
-        return self._writer.is_open and not self._writer.has_room
+        return self._writer.is_open and not self._has_room()
 
     async def _until_acked(self, future: asyncio.Future[int]) -> int:
         try:
@@ -407,14 +422,15 @@ class WritableLedger:
         ended = next((each for each in effects if isinstance(each, rule.Ended)), None)
         for effect in effects:
             match effect:
-                case rule.SendEntry(entry, node, lac):
-                    self._post(node, self._item(entry, lac))
-                case rule.Acked(entry):
-                    self._forget(entry)
-                    _settle(self._acks.pop(entry), entry)
+                case rule.SendEntries(entries, node):
+                    self._outbox.post(node, [self._items[entry] for entry in entries])
+                case rule.SendEntry(entry, node):
+                    self._outbox.post(node, [self._items[entry]])
+                case rule.Acked(first, last):
+                    self._acknowledge(first, last)
                 case rule.Failed(entry, outcome):
                     assert ended is not None, "entries fail as the writer ends"
-                    self._forget(entry)
+                    self._items.pop(entry, None)
                     _settle(self._acks.pop(entry), self._error(ended.end, outcome))
                 case rule.PickNodes(places, taken):
                     self._tasks.create_task(self._pick(places, taken))
@@ -433,17 +449,13 @@ class WritableLedger:
         self._progress.set()
         self._wake_next()
 
-    def _forget(self, entry: int) -> None:
-        self._items.pop(entry, None)
-        self._payloads.pop(entry, None)
-
-    def _item(self, entry: int, lac: int) -> EntryItem:
-        found = self._items.get(entry)
-        if found is None:
-            length, payload = self._payloads.pop(entry)
-            body = self._seal.pack(entry, lac, length, payload)
-            found = self._items[entry] = EntryItem(entry, lac, length, body)
-        return found
+    def _acknowledge(self, first: int, last: int) -> None:
+        acks, items = self._acks, self._items
+        for entry in range(first, last + 1):
+            items.pop(entry, None)
+            future = acks.pop(entry)
+            if not future.done():
+                future.set_result(entry)
 
     def _error(self, end: End, outcome: Outcome) -> CordwoodError:
         text = f"ledger {self.ledger_id} ended before this entry was acknowledged: {end.value}"
@@ -462,6 +474,7 @@ class WritableLedger:
         for future in self._acks.values():
             _settle(future, OutcomeUnknown(f"ledger {self.ledger_id}: {why}"))
         self._acks.clear()
+        self._hand_over()
         self._give_up_forces(end)
         self._give_up_ahead()
         self._progress.set()
@@ -483,58 +496,24 @@ class WritableLedger:
 
     # To nodes.
 
-    def _post(self, node: int, item: EntryItem) -> None:
-        self._outbox.setdefault(node, []).append(item)
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        for node in list(self._outbox):
-            while self._on_way.get(node, 0) < CALLS_AT_ONCE and self._outbox.get(node):
-                items = self._next_call(node)
-                self._on_way[node] = self._on_way.get(node, 0) + 1
-                self._tasks.create_task(self._send(node, items))
-
-    def _next_call(self, node: int) -> list[EntryItem]:
-        queue = self._outbox[node]
-        size = count = 0
-        while count < min(len(queue), ADD_ENTRIES_MAX):
-            size += len(queue[count].body)
-            if count and size > CALL_BYTES:
-                break
-            count += 1
-        items, rest = queue[:count], queue[count:]
-        if rest:
-            self._outbox[node] = rest
-        else:
-            del self._outbox[node]
-        return items
-
-    async def _send(self, node: int, items: list[EntryItem]) -> None:
-        try:
-            call = AddEntries(self.ledger_id, self._key, items, deferred=self._defers_sync)
-            refusal, run = await ask_to_keep(self._cluster, node, call, timeout_s=ADD_S)
-        finally:
-            self._on_way[node] -= 1
+    def _on_answer(
+        self, node: int, items: list[EntryItem], refusal: Refusal | None, run: int
+    ) -> None:
+        """A node answered for entries; see `EntryOutbox`."""
         if refusal is None:
             self._calls.quarantine.on_stored(node)
         elif refusal is Refusal.FAILED:
-            self._calls.quarantine.on_failed(node, asyncio.get_running_loop().time())
+            self._calls.quarantine.on_failed(node, self._loop.time())
         if self._end is not None:
             return
-        if refusal is not None:
-            # What waits for this node would find the same.
-            items = items + self._outbox.pop(node, [])
         effects: list[rule.Effect] = []
         if refusal is None:
             effects += self._writer.on_stored(node, *(item.entry for item in items), run=run)
         else:
-            for item in items:
+            # What waits for this node would find the same.
+            for item in items + self._outbox.drop(node):
                 effects += self._writer.on_failed(item.entry, node, refusal)
         self._act(effects)
-        self._flush()
 
     async def _force_node(self, force: int, node: int) -> None:
         call = ForceEntries(self.ledger_id, self._key)

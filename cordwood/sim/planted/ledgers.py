@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,14 @@ from cordwood.log_attributes import LogAttributes
 from cordwood.metadata import ledgers as ledger_metadata
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.protocol.ledger_recovery import LedgerRecovery
-from cordwood.protocol.ledger_writer import LedgerWriter, Phase, Refusal, SendEntry, WriteMetadata
+from cordwood.protocol.ledger_writer import (
+    Acked,
+    LedgerWriter,
+    Phase,
+    Refusal,
+    SendEntries,
+    WriteMetadata,
+)
 from cordwood.quorum.ensemble import Answer
 from cordwood.settings import StorageSettings
 from cordwood.sim import fault_kinds, ledger_clients
@@ -98,12 +105,12 @@ async def _acks_from_memory(self: LedgerStore, call: AddEntries) -> AddReply:
     return AddReply(refusal)
 
 
-def _tells_what_it_added(right: Any, self: LedgerWriter, size: int, now: float) -> Any:
-    effects = right(self, size, now)
+def _tells_what_it_added(right: Any, self: LedgerWriter, sizes: Sequence[int], now: float) -> Any:
+    before = self.pushed
+    effects = right(self, sizes, now)
     self._told_lac = self.pushed
     return [
-        each._replace(lac=each.entry - 1) if isinstance(each, SendEntry) else each
-        for each in effects
+        each._replace(lac=before) if isinstance(each, SendEntries) else each for each in effects
     ]
 
 
@@ -118,7 +125,8 @@ def _begins_behind_what_was_added(
 def _acks_in_any_order(right: Any, self: LedgerWriter) -> Any:
     ready = {entry: add for entry, add in self._adds.items() if self._is_stored(entry, add)}
     self._adds = {**ready, **self._adds}
-    return right(self)
+    acked = right(self)
+    return [Acked(entry, entry) for entry in ready] if acked else []
 
 
 def _goes_on_when_fenced(
