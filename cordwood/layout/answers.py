@@ -19,6 +19,7 @@ from cordwood.layout import message_nodes as nodes
 from cordwood.layout import message_rebuilding as rebuilding
 from cordwood.layout import message_rights as rights
 from cordwood.layout import message_staging as staging
+from cordwood.layout.entry_run import is_run
 
 ANSWERS: Mapping[type, type] = {
     m.AskDirectory: m.DirectoryReply,
@@ -57,6 +58,7 @@ ANSWERS: Mapping[type, type] = {
     ledgers.ListLedgers: ledgers.LedgersReply,
     ledgers.OpenMainStorage: m.DoneReply,
     ledgers.ReadEntries: ledgers.EntriesReply,
+    ledgers.ReadRun: ledgers.RunReply,
     ledgers.SetLedger: ledgers.LedgerReply,
     ledgers.SwitchAutorecovery: m.DoneReply,
     ledgers.TellLac: m.DoneReply,
@@ -111,6 +113,12 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
         told = [each.entry for each in reply.entries]
         if not told or told != call.entries[: len(told)]:
             raise Malformed(f"of ledger {call.ledger} entries came that were not asked for")
+    if (
+        isinstance(call, ledgers.ReadRun)
+        and isinstance(reply, ledgers.RunReply)
+        and (reply.count > call.count or not is_run(reply.packed, call.first, reply.count))
+    ):
+        raise Malformed(f"of ledger {call.ledger} a run of entries came that is none")
     if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
         raise Malformed(f"{reply.name} is said to have an epoch without nodes")
     if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):

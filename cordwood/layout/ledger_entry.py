@@ -27,12 +27,16 @@ from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch
+from cordwood.layout.entry_run import bodies_of, heads_of
 from cordwood.ledger import DigestKind
 
 KEY_BYTES = 20
 
 ENTRY_BYTES_MAX = 3 << 20
 """A payload: it fits a control frame with its digest and room for the rest."""
+
+SMALL_BYTES = 4096
+"""Where bodies are smaller on the average, a run is copied once more: bytes are cut up sooner."""
 
 BODY_BYTES_MAX = ENTRY_BYTES_MAX + 20
 
@@ -95,6 +99,26 @@ class EntrySeal:
                 f"a copy of entry {entry} of ledger {self._ledger} is not what was written"
             )
         return bytes(payload)
+
+    def read_run(self, packed: memoryview, count: int) -> list[tuple[bytes, int]]:
+        """Payloads and lengths of a run of entries, up to the first one that fails its check.
+
+        Args:
+            packed, count: that pass `layout.entry_run.is_run`.
+        """
+        bodies: Buffer = bodies_of(packed, count)
+        if len(bodies) < SMALL_BYTES * count:
+            bodies = bytes(bodies)  # One copy of all: slices of bytes are bytes.
+        is_sliced = isinstance(bodies, bytes)
+        found: list[tuple[bytes, int]] = []
+        digest, width, at = self._digest, self._bytes, 0
+        for entry, lac, length, size in heads_of(packed, count):
+            start, at = at + width, at + size
+            payload = bodies[start:at]
+            if size < width or bodies[start - width : start] != digest(entry, lac, length, payload):
+                break
+            found.append((payload if is_sliced else bytes(payload), length))  # type: ignore[arg-type]
+        return found
 
     def _digest(self, entry: int, lac: int, length: int, payload: Buffer) -> bytes:
         if self._kind is DigestKind.DUMMY:

@@ -56,6 +56,7 @@ from cordwood.layout.message_ledgers import (
     LedgerCall,
     LedgerReply,
     LedgersReply,
+    RunReply,
 )
 from cordwood.layout.message_maintenance import MaintenanceCall, MaintenanceReply
 from cordwood.layout.message_nodes import (
@@ -525,7 +526,7 @@ Reply = (
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | StagedPlaces | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildReply
-    | AddReply | EntriesReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
+    | AddReply | EntriesReply | RunReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
     | ImpactReply | FitnessReply | MaintenanceReply
 )  # fmt: skip
 

@@ -22,6 +22,9 @@ ADD_ENTRIES_MAX = 1024
 
 READ_ENTRIES_MAX = 1024
 
+RUN_ENTRIES_MAX = 2048
+"""Of one reply to a reader: a millisecond of a node's loop, and of the reader's."""
+
 READ_BYTES_MAX = 3 << 20
 """Bodies in one reply, the last of which may go beyond."""
 
@@ -149,6 +152,34 @@ class EntriesReply(Struct, frozen=True, tag="entries"):
 
     entries: Annotated[list[EntryAnswer], Meta(max_length=READ_ENTRIES_MAX)]
     lac: Lac
+
+
+class ReadRun(Struct, frozen=True, tag="read_run"):
+    """Entries from `first` on, one behind another: as many of `count` as the node has whole and as
+    fit. A reader takes thousands of small entries so; why an entry is not there says `ReadEntries`.
+
+    Attributes:
+        bytes_max: of bodies, which a single entry may exceed.
+    """
+
+    ledger: Ledger
+    key: Key
+    first: Entry
+    count: Annotated[int, Meta(ge=1, le=RUN_ENTRIES_MAX)]
+    bytes_max: Annotated[int, Meta(ge=1, le=READ_BYTES_MAX)]
+
+
+class RunReply(Struct, frozen=True, tag="run"):
+    """The first entries that were asked for; none where the node does not have the first.
+
+    Attributes:
+        packed: see `layout.entry_run`.
+        lac: the highest LAC that the node was told of the ledger.
+    """
+
+    count: Annotated[int, Meta(ge=0, le=RUN_ENTRIES_MAX)]
+    lac: Lac
+    packed: memoryview
 
 
 class AskLac(Struct, frozen=True, tag="ask_lac"):
@@ -283,6 +314,6 @@ class OpenMainStorage(Struct, frozen=True, tag="open_main_storage"):
 
 
 AutorecoveryCall = AskAutorecovery | SwitchAutorecovery
-LedgerEntryCall = AddEntries | ForceEntries | ReadEntries | AskLac | TellLac
+LedgerEntryCall = AddEntries | ForceEntries | ReadEntries | ReadRun | AskLac | TellLac
 LedgerMetadataCall = AskLedger | CreateLedger | SetLedger | DeleteLedger | ListLedgers
 LedgerCall = LedgerEntryCall | LedgerMetadataCall | AutorecoveryCall | OpenMainStorage

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from scenarios import as_scenario
 
 from cordwood.errors import AccessDenied, Retryable
-from cordwood.layout.ledger_records import LedgerChange, LedgerFlag
+from cordwood.layout.entry_run import bodies_of, heads_of, is_run
+from cordwood.layout.ledger_records import (
+    LEDGERS_TABLE,
+    LedgerChange,
+    LedgerFlag,
+    entry_row_key,
+)
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
@@ -21,8 +27,10 @@ from cordwood.layout.message_ledgers import (
     ForceEntries,
     Found,
     ReadEntries,
+    ReadRun,
     TellLac,
 )
+from cordwood.sim.memory_logs import MemoryTables
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 
 KEY = bytes(range(20))
@@ -32,6 +40,16 @@ LEDGER = 7
 def add(*entries: int, recovery: bool = False, body: bytes = b"body", key: bytes = KEY):
     items = [EntryItem(entry, entry - 1, 4 * entry + 4, body) for entry in entries]
     return AddEntries(LEDGER, key, items, recovery)
+
+
+async def run_of(store: LedgerStore, first: int, count: int = 9, bytes_max: int = 999) -> list[int]:
+    """The entries that one call for a run gets."""
+    reply = await store.read_run(ReadRun(LEDGER, KEY, first, count, bytes_max))
+    assert is_run(reply.packed, first, reply.count)
+    told = [(head[0], head[1], head[2]) for head in heads_of(reply.packed, reply.count)]
+    assert told == [(entry, entry - 1, 4 * entry + 4) for entry, _, _ in told]
+    assert bytes(bodies_of(reply.packed, reply.count)) == b"body" * reply.count
+    return [entry for entry, _, _ in told]
 
 
 async def found_of(store: LedgerStore, *entries: int, fence: bool = False) -> list[Found]:
@@ -57,6 +75,62 @@ async def test_entries_are_kept_read_and_told_of() -> None:
         await store.add(add(4, key=bytes(20)))
     with pytest.raises(AccessDenied):
         await store.read(ReadEntries(LEDGER, bytes(20), [0]))
+
+
+@as_scenario(run)
+async def test_a_run_ends_before_the_first_entry_that_is_not_here() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    assert await run_of(store, 0) == []
+    await store.add(add(0, 1, 2, 4, 5))
+    assert await run_of(store, 0) == [0, 1, 2]
+    assert await run_of(store, 4) == [4, 5]
+    assert await run_of(store, 3) == await run_of(store, 6) == []
+    assert await run_of(store, 0, count=2) == [0, 1]
+    assert await run_of(store, 0, bytes_max=8) == [0, 1]
+    assert await run_of(store, 0, bytes_max=11) == [0, 1]
+    assert await run_of(store, 0, bytes_max=1) == [0], "one at least"
+    with pytest.raises(AccessDenied):
+        await store.read_run(ReadRun(LEDGER, bytes(20), 0, 9, 999))
+    await store.forget([LEDGER])
+    assert await run_of(store, 0) == []
+
+
+@as_scenario(run)
+async def test_a_run_goes_on_from_logs_db_to_memory_and_back() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0, 1, 2, 6, 7))
+    await flush(made)
+    await store.add(add(3, 4, 5))
+    assert await run_of(store, 0) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert await run_of(store, 1, count=3) == [1, 2, 3]
+    assert await run_of(store, 0, bytes_max=17) == [0, 1, 2, 3]
+
+
+@as_scenario(run)
+async def test_a_run_ends_before_a_part_of_logs_db_that_is_damaged() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0, 1, 2))
+    await flush(made)
+    await store.add(add(3))
+    tables = made.engine.logs.tables
+    assert isinstance(tables, MemoryTables)
+    tables._tables[LEDGERS_TABLE].rotten.add(entry_row_key(LEDGER, 1))
+    assert await run_of(store, 0) == []
+    assert await run_of(store, 2) == [2, 3]
+    assert await found_of(store, 0, 1) == [Found.YES, Found.DAMAGED]
+
+
+async def flush(made: Made) -> None:
+    batch = made.engine.cut()
+    assert batch is not None
+    logs = made.engine.logs
+    await logs.flush(
+        batch.blocks, batch.states, batch.offset, 0, batch.staged, ledgers=batch.ledgers
+    )
+    made.engine.evict(batch)
 
 
 @as_scenario(run)

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from cordwood.client.cluster import Cluster
-from cordwood.client.ledgers.entry_reading import AGAIN_S, EntryReading
+from cordwood.client.ledgers.entry_reading import AGAIN_S, SPECULATE_S, EntryReading
 from cordwood.client.ledgers.lac_polls import is_known, wait_for_news
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.read_ahead import FEW, ReadAhead
 from cordwood.errors import (
     AccessDenied,
     BadSetting,
@@ -34,11 +36,14 @@ from cordwood.layout.batch_columns import COLUMNS
 from cordwood.layout.entry_arrow import entries_to_batch
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
+    RUN_ENTRIES_MAX,
     AskLac,
     EntriesReply,
     EntryItem,
     LacReply,
     ReadEntries,
+    ReadRun,
+    RunReply,
 )
 from cordwood.ledger import ENTRY_MAX, NO_ENTRY, LedgerMetadata, LedgerState, Versioned
 from cordwood.nodes import NodeId
@@ -63,9 +68,6 @@ BATCH_BYTES = 4 << 20
 
 ARROW_ROWS = 8192
 """Entries of an Arrow batch, about; Spark's own number (docs/sources/spark.md §3)."""
-
-FEW = 16
-"""Entries of a follower's first batch; the next ones have twice as many, if they are small."""
 
 SAME_NODE = 64
 """Entries in a row that begin with the same node, where every node has each entry."""
@@ -124,6 +126,8 @@ class ReadableLedger:
         self._objects = objects
         self._history: LedgerHistory | None = None
         self._reads_objects = False
+        # Counts runs: each is asked of another node.
+        self._turn = 0
         self._learn(held)
 
     async def __aenter__(self) -> ReadableLedger:
@@ -246,14 +250,16 @@ class ReadableLedger:
             UnknownLedger: it was deleted.
             Unreachable: an entry's nodes did not answer in time.
         """
-        async for batch in self.batches(start):
-            for each in batch:
-                yield each
+        async with aclosing(self.batches(start)) as batches:
+            async for batch in batches:
+                for each in batch:
+                    yield each
 
     async def batches(
         self, start: int = 0, until: int | None = None
-    ) -> AsyncIterator[list[LedgerEntry]]:
-        """As `follow`, of some hundred entries at a time.
+    ) -> AsyncGenerator[list[LedgerEntry]]:
+        """As `follow`, of as many entries at a time as have a megabyte; the next ones are read
+        meanwhile.
 
         Args:
             until: the last entry wanted, which the caller knows to be confirmed.
@@ -266,18 +272,17 @@ class ReadableLedger:
         wanted = ENTRY_MAX if until is None else until
         if until is not None:
             self._raise_to(until)
-        entry, step = start, FEW
-        while entry <= wanted:
-            if entry <= self.last_add_confirmed:
-                last = min(self.last_add_confirmed, wanted, entry + step - 1)
-                some = await self._read_some(entry, last, BATCH_BYTES)
-                step = _next_step(step, len(some), last - entry + 1)
-                entry += len(some)
-                yield some
-            elif self.is_closed:
-                return
-            else:
-                await self.wait_confirmed(self.last_add_confirmed, timeout_s=POLL_S)
+        entry = start
+        async with ReadAhead(self._read_part, start) as ahead:
+            while entry <= wanted:
+                if entry <= self.last_add_confirmed:
+                    some = await ahead.take(min(self.last_add_confirmed, wanted))
+                    entry = some[-1].entry + 1
+                    yield some
+                elif self.is_closed:
+                    return
+                else:
+                    await self.wait_confirmed(self.last_add_confirmed, timeout_s=POLL_S)
 
     async def arrow(
         self, columns: Sequence[str] | None = None, *, start: int = 0, until: int | None = None
@@ -292,14 +297,17 @@ class ReadableLedger:
         """
         held: list[LedgerEntry] = []
         size = 0
-        async for some in self.batches(start, until):
-            held += some
-            size += sum(len(each.payload) for each in some)
-            is_full = len(held) >= ARROW_ROWS or size >= BATCH_BYTES
-            if is_full or held[-1].entry in (self.last_add_confirmed, until):
-                payloads = [each.payload for each in held]
-                yield entries_to_batch(self.ledger_id, held[0].entry, payloads, columns or COLUMNS)
-                held, size = [], 0
+        async with aclosing(self.batches(start, until)) as batches:
+            async for some in batches:
+                held += some
+                size += sum(len(each.payload) for each in some)
+                is_full = len(held) >= ARROW_ROWS or size >= BATCH_BYTES
+                if is_full or held[-1].entry in (self.last_add_confirmed, until):
+                    payloads = [each.payload for each in held]
+                    yield entries_to_batch(
+                        self.ledger_id, held[0].entry, payloads, columns or COLUMNS
+                    )
+                    held, size = [], 0
 
     def __aiter__(self) -> AsyncIterator[LedgerEntry]:
         return self.follow()
@@ -347,10 +355,46 @@ class ReadableLedger:
 
     async def _read_range(self, first: int, last: int) -> list[LedgerEntry]:
         found: list[LedgerEntry] = []
-        for start in range(first, last + 1, ENTRIES_AT_ONCE):
-            stop = min(last + 1, start + ENTRIES_AT_ONCE)
-            found += await EntryReading(self, range(start, stop)).run()
+        async with ReadAhead(self._read_part, first) as ahead:
+            while len(found) <= last - first:
+                found += await ahead.take(last)
         return found
+
+    async def _read_part(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
+        """As `_read_some`, by the run from one node where that node has all of them whole."""
+        striping = self.metadata.striping
+        if striping.write == striping.ensemble and not self._reads_objects:
+            found = await self._read_run(first, last, bytes_max)
+            if found:
+                return found
+        # Few at once: where nodes fail, all of them are asked of one.
+        return await self._read_some(first, min(last, first + ENTRIES_AT_ONCE - 1), bytes_max)
+
+    async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
+        """Entries from `first` on as the best node has them; none where it does not answer soon, or
+        does not have the first of them whole."""
+        nodes = self.metadata.nodes_at(first)
+        turn = self._turn % len(nodes)
+        self._turn += 1
+        node = read_order(nodes[turn:] + nodes[:turn], self._rank)[0]
+        count = min(last - first + 1, RUN_ENTRIES_MAX)
+        call = ReadRun(self.ledger_id, self._key, first, count, bytes_max)
+        try:
+            async with asyncio.timeout(SPECULATE_S):
+                reply = await ask_node(self._cluster, node, call, timeout_s=READ_S)
+        except (Retryable, TimeoutError) as error:
+            logger.debug("node %d does not read ledger %d: %s", node, self.ledger_id, error)
+            self._note_slow(node)
+            return []
+        assert isinstance(reply, RunReply), "ReadRun is answered so"
+        self._slow.pop(node, None)
+        self._raise_to(reply.lac)
+        opened = self._seal.read_run(reply.packed, reply.count)
+        ledger, made = self.ledger_id, tuple.__new__
+        return [
+            made(LedgerEntry, (ledger, entry, payload, length))
+            for entry, (payload, length) in enumerate(opened, first)
+        ]
 
     # What is confirmed.
 

@@ -15,8 +15,9 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+from cordwood.block import Buffer
 from cordwood.errors import (
     AccessDenied,
     Corrupt,
@@ -25,6 +26,7 @@ from cordwood.errors import (
     Retryable,
 )
 from cordwood.layout.engine_record import RecordKind
+from cordwood.layout.entry_run import Head, pack_run
 from cordwood.layout.ledger_records import (
     STATES_MAX,
     KeptEntry,
@@ -49,11 +51,15 @@ from cordwood.layout.message_ledgers import (
     LacReply,
     LedgerEntryCall,
     ReadEntries,
+    ReadRun,
+    RunReply,
     TellLac,
 )
 from cordwood.ledger import NO_ENTRY
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.ledgers.ledger_index import HeldLedger, LedgerIndex
+
+Answer = AddReply | EntriesReply | RunReply | LacReply | DoneReply
 
 POLLS_MAX = 512
 """Questions for a LAC that wait for one to rise: half of a node's calls of clients."""
@@ -84,7 +90,7 @@ class LedgerStore:
         """The durable state."""
         return self._engine.ledgers
 
-    async def answer(self, call: LedgerEntryCall) -> AddReply | EntriesReply | LacReply | DoneReply:
+    async def answer(self, call: LedgerEntryCall) -> Answer:
         """Do a client's call.
 
         Raises:
@@ -98,6 +104,8 @@ class LedgerStore:
                 return await self.force(call)
             case ReadEntries():
                 return await self.read(call)
+            case ReadRun():
+                return await self.read_run(call)
             case AskLac():
                 return await self.lac(call)
             case TellLac():
@@ -289,6 +297,46 @@ class LedgerStore:
         below = {each.entry: each for each in stored if each is not None}
         return [kept or below.get(entry) for entry, kept in zip(entries, found, strict=True)]
 
+    async def read_run(self, call: ReadRun) -> RunReply:
+        """Entries one behind another, up to the first that this node does not have whole.
+
+        Raises:
+            AccessDenied: the ledger has another password.
+        """
+        held = self._known(call.ledger, call.key)
+        heads: list[Head] = []
+        bodies: list[Buffer] = []
+        size, stop = 0, call.first + call.count
+        while held is not None and not held.flags.is_empty and size < call.bytes_max:
+            entry = call.first + len(heads)
+            if entry >= stop:
+                break
+            if entry in held.entries:
+                some = _in_row(held.entries, entry, stop, call.bytes_max - size)
+            elif entry <= held.last:
+                left = call.bytes_max - size
+                some = await self._stored_run(call.ledger, entry, stop - entry, left)
+            else:
+                break
+            for kept in some:
+                size += len(kept.body)
+                if bodies and size > call.bytes_max:
+                    break
+                heads.append((kept.entry, kept.lac, kept.length, len(kept.body)))
+                bodies.append(kept.body)
+            if not some:
+                break
+        lac = NO_ENTRY if held is None else held.lac
+        return RunReply(len(heads), lac, memoryview(pack_run(heads, bodies)))
+
+    async def _stored_run(
+        self, ledger: int, first: int, count: int, bytes_max: int
+    ) -> list[KeptEntry]:
+        try:
+            return await self._engine.logs.ledgers.run(ledger, first, count, bytes_max)
+        except Corrupt:
+            return []  # Its reader asks for each of them.
+
     # The LAC.
 
     async def lac(self, call: AskLac) -> LacReply:
@@ -423,3 +471,18 @@ class LedgerStore:
         if held is not None and held.key != key:
             raise AccessDenied(f"ledger {ledger} has another password")
         return held
+
+
+def _in_row(
+    held: Mapping[int, KeptEntry], first: int, stop: int, bytes_max: int
+) -> list[KeptEntry]:
+    """Entries from `first` on, which is there, up to the first that is not, or so many bytes."""
+    found: list[KeptEntry] = []
+    size = 0
+    for entry in range(first, stop):
+        kept = held.get(entry)
+        if kept is None or size >= bytes_max:
+            break
+        size += len(kept.body)
+        found.append(kept)
+    return found

@@ -75,6 +75,26 @@ class LedgerTable:
             for entry, value in zip(entries, found, strict=True)
         ]
 
+    async def run(self, ledger: int, first: int, count: int, bytes_max: int) -> list[KeptEntry]:
+        """Entries from `first` on, one behind another, at most so many, of about so many bytes;
+        none where the first is missing.
+
+        Raises:
+            TablesFailed, Corrupt: they cannot be read.
+        """
+        if not self.is_made:
+            return []
+        rows, _ = await self._tables.scan(
+            LEDGERS_TABLE, entry_row_key(ledger, first), entry_row_key(ledger, first + count),
+            rows_max=count, bytes_max=bytes_max,
+        )  # fmt: skip
+        found: list[KeptEntry] = []
+        for entry, (key, value) in enumerate(rows, first):
+            if key != entry_row_key(ledger, entry):
+                break
+            found.append(read_entry_row(entry, value))
+        return found
+
     async def drop(self, ledgers: Sequence[int]) -> None:
         """Take all entries of some ledgers away, and give their space back. They have no readers
         any more.

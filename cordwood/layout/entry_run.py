@@ -1,0 +1,58 @@
+"""A run of a ledger's entries, one behind another, as nodes send it to readers.
+
+Little-endian::
+
+    each entry: u64 entry, i64 LAC, u64 length, u32 bytes of the body; then the bodies
+
+A reader goes through it once: no object for each entry stands between the bytes and the payloads.
+
+Source: docs/protocol/ledgers.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from cordwood.block import Buffer
+
+_HEAD = struct.Struct("<QqQI")
+_HEADS = np.dtype([("entry", "<u8"), ("lac", "<i8"), ("length", "<u8"), ("size", "<u4")])
+_SEARCHED = 8
+"""A run of fewer entries is checked one by one: numpy takes some microseconds for any number."""
+
+Head = tuple[int, int, int, int]
+"""An entry, its LAC, its length and the bytes of its body."""
+
+assert _HEADS.itemsize == _HEAD.size, "both say the same"
+
+
+def pack_run(heads: Iterable[Head], bodies: Sequence[Buffer]) -> bytes:
+    """Entries and their bodies, in the same order."""
+    return b"".join((*(_HEAD.pack(*head) for head in heads), *bodies))
+
+
+def is_run(packed: memoryview, first: int, count: int) -> bool:
+    """Whether this is a run of so many entries from `first` on."""
+    if len(packed) < count * _HEAD.size:
+        return False
+    size = len(packed) - count * _HEAD.size
+    if count < _SEARCHED:
+        heads = [*heads_of(packed, count)]
+        follow = all(head[0] == entry for entry, head in enumerate(heads, first))
+        return follow and sum(head[3] for head in heads) == size
+    found = np.frombuffer(packed, _HEADS, count)
+    wanted = np.arange(first, first + count, dtype=np.uint64)
+    return bool((found["entry"] == wanted).all()) and int(found["size"].sum(dtype=np.int64)) == size
+
+
+def heads_of(packed: memoryview, count: int) -> Iterator[Head]:
+    """What is said of each entry of a run."""
+    return _HEAD.iter_unpack(packed[: count * _HEAD.size])
+
+
+def bodies_of(packed: memoryview, count: int) -> memoryview:
+    """The bodies of a run, back to back."""
+    return packed[count * _HEAD.size :]

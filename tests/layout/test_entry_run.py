@@ -1,0 +1,73 @@
+"""Runs of entries: what passes for one, and what a reader takes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cordwood.errors import Malformed
+from cordwood.layout.answers import check_answer
+from cordwood.layout.entry_run import bodies_of, heads_of, is_run, pack_run
+from cordwood.layout.ledger_entry import EntrySeal
+from cordwood.layout.message_ledgers import ReadRun, RunReply
+from cordwood.ledger import DigestKind
+
+KEY = bytes(20)
+
+
+def run_of(
+    count: int, first: int = 5, size: int = 10, kind: DigestKind = DigestKind.CRC32C
+) -> memoryview:
+    seal = EntrySeal(1, kind, b"secret")
+    bodies = seal.pack_all(first, 3, 100, [bytes([n % 256]) * size for n in range(count)])
+    heads = [(first + n, 3, 100 + (n + 1) * size, len(each)) for n, each in enumerate(bodies)]
+    return memoryview(pack_run(heads, bodies))
+
+
+@pytest.mark.parametrize("kind", DigestKind)
+@pytest.mark.parametrize(("count", "size"), [(0, 1), (1, 0), (3, 10), (100, 10), (9, 10_000)])
+def test_a_run_is_read_as_it_was_packed(kind: DigestKind, count: int, size: int) -> None:
+    packed = run_of(count, size=size, kind=kind)
+    assert is_run(packed, 5, count)
+    assert [head[0] for head in heads_of(packed, count)] == [*range(5, 5 + count)]
+    assert len(bodies_of(packed, count)) == sum(head[3] for head in heads_of(packed, count))
+    found = EntrySeal(1, kind, b"secret").read_run(packed, count)
+    assert found == [(bytes([n % 256]) * size, 100 + (n + 1) * size) for n in range(count)]
+    assert all(type(payload) is bytes for payload, _ in found)
+
+
+@pytest.mark.parametrize("size", [10, 10_000], ids=["small", "large"])
+@pytest.mark.parametrize("bad", [0, 4, 8])
+def test_a_run_is_read_up_to_a_copy_that_is_damaged(bad: int, size: int) -> None:
+    packed = bytearray(run_of(9, size=size))
+    packed[-(8 - bad) * (size + 4) - 1] ^= 1
+    assert len(EntrySeal(1, DigestKind.CRC32C, b"").read_run(memoryview(packed), 9)) == bad
+
+
+def test_a_body_that_is_shorter_than_its_digest_is_damaged() -> None:
+    packed = memoryview(pack_run([(5, 3, 0, 2)], [b"ab"]))
+    assert is_run(packed, 5, 1)
+    assert EntrySeal(1, DigestKind.CRC32C, b"").read_run(packed, 1) == []
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_what_is_no_run_is_known(count: int) -> None:
+    packed = run_of(count)
+    assert not is_run(packed, 6, count), "others were asked for"
+    assert not is_run(packed[:-1], 5, count)
+    assert not is_run(packed[:5], 5, count)
+    assert not is_run(memoryview(bytes(packed) + b"x"), 5, count)
+    assert not is_run(memoryview(b"x"), 5, 0)
+    heads = [*heads_of(packed, count)]
+    bodies = [bytes(heads[0][3])] * count
+    twice = pack_run([heads[0], heads[0], *heads[2:]], bodies)
+    assert not is_run(memoryview(twice), 5, count)
+
+
+def test_an_answer_that_is_no_run_ends_the_connection() -> None:
+    call = ReadRun(1, KEY, 5, 3, 100)
+    check_answer(call, RunReply(3, -1, run_of(3)))
+    check_answer(call, RunReply(0, -1, memoryview(b"")))
+    wrong = [RunReply(4, -1, run_of(4)), RunReply(2, -1, run_of(3)), RunReply(1, -1, run_of(1, 6))]
+    for each in wrong:
+        with pytest.raises(Malformed):
+            check_answer(call, each)
