@@ -79,6 +79,9 @@ class Phase(enum.Enum):
     ENDED = "nothing"
 
 
+_CLOSING, _ENDED = Phase.CLOSING, Phase.ENDED
+
+
 @dataclass(slots=True)
 class _Add:
     """An entry. Sets of places are bits, 1 for the first: thousands of entries are on their way,
@@ -153,8 +156,8 @@ class LedgerWriter:
     @property
     def is_open(self) -> bool:
         """Whether entries are taken: not after the end, nor when it has been decided."""
-        is_ending = self._asked_to_end is not None
-        return not is_ending and self.phase not in (Phase.CLOSING, Phase.ENDED)
+        phase = self.phase
+        return self._asked_to_end is None and phase is not _CLOSING and phase is not _ENDED
 
     @property
     def has_room(self) -> bool:
@@ -163,9 +166,16 @@ class LedgerWriter:
 
     def has_room_behind(self, count: int, size: int) -> bool:
         """As `has_room`, once `count` entries of `size` bytes in all will have been added."""
-        count += len(self._adds) + len(self._slow)
-        limits = self._limits
-        return not count or (count < limits.entries_max and self._bytes + size < limits.bytes_max)
+        entries, held = self.room
+        return count < entries and size < held
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Another entry may be added behind fewer than so many, of fewer bytes than so many."""
+        count, limits = len(self._adds) + len(self._slow), self._limits
+        if not count:
+            return max(1, limits.entries_max), max(1, limits.bytes_max)
+        return limits.entries_max - count, limits.bytes_max - self._bytes
 
     # Entries.
 
@@ -186,8 +196,10 @@ class LedgerWriter:
         self._pushed_length = length
         self._told_lac = max(self._told_lac, lac)
         effects: list[Effect] = []
+        is_of_all = self._striping.write == self._striping.ensemble
+        added = range(first, self.pushed + 1)
         for place in self._places_from(first):
-            entries = self._written_to(place, first)
+            entries = added if is_of_all else self._written_to(place, added)
             if entries:
                 effects.append(SendEntries(entries, self.ensemble[place], lac))
         # A node that failed an entry after its ack is dealt with when there is a new entry.
@@ -220,13 +232,10 @@ class LedgerWriter:
         count = self._striping.ensemble
         return ((entry + k) % count for k in range(count))
 
-    def _written_to(self, place: int, first: int) -> Sequence[int]:
-        """The entries from `first` on that go to a place."""
-        added = range(first, self.pushed + 1)
-        striping, sets, bit = self._striping, self._write_sets, 1 << place
-        if striping.write == striping.ensemble:
-            return added
-        return [entry for entry in added if sets[entry % striping.ensemble] & bit]
+    def _written_to(self, place: int, entries: Sequence[int]) -> Sequence[int]:
+        """Those of some entries that go to a place."""
+        sets, bit, count = self._write_sets, 1 << place, self._striping.ensemble
+        return [entry for entry in entries if sets[entry % count] & bit]
 
     def on_failed(self, entry: int, node: int, refusal: Refusal) -> list[Effect]:
         """A node did not store an entry, or did not say so in time."""

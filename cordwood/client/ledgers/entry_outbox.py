@@ -9,7 +9,9 @@ Source: docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_calls import ask_to_keep
@@ -60,10 +62,8 @@ class EntryOutbox:
     def post(self, node: int, items: list[EntryItem]) -> None:
         """Send entries to a node, behind those that wait for it."""
         queue = self._waiting.get(node)
-        if queue is None:
-            self._waiting[node] = items
-        else:
-            queue += items
+        # What is posted stays as it is: it may be posted to other nodes, too.
+        self._waiting[node] = items if queue is None else queue + items
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -86,18 +86,13 @@ class EntryOutbox:
 
     def _next_call(self, node: int) -> list[EntryItem]:
         queue = self._waiting[node]
-        size = count = 0
-        while count < min(len(queue), ADD_ENTRIES_MAX):
-            size += len(queue[count].body)
-            if count and size > CALL_BYTES:
-                break
-            count += 1
-        items, rest = queue[:count], queue[count:]
-        if rest:
-            self._waiting[node] = rest
-        else:
+        sizes = accumulate([len(item.body) for item in queue[:ADD_ENTRIES_MAX]])
+        count = max(1, bisect_right([*sizes], CALL_BYTES))
+        if count == len(queue):
             del self._waiting[node]
-        return items
+            return queue
+        self._waiting[node] = queue[count:]
+        return queue[:count]
 
     async def _send(self, node: int, items: list[EntryItem]) -> None:
         try:

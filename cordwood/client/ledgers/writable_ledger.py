@@ -86,6 +86,8 @@ class WritableLedger:
         self._timeout_s = timeout_s
         self._key = ledger_key_of(metadata.password)
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
+        # As the rule told it after the last event.
+        self._room = self._writer.room
         # Of this turn, and not known to the rule yet.
         self._new: list[tuple[bytes, asyncio.Future[int]]] = []
         self._new_bytes = 0
@@ -256,23 +258,9 @@ class WritableLedger:
         Raises:
             Overloaded: none may for as long as the client's timeout.
         """
-        if not self._is_full() and not self._has_waiting():
-            return
-        mine = asyncio.Event()
-        self._waiting.append(mine)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while self._waiting[0] is not mine or self._is_full():
-                    mine.clear()
-                    await mine.wait()
-        except TimeoutError:
-            raise Overloaded(
-                f"ledger {self.ledger_id} takes no more entries until some are answered"
-            ) from None
-        finally:
-            self._waiting.remove(mine)
-            self._wake_next()
-        self._let_in.note()
+        if self._is_full() or self._has_waiting():
+            await self._wait_turn()
+            self._let_in.note()
 
     async def close(self) -> None:
         """Close the ledger behind its last acknowledged entry, once what was added is answered.
@@ -346,7 +334,8 @@ class WritableLedger:
         return future
 
     def _has_room(self) -> bool:
-        return self._writer.has_room_behind(len(self._new), self._new_bytes)
+        entries, held = self._room
+        return len(self._new) < entries and self._new_bytes < held
 
     def _hand_over(self) -> None:
         """Tell the rule of the entries of this turn, all at once."""
@@ -390,6 +379,22 @@ class WritableLedger:
         finally:
             self._is_taking_ahead = False
 
+    async def _wait_turn(self) -> None:
+        mine = asyncio.Event()
+        self._waiting.append(mine)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while self._waiting[0] is not mine or self._is_full():
+                    mine.clear()
+                    await mine.wait()
+        except TimeoutError:
+            raise Overloaded(
+                f"ledger {self.ledger_id} takes no more entries until some are answered"
+            ) from None
+        finally:
+            self._waiting.remove(mine)
+            self._wake_next()
+
     def _has_waiting(self) -> bool:
         """Race: there is room, and a call that came before has not been told yet."""
         return bool(self._waiting)
@@ -399,7 +404,7 @@ class WritableLedger:
             self._waiting[0].set()
 
     def _is_full(self) -> bool:
-        return self._writer.is_open and not self._has_room()
+        return not self._has_room() and self._writer.is_open
 
     async def _until_acked(self, future: asyncio.Future[int]) -> int:
         try:
@@ -419,11 +424,16 @@ class WritableLedger:
         """Do what the rule says, in its order."""
         if self._end is not None:
             return  # Race: the writer was given up while nodes or the metadata store answered.
+        self._room = self._writer.room
         ended = next((each for each in effects if isinstance(each, rule.Ended)), None)
+        items: list[EntryItem] = []
+        posted: Sequence[int] = ()
         for effect in effects:
             match effect:
                 case rule.SendEntries(entries, node):
-                    self._outbox.post(node, [self._items[entry] for entry in entries])
+                    if entries is not posted:
+                        posted, items = entries, [self._items[entry] for entry in entries]
+                    self._outbox.post(node, items)
                 case rule.SendEntry(entry, node):
                     self._outbox.post(node, [self._items[entry]])
                 case rule.Acked(first, last):
