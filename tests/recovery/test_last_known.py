@@ -52,7 +52,7 @@ GONE = Unreachable("it is gone")
 
 def known(*ends: EpochReply | CordwoodError) -> tuple[list[int], int]:
     """The producers that are learnt, and the epoch up to which."""
-    tools = SimpleNamespace(peers=Answers(list(ends)), statuses=dict)
+    tools = SimpleNamespace(peers=Answers(list(ends)), statuses=lambda log: {})
     asked = _last_known(LOG, RECORD, {}, cast(RecoveryTools, cast(Any, tools)))
     with asyncio.Runner(loop_factory=lambda: SimLoop(random.Random(1))) as runner:
         produced, epoch = runner.run(asked)
