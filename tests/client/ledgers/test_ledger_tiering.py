@@ -27,7 +27,7 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Host
 from cordwood.layout.object_names import LEDGERS, ledger_manifest_name
-from cordwood.ledger import DigestKind
+from cordwood.ledger import DigestKind, LedgerMetadata
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.object_store import Bucket
 from cordwood.tier.patient_store import PatientStore
@@ -403,10 +403,10 @@ class TestLettingGo:
             await asyncio.sleep(15)
             with pytest.MonkeyPatch.context() as patch:
 
-                async def stale() -> int:
-                    return COUNT - 1
+                async def stale() -> LedgerMetadata:
+                    return opened.metadata
 
-                patch.setattr(opened, "read_last_add_confirmed", stale)
+                patch.setattr(opened, "refresh", stale)
                 check = await LedgerChecking(
                     opened, store._cluster, random.Random(1), share=1.0, fills=True,
                     on_progress=lambda entries: None,
