@@ -19,6 +19,7 @@ class Refusal(enum.Enum):
     DENIED = "another password"
     ILLEGAL = "no request that may be made"
     READ_ONLY = "read-only"
+    TOO_LARGE = "more than the node ever takes"
     FAILED = "an error, or no answer"
 
 
@@ -43,6 +44,7 @@ class End(enum.Enum):
     TOO_FEW_NODES = "too few nodes"
     TOO_MANY_CHANGES = "too many changes of the ensemble"
     TIMED_OUT = "no quorum in time"
+    TOO_LARGE = "an entry is larger than a node's WAL takes"
     WRITE_FAILED = "a node failed, or started anew, under deferred sync"
 
 

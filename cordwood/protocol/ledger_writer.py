@@ -248,6 +248,9 @@ class LedgerWriter:
         place = self._place(node)
         if place is None:
             return []
+        if refusal is Refusal.TOO_LARGE:
+            # Others would be asked in turn, for ever. It is stored nowhere that counts.
+            return self._close(End.TOO_LARGE)
         if self._limits.defers_sync:
             return self._close(End.WRITE_FAILED)
         add, bit = self._adds.get(entry), 1 << place

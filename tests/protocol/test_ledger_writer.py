@@ -313,6 +313,14 @@ class TestEnds:
             Failed(0, Outcome.NOT_STORED), Ended(End.TOO_FEW_NODES, -1, 0),
         ]  # fmt: skip
 
+    def test_an_entry_that_a_node_never_takes_closes_it(self):
+        made = writer(added=1)
+        assert made.on_failed(0, 9, Refusal.TOO_LARGE) == []  # of a node that is no member
+        assert made.on_failed(0, 3, Refusal.TOO_LARGE) == [WriteMetadata(1, NEW.closed(-1, 0))]
+        assert made.on_metadata_written(2) == [
+            Failed(0, Outcome.NOT_STORED), Ended(End.TOO_LARGE, -1, 0),
+        ]  # fmt: skip
+
     def test_too_many_changes_close_it(self):
         made = writer(added=1, changes_max=1)
         made.on_failed(0, 3, Refusal.FAILED)

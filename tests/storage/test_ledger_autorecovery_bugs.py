@@ -254,6 +254,23 @@ async def a_node_is_drained_whose_ledgers_are_written(cluster: ClusterAtHand) ->
         assert all(drained not in each.nodes for each in found.fragments)
 
 
+async def a_ledger_is_larger_than_a_wal(cluster: ClusterAtHand) -> None:
+    """Its copies fill the node that gets them, faster than that flushes."""
+    async with cluster.client() as store:
+        made = await store.ledgers.create(**E3)
+        for _ in range(30):
+            await made.append_many([bytes(20_000)] * 50)
+        await made.close()
+        lost = made.metadata.newest.nodes[0]
+        lose_disk(cluster, lost)
+        await call_lost(cluster, lost)
+        async with asyncio.timeout(WHOLE_S):
+            while lost in (await store.ledgers.metadata(made.ledger_id)).newest.nodes:  # noqa: ASYNC110 - a store has no event for it
+                await asyncio.sleep(2)
+        check = await store.ledgers.check(made.ledger_id)
+        assert (check.is_whole, check.copies) == (True, 4500)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -264,6 +281,7 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-anywhere": a_repair_has_nodes_of_one_rack_alone,
     "ledger-repair-same-node": two_fragments_have_their_others_in_two_racks,
     "ledger-repair-gives-up": a_ledger_takes_longer_than_a_repair_without_progress,
+    "ledger-repair-waits-for-no-flush": a_ledger_is_larger_than_a_wal,
     "ledger-repair-drained-stays": a_node_is_drained_whose_ledgers_are_written,
     "ledger-repair-copies-first": a_node_of_a_repair_loses_its_disk,
     "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,

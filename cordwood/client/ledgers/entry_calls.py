@@ -8,9 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from msgspec.structs import replace
+
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_nodes import ask_node
-from cordwood.errors import AccessDenied, ChecksumMismatch, Closed, CordwoodError, Rejected
+from cordwood.errors import (
+    AccessDenied,
+    ChecksumMismatch,
+    Closed,
+    CordwoodError,
+    RecordTooLarge,
+    Rejected,
+)
 from cordwood.layout.ledger_entry import EntrySeal
 from cordwood.layout.message_ledgers import (
     AddEntries,
@@ -51,6 +60,11 @@ async def ask_to_keep(
             reply = await ask_node(cluster, node, call, timeout_s=left_s)
         except AccessDenied:
             return Refusal.DENIED, 0
+        except RecordTooLarge as error:
+            if isinstance(call, AddEntries) and len(call.entries) > 1:
+                return await _keep_halves(cluster, node, call, timeout_s=left_s)
+            logger.warning("node %d takes no such entry of ledger %d: %s", node, call.ledger, error)
+            return Refusal.TOO_LARGE, 0
         except Rejected as error:
             logger.warning("node %d refuses entries of ledger %d: %s", node, call.ledger, error)
             return Refusal.FAILED if isinstance(error, Closed) else Refusal.ILLEGAL, 0
@@ -63,6 +77,28 @@ async def ask_to_keep(
         if reply.refusal is not AddRefusal.FULL or loop.time() + FULL_AGAIN_S > deadline:
             return _REFUSALS[reply.refusal], 0
         await asyncio.sleep(FULL_AGAIN_S)
+
+
+async def _keep_halves(
+    cluster: Cluster, node: int, call: AddEntries, *, timeout_s: float
+) -> tuple[Refusal | None, int]:
+    """Ask a node whose WAL is small for the entries of a call in two calls."""
+    runs: set[int] = set()
+    for part in halves(call.entries):
+        refusal, run = await ask_to_keep(
+            cluster, node, replace(call, entries=part), timeout_s=timeout_s
+        )
+        if refusal is not None:
+            return refusal, 0
+        runs.add(run)
+    # A node that started anew in between may have lost what it took before.
+    return (None, runs.pop()) if len(runs) == 1 else (Refusal.FAILED, 0)
+
+
+def halves(items: list[EntryItem]) -> tuple[list[EntryItem], list[EntryItem]]:
+    """Some entries, and the others."""
+    middle = len(items) // 2
+    return items[:middle], items[middle:]
 
 
 async def add_again(
@@ -83,15 +119,32 @@ async def add_again(
     Raises:
         AccessDenied: the node knows the ledger by another password.
         Unreachable, Overloaded: the node does not answer in time.
+        RecordTooLarge: an entry is larger than the node's WAL takes.
     """
 
     async def add(*, mends: bool) -> AddRefusal:
         call = AddEntries(ledger, key, items, recovery=True, mends=mends)
-        reply = await ask_node(cluster, node, call, timeout_s=timeout_s)
-        assert isinstance(reply, AddReply), "AddEntries is answered so"
-        return reply.refusal
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            left_s = max(0.001, deadline - loop.time())
+            reply = await ask_node(cluster, node, call, timeout_s=left_s)
+            assert isinstance(reply, AddReply), "AddEntries is answered so"
+            # A repair that gave up here would begin anew, and fill the node once more.
+            if reply.refusal is not AddRefusal.FULL or loop.time() + FULL_AGAIN_S > deadline:
+                return reply.refusal
+            await asyncio.sleep(FULL_AGAIN_S)
 
-    refusal = await add(mends=False)
+    try:
+        refusal = await add(mends=False)
+    except RecordTooLarge:
+        if len(items) == 1:
+            raise
+        for part in halves(items):
+            refusal = await add_again(cluster, node, ledger, key, seal, part, timeout_s=timeout_s)
+            if refusal is not AddRefusal.NONE:
+                break
+        return refusal
     if refusal is not AddRefusal.OTHER:
         return refusal
     asked = ReadEntries(ledger, key, [item.entry for item in items])

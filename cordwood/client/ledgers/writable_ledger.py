@@ -473,7 +473,7 @@ class WritableLedger:
             return OutcomeUnknown(f"{text}; recover the ledger and read what it has")
         if end is End.TOO_FEW_NODES:
             return TooFewNodes(text)
-        return Closed(text) if end is End.CLOSED else Unreachable(text)
+        return Closed(text) if end in (End.CLOSED, End.TOO_LARGE) else Unreachable(text)
 
     def _finish(self, end: End, why: str) -> None:
         if self._end is not None:

@@ -17,7 +17,7 @@ from cordwood.protocol import ledger_autorecovery as rule
 from cordwood.protocol.ledger_autorecovery import Mark, Step
 from cordwood.protocol.ledger_check import Copy
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, placement_of
-from cordwood.sim.planted.bug import Plant, PlantedBug, at, together
+from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
 from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 
@@ -139,6 +139,8 @@ BUGS = (
            at(placement_of, within=ledger_repair).instead(_anywhere)),
     _scene("same-node", "the node that replaces a lost node in one fragment replaces it in each",
            at(LedgerRepair._may_take).instead(_takes_it_anywhere)),
+    _scene("waits-for-no-flush", "a repair gives up at a node that is full until its next flush, "
+           "and begins anew", value(lambda: entry_calls.FULL_AGAIN_S, 3600.0)),
     _scene("drained-stays", "a drained node takes a writer's entries, until a recovery shuts it out",
            at(LedgerStore._takes_no_writers).instead(lambda self: bool(self._engine.read_only))),
     _scene("copies-first", "a node gets copies before the metadata says so",

@@ -122,6 +122,7 @@ class LedgerStore:
 
         Raises:
             Retryable: the write failed; some of them may be kept.
+            RecordTooLarge: this node's WAL never takes so many at once.
         """
         if not (call.recovery and call.mends) and await self._has_others(call):
             return AddReply(AddRefusal.OTHER)
@@ -174,7 +175,11 @@ class LedgerStore:
         return AddReply(run=self._run())
 
     def _refusal(self, call: AddEntries) -> AddRefusal:
-        """Why entries are not taken; nothing may be waited for between this and the write."""
+        """Why entries are not taken; nothing may be waited for between this and the write.
+
+        Raises:
+            RecordTooLarge, Retryable: see `add`.
+        """
         held = self._known(call.ledger, call.key)
         if held is not None and held.flags.is_empty:
             return AddRefusal.GONE
@@ -185,6 +190,12 @@ class LedgerStore:
             return AddRefusal.READ_ONLY
         if engine.failed:
             raise Retryable(f"this node stores nothing: {engine.failed}")
+        if size > engine.wal.record_bytes_max:
+            # Before it is told that there is no room for it now: there never is.
+            raise RecordTooLarge(
+                f"entries of {size} bytes at once; this node's WAL takes "
+                f"{engine.wal.record_bytes_max}"
+            )
         is_full = size > engine.free_bytes and not call.recovery
         if is_full or not engine.cache_takes(size, by_recovery=True):
             return AddRefusal.FULL

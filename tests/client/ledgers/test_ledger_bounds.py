@@ -8,7 +8,7 @@ from scenarios import as_scenario
 from swaps import swap_value
 
 from cordwood.client.ledgers import ledgers
-from cordwood.errors import BadSetting, Unreachable
+from cordwood.errors import BadSetting, Closed, Unreachable
 from cordwood.layout.ledger_metadata import CREATED_BYTES_MAX, METADATA_BYTES_MAX, pack_ledger
 from cordwood.ledger import (
     CUSTOM_BYTES_MAX,
@@ -23,6 +23,7 @@ from cordwood.ledger import (
     fragments_max,
 )
 from cordwood.protocol import ledger_writer
+from cordwood.settings import MIB
 from cordwood.sim.planted import find_bug, planted
 
 FILL = {f"part {number}": bytes(62_000) for number in range(16)}
@@ -73,6 +74,43 @@ class TestMetadata:
         async with cluster.client(timeout_s=5) as store:
             with pytest.raises(BadSetting, match="500000 can be"):
                 await store.ledgers.create(custom=FILL)
+
+
+class TestSmallWals:
+    """Nodes whose WALs take less at once than a client sends in one call, a MiB."""
+
+    @as_scenario(simulate, nodes=4, wal_bytes=MIB)
+    async def test_ledgers_are_written_recovered_and_repaired(self, cluster: ClusterAtHand) -> None:
+        """A writer waited for such nodes until its timeout, or was told that it was denied."""
+        values = [b"%d " % number + bytes(1000) for number in range(2000)]
+        async with cluster.client(timeout_s=20) as store:
+            closed, left = [await store.ledgers.create(ensemble=3, write=3, ack=3) for _ in "ab"]
+            for made in (closed, left):
+                assert await made.append_many(values) == list(range(2000))
+            await closed.close()
+            left.abandon()
+            lost = closed.metadata.newest.nodes[0]
+            cluster.kill(lost)
+            assert (await store.ledgers.recover(left.ledger_id)).last == 1999
+            moved = await store.ledgers.repair(closed.ledger_id, nodes=[lost])
+            assert moved.keys() == {lost}
+            for made in (closed, left):
+                opened = await store.ledgers.open(made.ledger_id)
+                assert [each.payload for each in await opened.read(0, 1999)] == values
+                assert (await store.ledgers.check(made.ledger_id)).is_whole
+
+    @as_scenario(simulate, nodes=4, wal_bytes=MIB)
+    async def test_an_entry_that_no_wal_takes_ends_its_ledger_and_is_not_stored(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """It was told as unknown, and its ledger was left to a recovery."""
+        async with cluster.client() as store:
+            made = await store.ledgers.create(ensemble=3, write=3, ack=2)
+            assert await made.append(b"small") == 0
+            with pytest.raises(Closed, match="larger than a node's WAL takes"):
+                await made.append(bytes(MIB // 2))
+            found = await store.ledgers.metadata(made.ledger_id)
+            assert (found.state, found.last) == (LedgerState.CLOSED, 0)
 
 
 async def a_writer_has_no_room_for_a_fragment(cluster: ClusterAtHand) -> None:
