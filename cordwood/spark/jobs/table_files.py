@@ -73,6 +73,8 @@ def _parquet_files(path: Path) -> list[Path]:
 def _delta_files(path: Path) -> list[Path]:
     from deltalake import DeltaTable
 
+    from cordwood.spark.jobs.delta_paths import paths_of
+
     if not DeltaTable.is_deltatable(str(path)):
         return []
     table = DeltaTable(str(path))
@@ -84,7 +86,8 @@ def _delta_files(path: Path) -> list[Path]:
             f"{path} has Delta's {' and '.join(beyond)}, so its files alone are not the table: "
             "copy it to a table without, and give that"
         )
-    return [_local(uri) for uri in table.file_uris()]
+    # Trap: `file_uris` writes the table's own directory as a URL has it, and the rest as it is.
+    return [_local(file) if "://" in file else path / file for file in paths_of(table)]
 
 
 def _iceberg_files(path: Path) -> list[Path]:

@@ -235,6 +235,18 @@ class TestSteps:
         with pytest.raises(BadSetting, match=r"a table of delta, in which .* say --format delta"):
             table_files(tmp_path, "parquet")
 
+    def test_delta_files_of_odd_names(self, tmp_path: Path):
+        """A backfill looked for them in a directory that was not there."""
+        table = tmp_path / "my lake"
+        keys = ["/orders/eu", "a b", "50%", "é"]
+        for key in keys:
+            rows = pa.table({"value": [key.encode()], "key": [key]})
+            write_deltalake(table, rows, mode="append", partition_by="key")
+        found = [
+            pq.ParquetFile(each).read()["value"][0].as_py() for each in table_files(table, "delta")
+        ]
+        assert sorted(found) == sorted(key.encode() for key in keys)
+
     def test_tables_whose_files_alone_are_not_what_they_say(self, tmp_path: Path):
         write_deltalake(
             tmp_path, pa.table({"value": [b"1"]}),
