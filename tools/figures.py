@@ -1,8 +1,8 @@
-"""Measure all that an aim is set for, and write `docs/figures.md`.
+"""Measure every figure that has an aim, and write `docs/figures.md`.
 
-One command for the whole page (`make figures`), for a machine that does nothing else meanwhile.
-Each line is a median beside its reference from the same run, and the aim that was set for it,
-met or not. A measurement that fails, or an aim that got no figure, is named on the page.
+One command for the whole page (`make figures`), for a machine without other work. Each line has a
+median, its reference from the same run, and its aim, met or not. The page also names failed
+measurements, and aims without a figure.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def number(value: float | None) -> str:
 
 
 def machine() -> str:
-    """What it was measured on, and when."""
+    """The machine and the date of the measurement."""
     model = next(
         (
             line.split(":", 1)[1].strip()

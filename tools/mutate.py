@@ -1,12 +1,12 @@
-"""Make small random changes of the rooms that keep acknowledged records, and see who notices.
+"""Make small random changes in the rooms that keep acknowledged records, and see which tests fail.
 
-`python tools/mutate.py --count 20 --seed 7` draws changes of meaning (a comparison turned, an
-`and` made an `or`, a call left out), makes each in a copy of the tree, and runs the tests that
-mirror the module, then those of its room, then some seeds of the simulator. A change that all of
-them pass is a survivor: either it changes nothing that anybody can see, or a test is missing.
+`python tools/mutate.py --count 20 --seed 7` draws changes of meaning (a comparison turned, an `and`
+made an `or`, a call left out). It makes each change in a copy of the tree, and runs the tests that
+mirror the module, then the tests of its room, then some seeds of the simulator. If all of them
+pass, the change is a survivor: either it has no visible effect, or a test is missing.
 
-The seed decides what is drawn, so a run can be made again; `--only K` repeats its change number K.
-The exit code is 1 if fewer than `--noticed` of ENOUGH changes or more were noticed.
+The seed decides the draws, so a run can be repeated; `--only K` repeats its change number K. With
+ENOUGH changes or more, the exit code is 1 if a smaller share than `--noticed` was noticed.
 
 Source: docs/reliability.md ("Mutants").
 """
@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS = ("protocol", "quorum", "recovery", "sequencer", "storage", "client", "metadata")
-"""The rooms whose decisions an acknowledged record rests on."""
+"""The rooms whose decisions keep acknowledged records."""
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -53,21 +53,23 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 NAME_SWAPS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 QUIET = ("logger", "log_info", "warnings")
-"""Calls on these tell something and decide nothing."""
+"""Calls on these objects only report, and decide nothing."""
 
 UNIT_S = 120.0
 ROOM_S = 240.0
 SIM_S = 240.0
-"""A change that makes a run hang is noticed: each of these takes a fraction of its limit."""
+"""Time limits. A change that makes a run hang is noticed; normally each step takes a fraction of
+its limit."""
 
 NO_END = " (no end)"
-"""Of a step that notices a change by running out of its time: on a machine that is busy, the code
-without the change may do so too, which is looked at in the end."""
+"""The verdict of a step that exceeded its time. On a busy machine the unchanged code may do so too,
+which is checked at the end."""
 
 SIM_SEEDS = 10
 
 ENOUGH = 20
-"""A share of fewer mutants says little: one that changes nothing that matters would decide."""
+"""The share of fewer mutants says little: a single mutant without a visible effect would decide
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Mutant:
     Attributes:
         path: of the module, below the root.
         start, end: the bytes of the module that are replaced.
-        before, after: the text there, and what is put in its place.
+        before, after: the text there, and its replacement.
     """
 
     path: str
@@ -93,7 +95,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant; `noticed_by` is "" for a survivor."""
+    """The verdict on a mutant; `noticed_by` is "" for a survivor."""
 
     number: int
     mutant: Mutant
@@ -114,7 +116,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
         return start, lines[node.end_lineno - 1] + node.end_col_offset
 
     data = source.encode()
-    # A module's constants are bounds and paces: one more or less changes nothing that was promised.
+    # A module's constants are bounds and paces: a small change of one breaks no promise.
     module = ast.parse(source)
     module.body = [each for each in module.body if not isinstance(each, ast.Assign | ast.AnnAssign)]
     for node in _decisions(module):
@@ -122,7 +124,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
             start, end = place(node)
             before = data[start:end].decode()
             after = ast.unparse(changed)
-            # In parentheses, so that the change stays what it is beside a neighbour that binds.
+            # In parentheses, so that a neighbouring operator does not change the meaning.
             if isinstance(node, ast.expr):
                 after = f"({after})"
             yield Mutant(path, node.lineno, start, end, before, after)
@@ -144,7 +146,7 @@ def _decisions(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
                 yield from _decisions(ast.Module([statement], []))
             continue
         if isinstance(node, ast.ClassDef):
-            # Its decorators say that it is frozen, or has slots: nobody can see that they do not.
+            # Its decorators make it frozen or slotted: no test can see the difference.
             yield from _decisions(ast.Module(node.body, []))
             continue
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -154,7 +156,7 @@ def _decisions(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
                 continue
             yield node
         if isinstance(node, ast.Raise):
-            # What it says decides nothing; that it is raised does.
+            # The text of an error decides nothing; only the raise does.
             yield node
             continue
         if isinstance(node, ast.expr):
@@ -228,7 +230,7 @@ class Tree:
             shutil.copy(ROOT / name, directory / name)
 
     def judge(self, mutant: Mutant, sim_seed: int) -> str:
-        """What notices a mutant, "" if nothing does."""
+        """The step that notices a mutant, "" if none does."""
         path = self._directory / mutant.path
         original = path.read_bytes()
         path.write_bytes(original[: mutant.start] + mutant.after.encode() + original[mutant.end :])
@@ -238,7 +240,7 @@ class Tree:
             path.write_bytes(original)
 
     def check(self, path: str, sim_seed: int) -> str:
-        """Which step fails with the tree as it is, "" for none."""
+        """The step that fails with the unchanged tree, "" for none."""
         module = Path(path)
         room = Path("tests", *module.parts[1:-1])
         mirror = room / f"test_{module.stem}.py"
@@ -308,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{number}: {mutant}\n   {said} ({verdict.seconds:.0f} s)", file=sys.stderr)
         doubtful = {v.mutant.path for v in verdicts if v.noticed_by not in ("", "simulator")}
         for path in sorted(doubtful):
-            # A test that fails without a change notices nothing.
+            # A test that fails without a change proves nothing.
             failed = tree.check(path, options.seed)
             if failed:
                 print(f"{failed} fails for {path} without any change", file=sys.stderr)

@@ -1,27 +1,25 @@
-"""Spend minutes on trying to break what Cordwood promises, and tell what broke.
+"""Spend minutes on attempts to break Cordwood's promises, and report the broken ones.
 
 `make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over all cores:
 
-- the swarm (every seed another cluster, other clients, other faults), the demo's cluster, logs that
-  are tiered into an object store that misbehaves, and faults beyond what the copies survive (then
-  every loss must be told exactly);
-- the crash states of what is on disk, kill -9 of a real store under load, kill -9 and SIGSTOP of a
-  real cluster's nodes under load, and all at once that this machine can do to such a cluster;
-- small random changes of the code that tests and simulator must notice (`mutate.py`), and fuzzed
-  input for every decoder;
-- a reader beside a node that is a hundred times slower (`prove_reads.py`), every scene that
-  `make test` leaves out as too slow (`prove_scenes.py`), and every world of the models that are too
-  large for it.
+- the swarm (every seed has another cluster, other clients, other faults), the demo's cluster, logs
+that are tiered into an object store that misbehaves, and faults beyond what the copies survive
+(then every loss must be reported exactly); - the crash states of disks, kill -9 of a real store
+under load, kill -9 and SIGSTOP of a real cluster's nodes under load, and all faults that this
+machine can produce in such a cluster; - small random changes of the code that tests and simulator
+must notice (`mutate.py`), and fuzzed input for every decoder; - a reader beside a node that is a
+hundred times slower (`prove_reads.py`), every scene that `make test` leaves out as too slow
+(`prove_scenes.py`), and every model's world that is too large for `make test`.
 
 `--parts` chooses among them. The scenes, the models' worlds and Spark's parts (`prove_spark.py`)
-are so many tests and come on top of the minutes, Spark's half an hour only with a proof of 15
-minutes or more. The first four are `cordwood sim run`, which runs one seed of fifty twice, fails a
-sweep in which too many runs did not count, and, once the swarm's is a full one, a sweep that never
-reached one of the rare branches.
+are a fixed number of tests and take time beside the minutes; Spark's half an hour is added only in
+a proof of 15 minutes or more. The first four sweeps are `cordwood sim run`. It runs one seed of
+fifty twice. It fails a sweep if too many runs did not count. It also fails a full sweep of the
+swarm that never reached one of the rare branches.
 
-The first seed follows from the commit and the number of seeds from the minutes and cores, so
-that one commit proves the same every time, a quick machine no more than a slow one, and the
-next commit looks elsewhere. Whatever fails is shown with the command that runs it again.
+The first seed follows from the commit, and the number of seeds from the minutes and cores. So one
+commit proves the same every time, on a quick machine no more than on a slow one, and the next
+commit tries other seeds. Each failure is shown with the command that runs it again.
 """
 
 from __future__ import annotations
@@ -53,17 +51,17 @@ from prove_spark import run_spark, run_spark42
 ROOT = Path(__file__).resolve().parent.parent
 
 COMMAND = str(Path(sys.executable).parent / "cordwood")
-"""The command line of the environment that this runs in."""
+"""The `cordwood` command of the environment in which this runs."""
 
 SLACK_S = 300.0
-"""A sweep starts no seed after its time, and ends one that takes three minutes: one that
-takes longer than that hangs, and that is a failure."""
+"""A sweep starts no seed after its time, and ends a seed after three minutes: a longer seed hangs,
+which is a failure."""
 
 MINUTES_MIN = 0.001
-"""The least that `cordwood sim run` takes: a seed for each core."""
+"""The least number of seeds for `cordwood sim run`: one for each core."""
 
 CRASH_SEEDS_APART = 1_000_000
-"""Each core's crash states begin so many seeds after the last core's."""
+"""Each core's crash states begin this many seeds after the last core's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,8 @@ class Part:
     """One sweep.
 
     Attributes:
-        weight: its share of the minutes, beside those of the other parts.
-        options: of `cordwood sim run`, where it is one of the simulator.
+        weight: its share of the minutes, in relation to the other parts. options: of `cordwood sim
+        run`, if it is a sweep of the simulator.
     """
 
     name: str
@@ -89,12 +87,12 @@ KILLS_MAX = 100
 KILLS_A_MINUTE = 30
 
 FLOOR_KILLS_MINUTES = 30.0
-"""What KILLS_MAX rounds may take on a machine that does other things, with a wide margin."""
+"""Time limit of KILLS_MAX rounds on a busy machine, with a wide margin."""
 
 FUZZ = "fuzz"
 
 FUZZ_RUNS_A_MINUTE = 4000
-"""Inputs for each decoder; with its start, one takes four seconds of a core for so many."""
+"""Inputs for each decoder; a decoder takes four seconds of a core for them, including its start."""
 
 FAILOVER = "failover"
 
@@ -104,23 +102,24 @@ FAULTS_MAX = 50
 CHAOS = "chaos"
 
 CHAOS_MINUTES_MIN = 0.1
-"""One fault at the least; the start and the end of a cluster take longer."""
+"""Shortest time: enough for one fault; the start and the end of a cluster take longer."""
 
 WORLDS = "worlds"
 
 WORLDS_TIMEOUT_MIN = 15.0
-"""For the tests, some two minutes of a core, and for the largest walk, some four, however much
-time there is."""
+"""Time limits of the tests, which take some two minutes of a core, and of the largest walk, which
+takes some four, independent of the minutes."""
 
 LARGEST_WORLD = ("--blocks", "3", "--recoveries", "2", "--waves", "2")
-"""Blocks that may go to a second copyset, while two recover at once. It tells of its progress."""
+"""A walk of blocks that may go to a second copyset, while two nodes recover at once. It reports its
+progress."""
 
 SCENES, READS = "scenes", "reads"
 
 MUTANTS = "mutants"
 
 MUTANT_MIN = 10.0
-"""What the last mutant may take, its tests and seeds together, and the tests without it."""
+"""Time limit of the last mutant: its tests and seeds, and the tests without the mutant."""
 
 SPARK, SPARK42 = "spark", "spark42"
 
@@ -137,7 +136,7 @@ PARTS = {
         Part(FAILOVER, 0.25),
         Part(CHAOS, 0.15),
         Part(MUTANTS, 0.1),
-        # A number of tests, which take what they take.
+        # A fixed number of tests, which take the time that they need.
         Part(SCENES, 0.0),
         Part(WORLDS, 0.0),
         Part(READS, 0.0),
@@ -145,24 +144,25 @@ PARTS = {
         Part(SPARK42, 0.0),
     )
 }
-"""Most of the time goes to the swarm: what it draws holds what the others have, too."""
+"""Most of the time goes to the swarm, whose draws include the cases of the other sweeps."""
 
 SEEDS_A_MINUTE = 8
-"""On each core. One takes four to six seconds of a slow core, so a sweep mostly ends with its seeds
-and not with its minutes: who proved a commit here knows what it will do elsewhere."""
+"""Seeds a minute on each core. A seed takes four to six seconds of a slow core, so a sweep mostly
+ends with its seeds and not with its minutes. So a proof gives the same result on another
+machine."""
 
 
 def budgets(parts: Sequence[Part], minutes: float) -> list[float]:
-    """What each of these may take of so many minutes, all together no more.
+    """The time of each part, together no more than these minutes.
 
-    A part without weight is so many tests, and takes what they take beside that.
+    A part without weight is a fixed number of tests, and takes its own time beside the minutes.
     """
     whole = sum(part.weight for part in parts) or 1
     return [minutes * part.weight / whole for part in parts]
 
 
 def sweep_arguments(part: Part, seed: int, minutes: float, workers: int) -> list[str]:
-    """What follows `cordwood` to run a part, and to run it again."""
+    """The arguments of `cordwood` that run a part, and run it again."""
     seeds = max(workers, round(SEEDS_A_MINUTE * minutes * workers))
     least = max(minutes, MINUTES_MIN)
     return [
@@ -172,7 +172,7 @@ def sweep_arguments(part: Part, seed: int, minutes: float, workers: int) -> list
 
 
 def run_part(command: str, part: Part, seed: int, minutes: float, workers: int) -> bool:
-    """Run a sweep to its end, its words passed on; whether it was clean."""
+    """Run a sweep to its end, and pass its output on. Returns whether it was clean."""
     arguments = sweep_arguments(part, seed, minutes, workers)
     say(f"\n{part.name}: cordwood {shlex.join(arguments)}")
     try:
@@ -194,8 +194,8 @@ def run_part(command: str, part: Part, seed: int, minutes: float, workers: int) 
 
 @dataclass(frozen=True, slots=True)
 class CrashSweep:
-    """What one core's sweep of crash states came to: how many states, which rare things it met
-    and the seed that broke a promise."""
+    """The result of one core's sweep of crash states: the number of states, the rare events that it
+    met, and the seed that broke a promise."""
 
     report: str
     states: int
@@ -204,13 +204,12 @@ class CrashSweep:
 
 
 def run_crash_states(seed: int, minutes: float, workers: int, states: int | None = None) -> bool:
-    """Start from crash states until the time is over; whether no promise broke.
+    """Start from crash states until the time is over. Returns whether no promise broke.
 
-    If all cores together went through so many states that a sweep is a full one, it also fails
-    for each rare thing that none of them met.
+    If all cores together went through enough states for a full sweep, it also fails for each rare
+    event that none of them met.
 
-    Args:
-        states: go on until there were so many, over all cores, however long that takes.
+    Args: states: go on until this many states, over all cores, however long that takes.
     """
     goal = f"{minutes:g} min" if states is None else f"{states:,} states"
     say(f"\ncrash states: from seed {seed}, {goal} on {workers} cores")
@@ -230,7 +229,7 @@ def run_crash_states(seed: int, minutes: float, workers: int, states: int | None
 
 
 def missed_crash_probes(swept: Sequence[CrashSweep]) -> list[str]:
-    """What a full sweep should have met and did not; nothing where it was no full one."""
+    """Rare events that a full sweep should have met and did not; none if the sweep was not full."""
     from cordwood.sim.crash_states.prove import FULL_STATES, PROBES
 
     if sum(each.states for each in swept) < FULL_STATES:
@@ -240,10 +239,10 @@ def missed_crash_probes(swept: Sequence[CrashSweep]) -> list[str]:
 
 
 def run_kills(seed: int, minutes: float, rounds: int | None = None) -> bool:
-    """Kill a real store under load again and again; whether all that it acknowledged stayed.
+    """Kill a real store under load again and again. Returns whether all acknowledged records
+    stayed.
 
-    Args:
-        rounds: so many, whatever the minutes.
+    Args: rounds: number of rounds, independent of the minutes.
     """
     if rounds is None:
         rounds = max(1, min(KILLS_MAX, round(KILLS_A_MINUTE * minutes)))
@@ -252,9 +251,10 @@ def run_kills(seed: int, minutes: float, rounds: int | None = None) -> bool:
 
 
 def run_failover(command: str, seed: int, minutes: float) -> bool:
-    """Kill and stop a real cluster's nodes under load; whether its clients saw no promise break.
+    """Kill and stop a real cluster's nodes under load. Returns whether its clients saw no broken
+    promise.
 
-    How long appends stood still is told and not judged: the machine may be busy with the rest.
+    The time for which appends stood still is reported and not judged: the machine may be busy.
     """
     arguments = [
         "chaos", "--rounds", str(FAULTS_MAX), "--minutes", f"{minutes:g}",
@@ -264,10 +264,11 @@ def run_failover(command: str, seed: int, minutes: float) -> bool:
 
 
 def play_chaos(command: str, seed: int, minutes: float) -> bool:
-    """Do to a real cluster what this machine can; whether its clients saw no promise break.
+    """Strike a real cluster with all possible faults. Returns whether its clients saw no broken
+    promise.
 
-    How long things took is told and not judged: the machine may be busy with the rest.
-    What is left of one that failed (its history, what the nodes said) stays where it says.
+    Durations are reported and not judged: the machine may be busy. The history and the nodes'
+    output of a failed run stay at the printed path.
     """
     below = tempfile.mkdtemp(prefix="cordwood-chaos-")
     least = max(minutes, CHAOS_MINUTES_MIN)
@@ -280,7 +281,7 @@ def play_chaos(command: str, seed: int, minutes: float) -> bool:
 
 
 def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
-    """Fuzz every decoder; whether each raised nothing but what it may."""
+    """Fuzz every decoder. Returns whether each raised only allowed errors."""
     if importlib.util.find_spec("atheris") is None:
         say("\nfuzz: skipped, there is no atheris for this machine (Linux on x86-64 has one)")
         return True
@@ -290,7 +291,7 @@ def run_fuzz(seed: int, minutes: float, workers: int) -> bool:
 
 
 def run_mutants(seed: int, minutes: float) -> bool:
-    """Change the code at random and see whether the proof notices; survivors are told.
+    """Change the code at random, and report changes that the proof does not notice.
 
     A few mutants show little, so only a sample of `mutate.ENOUGH` or more may fail a proof.
     """
@@ -300,7 +301,8 @@ def run_mutants(seed: int, minutes: float) -> bool:
 
 
 def run_worlds() -> bool:
-    """Walk what is too large for `make test`: models of seal and recovery, power cuts of tables."""
+    """Walk worlds that are too large for `make test`: models of seal and recovery, power cuts of
+    tables."""
     arguments = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", *WORLD_TESTS]
     is_clean = run_program(WORLDS, arguments, WORLDS_TIMEOUT_MIN)
     walk = [sys.executable, "tests/protocol/folded_scope.py", *LARGEST_WORLD]
@@ -308,7 +310,8 @@ def run_worlds() -> bool:
 
 
 def run_program(name: str, arguments: Sequence[str], minutes: float) -> bool:
-    """Run a part that is a program of its own, its words passed on; whether it was clean."""
+    """Run a part that is a separate program, and pass its output on. Returns whether it was
+    clean."""
     say(f"\n{name}: {shlex.join(arguments)}")
     try:
         done = subprocess.run(
@@ -327,7 +330,8 @@ def run_program(name: str, arguments: Sequence[str], minutes: float) -> bool:
 
 
 def run_floors(seed: int, workers: int) -> bool:
-    """What one proof of the storage node is to have gone through, however long that takes."""
+    """Run the full number of kills and crash states of the storage node, however long that
+    takes."""
     from cordwood.sim.crash_states.prove import FULL_STATES
 
     survived = run_kills(seed, FLOOR_KILLS_MINUTES, KILLS_MAX)
@@ -359,14 +363,15 @@ def run_crash_seed(seed: int) -> int:
 
 
 def quiet() -> None:
-    """Nodes that start from damaged disks say so in their logs; the verdict is enough."""
+    """Switch off log lines: nodes that start from damaged disks log this, and the verdict is
+    enough."""
     import logging
 
     logging.disable(logging.CRITICAL)
 
 
 def say(text: str) -> None:
-    """A line that is there before what a child process says next."""
+    """Print a line before the next output of a child process."""
     print(text, flush=True)
 
 
@@ -401,7 +406,7 @@ def prove_part(part: Part, seed: int, minutes: float, options: argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sweep for so many minutes; 1 if anything failed."""
+    """Sweep for this many minutes; 1 if anything failed."""
     parser = argparse.ArgumentParser(description="Try to break what Cordwood promises.")
     parser.add_argument(
         "--minutes", type=float, default=5, help="of real time, beside scenes, worlds and Spark"

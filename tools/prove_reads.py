@@ -1,11 +1,11 @@
-"""What of a proof reads beside a grey failure: how fast a reader still is.
+"""The part of a proof about reads beside a grey failure: the speed of a reader.
 
-One of five real nodes is stopped for all but 5 ms of each half second: it is there, it answers,
-and it is of no use. A reader must notice, have others send in its place, and keep RATIO_MIN of
-what it gets from healthy nodes (`cordwood bench read --slow-node`: pairs of reads, healthy and
-then beside the slow node, whose median counts; each must be given the whole log). What a reader
-is given while nodes are killed, stopped, cut off and slowed down is judged by the parts
-`failover` and `chaos`.
+One of five real nodes is stopped for all but 5 ms of each half second: it runs, it answers, and it
+is of no use. A reader must notice, let other nodes send in its place, and keep RATIO_MIN of its
+throughput from healthy nodes (`cordwood bench read --slow-node`: pairs of reads, healthy and then
+beside the slow node, whose median counts; each read must get the whole log). The parts `failover`
+and `chaos` judge the records that a reader gets while nodes are killed, stopped, cut off and slowed
+down.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ import tempfile
 from collections.abc import Callable
 
 RATIO_MIN = 0.7
-"""Of the throughput with all nodes healthy, once the slow one is left out: by the greylist, or by
-the rule for nodes that hold everything up, which takes two seconds and has it too."""
+"""Share of the throughput with healthy nodes, after the slow node is left out: by the greylist, or
+by the rule for nodes that hold everything up, which acts after two seconds and counts in the
+figure."""
 
 PAIRS = 5
 
 TRIES = 3
-"""One is enough: what else the machine does may fall on one half of most pairs, and only slows."""
+"""One good try is enough: other work of the machine may slow one half of most pairs."""
 
 TIMEOUT_S = 300.0
-"""Of one try, which takes half a minute on a quiet machine."""
+"""Time limit of one try, which takes half a minute on a quiet machine."""
 
 
 def run_reads(command: str, say: Callable[[str], None]) -> bool:
-    """Read beside a slow node; whether that was quick enough."""
+    """Read beside a slow node. Returns whether that was quick enough."""
     arguments = [*shlex.split(command), "bench", "read", "--slow-node", "--repeat", str(PAIRS)]
     say(f"\nreads: {shlex.join(arguments)}, at least {RATIO_MIN:g} of healthy")
     for attempt in range(1, TRIES + 1):
@@ -47,7 +48,7 @@ def run_reads(command: str, say: Callable[[str], None]) -> bool:
 
 
 def _ratio(arguments: list[str]) -> tuple[float, str]:
-    """What a run measured, or why it did not."""
+    """The figure of a run, or the reason why there is none."""
     try:
         done = subprocess.run(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,

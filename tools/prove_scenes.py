@@ -1,8 +1,8 @@
-"""What of a proof runs scenes: tests marked `slow`, which `make test` leaves out.
+"""The part of a proof that runs scenes: tests marked `slow`, which `make test` leaves out.
 
-Each starts real nodes, a Spark session or a long simulation, and repeats on those what quicker
-tests hold. The worlds of the models are a part of their own (`prove.py`), and so are Spark's long
-schedules (`prove_spark.py`): of Spark, a proof of any length has SPARK_SCENES.
+Each starts real nodes, a Spark session or a long simulation, and repeats on those the checks of
+quicker tests. The worlds of the models are a separate part (`prove.py`), and so are Spark's long
+schedules (`prove_spark.py`). A proof of any length has the Spark tests of SPARK_SCENES.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SPARK_SCENES = (
 )
 
 TIMEOUT_S = 1800.0
-"""With a wide margin: some five minutes of two cores."""
+"""Time limit, with a wide margin: the scenes take some five minutes of two cores."""
 
 
 def run_scenes(workers: int, say: Callable[[str], None]) -> bool:
-    """Run all scenes; whether each passed."""
+    """Run all scenes. Returns whether each passed."""
     left_out = [f"--ignore={path}" for path in WORLDS if not path.startswith("tests/spark/")]
     everywhere = ["tests", "--ignore=tests/spark", *left_out]
     ran = [_pytest(workers, which, say) for which in (everywhere, SPARK_SCENES)]

@@ -1,7 +1,7 @@
-"""Keep what a proof prints, so that its last lines can hold what failed.
+"""Keep the output of a proof, so that its last lines can show the failures.
 
-A proof prints for a quarter of an hour, and a machine that runs it for others may show the end of
-that alone. So the last lines of each part that failed stand once more behind all parts.
+A proof prints for a quarter of an hour, and a build server may show only the end of it. So the last
+lines of each failed part are repeated behind all parts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LAST_LINES = 40
-"""Of a part that failed: a broken promise with its evidence and the command that repeats it."""
+"""Number of lines kept of a failed part: a broken promise with its evidence and the command that
+repeats it."""
 
 LEFT_S = 10.0
-"""A child that outlives its part keeps the pipe open; so long is waited for its words."""
+"""A child that outlives its part keeps the pipe open; this is the longest wait for its output."""
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""What of a proof runs Spark: killed queries, other masters, and the oldest PySpark.
+"""The part of a proof that runs Spark: killed queries, other masters, and the oldest PySpark.
 
 `tools/prove.py` calls this. Sessions take seconds to start, and a schedule of the crash matrix
-is two or three of them: all of it takes an hour of two cores. So only a proof of
-SPARK_MINUTES_MIN or more has it.
+needs two or three of them: all schedules take an hour of two cores. So only a proof of
+SPARK_MINUTES_MIN or more runs them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 SPARK_MINUTES_MIN = 15.0
-"""What is asked for before a release; less is a quick look."""
+"""The minutes of a proof before a release; a shorter proof is a quick look."""
 
 SCHEDULES = 20
-"""Of killed landings, and as many of killed writes into a log."""
+"""Number of schedules of killed landings, and of killed writes into a log."""
 
 TIMEOUT_S = 5400.0
 
 TEST_TIMEOUT_S = 1200
-"""Of one schedule, which starts up to five sessions; half a minute each on a quiet machine,
-and a test of the suite has five minutes for all."""
+"""Time limit of one schedule, which starts up to five sessions: each takes half a minute on a quiet
+machine, and a test of the suite has five minutes for all."""
 
 UNAVAILABLE = 3
-"""What `spark_environments.py` exits with where an environment cannot be had."""
+"""The exit code of `spark_environments.py` if an environment is not available."""
 
 
 def run_spark(minutes: float, say: Callable[[str], None]) -> bool:
-    """Run what is too slow for `make test`; whether all of it passed."""
+    """Run the tests that are too slow for `make test`. Returns whether all passed."""
     if minutes < SPARK_MINUTES_MIN:
         say(f"\nspark: left out of a proof of less than {SPARK_MINUTES_MIN:g} min")
         return True
@@ -40,7 +40,7 @@ def run_spark(minutes: float, say: Callable[[str], None]) -> bool:
 
 
 def run_spark42(minutes: float, say: Callable[[str], None]) -> bool:
-    """Run the tests of Spark on PySpark 4.2; True too where that cannot be had."""
+    """Run the tests of Spark on PySpark 4.2. Returns True also if that is not available."""
     if minutes < SPARK_MINUTES_MIN:
         say(f"\nspark42: left out of a proof of less than {SPARK_MINUTES_MIN:g} min")
         return True

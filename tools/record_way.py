@@ -1,4 +1,4 @@
-"""How far a record goes through the code: functions, files and rooms of an append, a read, a row.
+"""The way of a record through the code: functions, files and rooms of an append, a read, a row.
 
 A simulated cluster of three nodes with three copies appends one record and reads it back. Then a
 Spark task reads one record of an embedded store into an Arrow batch, without Spark itself. Every
@@ -35,7 +35,7 @@ from cordwood.testing.simulated_cluster import SimulatedCluster  # noqa: E402
 PACKAGE = str(ROOT / "cordwood") + "/"
 
 APPARATUS = ("sim", "testing")
-"""Rooms that stand in for the machine: their calls are none of a record's."""
+"""Rooms that replace the machine: their calls are not part of a record's way."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Way:
     calls: int = 0
     changes: int = 0
     codes: set[CodeType] = field(default_factory=set)
-    # By thread: two threads that take turns do not make a way longer.
+    # By thread, so that two threads that take turns do not make a way longer.
     _rooms: dict[int, str] = field(default_factory=dict)
 
     def on_call(self, frame: FrameType, event: str, _: object) -> None:
@@ -108,7 +108,8 @@ def followed(way: Way) -> Iterator[None]:
 
 
 def measure() -> dict[str, Way]:
-    """The ways of one append, one read and one row, of the second record, when all is known."""
+    """The ways of one append, one read and one row of the second record, when all look-ups are
+    cached."""
     ways = {"append": Way(), "read": Way()}
 
     async def scenario(cluster: SimulatedCluster) -> None:
@@ -135,7 +136,7 @@ def measure_row() -> Way:
         if is_followed.is_set():
             way.on_call(frame, event, argument)
 
-    # Threads that start from here on have the profile: the client's loop, and those of its host.
+    # Threads that start from here on are profiled: the client's loop, and its host's threads.
     threading.setprofile(on_call)
     try:
         with tempfile.TemporaryDirectory() as directory, cordwood.connect(directory) as store:

