@@ -2,8 +2,7 @@
 
 In the WAL, little-endian::
 
-    LEDGER_ENTRIES  u64 ledger, 20 key, u32 count, then each entry: u64 entry, i64 LAC,
-                    u64 length, u32 bytes of the body; then the bodies
+    LEDGER_ENTRIES  u64 ledger, 20 key, u32 count, then the entries: see `layout.entry_run`
     LEDGER_STATE    u32 count, then each ledger: u64 ledger, 20 key, u8 flags, i64 LAC
 
 A state record only adds: flags are joined, the LAC rises, and a known key stays.
@@ -110,13 +109,15 @@ class LedgerRow(NamedTuple):
 LedgerRecord = LedgerEntries | LedgerChanges
 
 
-def pack_entries(kind: int, record: LedgerEntries) -> list[Buffer]:
-    """A LEDGER_ENTRIES record, in parts."""
-    heads = b"".join(
-        _ENTRY.pack(each.entry, each.lac, each.length, len(each.body)) for each in record.entries
-    )
-    head = _HEAD.pack(record.ledger, record.key, len(record.entries))
-    return [bytes([kind]) + head + heads, *(each.body for each in record.entries)]
+def pack_entries(
+    kind: int, ledger: int, key: bytes, count: int, packed: Buffer
+) -> tuple[Buffer, Buffer]:
+    """A LEDGER_ENTRIES record, in parts.
+
+    Args:
+        packed: the entries, see `layout.entry_run`.
+    """
+    return bytes([kind]) + _HEAD.pack(ledger, key, count), packed
 
 
 def read_entries(data: memoryview) -> LedgerEntries:
@@ -128,18 +129,29 @@ def read_entries(data: memoryview) -> LedgerEntries:
     if len(data) < _HEAD.size:
         raise Malformed("entries of a ledger are cut short")
     ledger, key, count = _HEAD.unpack_from(data)
-    at = _HEAD.size + count * _ENTRY.size
-    if ledger > LEDGER_MAX or not 1 <= count <= ENTRIES_MAX or len(data) < at:
-        raise Malformed(f"{count} entries of ledger {ledger} are none that a node keeps")
+    if ledger > LEDGER_MAX:
+        raise Malformed(f"no ledger has the number {ledger}")
+    return LedgerEntries(ledger, key, unpack_entries(data[_HEAD.size :], count))
+
+
+def unpack_entries(packed: memoryview, count: int) -> tuple[KeptEntry, ...]:
+    """The entries of an `AddEntries` or of a record; bodies point into it.
+
+    Raises:
+        Malformed: there are not so many.
+    """
+    at = count * _ENTRY.size
+    if not 1 <= count <= ENTRIES_MAX or len(packed) < at:
+        raise Malformed(f"{count} entries of a ledger are none that a node keeps")
     found = []
-    for entry, lac, length, size in _ENTRY.iter_unpack(data[_HEAD.size : at]):
-        if not _is_entry(entry, lac, length) or size > BODY_BYTES_MAX or at + size > len(data):
-            raise Malformed(f"entry {entry} of ledger {ledger} is out of range")
-        found.append(KeptEntry(entry, lac, length, data[at : at + size]))
-        at += size
-    if at != len(data):
-        raise Malformed(f"entries of ledger {ledger} have bytes too many")
-    return LedgerEntries(ledger, key, tuple(found))
+    for entry, lac, length, size in _ENTRY.iter_unpack(packed[:at]):
+        if not _is_entry(entry, lac, length) or size > BODY_BYTES_MAX or at + size > len(packed):
+            raise Malformed(f"entry {entry} of a ledger is out of range")
+        start, at = at, at + size
+        found.append(KeptEntry(entry, lac, length, packed[start:at]))
+    if at != len(packed):
+        raise Malformed("entries of a ledger have bytes too many")
+    return tuple(found)
 
 
 def pack_changes(kind: int, record: LedgerChanges) -> bytes:

@@ -9,10 +9,12 @@ Source: docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from cordwood.layout.entry_run import pack_run
 from cordwood.layout.ledger_entry import BODY_BYTES_MAX, KEY_BYTES
 from cordwood.layout.ledger_metadata import METADATA_BYTES_MAX
 from cordwood.ledger import ENTRY_MAX, FRAGMENTS_MAX, LEDGER_MAX, NO_ENTRY
@@ -84,6 +86,8 @@ class AddEntries(Struct, frozen=True, tag="add_entries"):
     """Keep these entries, all of them durably or none.
 
     Attributes:
+        count, packed: the entries, see `layout.entry_run`; their numbers may have gaps. A node's
+            WAL has them as they come here.
         recovery: a recovery writes them once more: a fenced node takes them.
         mends: with `recovery`, they take the place of what is there under their numbers: the
             caller has read that, and it failed its check.
@@ -92,10 +96,17 @@ class AddEntries(Struct, frozen=True, tag="add_entries"):
 
     ledger: Ledger
     key: Key
-    entries: Annotated[list[EntryItem], Meta(min_length=1, max_length=ADD_ENTRIES_MAX)]
+    count: Annotated[int, Meta(ge=1, le=ADD_ENTRIES_MAX)]
+    packed: memoryview
     recovery: bool = False
     deferred: bool = False
     mends: bool = False
+
+
+def pack_items(items: Sequence[EntryItem]) -> memoryview:
+    """Entries as `AddEntries` has them."""
+    heads = [(item.entry, item.lac, item.length, len(item.body)) for item in items]
+    return memoryview(pack_run(heads, [item.body for item in items]))
 
 
 class AddReply(Struct, frozen=True, tag="added"):

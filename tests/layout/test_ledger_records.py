@@ -8,6 +8,7 @@ from layout_damage import bit_flips, damaged, only_ours, truncations
 
 from cordwood.errors import ChecksumMismatch, Malformed
 from cordwood.layout.engine_record import RecordKind, read_engine_record
+from cordwood.layout.entry_run import pack_run
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.ledger_records import (
     KeptEntry,
@@ -35,7 +36,11 @@ ENTRIES = LedgerEntries(7, KEY, (KeptEntry(0, -1, 3, b"foo"), KeptEntry(5, 4, 3,
 CHANGES = LedgerChanges(
     (LedgerChange(7, KEY, LedgerFlag.FENCED | LedgerFlag.LIMBO), LedgerChange(8, KEY, lac=4))
 )
-PACKED_ENTRIES = b"".join(pack_entries(RecordKind.LEDGER_ENTRIES, ENTRIES))
+RUN = pack_run(
+    [(each.entry, each.lac, each.length, len(each.body)) for each in ENTRIES.entries],
+    [each.body for each in ENTRIES.entries],
+)
+PACKED_ENTRIES = b"".join(pack_entries(RecordKind.LEDGER_ENTRIES, 7, KEY, 2, RUN))
 PACKED_CHANGES = pack_changes(RecordKind.LEDGER_STATE, CHANGES)
 PACKED = (PACKED_ENTRIES, PACKED_CHANGES)
 

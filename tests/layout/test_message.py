@@ -126,6 +126,7 @@ from cordwood.layout.message_ledgers import (
     SetLedger,
     SwitchAutorecovery,
     TellLac,
+    pack_items,
 )
 from cordwood.layout.message_maintenance import (
     ApplyMaintenance,
@@ -202,6 +203,7 @@ STAGE = bytes(range(16))
 SHARE = LogBlocks(9, "/orders", [BlockPlace(STAGE, [1, 2, 3], 2, 4)])
 KEY = bytes(range(20))
 LEDGER = pack_ledger(LedgerMetadata(7, Striping(3, 2, 2), (Fragment(0, (1, 2, 3)),)))
+ENTRY = EntryItem(0, -1, 4, b"body")
 CALLS: list[Call] = [
     Trim(9, lsn(3, 1), lsn(3, 2)),
     AskTime(9, -1, lsn(3, 2), True),
@@ -240,8 +242,9 @@ CALLS: list[Call] = [
     Unstage("query", 2, [STAGE]), AskStaged(STAGE), AskPublication("query"),
     BeginPublish("query", 7), CommitPublish("query", 7, 2, [SHARE]),
     FinishPublish("query", 3, {"/orders": (lsn(4, 1), lsn(4, 2))}),
-    AddEntries(7, KEY, [EntryItem(0, -1, 4, b"body"), EntryItem(1, 0, 8, b"")], True),
-    AddEntries(7, KEY, [EntryItem(0, -1, 4, b"body")], deferred=True), ForceEntries(7, KEY),
+    AddEntries(7, KEY, 2, pack_items([ENTRY, EntryItem(1, 0, 8, b"")]), True),
+    AddEntries(7, KEY, 1, pack_items([ENTRY]), deferred=True),
+    ForceEntries(7, KEY),
     ReadEntries(7, KEY, [0, 2**63 - 1], True), AskLac(7, KEY, False, 3, 20_000),
     ReadRun(7, KEY, 2**63 - 1, 2048, 1),
     TellLac(7, KEY, 3), AskLedger(2**63 - 1), CreateLedger(-1, LEDGER), SetLedger(7, 9, LEDGER),

@@ -11,7 +11,7 @@ from made_blocks import Made, run, turns
 from msgspec.structs import replace
 from scenarios import as_scenario
 
-from cordwood.errors import AccessDenied, Retryable
+from cordwood.errors import AccessDenied, Malformed, Retryable
 from cordwood.layout.entry_run import bodies_of, heads_of, is_run
 from cordwood.layout.ledger_records import (
     LEDGERS_TABLE,
@@ -29,6 +29,7 @@ from cordwood.layout.message_ledgers import (
     ReadEntries,
     ReadRun,
     TellLac,
+    pack_items,
 )
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.storage.ledgers.ledger_store import LedgerStore
@@ -39,7 +40,7 @@ LEDGER = 7
 
 def add(*entries: int, recovery: bool = False, body: bytes = b"body", key: bytes = KEY):
     items = [EntryItem(entry, entry - 1, 4 * entry + 4, body) for entry in entries]
-    return AddEntries(LEDGER, key, items, recovery)
+    return AddEntries(LEDGER, key, len(items), pack_items(items), recovery)
 
 
 async def run_of(store: LedgerStore, first: int, count: int = 9, bytes_max: int = 999) -> list[int]:
@@ -75,6 +76,20 @@ async def test_entries_are_kept_read_and_told_of() -> None:
         await store.add(add(4, key=bytes(20)))
     with pytest.raises(AccessDenied):
         await store.read(ReadEntries(LEDGER, bytes(20), [0]))
+
+
+@as_scenario(run)
+async def test_what_is_no_run_of_entries_is_refused() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    whole = add(0, 1)
+    for wrong in (
+        replace(whole, count=1), replace(whole, count=3), replace(whole, packed=whole.packed[:-1]),
+        replace(whole, packed=memoryview(b"")),
+    ):  # fmt: skip
+        with pytest.raises(Malformed):
+            await store.add(wrong)
+    assert await found_of(store, 0) == [Found.NO_LEDGER]
 
 
 @as_scenario(run)

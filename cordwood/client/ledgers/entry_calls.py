@@ -21,6 +21,7 @@ from cordwood.errors import (
     Rejected,
 )
 from cordwood.layout.ledger_entry import EntrySeal
+from cordwood.layout.ledger_records import unpack_entries
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
@@ -31,6 +32,7 @@ from cordwood.layout.message_ledgers import (
     ForceEntries,
     Found,
     ReadEntries,
+    pack_items,
 )
 from cordwood.protocol.ledger_writer import Refusal
 
@@ -61,7 +63,7 @@ async def ask_to_keep(
         except AccessDenied:
             return Refusal.DENIED, 0
         except RecordTooLarge as error:
-            if isinstance(call, AddEntries) and len(call.entries) > 1:
+            if isinstance(call, AddEntries) and call.count > 1:
                 return await _keep_halves(cluster, node, call, timeout_s=left_s)
             logger.warning("node %d takes no such entry of ledger %d: %s", node, call.ledger, error)
             return Refusal.TOO_LARGE, 0
@@ -84,10 +86,11 @@ async def _keep_halves(
 ) -> tuple[Refusal | None, int]:
     """Ask a node whose WAL is small for the entries of a call in two calls."""
     runs: set[int] = set()
-    for part in halves(call.entries):
-        refusal, run = await ask_to_keep(
-            cluster, node, replace(call, entries=part), timeout_s=timeout_s
-        )
+    kept = unpack_entries(call.packed, call.count)
+    items = [EntryItem(each.entry, each.lac, each.length, bytes(each.body)) for each in kept]
+    for part in halves(items):
+        half = replace(call, count=len(part), packed=pack_items(part))
+        refusal, run = await ask_to_keep(cluster, node, half, timeout_s=timeout_s)
         if refusal is not None:
             return refusal, 0
         runs.add(run)
@@ -122,8 +125,10 @@ async def add_again(
         RecordTooLarge: an entry is larger than the node's WAL takes.
     """
 
+    packed = pack_items(items)
+
     async def add(*, mends: bool) -> AddRefusal:
-        call = AddEntries(ledger, key, items, recovery=True, mends=mends)
+        call = AddEntries(ledger, key, len(items), packed, recovery=True, mends=mends)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:

@@ -15,7 +15,12 @@ from itertools import accumulate
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_calls import ask_to_keep
-from cordwood.layout.message_ledgers import ADD_ENTRIES_MAX, AddEntries, EntryItem
+from cordwood.layout.message_ledgers import (
+    ADD_ENTRIES_MAX,
+    AddEntries,
+    EntryItem,
+    pack_items,
+)
 from cordwood.protocol.ledger_effects import Refusal
 
 ADD_S = 5.0
@@ -58,6 +63,8 @@ class EntryOutbox:
         self._waiting: dict[int, list[EntryItem]] = {}
         self._on_way: dict[int, int] = {}
         self._flush_due = False
+        # The entries that were packed last.
+        self._packed: tuple[list[EntryItem], memoryview] = ([], memoryview(b""))
 
     def post(self, node: int, items: list[EntryItem]) -> None:
         """Send entries to a node, behind those that wait for it."""
@@ -94,9 +101,18 @@ class EntryOutbox:
         self._waiting[node] = queue[count:]
         return queue[:count]
 
+    def _pack(self, items: list[EntryItem]) -> memoryview:
+        """Entries as a call has them; nodes of one ensemble are mostly sent the same."""
+        if items is not self._packed[0]:
+            self._packed = items, pack_items(items)
+        return self._packed[1]
+
     async def _send(self, node: int, items: list[EntryItem]) -> None:
         try:
-            call = AddEntries(self._ledger, self._key, items, deferred=self._defers_sync)
+            packed = self._pack(items)
+            call = AddEntries(
+                self._ledger, self._key, len(items), packed, deferred=self._defers_sync
+            )
             refusal, run = await ask_to_keep(self._cluster, node, call, timeout_s=ADD_S)
         finally:
             self._on_way[node] -= 1

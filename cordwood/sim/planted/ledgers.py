@@ -9,7 +9,7 @@ from typing import Any
 from cordwood.client.ledgers import ledger_nodes, readable_ledger
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
-from cordwood.layout.ledger_records import KeptEntry, LedgerEntries, LedgerFlag
+from cordwood.layout.ledger_records import LedgerEntries, LedgerFlag, unpack_entries
 from cordwood.layout.message_ledgers import AddEntries, AddReply, ForceEntries, SetLedger
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.log_attributes import LogAttributes
@@ -99,7 +99,7 @@ def _deferred(*plants: Plant) -> Plant:
 async def _acks_from_memory(self: LedgerStore, call: AddEntries) -> AddReply:
     refusal = self._refusal(call)
     if not refusal:
-        kept = tuple(KeptEntry(e.entry, e.lac, e.length, e.body) for e in call.entries)
+        kept = unpack_entries(call.packed, call.count)
         self.index.apply(LedgerEntries(call.ledger, call.key, kept))
         self._wake(call.ledger)
     return AddReply(refusal)

@@ -69,7 +69,8 @@ class LedgerIndex:
         self.held = {ledger: HeldLedger(*row) for ledger, row in (stored or {}).items()}
         self.stored_entries = 0
         self._changed: dict[int, None] = {}
-        self._added: dict[tuple[int, int], None] = {}
+        # By ledger.
+        self._added: dict[int, set[int]] = {}
 
     def get(self, ledger: int) -> HeldLedger | None:
         """A ledger's state, None if this node never heard of it."""
@@ -104,11 +105,11 @@ class LedgerIndex:
         self._changed[record.ledger] = None
         if held.flags.is_empty:
             return 0
-        for each in record.entries:
-            held.entries[each.entry] = each
-            held.last = max(held.last, each.entry)
-            held.lac = max(held.lac, each.lac)
-            self._added[record.ledger, each.entry] = None
+        entries = {each.entry: each for each in record.entries}
+        held.entries.update(entries)
+        held.last = max(held.last, *entries)
+        held.lac = max(held.lac, max([each.lac for each in record.entries]))
+        self._added.setdefault(record.ledger, set()).update(entries)
         self.stored_entries += len(record.entries)
         return entries_bytes(record.entries)
 
@@ -124,10 +125,14 @@ class LedgerIndex:
         changed, self._changed = self._changed, {}
         added, self._added = self._added, {}
         rows: list[Row] = []
-        for ledger, entry in sorted(added):
-            kept = self.held[ledger].entries.get(entry)
-            if kept is not None:
-                rows.append((entry_row_key(ledger, entry), pack_entry_row(kept)))
+        for ledger in sorted(added):
+            # Not those that a flag took away since.
+            held = self.held[ledger].entries
+            rows += [
+                (entry_row_key(ledger, entry), pack_entry_row(held[entry]))
+                for entry in sorted(added[ledger])
+                if entry in held
+            ]
         rows += [(state_row_key(each), pack_state_row(self.held[each].row)) for each in changed]
         return rows
 
@@ -137,5 +142,5 @@ class LedgerIndex:
         for key, _ in rows:
             if key[:1] == b"e":
                 ledger, entry = read_entry_row_key(key)
-                if (ledger, entry) not in self._added:
+                if entry not in self._added.get(ledger, ()):
                     self.held[ledger].entries.pop(entry, None)

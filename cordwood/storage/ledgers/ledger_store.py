@@ -36,6 +36,7 @@ from cordwood.layout.ledger_records import (
     LedgerFlag,
     pack_changes,
     pack_entries,
+    unpack_entries,
 )
 from cordwood.layout.message import DoneReply
 from cordwood.layout.message_ledgers import (
@@ -121,17 +122,19 @@ class LedgerStore:
         what the node has room for until they are durable, and readers see them then.
 
         Raises:
+            Malformed: they are no entries.
             Retryable: the write failed; some of them may be kept.
             RecordTooLarge: this node's WAL never takes so many at once.
         """
-        if not (call.recovery and call.mends) and await self._has_others(call):
+        entries = unpack_entries(call.packed, call.count)
+        if not (call.recovery and call.mends) and await self._has_others(call, entries):
             return AddReply(AddRefusal.OTHER)
         refusal = self._refusal(call)
         if refusal is not AddRefusal.NONE:
             return AddReply(refusal)
-        kept = tuple(KeptEntry(e.entry, e.lac, e.length, e.body) for e in call.entries)
-        record = LedgerEntries(call.ledger, call.key, kept)
-        parts = pack_entries(RecordKind.LEDGER_ENTRIES, record)
+        record = LedgerEntries(call.ledger, call.key, entries)
+        kind = RecordKind.LEDGER_ENTRIES
+        parts = pack_entries(kind, call.ledger, call.key, call.count, call.packed)
         try:
             durable = self._engine.begin_beside(parts, record, reserve_ok=call.recovery)
             if call.deferred:
@@ -185,7 +188,7 @@ class LedgerStore:
             return AddRefusal.GONE
         if self._is_fenced(call.ledger, held) and not call.recovery:
             return AddRefusal.FENCED
-        engine, size = self._engine, sum(len(each.body) for each in call.entries)
+        engine, size = self._engine, len(call.packed)
         if self._takes_no_writers() and not call.recovery:
             return AddRefusal.READ_ONLY
         if engine.failed:
@@ -206,13 +209,13 @@ class LedgerStore:
         a lost node's are: a writer that stayed would be shut out once the grace is over."""
         return bool(self._engine.read_only) or self._engine.is_given_away
 
-    async def _has_others(self, call: AddEntries) -> bool:
+    async def _has_others(self, call: AddEntries, entries: Sequence[KeptEntry]) -> bool:
         """Whether the ledger has another entry of one of these numbers. A repeat is equal: every
         copy tells the LAC as it was when its entry was added."""
         held = self._known(call.ledger, call.key)
         if held is None or held.last == NO_ENTRY:
             return False
-        below = [each.entry for each in call.entries if each.entry <= held.last]
+        below = [each.entry for each in entries if each.entry <= held.last]
         if not below:
             return False
         try:
@@ -223,7 +226,7 @@ class LedgerStore:
         known = {each.entry: each for each in found if each is not None}
         return any(
             (each.lac, each.length) != (kept.lac, kept.length) or each.body != kept.body
-            for each in call.entries
+            for each in entries
             if (kept := known.get(each.entry)) is not None
         )
 
