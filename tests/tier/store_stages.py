@@ -182,8 +182,8 @@ def seaweedfs_server(program: str, path: Path) -> Iterator[S3Server]:
             lambda: process.send_signal(signal.SIGCONT),
         )
     finally:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
+        # Nobody needs its data any more, and an orderly end takes it 25 s.
+        process.kill()
         process.wait(30)
 
 
