@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import assert_never
 
-from cordwood.errors import Rejected
+from cordwood.errors import Fenced, Rejected
 from cordwood.layout.message import (
     AskConsumers,
     BeatConsumer,
@@ -38,6 +38,7 @@ from cordwood.protocol.consumer_group import (
     logs_left,
     names_in,
     save,
+    shortened,
     without_logs,
 )
 
@@ -85,6 +86,10 @@ class ConsumerCalls:
                     raise
                 await self._consumers.change(call.consumer, partial(self._without, gone=gone))
                 continue
+            except Fenced:
+                # What a refused call decided is not kept, and this has to be: see `shortened`.
+                await self._consumers.change(call.consumer, self._shortened)
+                raise
             wanted = names_in(group)
             if not wanted:
                 return _reply(call.consumer, group)
@@ -110,6 +115,9 @@ class ConsumerCalls:
 
     def _without(self, group: Group, gone: Collection[str]) -> Group:
         return without_logs(give_up_absent(group, self._now_us()), gone)
+
+    def _shortened(self, group: Group) -> Group:
+        return shortened(group, self._now_us())
 
     def _decide(
         self, group: Group, call: JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors

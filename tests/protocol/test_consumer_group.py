@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cordwood.errors import Fenced, Rejected
 from cordwood.protocol.consumer_group import (
+    LEASE_US_MAX,
     Group,
     Owner,
     beat,
@@ -179,6 +180,18 @@ class TestSaving:
             save(later, {"b": 1}, member="m1", generation=group.generation)
         with pytest.raises(Fenced, match="join again"):
             beat(later, "m1", group.generation, TTL + 2, TTL)
+
+    def test_a_lease_of_a_clock_that_was_ahead_is_shortened(self) -> None:
+        """It held the logs of a dead member for as long as the clock had been ahead."""
+        hour = 3600 * S
+        group = join(Group(), "dead", "ab", hour, TTL)
+        group = join(group, "m1", "ab", 0, TTL)
+        assert group.members["dead"].expires_us == LEASE_US_MAX
+        (waits,) = [own for own in group.owners.values() if own.successor]
+        assert waits.due_us == LEASE_US_MAX
+        group = beat(group, "m1", group.generation, LEASE_US_MAX, TTL)
+        assert group.logs_of("m1") == ("a", "b")
+        assert join(Group(), "m1", "a", 0, 10 * hour).members["m1"].expires_us == LEASE_US_MAX
 
     def test_a_zombie_does_not_save_where_nobody_reads_any_more(self) -> None:
         """Its successor has saved and left; who joins next would skip what lies between."""

@@ -33,7 +33,7 @@ from cordwood.nodes import NodeId
 from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group, save
 from cordwood.sim.planted import appending_scenarios, reading_scenarios, scenarios
-from cordwood.sim.planted.bug import PlantedBug, at, value
+from cordwood.sim.planted.bug import PlantedBug, at, together, value
 from cordwood.wire import connection, peers
 from cordwood.wire import server as wire_server
 from cordwood.wire.connection import Connection
@@ -262,6 +262,11 @@ BUGS = (
                scene="tests/client/append/test_producer_forked.py"),
     PlantedBug("polls-take-all", "questions that wait for news leave a client's other calls no turn",
                value(lambda: connection.POLLS_AT_ONCE, 1 << 20), scene="tests/wire/test_connection.py"),
+    PlantedBug("leases-of-any-length", "a lease that a clock ahead of time wrote is believed",
+               together(at(consumer_group.shortened).instead(lambda group, now_us: group),
+                        at(consumer_group.shortened, within=consumer_calls).instead(
+                            lambda group, now_us: group)),
+               scene="tests/client/read/test_consumer_handover.py"),
     PlantedBug("calls-unmarked", "a node does not recognise the second try of a call",
                at(Cluster.new_mark).instead(lambda self: ""),
                scene="tests/client/admin/test_maintenance.py"),

@@ -9,11 +9,12 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from scenarios import as_scenario
 
-from cordwood.client.read.consumer import MEMBER_TTL_S, Consumer
+from cordwood.client.read.consumer import BEATS, MEMBER_TTL_S, Consumer
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, Unreachable
 from cordwood.layout.message import Call, Reply, SaveCursors
 from cordwood.lsn import make_lsn
+from cordwood.protocol.consumer_group import LEASE_US_MAX
 from cordwood.sim.planted import find_bug, planted
 
 
@@ -138,3 +139,40 @@ async def test_one_that_was_replaced_may_be_started_anew(cluster: ClusterAtHand)
         await consumer.start()
         assert await drained(consumer) == {"/log": [1, 2, 3, 4, 5]}
         await consumer.close()
+
+
+HOUR_US = 3_600_000_000
+
+
+async def a_member_dies_after_clocks_were_ahead(cluster: ClusterAtHand, *, member: str) -> None:
+    """Its lease ended an hour later, and until then nobody read its log, or could save."""
+    async with cluster.client() as store, cluster.client() as other:
+        await fill(store, "log")
+        dead = await store.consumer("group", "log", member="m1", save_every_s=None)
+        await dead.start()
+        for number in cluster.numbers:
+            cluster.machine(number).clock.step(HOUR_US)
+        await asyncio.sleep(MEMBER_TTL_S / BEATS + 1)
+        for number in cluster.numbers:
+            cluster.machine(number).clock.step(-HOUR_US)
+        dead._beating.cancel()  # it is killed
+        async with other.consumer("group", "log", member=member, save_every_s=None) as consumer:
+            async with asyncio.timeout(LEASE_US_MAX / 1e6 + MEMBER_TTL_S):
+                while not await consumer.read(timeout_s=1):
+                    pass
+                while True:
+                    try:
+                        await consumer.save()
+                        break
+                    except Fenced:
+                        await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize("member", ["m2", ""])
+def test_a_lease_of_clocks_that_were_ahead_ends_within_a_minute(*, member: str) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await a_member_dies_after_clocks_were_ahead(cluster, member=member)
+
+    simulate(scenario)
+    with planted(find_bug("leases-of-any-length")), pytest.raises(TimeoutError):
+        simulate(scenario)
