@@ -1,4 +1,4 @@
-"""How fast one client appends, beside what the disk alone does with as many copies.
+"""How fast one client appends, beside the disk alone with as many copies.
 
 Three standard profiles: small records one by one with many in flight, 64 KiB blocks, and
 small records in blocks that the client makes.
@@ -31,16 +31,16 @@ from cordwood.settings import MIB
 LOG = "bench/append"
 
 SECONDS_MAX = 60.0
-"""A repeat that is given a number of records ends after this long, however slow it is."""
+"""A repeat with a fixed number of records ends after this time in any case."""
 
 WARM_UP_SHARE = 0.1
 """Appended before the first repeat: starts the sequencer and opens every connection."""
 
 PLANNED_BYTES_PER_S = 400_000_000
-"""How much room a repeat of so many seconds is given; it ends where that is used up."""
+"""Bytes for a repeat of a given number of seconds; the repeat ends when they are used up."""
 
 Say = Callable[[str], None]
-"""Told what is being done, for a person who waits."""
+"""Called with the present step, for a person who waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,10 @@ class AppendProfile:
     Attributes:
         name: of the figure.
         size: bytes of a record.
-        in_flight: records, or batches, that wait for their answer at a time.
-        batch: records of an `append_many`, each of which is one block; 0 appends singly.
-        records: of one repeat.
-        seconds: a repeat ends then, if `records` did not end it.
-        counts_records: batches are told by their records and not by their bytes.
+        in_flight: records, or batches, that wait for their answer at a time. batch: records of an
+        `append_many`, which is one block; 0 appends single records. records: of one repeat.
+        seconds: the end of a repeat, if `records` did not end it. counts_records: whether the
+        figure of batches counts records and not bytes.
     """
 
     name: str
@@ -85,7 +84,7 @@ class AppendProfile:
 
     @property
     def block_bytes(self) -> int:
-        """About what one block holds: a batch, or an eighth of what is in flight."""
+        """The approximate bytes of one block: a batch, or an eighth of the records in flight."""
         return max(1, self.size) * (self.batch or max(1, self.in_flight // 8))
 
     @property
@@ -118,10 +117,9 @@ def custom_profile(
     records: int | None,
     seconds: float | None,
 ) -> AppendProfile:
-    """A profile from options; what is not given is as in the standard one that is nearest.
+    """A profile from options; other values are those of the nearest standard profile.
 
-    Raises:
-        BadSetting: it cannot be.
+    Raises: BadSetting: the options contradict each other or exceed a limit.
     """
     usual = BLOCKS if batch else SINGLES
     size = usual.size if size is None else size
@@ -130,7 +128,7 @@ def custom_profile(
         fitting = max(1, int(seconds * PLANNED_BYTES_PER_S) // max(256, size))
         records = fitting if records is None else min(records, fitting)
     if records is None:
-        # As many bytes as the standard one, and never so few that a repeat is all warm-up.
+        # As many bytes as the standard profile, but enough that a repeat is not only warm-up.
         records = max(4 * in_flight * (batch or 1), usual.records * usual.size // max(64, size))
     kind = f"x{batch}_batches" if batch else "_singles"
     name = f"append_{size}B{kind}_{in_flight}_in_flight"
@@ -143,8 +141,8 @@ async def bench_append(
     """Measure one profile.
 
     Args:
-        url: a cluster that runs, whose log `bench/append` then grows; None starts one.
-        directory: where a fresh cluster and the reference's files may lie.
+        url: a running cluster, whose log `bench/append` then grows; None starts one. directory: for
+        a fresh cluster and the reference's files.
         nodes: of a fresh cluster.
     Raises:
         CordwoodError: the cluster did not start, or an append failed.
@@ -182,7 +180,7 @@ async def bench_append(
 
 
 async def _sample(store: Store, profile: AppendProfile, reference: DiskReference) -> Sample:
-    """The reference, and at once after it the appends."""
+    """Measure the reference, and at once after it the appends."""
     bytes_per_second = await reference.bytes_per_second()
     run = await run_profile(store, profile)
     ordered = sorted(run.latencies_s)
@@ -195,7 +193,7 @@ async def _sample(store: Store, profile: AppendProfile, reference: DiskReference
 
 
 async def run_profile(store: Store, profile: AppendProfile, share: float = 1.0) -> AppendRun:
-    """Append to one log as a profile says, or so large a share of it.
+    """Append to one log as a profile says, or a share of that.
 
     Raises:
         CordwoodError: an append failed.
@@ -209,7 +207,7 @@ async def run_profile(store: Store, profile: AppendProfile, share: float = 1.0) 
 
 
 def _reference_bytes(profile: AppendProfile) -> int:
-    """One write of the reference: a batch, or all that is in flight, as a wave could be."""
+    """Bytes of one write of the reference: a batch, or all records in flight, as in one wave."""
     if profile.batch:
         return max(1, profile.batch * profile.size)
     return max(1, min(WAVE_BYTES_MAX, profile.in_flight * profile.size))

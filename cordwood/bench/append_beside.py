@@ -16,7 +16,7 @@ from cordwood.bench.place import bench_place
 from cordwood.errors import BadSetting
 
 NATS_S = 1.0
-"""Of each of its runs: tens of thousands of messages."""
+"""Length of each of its runs: tens of thousands of messages."""
 
 
 async def bench_beside_nats(
@@ -67,7 +67,7 @@ async def bench_beside_nats(
 async def bench_logs(
     profile: AppendProfile, logs: int, *, directory: str, nodes: int, repeats: int, say: Say
 ) -> Figure:
-    """Single appends to so many logs in turn, beside the same appends to one of them.
+    """Single appends to this many logs in turn, beside the same appends to one of them.
 
     Raises:
         BadSetting: a profile of batches, or no logs.
@@ -77,7 +77,7 @@ async def bench_logs(
     if profile.batch or logs < 1:
         raise BadSetting("many logs are appended to one record at a time, and are at least 1")
     name = f"{profile.name}_{logs}_logs"
-    # In the worst case each record is a block of its own, and half of all go to one log.
+    # In the worst case each record is a separate block, and half of all records go to one log.
     blocks = round(profile.records * (repeats + 2 * WARM_UP_SHARE)) + profile.blocks * repeats
     say(f"{name}: starting")
     async with (

@@ -24,7 +24,7 @@ from cordwood.settings import MIB, ClientSettings
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """When a loop stops to append: at a count of records, or after so many seconds."""
+    """The end of a loop: after a number of records, or after a number of seconds."""
 
     records: int
     seconds: float
@@ -32,7 +32,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class AppendRun:
-    """What one loop did.
+    """The result of one loop.
 
     Attributes:
         seconds: from the first append to the last answer.
@@ -79,7 +79,7 @@ async def append_singles(
 async def append_batches(
     store: Store, log: str, values: Sequence[bytes], in_flight: int, limit: Limit
 ) -> AppendRun:
-    """Append the same batch again and again, a worker for each in flight.
+    """Append the same batch again and again, with a worker for each batch in flight.
 
     Raises:
         CordwoodError: an append failed.

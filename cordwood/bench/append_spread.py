@@ -1,9 +1,8 @@
 """How evenly a burst on one log spreads over the nodes of its nodeset.
 
-A log keeps a copyset for 32 MiB and then draws another, sooner where a node has no room for
-more: so one hot log is served by every node and not by R of them, which is what free placement
-is for. The figure is what the least used node holds, beside
-what it would hold if all held the same.
+A log keeps a copyset for 32 MiB and then draws another copyset, sooner if a node has no free space.
+So all nodes serve one hot log, and not only R of them: this is the purpose of free placement. The
+figure is the bytes on the least used node, beside an even share.
 
 Source: docs/sources/logdevice.md 2.5 (copysets, nodesets); docs/design.md §4.
 """
@@ -26,13 +25,13 @@ BATCH = 64
 IN_FLIGHT = 16
 
 BURST_RECORDS = 192_000
-"""Six times what a copyset is kept for, a second or two of appends."""
+"""Six times the bytes of one copyset, a second or two of appends."""
 
 BURST_S = 60.0
 
 
 async def bench_spread(*, directory: str, nodes: int, repeats: int, say: Say) -> Figure:
-    """Append a burst to one log of a fresh cluster, and ask each node what it holds.
+    """Append a burst to one log of a fresh cluster, and ask each node for its bytes.
 
     Raises:
         CordwoodError: the cluster did not start, an append failed, or a node was silent.

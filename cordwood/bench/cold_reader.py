@@ -1,13 +1,13 @@
-"""What a reader of cold data does to those who append, and to readers at the tail.
+"""The effect of a reader of cold data on appends, and on readers at the tail.
 
-One node, on which a log lies that was flushed to LogsDB long ago and is in no cache. Records
-are appended to another log at a fixed rate and read at its tail, first alone and then while a
-reader in a process of its own goes through the cold log, again and again, as fast as it can.
-The reference of each latency is the same latency alone, a moment before. The cold log may also
-lie in main storage, and no longer on the node: the reader then asks the node for the end alone.
+One node has a log that was flushed to LogsDB long ago and is in no cache. Records are appended to
+another log at a fixed rate and read at its tail, first alone. Then a reader in a separate process
+goes through the cold log at the same time, again and again, as fast as it can. The reference of
+each latency is the same latency alone, a moment before. The cold log may also be in main storage,
+and no longer on the node: then the reader asks the node only for the end.
 
-As a program it is that reader: `python -m cordwood.bench.cold_reader URL` reads until its
-standard input ends, and prints how many bytes a second it got.
+As a program this module is that reader: `python -m cordwood.bench.cold_reader URL` reads until its
+standard input ends, and prints its bytes a second.
 
 Source: docs/design.md §5 ("a catch-up reader does not disturb tailing"); docs/sources/s3stream.md
 (e), the row on catch-up reads.
@@ -41,7 +41,8 @@ COLD = "bench/cold"
 HOT = "bench/hot"
 
 TICK_S = 0.002
-"""A record each so long: 500 a second ask little of anybody, and so show what stands in the way."""
+"""Pause between two records: 500 a second are a small load, so their latency shows what delays
+them."""
 
 SIZE = 1024
 FILL_TIMEOUT_S = 120.0
@@ -50,24 +51,25 @@ LOOK_S = 0.1
 FILL_IN_FLIGHT = 8
 FILL_BATCH = 64
 FLUSHED_SHARE = 0.75
-"""Of the cold log must be in LogsDB: what gathered last may stay in the cache for a minute."""
+"""Share of the cold log that must be in LogsDB: the last blocks may stay in the cache for a
+minute."""
 LEFT_SHARE = 0.25
-"""Of a log in main storage may still be on the node: its newest partition."""
+"""Share of a log in main storage that may still be on the node: its newest partition."""
 TIERED = LogAttributes(tier=True, local_retention=0.0, tier_after_bytes=8 * MIB, tier_after_s=1.0)
 SHORT_PARTITIONS = StorageSettings(
     partition_bytes=32 * MIB, partition_age_s=5.0, retention_every_s=1.0
 )
-"""A node drops whole partitions. With the defaults the last one stays for a quarter of an hour."""
+"""Settings for small partitions. A node drops whole partitions, and with the defaults the last one
+stays for a quarter of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdProfile:
-    """How much.
+    """The sizes of the measurement.
 
-    Attributes:
-        cold_bytes: of the log that is read cold: more than all caches of the node.
-        seconds: of each half of a repeat.
-        is_tiered: the cold log is in main storage, a directory beside the node's.
+    Attributes: cold_bytes: bytes of the cold log: more than all caches of the node. seconds: length
+    of each half of a repeat. is_tiered: whether the cold log is in main storage, a directory beside
+    the node's.
     """
 
     cold_bytes: int = 320 * MIB
@@ -76,13 +78,13 @@ class ColdProfile:
 
     @property
     def reader(self) -> str:
-        """What figures call the reader."""
+        """The reader's name in figures."""
         return "tier_reader" if self.is_tiered else "cold_reader"
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Seconds that appends took, and that records took to a reader at the tail."""
+    """Seconds of appends, and seconds that records took to a reader at the tail."""
 
     appends: list[float] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
@@ -155,7 +157,7 @@ def _figures(
 
 
 async def _fill(url: str, blocks: int) -> None:
-    """Fill the cold log. No two records are alike: objects would keep equal ones once."""
+    """Fill the cold log. All records differ, because objects would store equal ones only once."""
     settings = client_settings(SIZE, FILL_IN_FLIGHT, FILL_BATCH)
     left = iter(range(blocks))
 
@@ -179,7 +181,7 @@ async def _wait_until_flushed(logsdb: str, size: float) -> None:
 
 
 async def _wait_until_let_go(directory: str, logsdb: str, profile: ColdProfile) -> None:
-    """The log is in main storage, and the node has dropped all but the end of it."""
+    """Wait until the log is in main storage, and the node has dropped all except the end of it."""
     history = os.path.join(directory, "history")
     async with asyncio.timeout(FILL_TIMEOUT_S):
         while (  # noqa: ASYNC110 - another process writes them
@@ -199,7 +201,8 @@ def _bytes_below(directory: str, ending: str = ".sst") -> int:
 
 
 async def _offered(store: Store, seconds: float) -> _Seen:
-    """Append a record each TICK_S by the clock, with a reader at the tail; how long both took."""
+    """Append a record each TICK_S by the clock, with a reader at the tail. Returns both
+    latencies."""
     seen = _Seen()
     ticks = round(seconds / TICK_S)
     stream = await store.read(HOT, "tail", None)
@@ -231,7 +234,8 @@ async def _offered(store: Store, seconds: float) -> _Seen:
 
 @asynccontextmanager
 async def _cold_reader(url: str, rates: list[float]) -> AsyncIterator[None]:
-    """A process that reads the cold log for the length of the block; its MB/s at the end."""
+    """Run a process that reads the cold log for the length of the block. Gives its MB/s at the
+    end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cordwood.bench.cold_reader", url,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What the disk alone does: the same copies, durable, and no Cordwood around them.
+"""The speed of the disk alone: the same copies, durable, without Cordwood.
 
 One file for each copy, preallocated and written, opened through the same seam as a
 node's WAL (O_DIRECT and O_DSYNC, or fdatasync where there is no O_DIRECT). A write
@@ -20,7 +20,7 @@ from cordwood.host.real_disk import RealDisk
 from cordwood.host.seams import DISK_BLOCK_BYTES, DirectFile
 
 RING_BYTES_MIN = 64 << 20
-"""As large as a busy WAL's working end, so that blocks are not written again at once."""
+"""As large as the working end of a busy WAL, so that blocks are not rewritten at once."""
 
 WAVE_BYTES_MAX = 1 << 20
 """A sequencer's run of blocks is no longer than this either."""

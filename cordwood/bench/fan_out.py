@@ -1,12 +1,12 @@
-"""What a hundred readers at the tail cost those who append.
+"""The cost of a hundred readers at the tail for appends.
 
-Records are appended as fast as they go beside one reader, and then beside a hundred that each
-take every block. The readers are one client in a process of its own, as those who append and
-those who read seldom share one. A run is over when the last record is acknowledged and every
-reader has it, so readers that fell behind are waited for.
+Records are appended as fast as possible beside one reader, and then beside a hundred readers that
+each take every block. The readers are one client in a separate process, because appending and
+reading programs seldom share a process. A run is over when the last record is acknowledged and
+every reader has it, including readers that fell behind.
 
-As a program it is those readers: `python -m cordwood.bench.fan_out URL READERS RECORDS` prints a
-line once all of them are at the tail, and another once each was given so many records.
+As a program this module is those readers: `python -m cordwood.bench.fan_out URL READERS RECORDS`
+prints a line when all readers are at the tail, and another line when each has this many records.
 
 Source: docs/sources/logdevice.md 2.10 and 4; docs/design.md §4.
 """
@@ -36,8 +36,7 @@ TIMEOUT_S = 120.0
 
 
 async def fan_out(url: str, readers: int, records: int, size: int) -> Sample:
-    """Records appended and read a second beside so many readers, and at once before that beside
-    one.
+    """Records appended and read a second beside this many readers, and just before that beside one.
 
     Raises:
         CordwoodError: an append or a read failed, or the readers did not get all in time.
@@ -63,7 +62,8 @@ async def _beside(url: str, readers: int, records: int, size: int) -> float:
 async def _readers(
     url: str, readers: int, records: int
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """A process with so many readers, at the tail by now; what waits until all have all."""
+    """Start a process with this many readers and wait until they are at the tail. Gives a function
+    that waits until all readers have all records."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cordwood.bench.fan_out", url, str(readers), str(records),
         stdout=asyncio.subprocess.PIPE,

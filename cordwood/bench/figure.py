@@ -19,8 +19,8 @@ class Sample:
     """One repeat.
 
     Attributes:
-        value, reference: in one unit, measured one right after the other; a reference of
-            None where this machine has none.
+        value, reference: in one unit, measured one right after the other; None if this machine has
+            no reference.
         p50_ms, p99_ms: latencies in this repeat, None where there are none.
     """
 
@@ -32,17 +32,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a bench verb reports; `--json` prints these fields.
+    """The report of a bench command; `--json` prints these fields.
 
     Attributes:
         name: of the measurement, the same from run to run.
         value, unit: the median over the repeats.
-        reference, reference_is: the median of what it is compared with, and what that is.
-        ratio: value over reference, the median of the repeats' own ratios. Both are None
-            where any repeat has no reference.
+        reference, reference_is: the median of the reference, and its description. ratio: value over
+        reference, the median of the repeats' own ratios. Both are None if any repeat has no
+        reference.
         p50_ms, p99_ms: medians over the repeats, None where there are none.
-        repeats: how many.
-        parameters: what else decides the result.
+        repeats: number of repeats. parameters: other values that decide the result.
     """
 
     name: str

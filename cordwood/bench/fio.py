@@ -1,4 +1,4 @@
-"""fio's word on a disk: the same writes, made by a program that does nothing else.
+"""fio's figures of a disk: the same writes, made by a program that does nothing else.
 
 Source: docs/sources/s3stream.md (e); docs/sources/hotpath.md §1.
 """
@@ -15,23 +15,21 @@ from typing import Any
 from cordwood.errors import Unreachable
 
 START_TIMEOUT_S = 30.0
-"""On top of its run time: fio starts in a second, on a busy machine in a few."""
+"""Time limit beyond its run time: fio starts in a second, on a busy machine in a few."""
 
 ONCE_TIMEOUT_S = 600.0
-"""Once through a WAL of 64 GiB on a disk of 100 MB/s."""
+"""Time limit of one pass through a WAL of 64 GiB on a disk of 100 MB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class FioJob:
-    """What fio is asked to do: go through `length` bytes at `offset`, and again.
+    """The job of fio: go through `length` bytes at `offset`, again and again.
 
-    Attributes:
-        path: a file that is there, or a device. What it holds there is written over.
+    Attributes: path: an existing file, or a device. Its content there is overwritten.
         block_bytes: of one operation.
         depth: operations in flight.
-        seconds: how long; None once through.
-        bytes_per_s: an even pace to keep to; None goes as fast as it can.
-        reads: read instead, and nothing is changed.
+        seconds: the length; None for one pass. bytes_per_s: an even pace to keep; None for full
+        speed. reads: whether to read instead, which changes nothing.
     """
 
     path: str
@@ -92,7 +90,7 @@ async def run_fio(program: str, job: FioJob) -> FioResult:
     """Run one job.
 
     Raises:
-        Unreachable: fio did not run to its end; the text has what it said.
+        Unreachable: fio did not run to its end; the text has its output.
     """
     process = await asyncio.create_subprocess_exec(
         program, *job.arguments(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -112,20 +110,18 @@ async def run_fio(program: str, job: FioJob) -> FioResult:
 
 
 async def _reap(process: asyncio.subprocess.Process) -> None:
-    """A benchmark that is stopped leaves no fio behind that goes on writing."""
+    """Stop fio, so that an interrupted benchmark leaves no fio that goes on writing."""
     if process.returncode is None:
         process.kill()
         await process.wait()
 
 
 def read_result(printed: bytes, *, reads: bool = False) -> FioResult:
-    """What a run printed; warnings may stand before the JSON.
+    """Parse the output of a run; warnings may come before the JSON.
 
-    Args:
-        reads: whether it was asked to read.
+    Args: reads: whether the job was to read.
 
-    Raises:
-        Unreachable: it is not what fio prints, or fio wrote nothing.
+    Raises: Unreachable: the output is not fio's, or fio wrote nothing.
     """
     try:
         job: dict[str, Any] = json.loads(printed[printed.index(b"{") :])["jobs"][0]

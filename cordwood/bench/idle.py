@@ -1,13 +1,14 @@
-"""What a storage node keeps in memory for a log, and for a partition, that nobody touches.
+"""The memory of a storage node for an idle log, and for an idle partition.
 
-LogsDB alone: blocks are flushed, once into many logs of one partition, once into many
-partitions of one log, and once into as many of both, each log in one partition; what the process
-has grown by is counted after all that is transient was let go of. Each has a process of its
-own: what one has let go of another would take without growing. A LogsDB that was filled is
-opened again, as a node's start does it.
+LogsDB alone: blocks are flushed into many logs of one partition, then into many partitions of one
+log, and then into as many of both, each log in one partition. The growth of the process is measured
+after all transient memory is free. Each case runs in a separate process, because a second case
+would reuse the free memory of the first without growing. The filled LogsDB is opened again, as at a
+node's start.
 
-As a program it is one of those processes: `python -m cordwood.bench.idle DIR LOGS PARTITIONS`
-fills a LogsDB in DIR with so many logs in each of so many partitions and prints what that cost.
+As a program this module is one of those processes: `python -m cordwood.bench.idle DIR LOGS
+PARTITIONS` fills a LogsDB in DIR with LOGS logs in each of PARTITIONS partitions and prints the
+cost.
 
 Source: docs/design.md §5 (thousands of partitions and 100,000 logs stay cheap).
 """
@@ -44,21 +45,23 @@ from cordwood.storage.logs_db.rocks_logs import rocks_tables
 BODY = bytes(100)
 
 LOGS_A_FLUSH = 10_000
-"""So many that a flush is a few megabytes, as a real one is."""
+"""Number of blocks in a flush, which then has a few megabytes, as a real flush."""
 
 FILES_MAX = 10_000
-"""More than any of these has: one partition takes all."""
+"""More bytes than any of these cases, so that one partition takes all."""
 
 LOGS = "idle_log"
 PARTITIONS = "idle_partition"
 BOTH = "idle_logs_and_partitions"
 
 FILL_TIMEOUT_S = 1800.0
-"""A partition takes some 10 ms to make, and ten times that on a machine that does other things."""
+"""Time limit for one partition, which takes some 10 ms to make, and ten times that on a busy
+machine."""
 
 
 class _Cost(NamedTuple):
-    """What a fill cost: bytes that the process grew by, seconds of it, and of a start after it."""
+    """The cost of a fill: growth of the process in bytes, seconds of the fill, seconds of a start
+    after it."""
 
     grown: int
     seconds: float
@@ -66,12 +69,10 @@ class _Cost(NamedTuple):
 
 
 async def bench_idle(*, logs: int, partitions: int, directory: str, say: Say) -> list[Figure]:
-    """Measure both, each in a LogsDB of its own, and then together.
+    """Measure both, each in a separate LogsDB, and then together.
 
-    Args:
-        logs: how many, of one block each.
-        partitions: how many, of one file each.
-        directory: where they may lie; removed at the end.
+    Args: logs: number of logs, of one block each. partitions: number of partitions, of one file
+    each. directory: for the databases; removed at the end.
     Raises:
         CordwoodError: LogsDB failed.
     """
@@ -104,7 +105,7 @@ async def bench_idle(*, logs: int, partitions: int, directory: str, say: Say) ->
 
 
 async def _cost(directory: str, logs: int, partitions: int) -> _Cost:
-    """Fill a LogsDB in a process of its own.
+    """Fill a LogsDB in a separate process.
 
     Args:
         logs: in each partition.

@@ -1,4 +1,4 @@
-"""What importing costs a program, in a fresh interpreter.
+"""The cost of importing Cordwood, in a fresh interpreter.
 
 Source: docs/design.md §11 (pyarrow is a core dependency, imported lazily).
 """
@@ -12,10 +12,10 @@ from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.errors import Unreachable
 
 HEAVY = ("pyarrow", "pyspark", "rocksdict")
-"""What `import cordwood` must never load."""
+"""Modules that `import cordwood` must never load."""
 
 REFERENCE = "asyncio"
-"""Every program that could use the client loads it anyway."""
+"""A module that every program with a client loads anyway."""
 
 TIMEOUT_S = 60.0
 
@@ -26,13 +26,13 @@ _TIMED = (
 
 FIGURES = (
     ("import_cordwood", "import cordwood"),
-    # Names load on first use, so this is what the first use then costs.
+    # Names load at their first use, so this is the cost of the first use.
     ("import_cordwood_connect", "from cordwood import connect"),
 )
 
 
 async def bench_imports(*, repeats: int) -> list[Figure]:
-    """Time `import cordwood`, and what its first use loads.
+    """Time `import cordwood`, and its first use.
 
     Raises:
         Unreachable: the interpreter did not run the import.
@@ -41,7 +41,7 @@ async def bench_imports(*, repeats: int) -> list[Figure]:
 
 
 async def _bench_import(name: str, statement: str, repeats: int) -> Figure:
-    await _import(statement)  # compiles what was never compiled, and warms the page cache
+    await _import(statement)  # compiles all modules, and warms the page cache
     samples: list[Sample] = []
     heavy: set[str] = set()
     for _ in range(repeats):
@@ -57,7 +57,7 @@ async def _bench_import(name: str, statement: str, repeats: int) -> Figure:
 
 
 async def _import(statement: str) -> tuple[float, list[str]]:
-    """Seconds that a statement took in a fresh interpreter, and what of HEAVY it loaded."""
+    """Seconds of a statement in a fresh interpreter, and the modules of HEAVY that it loaded."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _TIMED.format(statement=statement, heavy=HEAVY),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

@@ -30,7 +30,7 @@ DEPTHS = (1, 16, 256, 2048)
 SIZES = (100, 1024)
 
 SECONDS = 2.0
-"""Of each repeat of adds."""
+"""Length of each repeat of adds."""
 
 READ_ENTRIES = 20_000
 UNREAD_ENTRIES = 10_000
@@ -50,7 +50,7 @@ async def bench_ledgers(
     """All figures, on one cluster.
 
     Args:
-        url: a cluster that runs; None starts one.
+        url: a running cluster; None starts one.
         directory, nodes: of a fresh cluster.
     Raises:
         CordwoodError: the cluster did not start, or an entry was not stored.
@@ -93,7 +93,7 @@ async def _adds(store: Store, size: int, depth: int, repeats: int) -> Figure:
 
 
 async def _add(store: Store, payload: bytes, depth: int) -> AppendRun:
-    """Keep so many entries in flight in one ledger."""
+    """Keep this many entries in flight in one ledger."""
     limits = WriterLimits(entries_max=max(4 * depth, 1000))
     async with await store.ledgers.create(**E3, limits=limits) as made:
         window: deque[tuple[asyncio.Future[int], float]] = deque()
@@ -151,7 +151,7 @@ async def _made(store: Store, repeats: int) -> Figure:
 
 
 async def _recovery(store: Store, url: str, repeats: int) -> Figure:
-    """Recover a ledger whose writer went with entries that no node knows to be confirmed."""
+    """Recover a ledger whose writer died, with entries that no node knows to be confirmed."""
     samples = []
     for _ in range(repeats):
         async with aio.connect(url) as writer:
@@ -171,7 +171,7 @@ async def _recovery(store: Store, url: str, repeats: int) -> Figure:
 
 
 async def _add_at_once(made: WritableLedger) -> None:
-    """All are added before the first is answered, so that each tells a LAC of -1."""
+    """Add all entries before the first answer, so that each entry carries a LAC of -1."""
     payload = os.urandom(100)
     added = [made.append_nowait(payload) for _ in range(UNREAD_ENTRIES)]
     await asyncio.gather(*added)

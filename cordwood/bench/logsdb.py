@@ -1,9 +1,9 @@
-"""How fast LogsDB gives back what it holds, beside fio reading the same disk as sequentially.
+"""How fast LogsDB reads its blocks, beside fio reading the same disk sequentially.
 
-LogsDB alone, in this process: blocks are flushed as a node does it, the database is closed,
-and the machine's cache of its files is dropped before each repeat, so that the disk is read.
-One reader takes batch after batch, as a read stream does. The reference reads a file with
-blocks as large as ours, one at a time, past the machine's cache.
+LogsDB alone, in this process: blocks are flushed as on a node, the database is closed, and the
+machine's cache of its files is dropped before each repeat, so that reads reach the disk. One reader
+takes batch after batch, as a read stream does. The reference reads a file in blocks of the same
+size, one at a time, past the machine's cache.
 
 Source: docs/design.md §5 ("reads never block the loop, bounded batches, read-ahead");
 docs/sources/hotpath.md §2.
@@ -40,7 +40,7 @@ from cordwood.storage.push.read_streams import BATCH_BYTES
 
 LOG = 1
 FLUSH_BYTES = 32 * MIB
-"""As `storage.flush_bytes`: a partition of many files, as a node has it."""
+"""As `storage.flush_bytes`: a partition has many files, as on a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ async def bench_logsdb(
     """Fill a LogsDB and read it back.
 
     Args:
-        program: fio; None for no reference.
-        directory: where it may lie; removed at the end.
+        program: fio; None for no reference. directory: for the database; removed at the end.
     Raises:
         CordwoodError: LogsDB failed.
     """
@@ -138,7 +137,7 @@ def _blocks(numbers: range, body: bytes) -> Iterator[StoredBlock]:
 
 
 async def _read(path: str, settings: StorageSettings, host: Host, profile: LogsDbProfile) -> float:
-    """Seconds that one reader takes for all of it, from the first batch asked for."""
+    """Seconds that one reader takes for all blocks, from the first call for a batch."""
     tables = rocks_tables(path, settings, host)
     try:
         store, _ = await LogsStore.open(tables, settings, NodeId(1))
@@ -157,7 +156,7 @@ async def _read(path: str, settings: StorageSettings, host: Host, profile: LogsD
 
 
 async def _reference(directory: str, profile: LogsDbProfile) -> FioJob:
-    """A file written beside it, to be read once through."""
+    """Write a file beside it, for one sequential read."""
     path, size = os.path.join(directory, "reference"), profile.blocks * profile.block_bytes
     size = -(-size // 4096) * 4096
     disk = RealDisk()
@@ -171,7 +170,7 @@ async def _reference(directory: str, profile: LogsDbProfile) -> FioJob:
 
 
 def drop_from_cache(path: str) -> None:
-    """Have the machine forget what it keeps of files, so that the disk is read."""
+    """Drop the machine's cache of these files, so that reads reach the disk."""
     for directory, _, names in os.walk(path):
         for name in names:
             file = os.open(os.path.join(directory, name), os.O_RDONLY)

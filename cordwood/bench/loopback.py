@@ -1,7 +1,7 @@
-"""What one TCP connection on this machine carries: the bytes of a read, and nothing else.
+"""The throughput of one TCP connection on this machine: the bytes of a read, and nothing else.
 
-Another process sends them, an asyncio protocol here drops them. As a program it is
-that sender: `python -m cordwood.bench.loopback HOST:PORT BYTES`.
+Another process sends the bytes, and an asyncio protocol here drops them. As a program this module
+is that sender: `python -m cordwood.bench.loopback HOST:PORT BYTES`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sink(asyncio.Protocol):
     """Counts what arrives.
 
     Attributes:
-        seconds: done once all is here, with the time since the first byte.
+        seconds: a future with the time from the first byte to the last.
     """
 
     def __init__(self, wanted: int) -> None:

@@ -1,7 +1,7 @@
-"""What a million ledgers cost: listing them by page, and making one more.
+"""The cost of a million ledgers: listing them by page, and making one more.
 
-The metadata store is one SQLite file, filled by one transaction: a million creations one by one
-would be a quarter of an hour, and what is measured comes after them.
+The metadata store is one SQLite file, filled by one transaction: a million separate creations would
+take a quarter of an hour, and are not measured.
 
 Source: docs/protocol/ledgers.md ("Metadata").
 """
@@ -29,7 +29,7 @@ from cordwood.metadata.sqlite import SqliteMetadata
 from cordwood.nodes import NodeId
 
 FEW = 1_000
-"""Ledgers of the store that is the reference."""
+"""Number of ledgers in the reference store."""
 
 MADE = 200
 """Ledgers that are made in one repeat."""
@@ -41,7 +41,7 @@ async def bench_many_ledgers(count: int, *, directory: str, repeats: int, say: S
     """List `count` ledgers by page and make some more, beside a store of FEW ledgers.
 
     Args:
-        directory: where the two files are made and removed.
+        directory: for the two files, which are removed at the end.
     Raises:
         CordwoodError: the metadata store failed.
         OSError: the directory cannot be used.
@@ -118,7 +118,8 @@ async def _listed(many: LedgerMetadataStore, few: LedgerMetadataStore, count: in
 
 
 async def _peak_of(many: LedgerMetadataStore) -> int:
-    """The most bytes that Python held for a listing; counting them slows it, so it is its own."""
+    """The most bytes that Python held for a listing. Counting slows the listing, so it is a
+    separate run."""
     tracemalloc.start()
     try:
         after = -1

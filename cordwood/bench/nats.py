@@ -1,10 +1,9 @@
 """NATS JetStream as a reference: three servers here, one stream with three replicas.
 
-Driven by a raw client that is as light as Python allows, in one connection: a PUB for
-each message, a reply for each ack, all that one read brought answered by one write. So
-the servers are what is measured. JetStream acks once a majority holds a message, and does
-not sync it to disk first: it promises less than the appends beside it, which are synced
-on every copy.
+A raw client that is as light as Python allows drives it over one connection: a PUB for each
+message, a reply for each ack, and one write that answers all messages of one read. So the figures
+are those of the servers. JetStream acks when a majority holds a message, and does not sync it to
+disk first: it promises less than the appends beside it, which are synced on every copy.
 
 Source: NATS client protocol; docs/sources/hotpath.md §5 (no client library reached the servers'
 limit).
@@ -40,7 +39,7 @@ REFERENCE_IS = (
 
 
 def find_nats() -> str | None:
-    """Where nats-server is, None if it is not installed. Debian puts it where root looks."""
+    """The path of nats-server, None if it is not installed. Debian installs it in root's PATH."""
     return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/sbin")
 
 
@@ -117,7 +116,7 @@ class NatsClient(asyncio.Protocol):
             self._answer = None
 
     async def publish(self, size: int, in_flight: int, seconds: float) -> float:
-        """Messages of `size` bytes acked a second, with so many in flight all the time.
+        """Messages of `size` bytes acked a second, with a constant number in flight.
 
         Raises:
             Unreachable: the servers refused one, or did not end within ACK_TIMEOUT_S.

@@ -1,9 +1,9 @@
 """Reading from NATS JetStream, by a raw client that is as light as Python allows.
 
-Catch-up is a pull consumer without acks: so many messages are asked for at a time, and the next
-so many before those have come, so that the server always has something to send and never
-more than a connection takes. The tail is a push consumer without acks. Each message becomes a
-bytes object, and nothing is kept of what was read.
+Catch-up is a pull consumer without acks. The client requests a number of messages at a time, and
+the next ones before those have come, so that the server always has messages to send and never more
+than a connection takes. The tail is a push consumer without acks. Each message becomes a bytes
+object, and no message is kept.
 
 Source: NATS client protocol; JetStream API (consumer create, message next).
 """
@@ -20,7 +20,8 @@ from cordwood.bench.pace import TIME
 from cordwood.errors import Unreachable
 
 PULL = 4_000
-"""Messages of one request, two of which are open: a megabyte each, far below the server's 64."""
+"""Messages of one request: a megabyte. Two requests are open, far below the server's limit of
+64."""
 
 READ_TIMEOUT_S = 120.0
 
@@ -119,7 +120,7 @@ class NatsReader(NatsClient):
         )
 
     async def _consumer(self, **config: str | int) -> str:
-        """Make a consumer that goes with this connection; its name."""
+        """Make a consumer that ends with this connection. Returns its name."""
         wanted = {"ack_policy": "none", "mem_storage": True, **config}
         answer = await self.ask(
             f"$JS.API.CONSUMER.CREATE.{STREAM}", {"stream_name": STREAM, "config": wanted}

@@ -1,8 +1,8 @@
 """How fast one storage node takes stores, beside fio on the same disk in the same minute.
 
-One node, one connection, waves of one block as a sequencer sends them, so many of them not
-answered yet. Everything of the node is at work: network, checks, WAL, log cache, and the
-flush into LogsDB once enough has gathered.
+One node, one connection, waves of one block as a sequencer sends them, with a fixed number
+unanswered. All parts of the node work: network, checks, WAL, log cache, and the flush into LogsDB
+when enough blocks have gathered.
 
 Source: docs/sources/hotpath.md §5 ("One node alone vs fio").
 """
@@ -38,12 +38,12 @@ from cordwood.settings import MIB
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1 << 40
-"""No log that a client could name."""
+"""A log number that a client cannot use."""
 
 TIMEOUT_S = 10.0
 
 REFERENCE_BYTES = 256 * MIB
-"""Of the file that fio writes to, again and again."""
+"""Bytes of the file that fio writes to, again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class NodeProfile:
 
     @property
     def free_bytes(self) -> int:
-        """What a wave takes of the node's WAL and cache, at most."""
+        """Most bytes of a wave in the node's WAL and cache."""
         bytes_max = self.blocks * (self.block_bytes + BLOCK_HEAD_BYTES_MAX) + SPACE_UNIT_BYTES
         return -(-bytes_max // SPACE_UNIT_BYTES) * SPACE_UNIT_BYTES
 
@@ -91,7 +91,7 @@ class _Sender:
         self._connection: Connection
         self._sent = 0
         self._settled = 0
-        # Waves that the node has room for, beyond those that it has settled.
+        # Waves for which the node has free space, beyond those that it has settled.
         self._room = profile.in_flight
         self._sent_at: list[float] = []
         self._stop = 0
@@ -106,12 +106,12 @@ class _Sender:
         ours = Hello(asking.peer.node, asking.peer.cluster)
         self._connection = await dial(network, address, ours, self, timeout_s=TIMEOUT_S)
         self._asking = asking
-        # As a sequencer does: without a seal the node asks the epoch store of each log first.
+        # As a sequencer does: without a seal the node first asks the epoch store about each log.
         for log in range(LOG, LOG + self._profile.blocks):
             await self._connection.call(Seal(log, 1, 0), timeout_s=TIMEOUT_S)
 
     async def run(self, waves: int) -> list[float]:
-        """Send so many; the seconds that each took."""
+        """Send this many waves. Returns the seconds of each."""
         self._latencies = []
         self._stop = self._sent + waves
         self._done = asyncio.get_running_loop().create_future()

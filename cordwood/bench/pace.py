@@ -1,7 +1,8 @@
-"""Records offered by the clock: each says when it was due, and none is offered before that.
+"""Records offered by the clock: each carries the time at which it was due, and none is offered
+earlier.
 
-Whatever came of those before, the next are offered at their time, so that a stall is measured
-and not waited for.
+The next records are offered at their time even if earlier ones are not done, so that a stall is
+measured and not waited for.
 
 Source: docs/sources/hotpath.md ("coordinated omission").
 """
@@ -14,17 +15,17 @@ from collections.abc import Callable
 from time import perf_counter
 
 TICK_S = 0.005
-"""Records are offered in batches, one each so long: 50 at 10,000 a second, as busy services do."""
+"""Pause between two batches of records: 50 records at 10,000 a second, as in a busy service."""
 
 TIME = struct.Struct("<d")
-"""When a record was due, by `perf_counter`, s: its first 8 bytes."""
+"""The time at which a record was due, by `perf_counter`, s: its first 8 bytes."""
 
 
 async def until(due: float) -> None:
     """Wait until `perf_counter` says `due`, and never less.
 
-    An event loop counts in milliseconds and may wake a task before its time: what was offered
-    then could arrive before it was due, and its lag would be less than nothing.
+    An event loop counts in milliseconds and may wake a task before its time. A record offered then
+    could arrive before it was due, and its lag would be negative.
     """
     while (wait_s := due - perf_counter()) > 0:  # noqa: ASYNC110 - for a time, not an event
         await asyncio.sleep(wait_s)

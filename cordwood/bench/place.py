@@ -1,7 +1,7 @@
-"""Where a measurement happens: a cluster that is there, or a fresh one that goes away again.
+"""The place of a measurement: an existing cluster, or a fresh one that is removed at the end.
 
-A fresh one lies in a directory below the one it is given, so that the disk that is
-measured is the caller's choice: a temporary directory is often in memory.
+A fresh cluster is in a directory below the given one, so that the caller chooses the measured disk:
+a temporary directory is often in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from cordwood.local_cluster import ClusterShape, local_cluster
 from cordwood.settings import MIB, StorageSettings
 
 KEPT_BYTES_MAX = 8 << 30
-"""Of all copies together; each is written to the WAL and then to LogsDB on the same disk."""
+"""Most bytes of all copies together; each copy is written to the WAL and then to LogsDB on the same
+disk."""
 
 PREFIX = ".cordwood-bench-"
 
@@ -45,16 +46,15 @@ async def bench_place(
     block_bytes: int,
     storage: StorageSettings | None = None,
 ) -> AsyncIterator[Place]:
-    """A place for so many blocks, for the length of the block.
+    """A place for this many blocks, for the length of the `with` block.
 
-    Args:
-        url: a cluster that runs; None starts a fresh one.
-        directory: where files may lie.
+    Args: url: a running cluster; None starts a fresh one. directory: for files.
         nodes: of a fresh cluster.
-        blocks, block_bytes: what will be stored, at most; sizes a fresh cluster's WALs.
+        blocks, block_bytes: most blocks that will be stored, and their size; decide the size of a
+            fresh cluster's WALs.
         storage: of a fresh cluster's nodes, None for the defaults.
     Raises:
-        BadSetting: it does not fit.
+        BadSetting: the blocks do not fit.
         Unreachable: a node did not start.
     """
     below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
@@ -70,10 +70,9 @@ async def bench_place(
 
 
 def bench_shape(nodes: int, blocks: int, block_bytes: int) -> ClusterShape:
-    """A cluster each of whose WALs holds all blocks, as any node may be given any share.
+    """A cluster in which each WAL can hold all blocks, because any node may get any share.
 
-    Raises:
-        BadSetting: it would be too much for this machine's memory.
+    Raises: BadSetting: the WALs would be too much for this machine's memory.
     """
     copies, racks = min(3, nodes), min(3, nodes)
     # Each block has a header and an envelope, and may come alone in a 4 KiB write.

@@ -1,9 +1,9 @@
 """How fast one client reads a log from its oldest record to its tail.
 
-Three ways: every record as an object, as an application reads; Arrow batches; and whole
-blocks with their bodies unopened. Blocks are also read with every node sending every copy
-(`scd_enabled` off), which shows what sending one copy saves: each figure says how many bytes
-the nodes sent for each byte that was read.
+Three ways: every record as an object, as an application reads; Arrow batches; and whole blocks with
+unopened bodies. Blocks are also read with every node sending every copy (`scd_enabled` off), which
+shows the gain of sending one copy: each figure has the bytes that nodes sent for each byte that was
+read.
 
 Source: docs/design.md §7; docs/sources/hotpath.md §3.
 """
@@ -33,14 +33,14 @@ from cordwood.settings import ClientSettings
 LOG = "bench/read"
 
 FILL_IN_FLIGHT = 8
-"""While the log is filled, which is not measured."""
+"""Records in flight while the log is filled, which is not measured."""
 
 FILL_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadProfile:
-    """What to read, and how.
+    """A way to read.
 
     Attributes:
         name: of the figure.
@@ -79,7 +79,7 @@ STANDARD = (RECORDS, ARROW, BLOCKS, ALL_COPIES)
 
 
 def custom_profile(size: int | None, batch: int | None, records: int | None) -> ReadProfile:
-    """A profile of objects from options; what is not given is as in the standard one."""
+    """A profile of objects from options; other values are those of the standard profile."""
     size = RECORDS.size if size is None else size
     batch = RECORDS.batch if batch is None else batch
     records = RECORDS.records if records is None else records
@@ -92,8 +92,8 @@ async def bench_read(
     """Fill a log, then read it again and again, each time with a new client.
 
     Args:
-        url: a cluster that runs, whose log `bench/read` then grows; None starts one.
-        directory: where a fresh cluster may lie.
+        url: a running cluster, whose log `bench/read` then grows; None starts one. directory: for a
+        fresh cluster.
         nodes: of a fresh cluster.
     Raises:
         CordwoodError: the cluster did not start, or a read failed.
@@ -180,7 +180,7 @@ async def read_sample(url: str, profile: ReadProfile, filled: Filled, reference:
 
 
 async def _sent_bytes(store: Store) -> int:
-    """What all nodes have sent to readers since they started; those that are down left out."""
+    """Bytes that all nodes have sent to readers since their starts, without nodes that are down."""
     answers = (await store.status()).values()
     return sum(each.sent_bytes for each in answers if isinstance(each, StatusReply))
 

@@ -1,8 +1,8 @@
 """Reads beside NATS JetStream, in turns on one machine and disk.
 
-The same records: catching up, as bytes objects one by one, and following the tail, where each
-record carries the time at which it was due. Both clusters acknowledge what is read before it is
-read; ours synced it on every copy, theirs holds it on a majority.
+The same records are read in two ways: catching up, as bytes objects one by one, and following the
+tail, where each record carries the time at which it was due. Both clusters acknowledge records
+before they are read. Cordwood has synced every copy; NATS holds each record on a majority.
 
 Source: docs/sources/hotpath.md §5; docs/sources/hotpath.md ("coordinated omission").
 """
@@ -24,15 +24,15 @@ from cordwood.bench.read import RECORDS, Filled, fill_log, read_sample
 from cordwood.bench.read_tail import TAIL, TailProfile, tail_lag
 
 FILL_IN_FLIGHT = 2_048
-"""While the stream is filled, which is not measured."""
+"""Messages in flight while the stream is filled, which is not measured."""
 
 FILL_STEP_S = 0.5
 
 CONSUMER_S = 0.5
-"""What making a consumer may take; records from before are not sent to it, so they are missed."""
+"""Longest time to make a consumer. It does not get earlier records."""
 
 PROFILE = replace(RECORDS, records=200_000)
-"""Half of what is read without NATS, whose stream takes longer to fill."""
+"""Half of the records of the read without NATS, because NATS's stream takes longer to fill."""
 
 
 async def bench_read_beside_nats(
@@ -111,7 +111,7 @@ async def _nats_lags(port: int, tail: TailProfile) -> list[float]:
     try:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(reading.follow(ticks * batch))
-            # The consumer has to be there before the first record is.
+            # The consumer must exist before the first record.
             await asyncio.sleep(CONSUMER_S)
             await stamped(writing.offer, ticks, batch, tail.size)
         return following.result()

@@ -1,9 +1,9 @@
 """A log read from the disk, beside the same log read from memory.
 
-The log is filled and read: that is the reference, for what was written just now is in the nodes'
-memory. Then the nodes are stopped, their files leave the machine's page cache, the nodes start
-again, and the log is read once more. What no flush had taken by then lies in the WAL, which a
-start reads anyway: `unflushed_share` says how much that was.
+The log is filled and read. This is the reference, because new records are in the nodes' memory.
+Then the nodes are stopped, their files are dropped from the machine's page cache, the nodes start
+again, and the log is read once more. Blocks that no flush had taken are in the WAL, which a start
+reads anyway: `unflushed_share` is their share.
 
 Source: docs/reading.md, "How fast readers are" (from the disk: 0.6 of from memory).
 """
@@ -65,7 +65,7 @@ async def bench_cold(*, directory: str, nodes: int, repeats: int, say: Say) -> F
 
 
 async def _sample(directory: str, nodes: int) -> tuple[Sample, float]:
-    """One repeat, and the share of what was stored that was still in the WAL."""
+    """One repeat, and the share of the stored bytes that was still in the WAL."""
     shape = bench_shape(nodes, BLOCKS, SIZE * BATCH)
     async with local_cluster(directory, shape) as cluster:
         settings = client_settings(SIZE, FILL_IN_FLIGHT, BATCH)
@@ -106,7 +106,7 @@ async def _read(url: str, first: Lsn, last: Lsn) -> float:
 
 
 def _leave_page_cache(directory: str) -> None:
-    """Have the machine forget what it knows of all files below."""
+    """Drop the machine's cache of all files below."""
     os.sync()
     for path, _, files in os.walk(directory):
         for name in files:

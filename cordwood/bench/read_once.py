@@ -1,13 +1,13 @@
-"""How many bytes the disk gives, and nodes send, for each byte that a reader of cold data gets.
+"""Bytes read from disk, and sent by nodes, for each byte that a reader of cold data gets.
 
-Five nodes in this process with directories of their own, three copies of every block, all of it
-flushed to LogsDB; then the nodes are closed, the machine's cache of their files is dropped, and
-they open again. What this process has the kernel fetch from the disk while a log is read is
-counted by the kernel (`read_bytes` of /proc/self/io), what the nodes send by themselves. Once
-with single copies: a block that another node sends costs no read of its body; and once with all
-nodes sending all they hold, which is the reference.
+Five nodes run in this process with separate directories and three copies of every block, all
+flushed to LogsDB. Then the nodes are closed, the machine's cache of their files is dropped, and
+they open again. The kernel counts the bytes that this process reads from disk while a log is read
+(`read_bytes` of /proc/self/io), and the nodes count the bytes that they send. The first read uses
+single copies: a block that another node sends costs no read of its body. In the second read, the
+reference, all nodes send all their copies.
 
-Nothing else reads meanwhile: no scrubbing, and no memory of what was flushed.
+Nothing else reads meanwhile: there is no scrubbing, and nodes keep no flushed blocks in memory.
 
 Source: docs/sources/logdevice.md 2.10 (copyset index).
 """
@@ -66,10 +66,9 @@ class OnceProfile:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one read of a whole log took.
+    """The cost of one read of a whole log.
 
-    Attributes:
-        from_disk, sent: bytes for each byte of payload that the reader was given.
+    Attributes: from_disk, sent: bytes for each byte of payload that the reader got.
     """
 
     from_disk: float
@@ -82,7 +81,7 @@ async def bench_once(
     """Count both, for single copies beside all copies.
 
     Raises:
-        Unreachable: the machine does not say what is read from its disk.
+        Unreachable: the machine does not count reads from its disk.
         CordwoodError: a node did not start, or a read failed.
     """
     disk: list[Sample] = []
@@ -150,8 +149,8 @@ async def _read(profile: OnceProfile, host: Host, nodes: list[Node], *, is_singl
         )
         sent, read = _sent(nodes), disk_bytes()
         records = 0
-        # Without an end: a stream that was read to its end is closed at the nodes, and the
-        # slower copies would not be sent whole.
+        # Without an end: nodes close a stream that was read to its end, and would not send the
+        # slower copies whole.
         stream = await store.read(LOG, OLDEST, None)
         next_lsn = OLDEST
         while next_lsn <= last:
@@ -160,7 +159,7 @@ async def _read(profile: OnceProfile, host: Host, nodes: list[Node], *, is_singl
             next_lsn = Lsn(taken.last + 1)
             if isinstance(taken, Delivery):
                 records += taken.last - taken.first + 1
-        # Nodes whose copies are known already send on to the same place: all of it counts.
+        # Nodes whose copies the reader already has send on to the same place: all bytes count.
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             while any(  # noqa: ASYNC110 - what it looks at has no event
                 stream._buffer.marker(node) <= last for node in stream.senders.sources
@@ -174,10 +173,9 @@ async def _read(profile: OnceProfile, host: Host, nodes: list[Node], *, is_singl
 
 
 def disk_bytes() -> int:
-    """What the kernel fetched from disks for this process, all its threads, so far.
+    """Bytes that the kernel has read from disks for all threads of this process.
 
-    Raises:
-        Unreachable: this machine does not say.
+    Raises: Unreachable: this machine does not count them.
     """
     try:
         with open("/proc/self/io", encoding="ascii") as file:
@@ -197,7 +195,7 @@ def _addresses(nodes: list[Node]) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def _nodes(directory: str) -> AsyncIterator[tuple[Host, list[Node]]]:
-    """All nodes, on a directory each; the host is theirs and for clients."""
+    """All nodes, each on a separate directory; they share the host with clients."""
     storage = StorageSettings(wal_bytes=128 * MIB, recent_bytes=0, scrub_bytes_s=0)
     async with AsyncExitStack() as exits:
         real = await exits.enter_async_context(real_host())

@@ -1,9 +1,9 @@
-"""What a reader of a whole log gets when one of its nodes is a hundred times slower.
+"""The throughput of a reader of a whole log when one node is a hundred times slower.
 
-The node is stopped and let go on, a few milliseconds of each half second: it is there, it
-answers, and it is of no use. A reader notices that its windows take longer there than elsewhere
-and has others send in its place (`protocol.slow_nodes`). What is measured is the second half of
-the log, when that has happened, beside the same half read from healthy nodes.
+The node is stopped, and runs only for a few milliseconds of each half second: it exists, it
+answers, and it is of no use. A reader notices that its windows take longer there than elsewhere and
+lets other nodes send in its place (`protocol.slow_nodes`). The figure is for the second half of the
+log, after this has happened, beside the same half read from healthy nodes.
 
 Source: docs/reading.md, "How fast readers are" (beside a slow node).
 """
@@ -36,7 +36,7 @@ from cordwood.protocol.gap_detection import Delivery
 LOG = "bench/slow"
 
 RUNS_S, STANDS_S = 0.005, 0.495
-"""What the slow node has of each half second: a hundredth."""
+"""The slow node's share of each half second: a hundredth."""
 
 FILL_IN_FLIGHT = 8
 TIMEOUT_S = 120.0
@@ -54,7 +54,7 @@ class SlowProfile:
 async def bench_slow(
     profile: SlowProfile, *, directory: str, nodes: int, repeats: int, say: Say
 ) -> Figure:
-    """Read with all nodes healthy and then with one that is slow, in turn.
+    """Read with all nodes healthy and then with one slow node, in turn.
 
     Raises:
         CordwoodError: the cluster did not start, or a read failed or did not give all.
@@ -70,7 +70,7 @@ async def bench_slow(
             first, last = await _fill(cluster.url, profile)
             for repeat in range(repeats):
                 healthy, views = await _second_half(cluster.url, profile, first, last)
-                # Whoever sent most: to be without it costs most.
+                # The node that sent most: its absence costs most.
                 node = max(views, key=lambda each: each.blocks).node
                 slow_nodes.add(int(node))
                 async with _slow(cluster, node):
@@ -103,7 +103,7 @@ async def _fill(url: str, profile: SlowProfile) -> tuple[Lsn, Lsn]:
 async def _second_half(
     url: str, profile: SlowProfile, first: Lsn, last: Lsn
 ) -> tuple[float, list[SenderView]]:
-    """Read all; MB/s of the second half, and who sent."""
+    """Read everything. Returns MB/s of the second half, and the bytes of each sender."""
     async with await aio.connect(url) as store:
         stream = await store.read(LOG, first, last)
         async with asyncio.timeout(TIMEOUT_S):
@@ -128,7 +128,7 @@ async def _take(stream: ReadStream, blocks: int) -> int:
 
 @asynccontextmanager
 async def _slow(cluster: LocalCluster, node: NodeId) -> AsyncIterator[None]:
-    """A node has a hundredth of the time for the length of the block."""
+    """For the length of the block, a node runs only a hundredth of the time."""
 
     async def hold_up() -> None:
         while True:

@@ -1,9 +1,9 @@
-"""Readers at the tail: how far behind one is, and what a hundred of them cost those who append.
+"""Readers at the tail: the lag of one reader, and the cost of a hundred readers for appends.
 
-*Lag* is from the call that appends a record until a reader has it as an object: the whole way
-through client, sequencer, three disks and back. Records are offered at a fixed rate, whatever
-came of those before, so that a stall is measured and not waited for. Writer and reader are two
-clients on one loop, which adds to the lag what that loop does meanwhile. The rest is `fan_out`.
+*Lag* is the time from the call that appends a record until a reader has it as an object: the whole
+way through client, sequencer, three disks and back. Records are offered at a fixed rate, even if
+earlier ones are not done, so that a stall is measured and not waited for. Writer and reader are two
+clients on one loop, whose other work adds to the lag. `fan_out` measures the second figure.
 
 Source: docs/sources/hotpath.md ("coordinated omission"); docs/sources/logdevice.md 4.
 """
@@ -27,21 +27,20 @@ from cordwood.client.store import Store
 LOG = "bench/tail"
 
 WARM_UP_S = 1.0
-"""Not counted: the first records start a sequencer."""
+"""Records that are not counted: the first ones start a sequencer."""
 
 END_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TailProfile:
-    """How much, and for whom.
+    """The sizes of the measurement.
 
     Attributes:
         size: bytes of a record.
         rate: records offered a second, for the lag.
-        seconds: how long they are offered.
-        records: appended for each count of readers, a second or two of them.
-        readers: at the tail, beside one.
+        seconds: how long they are offered. records: appended for each number of readers, in a
+        second or two. readers: number of readers at the tail, compared with one.
     """
 
     size: int = 256

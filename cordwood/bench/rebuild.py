@@ -1,13 +1,13 @@
-"""Rebuilding after a disk that is lost for good, beside appends of the same run.
+"""Rebuilding after a disk is lost for ever, beside appends of the same run.
 
-A fresh cluster takes blocks of several logs, as fast as it can: that is the reference. A range of
-one node's WAL rots, and is healed. Then a node is killed, and its blocks are made anew while
-nothing else runs. Then small appends run in a closed loop: for a while with all others well, while
-the blocks of a second node are made anew, and again afterwards.
+A fresh cluster takes blocks of several logs, as fast as it can: this is the reference. A range of
+one node's WAL rots, and is healed. Then a node is killed, and its blocks are rebuilt while nothing
+else runs. Then small appends run in a closed loop: for a while with all other nodes well, while the
+blocks of a second node are rebuilt, and again afterwards.
 
 The figures are bytes moved a second beside block appends, rate and p99 of the small appends beside
-those without rebuilding, the largest donor's share beside an even one, and the time until the range
-is healed.
+those without rebuilding, the largest donor's share beside an even share, and the time until the
+range is healed.
 
 Source: docs/protocol/rebuilding.md.
 """
@@ -43,22 +43,22 @@ from cordwood.nodes import NodeId
 from cordwood.settings import MIB
 
 VICTIM = NodeId(2)
-"""Lost first, in a quiet cluster."""
+"""The node that is lost first, in a quiet cluster."""
 
 SECOND = NodeId(3)
-"""Lost next, beside small appends."""
+"""The node that is lost next, beside small appends."""
 
 THIRD = NodeId(4)
-"""A range of its WAL rots, before the losses."""
+"""The node whose WAL rots in one range, before the losses."""
 
 WAL_RANGE_S = 5.0
-"""What the healing of one range may take."""
+"""Longest time to heal one range."""
 
 LOGS = 24
-"""Enough for copysets on all nodes."""
+"""Number of logs: enough for copysets on all nodes."""
 
 DEAD_S = 60.0
-"""The longest until the others take a killed node for dead."""
+"""The longest time until the other nodes regard a killed node as dead."""
 
 HEALED_S = 600.0
 LOOK_S = 0.05
@@ -66,14 +66,13 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RebuildProfile:
-    """What is measured.
+    """The sizes of the measurement.
 
-    Attributes:
-        nodes: of the cluster, in one rack; two are lost, and blocks have three copies.
+    Attributes: nodes: of the cluster, in one rack; two are lost, and blocks have three copies.
         total_bytes: of payloads that are stored before the loss.
         size, batch: bytes of a record, and records of a block.
         beside_bytes, beside_in_flight: of the small appends.
-        seconds: how long these are timed before the loss.
+        seconds: how long these are measured before the loss.
     """
 
     nodes: int = 6
@@ -129,7 +128,7 @@ async def bench_rebuild(
 
 @dataclass(slots=True)
 class _Samples:
-    """What the repeats measured, for a figure each."""
+    """The values of the repeats, for one figure each."""
 
     moved: list[Sample] = field(default_factory=list)
     beside: list[Sample] = field(default_factory=list)
@@ -168,8 +167,8 @@ async def _repeat(
     total = sum(given.values()) / 1e6
     say(f"rebuild: {total:.0f} MB in {seconds:.1f} s beside small appends")
     samples.moved_beside.append(Sample(total / seconds, append_mb_s))
-    # The machine may be another one's as well: what small appends reach alone is taken on both
-    # sides of the loss.
+    # Other programs may share the machine: small appends alone are measured before and after the
+    # loss.
     alone = AppendRun(
         before.seconds + after.seconds, before.records + after.records,
         [*before.latencies_s, *after.latencies_s],
@@ -185,12 +184,11 @@ def _words(given: Mapping[NodeId, int]) -> str:
 
 
 async def _lose(cluster: LocalCluster, store: Store, node: NodeId) -> dict[NodeId, int]:
-    """Kill a node and call it lost; bytes that each donor has to give, as the nodes count them.
+    """Kill a node and report it lost. Returns the bytes that each donor has to give, as the nodes
+    count.
 
-    Raises:
-        CordwoodError: a node does not say.
-        BadSetting: there is nothing to give.
-        Unreachable: the others do not take it for dead.
+    Raises: CordwoodError: a node does not answer. BadSetting: there is nothing to give.
+    Unreachable: the other nodes do not regard it as dead.
     """
     given = await _to_give(store, node)
     cluster.kill(node)
@@ -234,7 +232,7 @@ async def _small(profile: RebuildProfile, logs: list[Appending], seconds: float)
 
 
 async def _call_lost(store: Store, node: NodeId) -> None:
-    """Say that the killed node is lost, as soon as the others take it for dead.
+    """Report the killed node as lost, as soon as the other nodes regard it as dead.
 
     Raises:
         Unreachable: they never do.

@@ -1,10 +1,9 @@
 """How much faster than time the simulator runs six nodes and three clients, with faults.
 
-A seed costs what it does (a call that appends costs about as much as a quarter of a
-second of idling), so the shape is fixed here: bursts, with enough of them for every
-seed to count. Times are those of the core and not of the clock, since other programs
-may want the core as well; what these do to its caches shows in the reference, which is
-plain work measured between the seeds.
+The cost of a seed depends on its calls (an append costs about as much as a quarter of a second of
+idling). So the workload is fixed here: bursts, and enough of them that every seed counts. Times are
+times of the core and not of the clock, because other programs may use the core as well. Their
+effect on its caches shows in the reference, which is plain work measured between the seeds.
 
 Not asynchronous: a simulation brings its own loop.
 
@@ -34,13 +33,13 @@ PRODUCERS = 2
 READERS = 1
 
 CALLS_PER_S = 4.0
-"""Of both producers: over a minute a good thousand records, which is what a run must
+"""The workload of both producers: over a minute a good thousand records, which a run must
 acknowledge to count, in bursts of up to twenty."""
 
 LANES = 2
 
 REFERENCE_CALLS = 100_000
-"""Plain calls that the reference grants a simulated second."""
+"""Plain calls that the reference makes for a simulated second."""
 
 
 def figure_options(minutes: float) -> RunOptions:
@@ -60,7 +59,7 @@ def figure_options(minutes: float) -> RunOptions:
 
 
 def bench_sim(*, minutes: float, repeats: int, say: Say) -> Figure:
-    """Run a seed for each repeat; the checkers' own time is not counted.
+    """Run a seed for each repeat. The checkers' time is not counted.
 
     Args:
         minutes: simulated minutes with faults, of each seed; settling comes after.
@@ -109,4 +108,4 @@ def _plain_calls_s() -> float:
 
 
 def _plain() -> None:
-    """Nothing: what is measured is the call."""
+    """Do nothing: only the call is measured."""

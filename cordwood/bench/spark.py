@@ -1,4 +1,4 @@
-"""How fast Spark reads, lands and writes a log, beside the least that Python can do in Spark.
+"""How fast Spark reads, lands and writes a log, beside a trivial Python source and sink in Spark.
 
 One session on `local[2]`, one log of small records, on a local cluster that shares the machine's
 cores. Each figure is a ratio to the trivial source or sink (`spark_trivial`), measured right
@@ -45,7 +45,7 @@ TINY_ROWS = 2
 TINY_TRIGGERS = 20
 
 TINY_LOG_BYTES = 4096
-"""Far more than the one record and its envelope that each of many logs holds."""
+"""Far more bytes than the one record and its envelope that each of many logs holds."""
 
 MAKING_AT_ONCE = 256
 """Logs that are made side by side: a quarter of a sequencer's queue of activations."""
@@ -57,12 +57,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SparkBench:
-    """What is measured on.
+    """The sizes of the measurement.
 
-    Attributes:
-        records, size: of the log; bytes of a record.
-        logs: that one stream reads for the figure of many logs, which is then the only one;
-            0 measures all the others.
+    Attributes: records, size: of the log; bytes of a record. logs: number of logs that one stream
+    reads for the figure of many logs, which is then the only figure; 0 measures all other figures.
     """
 
     records: int
@@ -79,7 +77,7 @@ async def bench_spark(
     Raises:
         CordwoodError: the cluster did not start, or something failed in it.
     """
-    # The log, what the sink writes in each repeat, and a record or two of each tiny one.
+    # The log, the sink's records of each repeat, and a record or two of each tiny log.
     stored = bench.records * bench.size * (1 + bench.repeats) + bench.logs * TINY_LOG_BYTES
     blocks = max(1, stored // MIB)
     async with bench_place(url, directory, nodes=nodes, blocks=blocks, block_bytes=MIB) as place:
@@ -158,7 +156,7 @@ def _figures(runs: Runs, store: BlockingStore, say: Say) -> list[Figure]:
 
 
 class Runs:
-    """Each thing that is measured, once."""
+    """Each measurement, once."""
 
     tiny_log = "/bench/tiny"
 
@@ -229,7 +227,7 @@ class Runs:
         return self._rate(lambda: frame.write.format(NAME).mode("append").save())
 
     def many(self, store: BlockingStore) -> float:
-        """Milliseconds of a micro-batch over many logs, one of which has something new."""
+        """Milliseconds of a micro-batch over many logs, one of which has new records."""
         return self._new_row_ms(store, {"subscribePattern": "/bench/many/.*"})
 
     def one(self, store: BlockingStore) -> float:
@@ -284,14 +282,14 @@ class Runs:
         return statistics.median(_durations_ms(self._run(format_, options)))
 
     def _place(self) -> Path:
-        """A directory that is new; the one before is removed."""
+        """A new directory; the one before is removed."""
         shutil.rmtree(self._scratch / str(self._number), ignore_errors=True)
         self._number += 1
         return self._scratch / str(self._number)
 
 
 def _durations_ms(query: Any) -> list[float]:
-    """Of the triggers that had rows, the first left out: it starts workers."""
+    """The durations of the triggers that had rows, without the first, which starts workers."""
     found = [
         float(each.durationMs["triggerExecution"])
         for each in query.recentProgress

@@ -1,7 +1,7 @@
-"""The least that a Python data source and sink can do: what ours are compared with.
+"""A trivial Python data source and sink, as references for Cordwood's.
 
-The source yields one prebuilt Arrow batch over and over, with our columns; the sink counts rows and
-forgets them. Whatever Spark and its Python workers cost is in both.
+The source yields one prebuilt Arrow batch again and again, with Cordwood's columns. The sink counts
+rows and forgets them. Both include all costs of Spark and its Python workers.
 """
 
 from __future__ import annotations

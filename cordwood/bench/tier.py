@@ -2,15 +2,15 @@
 
 Upload: an uploader takes blocks as a node sends them, writes objects and reads them back, puts and
 commits them. Beside it, objects of the same size are put as plain bytes, into the same store in the
-same run. Catch-up: one reader takes all of it into Arrow, beside plain gets of the same bytes.
+same run. Catch-up: one reader takes all records into Arrow, beside plain gets of the same bytes.
 
-Puts: what a GiB of bodies costs in requests that stores charge for, heads and pages included,
-beside one for each object.
+Puts: the number of charged requests for a GiB of bodies, heads and pages included, beside one put
+for each object.
 First record: `tier_first` has it.
-Merges: what is in small objects is merged into large ones, as nodes, `cordwood tier compact` and
-Spark do.
+Merges: small objects are merged into large ones, as by nodes, `cordwood tier compact` and Spark.
 
-Bytes are those of objects, as stored, on both sides: what records compress to is no speed.
+    On both sides bytes are those of stored objects, so that good compression does not look like
+    speed.
 
 Source: docs/objects.md, "Uploading" and "Reading".
 """
@@ -54,19 +54,20 @@ from cordwood.tier.uploader import PUT_S, Item, LogUploader
 
 LOG = 1
 MADE_US = 1
-"""When the log was made: it has an origin, which clients read."""
+"""The time at which the log was made: its origin, which clients read."""
 GIB = 1 << 30
 SMALL_BYTES = MIB
-"""Of bodies in the objects that are merged."""
+"""Bytes of bodies in each object that is merged."""
 MERGED_BYTES = 64 * MIB
-"""Of bodies that are merged: one object's."""
+"""Bytes of bodies that are merged: those of one object."""
 RANDOM_SHARE = 0.5
-"""Of a record's bytes: the rest are zeros, so that an object is half of its bodies."""
+"""Share of random bytes in a record: the others are zeros, so that an object is half as large as
+its bodies."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierProfile:
-    """What is uploaded.
+    """The uploaded log.
 
     Attributes:
         record_bytes, block_records: of a record, and records in a block.
@@ -90,7 +91,7 @@ async def bench_tier(
 
     Args:
         store: of the object store; "" for a directory that is made and removed.
-        directory: where that may lie.
+        directory: for this directory.
     Raises:
         CordwoodError: the store failed.
     """
@@ -197,7 +198,7 @@ def made_blocks(profile: TierProfile) -> list[tuple[BlockHeader, bytes]]:
 
 
 class _Puts(PatientStore):
-    """A store that counts what it is asked to put.
+    """A store that counts its puts.
 
     Attributes:
         puts: calls, conditional ones too.

@@ -1,7 +1,7 @@
 """How long a client waits for the first record from main storage, counted in gets.
 
-The store's answers are held back by AWAY_S, so that gets decide and not this machine's cores. The
-reference is one get of the row group that the record lies in.
+The store's answers are delayed by AWAY_S, so that the number of gets decides and not this machine's
+cores. The reference is one get of the record's row group.
 
 Source: docs/objects.md, "Reading".
 """
@@ -36,8 +36,8 @@ class AwayStore(PatientStore):
     """A store whose answers take AWAY_S longer, and which counts them.
 
     Attributes:
-        gets: calls that read. turns: those made while no other was under way: so many answers are
-            waited for one after another.
+        gets: calls that read. turns: calls made while no other was under way: the number of answers
+            that are waited for one after another.
     """
 
     def __init__(self, store: PatientStore) -> None:
@@ -67,7 +67,7 @@ class AwayStore(PatientStore):
 
 @dataclass(frozen=True, slots=True)
 class FirstRecord:
-    """What the first record took.
+    """The wait for the first record.
 
     Attributes:
         seconds, get_s: until it was there, and of one get of its row group.

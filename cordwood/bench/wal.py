@@ -1,9 +1,9 @@
 """How fast a WAL writes, beside fio on the same path in the same minute.
 
-The appender is as light as Python allows: what it takes is taken from the WAL. It runs
-closed (so many records in flight, the next as soon as one is durable) or, given a
-throughput, open: records are due at their times, and latency counts from then, so that a
-stall is charged for all that it held up.
+The appender is as light as Python allows, because its time is taken from the WAL. It runs in a
+closed loop (a fixed number of records in flight, the next as soon as one is durable). With a
+throughput it runs in an open loop: records are due at their times, and latency counts from then, so
+that a stall counts for every record that it delayed.
 
 Source: docs/sources/s3stream.md (c) (WriteBench).
 """
@@ -30,15 +30,16 @@ from cordwood.storage.wal.wal_file import BLANK_BYTES
 from cordwood.write_budget import UNLIMITED, WriteBudget
 
 OWNER = NodeId(0xFFFF_FFFF)
-"""No node: a WAL left behind by a benchmark is opened by none."""
+"""The number of no node: no node opens a WAL that a benchmark left behind."""
 
 FILE_NAME = ".cordwood-bench-wal"
 
 TRIM_S = 0.1
-"""As WriteBench: often enough that the ring never fills, rarely enough to cost nothing."""
+"""Pause between trims, as in WriteBench: often enough that the ring never fills, and seldom enough
+to cost nothing."""
 
 TICK_S = 0.001
-"""Records that are due are appended so often: a timer is no finer."""
+"""Pause between two looks for due records: a timer is not more precise."""
 
 SECOND = 1.0
 
@@ -56,7 +57,7 @@ class WalProfile:
         bytes_per_s: of bodies, to be appended at an even pace; None as fast as possible.
         seconds: of a run.
         capacity_bytes: of the WAL.
-        budget: what the WAL itself holds the device to.
+        budget: the WAL's own limit for the device.
     """
 
     record_bytes: int = 65_536
@@ -85,7 +86,8 @@ class WalProfile:
 
     @property
     def write_bytes(self) -> int:
-        """Bytes of one write: a full block or all there is or, at a pace, what is due at once."""
+        """Bytes of one write: a full block, or all waiting records or, at a pace, the records due
+        at once."""
         fitting = min(self.block_bytes // self._unit_bytes, self._units // self.depth)
         if self.bytes_per_s is not None:
             due = int(self.bytes_per_s * TICK_S) // (self.record_bytes * self.batch)
@@ -95,7 +97,7 @@ class WalProfile:
 
     @property
     def _unit_bytes(self) -> int:
-        """Bytes of what is appended at once."""
+        """Bytes that are appended at once."""
         if self.batch == 1:
             return self.record_bytes + WAL_RECORD_HEADER_BYTES
         return WAL_RECORD_HEADER_BYTES + batch_bytes(self.batch, self.batch * self.record_bytes)
@@ -107,15 +109,16 @@ class WalProfile:
 
     @property
     def writes(self) -> int:
-        """Writes in flight that so many records make."""
+        """Number of writes in flight for this many records."""
         return min(self.depth, self._units)
 
     @property
     def limits(self) -> WalLimits:
-        """As the WAL is told: with no blocks ahead, of which the kernel would have all at once.
+        """The WAL's settings, without blocks ahead, because the kernel would get all of them at
+        once.
 
-        fio has `depth` operations at the device, and a deeper queue is another disk. The
-        header's write, of 4 KiB and ten times a second at a trim, comes on top.
+        fio has `depth` operations at the device, and with a deeper queue a disk behaves
+        differently. The header's write, of 4 KiB and ten times a second at a trim, is added.
         """
         return WalLimits(
             block_bytes=self.block_bytes,
@@ -127,7 +130,7 @@ class WalProfile:
 
 @dataclass(frozen=True, slots=True)
 class WalRun:
-    """What one run, or a second of one, reached; latencies in microseconds."""
+    """The result of one run, or of one second of it; latencies in microseconds."""
 
     seconds: float
     records: int
@@ -151,7 +154,7 @@ class WalRun:
 
 
 Tell = Callable[[int, WalRun], None]
-"""Told of each whole second of a run, from 1 on."""
+"""Called after each whole second of a run, from 1 on."""
 
 
 class Appender:
@@ -162,7 +165,8 @@ class Appender:
         self._profile = profile
         self._loop = asyncio.get_running_loop()
         self._bodies = [os.urandom(profile.record_bytes)] * profile.batch
-        # When each record, or batch, in flight was due, and its last offset: acks come so.
+        # The due time of each record, or batch, in flight, and its last offset, in the order of
+        # acks.
         self._due: deque[float] = deque()
         self._offsets: deque[int] = deque()
         self._durable_offset = -1
@@ -214,7 +218,7 @@ class Appender:
                 self._due.append(self._due_time(now))
                 self._appended += batch
         except WalFull:
-            pass  # the next trim makes room, and the next tick or ack tries again
+            pass  # the next trim frees space, and the next tick or ack tries again
         except CordwoodError as error:
             self._fail(error)
             return
@@ -222,7 +226,7 @@ class Appender:
             self._loop.call_later(TICK_S, self._fill)
 
     def _wanted(self, now: float) -> int:
-        """How many records to append now."""
+        """Number of records to append now."""
         room = self._profile.in_flight - len(self._due) * self._profile.batch
         rate = self._profile.bytes_per_s
         if rate is None:
@@ -278,7 +282,7 @@ class Appender:
         return self._wal.device_counts
 
     def _sum(self, first: int, before: tuple[int, int], seconds: float) -> WalRun:
-        """What was reached since the latency numbered `first`."""
+        """The result since the latency numbered `first`."""
         latencies = sorted(self._latencies[first:]) or [0.0]
         writes, written = self._counts()
         records = (len(self._latencies) - first) * self._profile.batch
@@ -305,17 +309,14 @@ async def bench_wal_file(
 ) -> AsyncIterator[str]:
     """A formatted WAL at `path` for the length of the block.
 
-    A file that was not there is removed at the end; a device, or a file that was there,
-    is left blank at its start, so that it may be formatted again.
+    A new file is removed at the end. A device, or an existing file, is left blank at its beginning,
+    so that it may be formatted again.
 
-    Args:
-        path: a directory to make a file in, a path for one, a device.
-        capacity_bytes: of the WAL.
-        destroy: what stands there may be lost.
-    Raises:
-        BadSetting: something stands there, and `destroy` does not allow for it; or it is
-            too small.
-        StoreInUse: a device that is mounted or taken.
+    Args: path: a directory for a new file, the path of a file, or a device. capacity_bytes: of the
+    WAL. destroy: whether existing content may be destroyed.
+
+    Raises: BadSetting: there is content, and `destroy` does not allow to destroy it; or the device
+    is too small. StoreInUse: the device is mounted or in use.
     """
     path, is_ours = _chosen_place(path)
     disk = RealDisk(writer_threads=1)
@@ -335,7 +336,7 @@ async def bench_wal_file(
 
 
 def _chosen_place(path: str) -> tuple[str, bool]:
-    """The file to write, and whether it is not there yet."""
+    """The file to write, and whether it is new."""
     if os.path.isdir(path):
         path = os.path.join(path, FILE_NAME)
         _remove(path)  # of a benchmark that was killed
@@ -358,7 +359,7 @@ async def _make_blank(disk: RealDisk, path: str) -> None:
 
 
 async def run_wal(path: str, profile: WalProfile, tell: Tell | None = None) -> WalRun:
-    """One run on a WAL that `bench_wal_file` made; all is trimmed and closed after it.
+    """One run on a WAL that `bench_wal_file` made. After it everything is trimmed and closed.
 
     Raises:
         WalFailed: the WAL did.
@@ -378,5 +379,5 @@ async def run_wal(path: str, profile: WalProfile, tell: Tell | None = None) -> W
 
 
 def ring_place(capacity_bytes: int) -> tuple[int, int]:
-    """Where the ring of such a WAL lies in its file: offset and length."""
+    """The place of such a WAL's ring in its file: offset and length."""
     return WAL_RING_START, capacity_bytes - WAL_RING_START

@@ -1,4 +1,4 @@
-"""The WAL's standard measurements, each beside what fio reaches on the same path.
+"""The WAL's standard measurements, each beside fio on the same path.
 
 Runs of the WAL and of fio take turns, so that both meet the same minutes of a shared
 disk; the median of the pairs' ratios counts.
@@ -19,17 +19,18 @@ from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES
 from cordwood.write_budget import parse_budget
 
 Say = Callable[[str], None]
-"""Told what is being done, for a person who waits."""
+"""Called with the present step, for a person who waits."""
 
 NO_FIO = "fio is not installed"
 
 FIO_LENGTH_MAX = 1 << 30
-"""fio goes round so much of the ring: more of it would be another disk's cache."""
+"""Bytes of the ring that fio writes again and again: with more bytes a disk's cache behaves
+differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalCase:
-    """One measurement: a name for its figures, and how the WAL writes."""
+    """One measurement: the name of its figures, and the WAL's profile."""
 
     name: str
     profile: WalProfile
@@ -52,14 +53,15 @@ STANDARD = (
     WalCase("wal_100B_in_batches", WalProfile(
         record_bytes=100, in_flight=16 * 2500, batch=2500)),
 )  # fmt: skip
-"""Large writes, small ones, one alone (its latency), and records far below a block's size, one
-by one and by `append_many`, a block's worth at a time.
-More are in flight than at the device, so that the caller's queue is never empty."""
+"""Large writes, small writes, a single write (its latency), and records far below a block's size,
+one by one and by `append_many`, a block's worth at a time.
+
+More records are in flight than at the device, so that the caller's queue is never empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """One figure of a case: its name's end, and where it stands in both results."""
+    """One figure of a case: the end of its name, and its field in both results."""
 
     name: str
     unit: str
@@ -79,8 +81,8 @@ MEASURES = (
     _Measure("p99", "us", lambda run: run.p99_us, lambda fio: fio.p99_us),
     _Measure("max", "us", lambda run: run.max_us, lambda fio: fio.max_us),
 )  # fmt: skip
-"""Latencies are a record's, from when it was due to when it is durable: with more in flight
-than at the device it waits for its turn, and fio's operation does not."""
+"""Latencies are those of a record, from its due time until it is durable. With more records in
+flight than at the device, a record waits for its turn; fio's operation does not wait."""
 
 
 async def bench_wal(path: str, case: WalCase, *, repeats: int, say: Say) -> list[Figure]:
@@ -89,9 +91,8 @@ async def bench_wal(path: str, case: WalCase, *, repeats: int, say: Say) -> list
     Returns:
         A figure for each of MEASURES. Without fio they have no reference.
     Raises:
-        BadSetting: the WAL is not as large as the profile says.
-        Unreachable: fio failed.
-        WalFailed: a write did.
+        BadSetting: the WAL has not the size of the profile. Unreachable: fio failed. WalFailed: a
+        write failed.
     """
     program = find_fio()
     job = _job(path, case.profile)
@@ -100,7 +101,7 @@ async def bench_wal(path: str, case: WalCase, *, repeats: int, say: Say) -> list
         beside = None if program is None else await run_fio(program, job)
 
         def tell(second: int, run: WalRun, number: int = repeat + 1) -> None:
-            if second < case.profile.seconds:  # the last one's end is the run's own line
+            if second < case.profile.seconds:  # the line of the run itself covers the last second
                 say(f"{case.name}, run {number}, second {second}: {run_words(run)}")
 
         pairs.append((await run_wal(path, case.profile, tell), beside))
@@ -109,7 +110,7 @@ async def bench_wal(path: str, case: WalCase, *, repeats: int, say: Say) -> list
 
 
 def run_words(run: WalRun) -> str:
-    """A run, or a second of one, on a line."""
+    """A run, or a second of it, in one line."""
     return (
         f"{run.bytes_per_s / 1e6:,.1f} MB/s, {run.writes_per_s:,.0f} writes/s, "
         f"{run.records / run.seconds:,.0f} records/s, mean {run.mean_us:,.0f} us, "
@@ -159,14 +160,14 @@ def custom_case(
     batch: int = 1,
     budget: str = "",
 ) -> WalCase:
-    """A case from options; what is not given is as in `WalProfile`, or as the rest asks for.
+    """A case from options; other values are those of `WalProfile`, or follow from the options.
 
     Args:
         batch: records of one `append_many`; 1 appends each alone.
         throughput_mib: MiB a second of records; None as fast as it goes.
         budget: as `write_budget.parse_budget` takes it.
     Raises:
-        BadSetting: it cannot be.
+        BadSetting: the options contradict each other or exceed a limit.
     """
     depth = 4 if depth is None else depth
     profile = WalProfile(
@@ -182,7 +183,7 @@ def custom_case(
 
 
 def sized(cases: Sequence[WalCase], *, seconds: float, capacity_bytes: int) -> list[WalCase]:
-    """Those cases with runs of so many seconds, on a WAL of so many bytes.
+    """These cases with this length of runs, and this size of the WAL.
 
     Raises:
         BadSetting: that WAL is too small for one of them.

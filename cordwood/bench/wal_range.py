@@ -1,7 +1,7 @@
-"""One range of a node's WAL that rots while the node is down, and how long it takes to be healed.
+"""A range of a node's WAL rots while the node is down: the time until it is healed.
 
 Appends go on all the time, so the range is not in LogsDB yet when the node is killed. The figure is
-the time from when the node listens again until it knows what it holds.
+the time from the moment when the node listens again until its answers count again.
 
 Source: docs/protocol/repair.md (records that a WAL lost).
 """
@@ -21,7 +21,7 @@ from cordwood.nodes import NodeId
 LOG = "bench/rebuild/range"
 VALUE_BYTES = 4096
 VALUES = 40
-"""Appended before the node is killed; those that it holds are looked for in its WAL."""
+"""Records appended before the node is killed; the node's own ones are looked for in its WAL."""
 
 KILLED_S = 10.0
 HEALED_S = 120.0
@@ -29,10 +29,9 @@ LOOK_S = 0.02
 
 
 async def time_wal_range(cluster: LocalCluster, store: Store, node: NodeId) -> float:
-    """Seconds until a node is whole again of which one range of the WAL rotted.
+    """Seconds until a node is whole again after one range of its WAL rotted.
 
-    Raises:
-        Unreachable: nothing of the node's WAL could be let rot, or it is not healed in time.
+    Raises: Unreachable: no record was found in the node's WAL, or it is not healed in time.
         CordwoodError: an append failed.
     """
     values = [os.urandom(VALUE_BYTES) for _ in range(VALUES)]
@@ -64,7 +63,7 @@ async def time_wal_range(cluster: LocalCluster, store: Store, node: NodeId) -> f
 
 
 async def _append_on(store: Store, is_over: asyncio.Event) -> None:
-    """Keep flushes away: they begin when appends pause."""
+    """Append all the time, because flushes begin when appends pause."""
     while not is_over.is_set():
         try:
             await store.append(LOG, b"on")
@@ -73,7 +72,7 @@ async def _append_on(store: Store, is_over: asyncio.Event) -> None:
 
 
 def _rot(path: str, values: list[bytes]) -> bool:
-    """Flip a bit in the WAL, in the first of these values that is there and is not the last."""
+    """Flip a bit in the WAL, in the first of these values that it contains, except the last."""
     with open(path, "r+b") as file:
         data = file.read()
         places = sorted(place for value in values if (place := data.find(value)) >= 0)

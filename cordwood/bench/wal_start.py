@@ -1,8 +1,8 @@
-"""How long a start takes that finds a WAL full of live records.
+"""The time of a start with a WAL full of live records.
 
-The process is as if killed: the header does not say that the end was graceful, so the
-start also looks through a window past the end. The reference is fio reading as many
-bytes in the same order: no start that looks at all of them is quicker.
+The WAL is in the state after a kill: the header does not say that the end was graceful, so the
+start also looks through a window past the end. The reference is fio reading as many bytes in the
+same order: a start that checks all bytes cannot be quicker.
 
 Source: docs/sources/s3stream.md (a), "Recovery" (92.7 s for 1 GiB, later 15.3 s).
 """
@@ -27,7 +27,7 @@ RECORD_BYTES = (1 << 10, 64 << 10)
 """A client's small record alone in its wave, and a block of a busy client."""
 
 FILL_BYTES = 4 << 20
-"""Appended at a time: enough to keep the disk busy, and a window that recovery is used to."""
+"""Records appended at a time: enough to keep the disk busy, with a usual window for recovery."""
 
 
 async def bench_start(
@@ -64,7 +64,8 @@ def figure_name(record_bytes: int) -> str:
 
 
 async def _fill(path: str, record_bytes: int) -> int:
-    """Fill the ring with durable records, and leave it as a killed process would; its bytes."""
+    """Fill the ring with durable records, and leave it as a killed process would. Returns its
+    bytes."""
     disk = RealDisk()
     try:
         wal = await Wal.open(disk, path, owner=OWNER)
@@ -80,12 +81,14 @@ async def _fill(path: str, record_bytes: int) -> int:
         await done  # the last that was taken
         return wal.used_bytes
     finally:
-        await disk.close()  # and not the WAL: nobody says that the end was graceful
+        await (
+            disk.close()
+        )  # but not the WAL, so that its header does not say that the end was graceful
 
 
 async def _start(path: str) -> float:
-    """Seconds from opening to the first append that would be taken; all was checked, and no
-    object was made for a record."""
+    """Seconds from opening until the WAL would take an append; all records are checked, and no
+    object is made for a record."""
     began = perf_counter()
     disk = RealDisk()
     try:
