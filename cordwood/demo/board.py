@@ -1,4 +1,4 @@
-"""What the demo is doing: its steps, and the figures that move while it works.
+"""The state of the demo: its steps, and the figures that change while it works.
 
 State only. `demo.screen` draws it; the steps themselves know nothing of a terminal.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 class StepState(enum.Enum):
-    """How far a step is."""
+    """The state of a step."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -25,9 +25,8 @@ class Step:
     """One step.
 
     Attributes:
-        title: what is done, as an order.
-        note: what came of it, in figures.
-        began_s, seconds: on the board's clock; of a step that runs, so far.
+        title: the step, as an order. note: its result, in figures. began_s, seconds: on the board's
+        clock; for a running step, the time so far.
     """
 
     title: str
@@ -62,7 +61,7 @@ class Board:
     """See the module.
 
     Attributes:
-        moving: called to get the figures as of now.
+        moving: called to get the present figures.
     """
 
     def __init__(self, titles: Sequence[str], now: Callable[[], float]) -> None:

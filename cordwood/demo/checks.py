@@ -1,7 +1,7 @@
-"""What the demo claims, claim by claim, and whether it held.
+"""The claims of the demo, one by one, and whether each held.
 
-Most checks are noted and the demo goes on, so that its end shows all of them; a step
-that cannot go on without one raises CheckFailed.
+Most checks are noted and the demo goes on, so that its end shows all of them. A step that cannot go
+on after a failed check raises CheckFailed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cordwood.errors import CordwoodError
 
 
 class CheckFailed(CordwoodError):
-    """Something that must hold does not; the text says what, with the values."""
+    """A claim that must hold does not hold; the text names it, with the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,8 @@ class Check:
     """One claim.
 
     Attributes:
-        claim: what must hold, as a sentence without a full stop.
-        holds: whether it does.
-        found: what was seen, in figures.
+        claim: the claim, as a sentence without a full stop. holds: whether it holds. found: the
+        observed figures.
     """
 
     claim: str
@@ -31,7 +30,7 @@ class Check:
 
 
 class Checks:
-    """All claims so far, in the order in which they were looked at."""
+    """All claims so far, in the order in which they were checked."""
 
     def __init__(self) -> None:
         self.all: list[Check] = []

@@ -1,10 +1,10 @@
-"""`cordwood demo`: set up a directory, run, say how it went, leave nothing running.
+"""`cordwood demo`: set up a directory, run, report the result, leave nothing running.
 
 Exit codes: 0 if every check held, 1 if one did not or something failed, and as shells
 have it, 128 and the signal's number after Ctrl-C or SIGTERM.
 
-The Parquet stays. The cluster's data, which is large, goes unless it is asked for or
-something failed; after Ctrl-C everything goes.
+The Parquet files stay. The cluster's data, which is large, is removed unless `--keep` is given or a
+check failed. After Ctrl-C everything is removed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """HUP too: a closed terminal must not leave nodes and a JVM behind."""
 
 PLAIN_WIDTH = 100
-"""Columns where there is no terminal to ask."""
+"""Width without a terminal."""
 
 LARGE = ("cluster", "spark", "rebuilt", "input")
-"""What lies in the demo's directory beside the Parquet."""
+"""Other entries of the demo's directory, beside the Parquet files."""
 
 
 def demo(inputs: list[str], directory: str | None, keep: bool, seed: int) -> int:
@@ -46,13 +46,13 @@ def demo(inputs: list[str], directory: str | None, keep: bool, seed: int) -> int
 
     Args:
         inputs: files, `-` for standard input; none takes the flights.
-        directory: where to work, empty or not there yet; None makes one.
-        keep: leave the cluster's data too.
+        directory: the working directory, empty or new; None makes one. keep: whether the cluster's
+        data stays too.
         seed: decides which storage node is killed.
     Returns:
         The exit code.
     Raises:
-        BadSetting: an input or the directory will not do.
+        BadSetting: an input or the directory cannot be used.
     """
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=PLAIN_WIDTH)
@@ -88,7 +88,7 @@ async def _until_stopped(plan: Plan, report: Report, console: Console) -> signal
     signals: list[signal.Signals] = []
 
     def on_signal(number: signal.Signals) -> None:
-        # The first one stops everything in order; more of them must not cut that short.
+        # The first signal stops everything in order; further signals must not interrupt that.
         if not signals:
             task.cancel()
         signals.append(number)
@@ -112,11 +112,10 @@ async def _until_stopped(plan: Plan, report: Report, console: Console) -> signal
 
 
 def _failure(error: BaseException) -> str:
-    """What went wrong, in a sentence.
+    """The error, in a sentence.
 
-    Raises:
-        BaseException: `error` itself, if it is none of the errors that are expected:
-            a bug shows its traceback.
+    Raises: BaseException: `error` itself, if it is not an expected error: a bug shows its
+    traceback.
     """
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(_failure(each) for each in error.exceptions)
@@ -154,7 +153,7 @@ def _remove(where: Path, names: tuple[str, ...]) -> None:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Let every signal that stops the demo interrupt as Ctrl-C does, where no loop runs yet."""
+    """Let every signal that stops the demo interrupt as Ctrl-C does, before a loop runs."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
     try:
         yield

@@ -5,15 +5,15 @@ the SHA-256 of::
 
     <bytes of the key, decimal> : <timestamp, µs since 1970 UTC, decimal> : key value
 
-The digest is how many records there are and the sums of their first and second numbers.
-The length in front keeps a key that grows at the cost of its value from going unseen, the
-count and the plain sums (an exclusive or would not do) keep a record that came twice from
-doing so. By chance two different sets agree once in 2**64; it is no guard against forgers.
+The digest is the number of records and the sums of their first and second numbers. The length in
+front detects a key that grows at the cost of its value. The count and the plain sums (an exclusive
+or would not) detect a record that came twice. Two different sets agree by chance once in 2**64; the
+digest does not protect against forgers.
 
-SHA-256, because Spark's SQL has it (`sha2`) and so has `hashlib`: Spark sums up what lies
-in Parquet in the JVM, with none of our code, and Python sums up the source. Two sums of 32
-bits, because they fit a BIGINT for 2**31 records; one of 60 bits needs a DECIMAL, which
-took 2.2 s instead of 1.2 for the flights. Python takes 0.4 s.
+SHA-256, because both Spark's SQL (`sha2`) and `hashlib` have it: Spark sums up the Parquet files in
+the JVM, without Cordwood's code, and Python sums up the source. Two sums of 32 bits, because they
+fit a BIGINT for 2**31 records. One sum of 60 bits needs a DECIMAL, which took 2.2 s instead of 1.2
+for the flights. Python takes 0.4 s.
 
 Source: docs/design.md §8 ("check count, LSN continuity, digest").
 """
@@ -40,7 +40,7 @@ SPARK_SUMS = (_spark_sum(1), _spark_sum(1 + DIGITS))
 
 
 def record_numbers(key: bytes, timestamp_us: int, value: bytes) -> tuple[int, int]:
-    """What one record adds to the sums; both are below 2**32."""
+    """The numbers that one record adds to the sums; both are below 2**32."""
     text = b"%d:%d:%b%b" % (len(key), timestamp_us, key, value)
     digits = sha256(text).hexdigest()
     return int(digits[:DIGITS], 16), int(digits[DIGITS : 2 * DIGITS], 16)

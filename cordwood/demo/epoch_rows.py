@@ -1,6 +1,6 @@
-"""The epochs of the log: who numbered what, and the bridge in which each one ended.
+"""The epochs of the log: their sequencers, and the bridge in which each ended.
 
-A rule: what the tail read, and who was seen to sequence, joined into rows.
+A rule: joins the records of the tail and the observed sequencers into rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cordwood.block import Gap, GapKind
 from cordwood.demo.tail_check import EpochRead, TailCheck
 
 NOTHING_LOST = {GapKind.BRIDGE, GapKind.HOLE}
-"""Where an epoch ended, and where nothing was ever acknowledged."""
+"""The kinds of gap at the end of an epoch, and where nothing was ever acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,8 @@ class EpochRow:
     """One epoch.
 
     Attributes:
-        sequencer: the node that numbered it, None if nobody saw it do so.
-        read: what was read of it, None if it has no records.
-        bridge: the gap in which it ended, None of the newest.
+        sequencer: the node that numbered it, None if it was not observed. read: the records read of
+        it, None if it has no records. bridge: the gap in which it ended, None for the newest epoch.
     """
 
     epoch: int
@@ -46,7 +45,8 @@ def epoch_rows(check: TailCheck, sequencers: Mapping[int, int], last_epoch: int)
 
 
 def each_was_bridged(epochs: list[EpochRow]) -> bool:
-    """Whether every epoch with records before the newest ended in a bridge behind its last."""
+    """Whether every epoch with records, except the newest, ended in a bridge behind its last
+    record."""
     return all(
         each.bridge is not None and each.bridge.first > each.read.last
         for each in epochs[:-1]
@@ -55,5 +55,5 @@ def each_was_bridged(epochs: list[EpochRow]) -> bool:
 
 
 def only_harmless(gaps: Mapping[GapKind, int]) -> bool:
-    """Whether no gap that was read hides anything."""
+    """Whether no gap that was read hides a record."""
     return set(gaps) <= NOTHING_LOST

@@ -1,9 +1,9 @@
 """Files, or standard input, as the demo's source.
 
-A file is taken as long as it was when the demo started, so that a log that is being
-written to does no harm. What cannot be read twice (standard input, a pipe) is first
-copied into the demo's directory: its size must be known before the cluster is made, and
-at the end the rebuilt files are compared with what went in.
+A file is taken with its length at the start of the demo, so that a file that grows does no harm. An
+input that cannot be read twice (standard input, a pipe) is first copied into the demo's directory:
+its size must be known before the cluster is made, and at the end the rebuilt files are compared
+with the input.
 
 Source: the issue that asks for this demo; the layout is in `demo.pieces`.
 """
@@ -24,16 +24,16 @@ from cordwood.errors import BadSetting
 
 STDIN = "-"
 INPUT_BYTES_MAX = 2 << 30
-"""Three copies, each in the WAL and in LogsDB, are 12 GiB on one disk; more is no demo."""
+"""Most bytes of all files. Three copies, each in the WAL and in LogsDB, are 12 GiB on one disk."""
 
 KEY_BYTES_MAX = 4096
-"""Of a path; longer ones no system opens."""
+"""Most bytes of a path; no system opens longer paths."""
 
 ROW_BYTES = 24
-"""Of a record in a body beside its key, value and headers: timestamp, offsets, rounding."""
+"""Bytes of a record in a body beside its key, value and headers: timestamp, offsets, rounding."""
 
 FILES_MAX = 512
-"""All of them are rebuilt at once, and a process may have 1,024 files open."""
+"""Most files: all are rebuilt at once, and a process may have 1,024 files open."""
 
 READ_BYTES = 1 << 20
 
@@ -43,9 +43,9 @@ class InputFile:
     """One file to take.
 
     Attributes:
-        name: as it was given; two of the same name are told apart by `#2`.
+        name: the given name; a second file of the same name gets `#2`.
         key: the name as bytes.
-        path: what to read: the file, or the copy of what cannot be read twice.
+        path: the file to read: the input, or a copy if the input cannot be read twice.
         size: bytes to take.
         lines: LFs in these bytes.
         mtime_us: when it was last written to, µs since 1970 UTC.
@@ -62,7 +62,7 @@ class InputFile:
 class Files:
     """Files as a `demo.input.Source`; `size` and `taken` count bytes.
 
-    They may be of any kind, so no compression is counted on.
+    They may be of any kind, so the demo does not rely on compression.
     """
 
     log = "files"
@@ -102,11 +102,10 @@ class Files:
 def open_files(names: Sequence[str], copies: Path) -> Files:
     """Look at the files, and copy those that cannot be read twice.
 
-    Args:
-        names: paths; `-` is standard input.
-        copies: a directory for copies; made if it is needed.
-    Raises:
-        BadSetting: a file is not there or cannot be read, or all are too much.
+    Args: names: paths; `-` is standard input. copies: a directory for copies; made if it is needed.
+
+    Raises: BadSetting: a file does not exist or cannot be read, or all files together are too
+    large.
     """
     if len(names) > FILES_MAX:
         raise BadSetting(f"{len(names)} files; the demo takes {FILES_MAX} at most")
@@ -126,7 +125,7 @@ def open_files(names: Sequence[str], copies: Path) -> Files:
 
 
 def _unused(name: str, files: Sequence[InputFile]) -> str:
-    """`name`, or where that was given already `name#2` and so on."""
+    """`name`, or `name#2` and so on if the name was given already."""
     taken = {file.name for file in files}
     unused, count = name, 1
     while unused in taken:
@@ -152,7 +151,7 @@ def _open_file(name: str, unused: str, copies: Path) -> InputFile:
 
 
 def _copy(source: BinaryIO, copies: Path) -> Path:
-    """Copy what can be read once."""
+    """Copy an input that can be read only once."""
     copies.mkdir(parents=True, exist_ok=True)
     path = copies / f"input-{len(list(copies.iterdir())) + 1}"
     left = INPUT_BYTES_MAX + 1

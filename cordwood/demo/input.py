@@ -1,8 +1,7 @@
-"""What the demo feeds to the log: records, in order, from a source of known size.
+"""The input of the demo: records, in order, from a source of known size.
 
-Two sources: the flights (`demo.flights`) and files of any kind (`demo.files`). A source
-says beforehand how large its records can become, so that the WAL is made large enough
-never to stand in the way of what the demo shows.
+Two sources: the flights (`demo.flights`) and files of any kind (`demo.files`). A source says
+beforehand how large its records can become, so that the WAL is made large enough and never full.
 
 Source: docs/design.md §11; the records' columns are those of Kafka (docs/sources/spark.md §6).
 """
@@ -14,15 +13,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 BATCH_BYTES = 256 << 10
-"""One append's worth of values. Batched appends gain nothing past it (docs/sources/hotpath.md §4),
-and some hundred of them make a bar that moves."""
+"""Bytes of values in one append. Larger appends are no faster (docs/sources/hotpath.md §4), and
+some hundred of them make a smooth progress bar."""
 
 BATCH_RECORDS = 1_000
-"""Some milliseconds of work between two ticks, so that the tail keeps up."""
+"""Most records of an append: some milliseconds of work between two ticks, so that the tail keeps
+up."""
 
 BATCHES_WANTED = 16
-"""A small input is cut finer, so that there is a half-way at which to kill a node,
-and something in flight when the sequencer's is killed."""
+"""A small input is divided into more batches, so that there is a middle at which to kill a node,
+and batches are in flight when the sequencer's node is killed."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -45,7 +45,7 @@ class InputRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What plain Python counted for one key, to hold the query's answer against.
+    """The counts of plain Python for one key, to compare with the query's answer.
 
     Attributes:
         records: records with this key.
@@ -68,13 +68,10 @@ class Source(Protocol):
 
     Attributes:
         log: the log they go to, and the name of its query.
-        title: what they are, for a person.
-        unit: what `size` counts.
-        size: how much there is; `taken` counts up to it.
-        taken: how much of `size` went into the records given out so far.
-        record_bytes_max: keys, values and headers of all records take no more.
-        stored_bytes_max: nor do the compressed bodies of all their blocks.
-        records_max: there are no more records than this.
+        title: description for a person. unit: the unit of `size`. size: the whole input; `taken`
+        counts up to it. taken: the part of `size` that went into the records given out so far.
+        record_bytes_max: most bytes of keys, values and headers of all records. stored_bytes_max:
+        most bytes of the compressed bodies of all their blocks. records_max: most records.
         tallies: by key, complete once all records were given out.
     """
 
@@ -110,7 +107,7 @@ class InputChunk:
 
 
 def batches(source: Source) -> Iterator[InputChunk]:
-    """The records of a source in batches, each as large as suits one append."""
+    """The records of a source in batches, each of a size for one append."""
     bytes_limit = min(BATCH_BYTES, source.record_bytes_max // BATCHES_WANTED)
     records_limit = max(1, min(BATCH_RECORDS, source.records_max // BATCHES_WANTED))
     batch = InputChunk()

@@ -1,4 +1,4 @@
-"""How long nothing happened: the figure that a person asks for after a failure."""
+"""The longest pauses: the figure that a person asks for after a failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class Pauses:
     """Times between beats, on any clock that counts seconds.
 
     Attributes:
-        since_marks_s: of each `mark`, the longest that ended after it and before the next.
+        since_marks_s: for each `mark`, the longest pause that ended after it and before the next.
     """
 
     def __init__(self, now: float) -> None:
@@ -22,6 +22,6 @@ class Pauses:
             self.since_marks_s[-1] = max(self.since_marks_s[-1], pause)
 
     def mark(self, now: float) -> None:
-        """From here on, pauses count as since this mark; none began before it."""
+        """From here on, pauses count for this mark, and only from this moment on."""
         self._last = now
         self.since_marks_s.append(0.0)

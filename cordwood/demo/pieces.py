@@ -1,9 +1,9 @@
 """Files as records, and back: the layout that lets every byte return.
 
-A file is cut at LF, and the LF is not stored. Nothing else is interpreted: a CR stays at
-the end of its line, an empty line is an empty value, bytes that are not UTF-8 stay as
-they are. A line over PIECE_BYTES_MAX, which no block could hold, is cut into several
-pieces. One record is one piece::
+A file is cut at each LF, and the LF is not stored. Nothing else is interpreted: a CR stays at the
+end of its line, an empty line is an empty value, and bytes that are not UTF-8 stay as they are. A
+line over PIECE_BYTES_MAX, which no block could hold, is cut into several pieces. One record is one
+piece::
 
     key      the file's name, as it was given
     value    the bytes of the piece
@@ -38,7 +38,7 @@ PART = b"part"
 FILE = b"file"
 
 HEADER_BYTES_MAX = 64
-"""What both headers of one record take in a body at most: names, values, offsets."""
+"""Most bytes of both headers of one record in a body: names, values, offsets."""
 
 
 class Piece(NamedTuple):
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
 
 class Lines(Protocol):
-    """What is read from: any buffered binary file."""
+    """The input: any buffered binary file."""
 
     def readline(self, limit: int = -1, /) -> bytes: ...
 
@@ -114,7 +114,7 @@ def unpack(value: bytes, headers: Headers) -> Piece:
 class Rebuild:
     """Puts one file together from its pieces, which may come in any order.
 
-    What came too early is kept, so records should come nearly in order.
+    Early pieces are kept in memory, so records should come nearly in order.
     """
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
@@ -127,7 +127,7 @@ class Rebuild:
         """Take a piece.
 
         Raises:
-            PiecesBroken: it came before, or the file has ended already.
+            PiecesBroken: the piece came before, or the file has ended already.
         """
         if piece.number < self._next or piece.number in self._early:
             raise PiecesBroken(f"piece {piece.number} came twice")
@@ -140,10 +140,9 @@ class Rebuild:
             self._next += 1
 
     def finish(self) -> None:
-        """Say that all pieces came.
+        """End the file: all pieces have come.
 
-        Raises:
-            PiecesBroken: some did not.
+        Raises: PiecesBroken: some pieces did not come.
         """
         if self._early:
             raise PiecesBroken(

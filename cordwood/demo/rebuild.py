@@ -1,7 +1,7 @@
-"""The input files again, from what Spark wrote, and whether they are the same.
+"""Rebuilds the input files from Spark's output, and compares them with the input.
 
-Every Parquet file holds a run of the log, so taken in the order of their first LSN the
-pieces of each file come nearly in order, and little is kept waiting (`pieces.Rebuild`).
+Every Parquet file holds a run of the log. In the order of their first LSN the pieces of each input
+file come nearly in order, and few pieces must wait (`pieces.Rebuild`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cordwood.demo.pieces import PiecesBroken, Rebuild, unpack
 BATCH_ROWS = 8_192
 
 NAME_BYTES_MAX = 200
-"""File systems take 255, and a number goes in front."""
+"""Most bytes of a name: file systems allow 255, and a number goes in front."""
 
 
 def rebuild_files(parquet: Path, files: Sequence[InputFile], directory: Path) -> list[Path]:
@@ -26,7 +26,7 @@ def rebuild_files(parquet: Path, files: Sequence[InputFile], directory: Path) ->
 
     Args:
         parquet: the directory that the landing wrote.
-        directory: where to; made here. A file's name is never taken for a path.
+        directory: the target; made here. A file's name is never used as a path.
     Returns:
         One path for each of `files`.
     Raises:

@@ -1,6 +1,6 @@
 """Whether a node that was killed and started again has caught up with a log.
 
-A rule over what the nodes say of themselves.
+A rule over the reports of nodes about themselves.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ class Rejoined:
 
     Attributes:
         sealed: the epoch that sealed the log there; 0 if none has.
-        readable: the last LSN that it sends to readers; behind what it must still purge
-            it sends nothing.
-        blocks: what it holds of the log.
+        readable: the last LSN that it sends to readers; it sends nothing behind records that it
+            must still purge. blocks: the log's blocks on this node.
     """
 
     node: NodeId
@@ -36,7 +35,7 @@ def find_rejoined(
     log: int,
     tail: int,
 ) -> list[Rejoined]:
-    """Those of `nodes` that can store, know all members, and are readable up to `tail`."""
+    """The nodes that can store, know all members, and are readable up to `tail`."""
     rejoined = []
     for node in nodes:
         reply = status.get(node)

@@ -1,4 +1,4 @@
-"""What the demo did and found, as values; `demo.summary` says it in words."""
+"""The results of the demo, as values; `demo.summary` says them in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cordwood.demo.victim import Victim
 
 @dataclass(slots=True)
 class Ingested:
-    """What the first client did.
+    """The work of the first client.
 
     Attributes:
         records, bytes: acknowledged; bytes of keys and values.
@@ -28,7 +28,7 @@ class Ingested:
 
 @dataclass(slots=True)
 class Stored:
-    """What the envelopes said, as `demo.follow.Copies` counted it."""
+    """The copies that envelopes named, as `demo.follow.Copies` counted them."""
 
     blocks: int
     bytes: int
@@ -40,12 +40,10 @@ class Stored:
 
 @dataclass(slots=True)
 class Killed:
-    """What became of a victim.
+    """The facts about a victim.
 
-    Attributes:
-        rack: where it stood.
-        at_kill: records acknowledged when it was killed.
-        ack_pause_s, read_pause_s: the longest from when it was killed to the next kill.
+    Attributes: rack: its rack. at_kill: records acknowledged when it was killed. ack_pause_s,
+    read_pause_s: the longest pauses from its kill to the next kill.
     """
 
     victim: Victim
@@ -57,15 +55,12 @@ class Killed:
 
 @dataclass(slots=True)
 class Report:
-    """Everything, as far as the demo came: None where it did not come so far.
+    """All results so far; None for steps that the demo did not reach.
 
-    Attributes:
-        title: what was ingested.
-        killed: the storage node; `beheaded` the sequencer's, after which the log has none.
-        epochs: the log's epochs as they were read, oldest first.
-        rejoined: the killed nodes, once they had caught up.
-        query: `flights` or `files`.
-        where: the demo's directory.
+    Attributes: title: the name of the input. killed: the storage node; `beheaded` is the
+    sequencer's node, after whose kill the log has no sequencer. epochs: the log's epochs as they
+    were read, oldest first. rejoined: the killed nodes, after they had caught up. query: `flights`
+    or `files`. where: the demo's directory.
         kept: whether the cluster's data stays in it.
         seconds: from start to end.
     """

@@ -1,4 +1,4 @@
-"""The demo, step by step: the main job that Cordwood is for, on real data.
+"""The demo, step by step: Cordwood's main job, on real data.
 
 Spark boots in its own process from the first moment on, while the cluster starts and the
 log is written: on two cores the flights took 19.7 s that way and 26.9 s one after the
@@ -42,8 +42,8 @@ from cordwood.nodes import NodeId
 from cordwood.settings import MIB, ClientSettings
 
 CODEC = "zstd"
-"""Flights are 107 MB of bodies and 16 MB as zstd, appended and followed in 3.6 to 3.9 s either
-way; the nodes write and remember a seventh."""
+"""The codec of the flights: 107 MB of bodies are 16 MB with zstd. Both are appended and followed in
+3.6 to 3.9 s, and with zstd the nodes write and remember a seventh."""
 
 NODES = 5
 RACKS = 3
@@ -51,15 +51,17 @@ COPIES = 3
 COPY_RACKS = 2
 
 WAL_BYTES_MIN = 32 * MIB
-"""And a quarter of the input on top: a wave fills whole blocks of 4 KiB, one that was tried
-again is stored twice."""
+"""Share of the input that is added to the WAL's size: a wave fills whole blocks of 4 KiB, and a
+wave that was tried again is stored twice."""
 
 MEET_TIMEOUT_S = 15.0
-"""Nodes read the member list every second; a busy machine takes longer."""
+"""Longest wait until nodes know each other: they read the member list every second; a busy machine
+takes longer."""
 
 STORAGE_SHARE = 1 / 2
 SEQUENCER_SHARE = 3 / 4
-"""When nodes are killed: some of the input is left to see each time that it goes on."""
+"""Shares of the input after which nodes are killed: some input is left after each kill, to show
+that appends go on."""
 
 CATCH_UP_TIMEOUT_S = 60.0
 SPARK_TIMEOUT_S = 300.0
@@ -77,7 +79,7 @@ REBUILD = "Rebuild the files, compare bytes"
 
 @dataclass(slots=True)
 class Plan:
-    """What to do, where.
+    """The options of a run.
 
     Attributes:
         where: the demo's directory; it exists.
@@ -96,12 +98,12 @@ def step_titles(source: Source) -> list[str]:
 
 
 def wal_bytes(source: Source) -> int:
-    """A ring that cannot fill, even if one node had a copy of everything."""
+    """Size of a ring that cannot fill, even if one node has a copy of everything."""
     return WAL_BYTES_MIN + -(-source.stored_bytes_max * 5 // 4 // MIB) * MIB
 
 
 class Demo:
-    """One run. What it finds goes into the report, also when it fails half-way."""
+    """One run. Its results go into the report, even if it fails half-way."""
 
     def __init__(self, plan: Plan, board: Board, report: Report) -> None:
         self._plan = plan
@@ -114,10 +116,9 @@ class Demo:
         self._sessions: list[int] = []
 
     async def run(self) -> None:
-        """Do all of it; nothing that was started is left when this returns or raises.
+        """Do all steps. No started process is left when this returns or raises.
 
-        Raises:
-            CheckFailed: something does not hold, and what follows needs it.
+        Raises: CheckFailed: a claim does not hold, and later steps need it.
             CordwoodError: a part of Cordwood failed.
         """
         async with AsyncExitStack() as stack:
@@ -147,7 +148,7 @@ class Demo:
         return cluster
 
     async def _meet(self, cluster: LocalCluster, stack: AsyncExitStack) -> Store:
-        """A client, once every node knows every other: only then are all racks told apart."""
+        """A client, after every node knows every other node: only then do nodes know all racks."""
         settings = ClientSettings(codec=CODEC)
         try:
             async with asyncio.timeout(MEET_TIMEOUT_S):
@@ -188,8 +189,8 @@ class Demo:
                 self._victims.append(choose_victim(await writer.status(), log.log_id, chance))
 
             async def choose_head() -> None:
-                # To ask all is to wait for the dead one, and meanwhile nothing is appended,
-                # which must not pass for a time without a sequencer.
+                # A call to all nodes waits for the dead one, and meanwhile nothing is appended.
+                # This pause must not count as a time without a sequencer.
                 before = self._victims[0]
                 if check.last_acked >> 32 == before.epoch:
                     held = follow.copies.by_node[before.sequencer]
@@ -277,7 +278,7 @@ class Demo:
             )
 
     async def _note_epochs(self, writer: Store) -> None:
-        """Put together the log's epochs, as the epoch store has them and as they were read."""
+        """Join the log's epochs from the epoch store and from the records read."""
         found = await writer.log_tree.epochs(self._source.log)
         last = found.next_epoch - 1
         seen = {victim.epoch: int(victim.sequencer) for victim in self._victims}
@@ -294,7 +295,7 @@ class Demo:
         )
 
     async def _restart(self, cluster: LocalCluster, writer: Store) -> None:
-        """Start what was killed, and wait until it is as far as the rest."""
+        """Start the killed nodes, and wait until they have caught up."""
         with self._board.step(RESTART) as step:
             loop = asyncio.get_running_loop()
             began = loop.time()
@@ -412,7 +413,7 @@ async def _all_know_all(store: Store) -> bool:
 
 
 def _rebuilt_same(parquet: Path, source: Files, where: Path) -> dict[str, bool]:
-    """Rebuild all files; whether each is the same, by name."""
+    """Rebuild all files. Returns whether each is the same, by name."""
     paths = rebuild_files(parquet, source.files, where)
     return {
         file.name: same_bytes(path, file.path, file.size)

@@ -1,7 +1,7 @@
-"""The board on a terminal, drawn anew several times a second; plain lines anywhere else.
+"""The board on a terminal, redrawn several times a second; plain lines on other outputs.
 
-rich would redraw from a thread of its own; here a task of the demo's loop does it, since
-threads live in `host` only.
+rich would redraw from a separate thread. Here a task of the demo's loop does it, because only
+`host` may have threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cordwood.demo.board import Board, Moving, Step, StepState
 
 DRAWS_PER_S = 10
 PLAIN_EVERY_S = 2.0
-"""A line of figures this often where there is no terminal."""
+"""Pause between two lines of figures without a terminal."""
 
 BAR_WIDTH = 32
 
@@ -77,11 +77,10 @@ def _tell(console: Console, step: Step) -> None:
 
 
 def picture(board: Board, spinner: RenderableType, *, moving: bool = True) -> RenderableType:
-    """The board as of now.
+    """The present board.
 
-    Args:
-        spinner: what stands before the step that runs.
-        moving: show the figures that move, and the nodes.
+    Args: spinner: the sign before the running step. moving: whether to show the changing figures
+    and the nodes.
     """
     steps = Table.grid(padding=(0, 1))
     steps.add_column(width=1)

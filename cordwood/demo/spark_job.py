@@ -1,15 +1,14 @@
-"""The demo's Spark half: `python -m cordwood.demo.spark_job`, a process of its own.
+"""The demo's Spark half: `python -m cordwood.demo.spark_job`, a separate process.
 
-Its own, because then Spark boots while the log is being written, its JVM and its workers
-can be stopped as one session whatever happens, and what they print is kept off the screen.
-It boots, waits for a Job on standard input, does it, and ends; messages go to standard
-output, everything else to standard error.
+In a separate process Spark boots while the log is being written. Its JVM and its workers can be
+stopped as one session in every case, and their output stays off the screen. The process boots,
+waits for a Job on standard input, does it, and ends. Messages go to standard output, everything
+else to standard error.
 
-1. Land: the job of `cordwood spark land`, from `format("cordwood")` to Parquet, everything
-   there is, each record once. Raw: decoding comes after landing here, so that a record which
-   does not decode is not lost.
-2. Audit: count, LSNs and digest of what lies in Parquet, summed up in SQL.
-3. Query: per carrier or per file.
+1. Land: the job of `cordwood spark land`, from `format("cordwood")` to Parquet, all records, each
+   once. They are landed raw and decoded later, so that a record that does not decode is not lost.
+   2. Audit: count, LSNs and digest of the Parquet rows, summed up in SQL. 3. Query: per carrier or
+   per file.
 
 Source: docs/sources/spark.md §1, §7 ("land raw first, decode second").
 """
@@ -55,7 +54,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 def land(spark: SparkSession, job: Job) -> Landed:
-    """Land the log in Parquet, all that is there, by the job that `cordwood spark land` runs.
+    """Land all records of the log in Parquet, with the job of `cordwood spark land`.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -72,7 +71,7 @@ def land(spark: SparkSession, job: Job) -> Landed:
 
 
 def audit(landed: DataFrame) -> Audited:
-    """Sum up what lies in Parquet."""
+    """Sum up the Parquet rows."""
     start = time.perf_counter()
     row = landed.selectExpr(
         "count(*)",
@@ -121,12 +120,11 @@ def answer(frame: DataFrame) -> Answered:
 
 
 def boot(scratch: str) -> tuple[SparkSession, Booted]:
-    """Start Spark, and the workers in which it plans our source.
+    """Start Spark, and the workers in which it plans Cordwood's source.
 
-    Those take 3 s to start; here they do it while the log is still being written.
+    The workers take 3 s to start; here they start while the log is still being written.
 
-    Args:
-        scratch: a directory for what Spark writes on its own.
+    Args: scratch: a directory for Spark's own files.
     Raises:
         JavaMissing: the text says how to get one.
     """
@@ -144,7 +142,7 @@ def boot(scratch: str) -> tuple[SparkSession, Booted]:
 
 
 def work(spark: SparkSession, job: Job, say: Callable[[Event], None]) -> None:
-    """Do a job, and tell of each step."""
+    """Do a job, and report each step."""
     say(land(spark, job))
     landed = spark.read.parquet(job.parquet)
     say(audit(landed))
@@ -166,7 +164,7 @@ def main() -> int:
         if line:
             work(spark, read_job(line), say)
     except Exception as error:  # noqa: BLE001
-        # Whatever it is, the other process must hear of it: nobody sees this one's screen.
+        # The other process must hear of every error: this process has no screen.
         traceback.print_exc()
         text = str(error)
         say(Failed(text if isinstance(error, CordwoodError) else f"{type(error).__name__}: {text}"))
@@ -175,7 +173,7 @@ def main() -> int:
 
 
 def _keep_stdout() -> BinaryIO:
-    """Standard output for messages only: what Spark's JVM prints goes to standard error."""
+    """Keep standard output for messages: the output of Spark's JVM goes to standard error."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return out

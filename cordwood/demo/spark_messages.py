@@ -1,4 +1,4 @@
-"""What the demo and its Spark process say to one another: JSON, one message a line.
+"""The messages between the demo and its Spark process: JSON, one message a line.
 
 The demo sends one Job; the process answers with Booted, Landed, Audited and Answered, in
 this order, or with Failed in the place of any.
@@ -11,10 +11,9 @@ from msgspec import Struct
 
 
 class Job(Struct, frozen=True):
-    """What to do.
+    """The job.
 
-    Attributes:
-        servers: addresses of the cluster, with commas.
+    Attributes: servers: addresses of the cluster, with commas.
         log: the log to land.
         parquet: a directory, made by the landing; its checkpoint is in it.
         query: `flights` or `files`.
@@ -48,7 +47,7 @@ class Landed(Struct, frozen=True, tag="landed"):
 
 
 class Audited(Struct, frozen=True, tag="audited"):
-    """What lies in Parquet, summed up by Spark.
+    """The Parquet rows, summed up by Spark.
 
     Attributes:
         records, lsns: rows, and different LSNs in them.
@@ -82,7 +81,7 @@ class Answered(Struct, frozen=True, tag="answered"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """Something did not work; the process ends."""
+    """A step failed; the process ends."""
 
     text: str
 

@@ -1,11 +1,11 @@
-"""The demo's Spark process, seen from the demo: started, spoken to, and stopped for good.
+"""The demo's side of its Spark process: starts it, talks to it, and stops it with all its children.
 
-It leads a session of its own. Spark's JVM and its Python workers stay in that session
-whatever else they do (the workers' daemon makes a process group of its own, so a signal
-to one group would miss it), and so it is by session that the last of them is found.
+The process leads a separate session. Spark's JVM and its Python workers always stay in that
+session. (The workers' daemon makes a separate process group, so a signal to one group would miss
+it.) So the session is the way to find all of them.
 
-Left alone, all of them end too: the process ends when its standard input does, the JVM
-when the process that started it is gone, the workers with the JVM.
+Without the demo they end too: the process ends when its standard input ends, the JVM ends after the
+process that started it, and the workers end with the JVM.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from cordwood.demo.spark_messages import Event, Failed, Job, pack, read_event
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 8.0
-"""A JVM takes a second to clear its temporary files; after this it is killed, which costs
-no more than these files."""
+"""Time before a kill: a JVM takes a second to remove its temporary files. A kill only leaves these
+files behind."""
 
 POLL_S = 0.05
-"""How often the session is looked at while it ends."""
+"""Pause between two looks at the session while it ends."""
 
 LINE_BYTES_MAX = 64 << 20
-"""One message: the rows of a query over as many files as a command line holds."""
+"""Most bytes of one message: the rows of a query over as many files as a command line holds."""
 
 LAST_WORDS_BYTES = 4096
 
@@ -55,9 +55,9 @@ class SparkProcess:
         self._log = log
 
     def submit(self, job: Job) -> None:
-        """Hand it the job; if it is gone, `wait_for` says so."""
+        """Send the job. If the process is gone, `wait_for` says so."""
         assert self._process.stdin is not None, "its standard input is a pipe"
-        # A transport that saw the process go raises at once; what matters is what it said.
+        # A transport that saw the end of the process raises at once; its output matters more.
         if not self._process.stdin.is_closing():
             self._process.stdin.write(pack(job))
 
@@ -65,8 +65,8 @@ class SparkProcess:
         """The next message.
 
         Raises:
-            CheckFailed: it is not of this kind, or there is none in time; the text
-                quotes what Spark said.
+            CheckFailed: it is of another kind, or none comes in time; the text quotes Spark's
+                output.
         """
         assert self._process.stdout is not None, "its standard output is a pipe"
         try:
@@ -90,7 +90,7 @@ class SparkProcess:
         """End the process and everything that it started."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        # All at once: a worker that still waits for a JVM that is gone waits for long.
+        # All at once, because a worker would wait long for a JVM that is gone.
         self._send(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -102,7 +102,7 @@ class SparkProcess:
 
     async def _wait_all_gone(self) -> None:
         await self._process.wait()
-        # Grandchildren: the kernel tells their end to nobody here.
+        # These are grandchildren: the kernel does not report their end to this process.
         while session_members(self.session):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
@@ -118,7 +118,7 @@ class SparkProcess:
                 logger.debug("process %d was gone already", pid)
 
     async def _ending(self) -> str:
-        """How the process ended, and the last that it said."""
+        """The exit of the process, and its last output."""
         code = await self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"{how}; the last words in {self._log}: {self._last_words()}"
@@ -133,7 +133,7 @@ async def spark_process(directory: Path) -> AsyncIterator[SparkProcess]:
     """A Spark process that boots at once, for the length of the block.
 
     Args:
-        directory: for its log and for what Spark writes on its own.
+        directory: for its log and for Spark's own files.
     """
     scratch = directory / "scratch"
     scratch.mkdir(parents=True)
@@ -152,7 +152,7 @@ async def spark_process(directory: Path) -> AsyncIterator[SparkProcess]:
 
 
 def session_members(session: int) -> list[int]:
-    """Processes of a session that still live, by number; none where /proc does not tell."""
+    """Living processes of a session, by number; none if there is no /proc."""
     members = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""The end of the demo, in words and figures that a person enjoys reading.
+"""The summary of the demo, in words and figures for a person.
 
 Nothing is decided here: everything comes from the report.
 """
@@ -28,7 +28,7 @@ from cordwood.lsn import format_lsn
 
 BAR_WIDTH = 20
 ROWS_MAX = 24
-"""All 16 carriers, and of many files those with the most lines."""
+"""Most rows shown: all 16 carriers, or the files with the most lines."""
 
 
 def print_summary(console: Console, report: Report) -> None:
@@ -246,7 +246,7 @@ def _next(report: Report) -> Iterator[str]:
 
 
 def _programs() -> tuple[str, str]:
-    """Python and cordwood as one types them here: by name if PATH finds these very ones."""
+    """Python and cordwood as a user types them here: by name if PATH finds exactly these."""
     typed = []
     for path in (Path(sys.executable), Path(sys.executable).with_name("cordwood")):
         found = shutil.which(path.name)

@@ -1,14 +1,13 @@
-"""Whether the tail saw what was acknowledged: once, in order, byte for byte.
+"""Whether the tail saw all acknowledged records: once, in order, byte for byte.
 
-A rule without a clock or a connection. It is told of two things that come in any order:
-acknowledgements, each with its record, and what the second client read. Whatever comes
-first is kept until the other comes, so memory holds what the tail lags behind, no more.
+A rule without a clock or a connection. Its input comes in any order: acknowledgements, each with
+its record, and the items that the second client read. The item that comes first is kept until the
+other comes, so memory holds only the lag of the tail.
 
-- What is read, records and gaps, tiles the log from its first LSN on: each begins where
-  the one before ended. So nothing comes twice and nothing comes out of order.
-- A record that was read equals the one acknowledged at its LSN: key, value, timestamp,
-  headers. None was read that nobody appended.
-- No acknowledged LSN lies in a gap, and no gap is a loss of data.
+- Records and gaps tile the log from its first LSN on: each begins where the one before ended. So
+nothing comes twice and nothing comes out of order. - A record that was read equals the record
+acknowledged at its LSN: key, value, timestamp, headers. Every record that was read was appended. -
+No acknowledged LSN is in a gap, and no gap is a loss of data.
 
 Source: docs/sources/reliability.md §3; docs/design.md §2 ("tiles exactly").
 """
@@ -26,11 +25,9 @@ from cordwood.lsn import OLDEST, Lsn, format_lsn
 
 @dataclass(slots=True)
 class EpochRead:
-    """What was read of an epoch.
+    """The records read of an epoch.
 
-    Attributes:
-        first, last: LSNs of its first and its last record.
-        records: how many.
+    Attributes: first, last: LSNs of its first and its last record. records: number of records.
     """
 
     first: Lsn
@@ -47,7 +44,7 @@ class TailCheck:
         acked: records acknowledged so far.
         last_acked: the highest LSN acknowledged, 0 before the first.
         gaps: gaps read, by kind.
-        epochs: what was read of each epoch that has records, oldest first.
+        epochs: the records read of each epoch that has records, oldest first.
         bridges: the gaps in which epochs end, in order.
     """
 
@@ -69,14 +66,14 @@ class TailCheck:
 
     @property
     def is_even(self) -> bool:
-        """Whether everything that was acknowledged was read, and nothing else."""
+        """Whether exactly the acknowledged records were read."""
         return not (self._acked_only or self._read_only)
 
     def on_acked(self, lsns: Sequence[Lsn], records: Sequence[InputRecord]) -> None:
         """Records were acknowledged at these LSNs.
 
         Raises:
-            CheckFailed: the tail passed one without giving it out, or gave out another.
+            CheckFailed: the tail passed a record without giving it out, or gave out another one.
         """
         for lsn, record in zip(lsns, records, strict=True):
             came = self._read_only.pop(lsn, None)
@@ -93,7 +90,8 @@ class TailCheck:
         """The tail gave these out, in this order.
 
         Raises:
-            CheckFailed: they do not follow on, or are not what was acknowledged.
+            CheckFailed: they do not follow the items before, or differ from the acknowledged
+                records.
         """
         for item in items:
             if isinstance(item, Gap):

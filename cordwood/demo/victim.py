@@ -1,7 +1,7 @@
-"""Which nodes are killed: first one that holds copies of the log, then its sequencer's.
+"""The nodes to kill: first a node with copies of the log, then its sequencer's node.
 
-The first is never the sequencer's, so that the two kills show two things. Its dead copies
-must matter, so a node that holds none of the log is spared while another holds some.
+The first node is never the sequencer's, so that the two kills show two things. Its lost copies must
+matter, so a node without blocks of the log is not killed while another node has some.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ class Victim:
     """The node to kill.
 
     Attributes:
-        sequencer: the node that numbers the log as it is chosen, maybe itself.
-        epoch: what the sequencer numbers in.
-        blocks: what the victim holds of the log.
+        sequencer: the node that numbers the log at the time of the choice, maybe the victim itself.
+        epoch: the sequencer's epoch. blocks: number of the log's blocks on the victim.
     """
 
     node: NodeId
@@ -51,10 +50,9 @@ def choose_victim(
 
 
 def choose_sequencer(status: Mapping[NodeId, StatusReply | CordwoodError], log: int) -> Victim:
-    """The node that sequences a log; of two that say so, the one in the higher epoch does.
+    """The node that sequences a log; if two nodes claim it, the one in the higher epoch.
 
-    Raises:
-        CheckFailed: none says so.
+    Raises: CheckFailed: no node claims it.
     """
     epochs = [
         (state.epoch, node)
