@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
-from rebuild_scene import call_lost, copies, healed, lose_disk, missing, order, put_records
+from rebuild_scene import call_lost, copies, healed, lose_disk, lost, missing, order, put_records
 from scenarios import as_scenario
 from swaps import swap
 
@@ -489,9 +489,10 @@ async def test_a_node_that_lost_a_partition_starts_and_fetches_it(cluster: Clust
         }
 
 
-async def with_a_rotten_end(cluster: ClusterAtHand) -> int:
+async def with_a_rotten_end(cluster: ClusterAtHand) -> tuple[int, int]:
     """A log whose last block has rotted on a node, and of which nobody has heard that the block is
-    released; the node. No node sequences it."""
+    released; the node, and the one whose copy it has to move once that is lost. No node sequences
+    the log."""
     async with cluster.client() as store:
         await store.append("end", b"last words")
     await asyncio.sleep(12)  # until releases are not said again
@@ -503,10 +504,10 @@ async def with_a_rotten_end(cluster: ClusterAtHand) -> int:
         held = node.engine.cache.log(1)
         held.released, held.lngs = 0, {}
     (holders,) = (await copies(cluster)).values()
-    node = max(each for each in holders if each != sequencer)
+    first, node, *_ = next(iter(holders.values()))
     assert rot(cluster, node, 1)
     await until(lambda: bool(ranges(cluster, node)))
-    return node
+    return node, first
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
@@ -516,18 +517,87 @@ async def test_a_copy_that_rotted_before_its_release_holds_no_rebuilding_up(
 ) -> None:
     """Nothing is repaired before it is released, and a deleted log never is: its donor waited for a
     repair until the log was trimmed, a day later."""
-    rotten = await with_a_rotten_end(cluster)
+    rotten, other = await with_a_rotten_end(cluster)
     if is_deleted:
         async with cluster.client() as store:
             await store.log_tree.delete("end")
-    lost = next(n for n in cluster.numbers if n != rotten)
-    lose_disk(cluster, lost)
-    await call_lost(cluster, lost)
-    cluster.keep_starting(lost)
+    lose_disk(cluster, other)
+    await call_lost(cluster, other)
+    cluster.keep_starting(other)
     await healed(cluster, timeout_s=60)
-    assert bool(ranges(cluster, rotten)) is is_deleted
+    if not is_deleted:
+        await until(lambda: not ranges(cluster, rotten))
 
 
 def test_a_donor_that_stirs_no_log_with_rotten_copies_is_caught() -> None:
     with planted(find_bug("rotten-end-unstirred")), pytest.raises(TimeoutError):
         test_a_copy_that_rotted_before_its_release_holds_no_rebuilding_up(is_deleted=False)
+
+
+@pytest.mark.parametrize("kind", [b"b", b"i"], ids=["body", "index"])
+@pytest.mark.parametrize("is_drained", [False, True])
+@as_scenario(simulate, nodes=5, storage=SCRUBBED)
+async def test_the_only_copy_of_a_block_holds_no_rebuilding_up_once_it_has_rotted(
+    cluster: ClusterAtHand, *, kind: bytes, is_drained: bool
+) -> None:
+    """No node has a good one, so it is never repaired. It names no other node, and yet its node
+    was not done as a donor for as long as the log kept the block."""
+    async with cluster.client(timeout_s=30) as store:
+        once = LogAttributes(replicate_across={"node": 1})
+        await store.create_log("once", attributes=once)
+        await store.append("once", b"1")
+        await store.create_log("log-2")
+        await store.append("log-2", b"2")
+    await asyncio.sleep(2)
+    await flushed(cluster)
+    ((holder,),) = [tuple(nodes) for (log, _), nodes in (await copies(cluster)).items() if log == 1]
+    assert rot(cluster, holder, 1, kind)
+    await until(lambda: bool(ranges(cluster, holder)))
+    other = next(n for n in cluster.numbers if n != holder)
+    if is_drained:
+        await order(cluster, other, RebuildOrder.DRAIN)
+        await until(lambda: cluster.running[holder]._rebuild.set.lost[0].is_empty)
+        return
+    lose_disk(cluster, other)
+    await call_lost(cluster, other)
+    # It may have held blocks of that log that nobody has.
+    await order(cluster, other, RebuildOrder.GONE)
+    cluster.keep_starting(other)
+    await healed(cluster, timeout_s=60)
+    assert ranges(cluster, holder)
+
+
+def test_a_donor_waits_for_its_rotten_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others count on it for new copies of them."""
+    right = Repairs._round
+    begun = asyncio.Event()
+
+    async def when_told(self: Repairs) -> None:
+        if begun.is_set():
+            await right(self)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        blocks = (await copies(cluster)).values()
+        lost_one, donor, *_ = next(c for nodes in blocks for c in nodes.values() if len(c) == 3)
+        assert rot(cluster, donor, 1, most=100)
+        await until(lambda: bool(ranges(cluster, donor)))
+        lose_disk(cluster, lost_one)
+        await call_lost(cluster, lost_one)
+        cluster.keep_starting(lost_one)
+        await asyncio.sleep(20)
+        assert lost(cluster) == {lost_one}, "the donor is not done"
+        begun.set()
+        await healed(cluster)
+        assert not await missing(cluster)
+
+    swap(monkeypatch, Repairs._round, when_told)
+    simulate(scenario, nodes=5, storage=SCRUBBED)
+
+
+def test_a_donor_that_does_not_wait_for_its_rotten_copies_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with planted(find_bug("rot-not-waited-for")), pytest.raises(AssertionError):
+        test_a_donor_waits_for_its_rotten_copies(monkeypatch)

@@ -32,6 +32,7 @@ from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, REBALANCED, TW
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.rebuild import admission, moves
 from cordwood.storage.rebuild.donor import Donor, Pass
+from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets
 from cordwood.storage.rebuild.moves import Moves, Report, _Work
 from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.storage.staging.staged_index import StagedBlock
@@ -159,6 +160,12 @@ async def _rot_unstirred(right: Any, self: Donor, log: int, now: Pass) -> None:
     now.rotten.clear()
 
 
+async def _no_rot_waited_for(
+    self: Donor, log: int, rotten: Any, losses: Losses, epochs: EpochNodesets
+) -> bool:
+    return False
+
+
 def _no_producers(self: Donor, log: int, held: CachedLog) -> list[TellProducers]:
     return []
 
@@ -197,6 +204,9 @@ BUGS = (
                                    "its own disk is lost",
                at(Donor._producers_of).instead(_no_producers),
                scene="tests/storage/test_rebuilding_producers.py"),
+    PlantedBug("rot-not-waited-for", "a donor is done though a block that it has to move has rotted",
+               at(Donor._waits_for_rot).instead(_no_rot_waited_for),
+               scene="tests/storage/test_repairs.py"),
     PlantedBug("rotten-end-unstirred", "a donor with a copy that rotted before its release waits "
                "until somebody uses the log", at(Donor._look).around(_rot_unstirred),
                scene="tests/storage/test_repairs.py"),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from cordwood.block import EnvelopeFlag
@@ -28,6 +28,7 @@ from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import AskTail, Call
 from cordwood.layout.message_impact import AskFitness, FitnessReply
 from cordwood.layout.message_rebuilding import DonorState, TellProducers
+from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Member, NodeId
@@ -50,6 +51,7 @@ from cordwood.storage.rebuild.epoch_nodesets import (
 )
 from cordwood.storage.rebuild.moves import Moves, Report, held_of
 from cordwood.storage.rebuild.staged_moves import StagedMoves
+from cordwood.storage.scrub.rotten_heads import rotten_heads
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -311,13 +313,14 @@ class Donor:
         held = self._engine.cache.log(log)
         found = _ToDo(log, 0)
         epochs = told_nodesets(self._engine, log, self._members())
-        is_unsettled = is_rotten = False
+        is_unsettled = False
+        rotten: list[tuple[int, int]] = []
         at = held.trim + 1
         while at <= LSN_MAX:
             run = await self._engine.reader.read(
                 log, at, LSN_MAX, _head, bytes_max=STEP_BYTES, blocks_max=STEP_BLOCKS
             )
-            is_rotten = is_rotten or bool(run.damaged)
+            rotten += run.damaged
             for block in run.blocks:
                 is_mine = self._is_mine(block, now.losses)
                 if not is_mine and not self._gives(block, now, epochs):
@@ -335,12 +338,46 @@ class Donor:
         if log not in self._deleted:
             if is_unsettled:
                 now.unsettled.append(log)
-            if is_rotten:
+            if rotten and await self._waits_for_rot(log, rotten, now.losses, epochs):
                 now.rotten.append(log)
                 now.report.trouble = f"log {log}: copies have rotted here"
         if found.blocks:
             now.todo.append(found)
         now.is_uncertain = now.is_uncertain or not self._is_certain(log, now.rebuilding)
+
+    async def _waits_for_rot(
+        self, log: int, rotten: Iterable[tuple[int, int]], losses: Losses, epochs: EpochNodesets
+    ) -> bool:
+        """Whether a copy that has rotted may be this node's to move, so that it has to be repaired
+        first. Others keep nobody waiting: of a log with one copy no rotten block is ever repaired.
+
+        Args:
+            rotten: what a read could not read; the book may not have all of it yet.
+        """
+        book, gone = self._engine.logs.damages, self._engine.gone_of(log)
+        known = [each for each in book.of_log(log) if each.last > gone]
+        for first, last in rotten:
+            if not any(each.first <= first and last <= each.last for each in known):
+                return True
+        held = self._engine.cache.log(log)
+        for each in known:
+            if book.is_mended(each):
+                continue
+            heads = await rotten_heads(self._engine.logs, each)
+            if heads is None:
+                # A copy that is the only one was moved by nobody and names no other node.
+                if self._me in losses.leaving or not _has_one_copy(each, epochs):
+                    return True
+                continue
+            latest: dict[tuple[int, int, int], StoredBlock] = {}
+            for head in filter(held.counts_block, heads):
+                place = (head.header.first, head.header.last, head.header.kind)
+                best = latest.setdefault(place, head)
+                if best.envelope.precedence < head.envelope.precedence:
+                    latest[place] = head
+            if any(self._is_mine(head, losses) for head in latest.values()):
+                return True
+        return False
 
     def _is_mine(self, block: StoredBlock, losses: Losses) -> bool:
         """Whether a block is this node's to move."""
@@ -447,6 +484,14 @@ class Donor:
     def has_work(self, rebuilding: RebuildingSet) -> bool:
         """Whether this node has to give, of a lost node or for a rebalance."""
         return bool(self.work_left(rebuilding)) or event_log.gives(rebuilding, self._me)
+
+
+def _has_one_copy(damaged: DamagedRange, epochs: EpochNodesets) -> bool:
+    """Whether all epochs of a range store one copy of each block."""
+    first, last = damaged.first >> 32, damaged.last >> 32
+    starts = [since for since, _, _ in epochs.history if first < since <= last]
+    found = [epochs.of(epoch) for epoch in (first, *starts, last)]
+    return all(each is not None and each[1].copies == 1 for each in found)
 
 
 def is_settled(held: CachedLog, block: StoredBlock) -> bool:

@@ -31,8 +31,7 @@ import msgspec
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, EnvelopeFlag
-from cordwood.errors import CordwoodError, Corrupt, Overloaded, Unreachable
-from cordwood.layout import logs_db
+from cordwood.errors import CordwoodError, Overloaded, Unreachable
 from cordwood.layout.block_header import HEADER_BYTES, pack_envelope
 from cordwood.layout.engine_record import STORE_KIND
 from cordwood.layout.scrub_rows import DamagedRange
@@ -53,6 +52,7 @@ from cordwood.protocol.write_pace import TokenBucket
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.rebuild.epoch_nodesets import ReadRecord, asked_nodesets, told_nodesets
 from cordwood.storage.repair.copy_fetch import CopyFetches
+from cordwood.storage.scrub.rotten_heads import rotten_heads
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import StorageEngine
@@ -68,7 +68,6 @@ LOOK_S = 60.0
 
 LOOK_BYTES = 1 << 20
 LOOK_BLOCKS = 256
-SCAN_ROWS = 64
 WHY_READ = "a read could not read it"
 
 
@@ -304,24 +303,12 @@ class Repairs:
 
         A copy that the end of its epoch removed is left out: no other node has it.
         """
-        log, last = damaged.log, damaged.last
-        held = self._engine.cache.log(log)
-        partition = next(
-            (each for each in self._logs.partitions if each.number == damaged.partition), None
-        )
-        if partition is None:
-            return None
-        try:
-            rows, is_end = await self._logs.tables.scan(
-                partition.table, logs_db.index_start(log, last), logs_db.index_start(log, last + 1),
-                rows_max=SCAN_ROWS, bytes_max=LOOK_BYTES,
-            )  # fmt: skip
-            blocks = [logs_db.read_head(wire) for _, wire in rows]
-        except Corrupt:
-            return None
-        heads = [block.header for block in blocks if held.counts_block(block)]
-        here = {head for head in heads if (head.first, head.last) == (damaged.first, last)}
-        return here.pop() if is_end and len(here) == 1 else None
+        held = self._engine.cache.log(damaged.log)
+        blocks = await rotten_heads(self._logs, damaged._replace(first=damaged.last))
+        heads = [block.header for block in blocks or () if held.counts_block(block)]
+        place = damaged.first, damaged.last
+        here = {head for head in heads if (head.first, head.last) == place}
+        return here.pop() if len(here) == 1 else None
 
     async def _take(self, log: int, takes: Sequence[Take], *, digest: bool) -> None:
         """Fetch blocks and store them durably.
