@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from cordwood.durable import sync_files
 from cordwood.errors import BadSetting
@@ -260,8 +259,18 @@ def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
 
 
 def _local(location: str) -> Path | None:
-    """A directory of this machine by what Spark calls it."""
-    parts = urlsplit(location)
-    if not location or parts.scheme not in ("", "file") or parts.netloc:
+    """A directory of this machine by what Spark calls it.
+
+    Hadoop takes what stands behind the scheme as it is: `%20`, `#` and `?` are part of a name.
+    """
+    scheme, colon, path = location.partition(":")
+    if not colon or "/" in scheme:
+        return Path(location) if location else None
+    if scheme != "file":
         return None
-    return Path(unquote(parts.path) if parts.scheme else location)
+    if path.startswith("//"):
+        host, slash, below = path[2:].partition("/")
+        if host:
+            return None
+        path = slash + below
+    return Path(path)

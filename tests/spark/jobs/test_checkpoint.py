@@ -56,6 +56,21 @@ def test_one_of_the_table_passes(checkpoint: Checkpoint, published: int):
     checkpoint.check(published, end(published))
 
 
+@pytest.mark.parametrize("name", ["plain", "a%20b", "a b", "a#b", "a?b", "a:b", "é"])
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
+def test_one_is_found_whatever_its_name(tmp_path: Path, name: str, form: str):
+    """As Hadoop reads it: with a scheme, %20 was a space, and # an end. What is not found is not
+    looked at, and a checkpoint that went back was taken for a good one."""
+    (tmp_path / name / "offsets").mkdir(parents=True)
+    found = Checkpoint.at(form.format(tmp_path / name))
+    assert found == Checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("place", ["", "s3a://bucket/x", "hdfs:/x", "file://other/x"])
+def test_one_of_another_machine_is_not_looked_at(place: str):
+    assert Checkpoint.at(place) is None
+
+
 def test_a_start_that_failed_before_its_first_batch_has_begun_nothing(tmp_path: Path):
     (tmp_path / "metadata").write_text('{"id":"q"}')
     assert Checkpoint(tmp_path).is_new
