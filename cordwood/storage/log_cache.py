@@ -27,6 +27,7 @@ from cordwood.decisions import CopyMet, LateBlockDropped, tell
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
+from cordwood.storage.ledgers.ledger_cut import LedgerCut
 from cordwood.storage.logs_db.tables import Row
 from cordwood.storage.produced_index import ProducedIndex
 
@@ -425,7 +426,7 @@ class FlushSet:
     logs: dict[int, None] = field(default_factory=dict)
     states: dict[int, LogState] = field(default_factory=dict)
     staged: list[Row] = field(default_factory=list)
-    ledgers: list[Row] = field(default_factory=list)
+    ledgers: LedgerCut = field(default_factory=LedgerCut)
     staged_bytes: int = 0
 
 

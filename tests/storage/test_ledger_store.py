@@ -343,3 +343,26 @@ async def test_a_force_fails_where_the_wal_failed_after_the_answer() -> None:
         await force
     with pytest.raises(Retryable):
         await store.force(FORCE)
+
+
+@as_scenario(run)
+async def test_a_flush_takes_what_was_there_and_leaves_what_came_since_or_again() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    await store.add(add(0, 1, 2))
+    first = made.engine.ledgers.cut()
+    again = [*first]
+    await store.add(add(2, 3))
+    table = made.engine.logs.ledgers
+    await table.flush(first)
+    assert [*first] == again, "a flush that failed is done again"
+    made.engine.ledgers.evict(first)
+    assert sorted(made.engine.ledgers.held[LEDGER].entries) == [2, 3]
+    assert await found_of(store, 0, 1, 2, 3) == [Found.YES] * 4
+    second = made.engine.ledgers.cut()
+    assert second
+    await table.flush(second)
+    made.engine.ledgers.evict(second)
+    assert made.engine.ledgers.held[LEDGER].entries == {}
+    assert not made.engine.ledgers.cut()
+    assert await found_of(store, 0, 1, 2, 3) == [Found.YES] * 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +31,9 @@ from cordwood.sim.fault_plan import Damage
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
 from cordwood.sim.planted.scenarios import Scenario, both, cluster_of, scenario
+from cordwood.storage.ledgers.ledger_cut import LedgerCut
 from cordwood.storage.ledgers.ledger_index import LedgerIndex
 from cordwood.storage.ledgers.ledger_store import LedgerStore
-from cordwood.storage.logs_db.tables import Row
 
 
 def _of_ledgers(options: RunOptions) -> RunOptions:
@@ -224,7 +224,7 @@ def _forced_by_one(right: Any, self: LedgerWriter, force: int, node: int, run: i
 
 
 def _flushes_states_only(right: Any, self: LedgerIndex) -> Any:
-    return [row for row in right(self) if row[0][:1] != b"e"]
+    return replace(right(self), added={})
 
 
 def _forgets_fences(right: Any) -> Any:
@@ -240,8 +240,8 @@ def _forgets_fences(right: Any) -> Any:
     return cut
 
 
-def _evicts_all(right: Any, self: LedgerIndex, rows: Iterable[Row]) -> None:
-    right(self, rows)
+def _evicts_all(right: Any, self: LedgerIndex, cut: LedgerCut) -> None:
+    right(self, cut)
     for held in self.held.values():
         held.entries.clear()
 

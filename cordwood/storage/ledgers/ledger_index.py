@@ -8,7 +8,7 @@ Source: docs/protocol/ledgers.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from cordwood.layout.ledger_records import (
     KeptEntry,
@@ -18,14 +18,11 @@ from cordwood.layout.ledger_records import (
     LedgerRecord,
     LedgerRow,
     entries_bytes,
-    entry_row_key,
-    pack_entry_row,
     pack_state_row,
-    read_entry_row_key,
     state_row_key,
 )
 from cordwood.ledger import NO_ENTRY
-from cordwood.storage.logs_db.tables import Row
+from cordwood.storage.ledgers.ledger_cut import LedgerCut
 
 
 class HeldLedger:
@@ -69,8 +66,8 @@ class LedgerIndex:
         self.held = {ledger: HeldLedger(*row) for ledger, row in (stored or {}).items()}
         self.stored_entries = 0
         self._changed: dict[int, None] = {}
-        # By ledger.
-        self._added: dict[int, set[int]] = {}
+        # By ledger, the entries of each record since the last cut.
+        self._added: dict[int, list[Sequence[KeptEntry]]] = {}
 
     def get(self, ledger: int) -> HeldLedger | None:
         """A ledger's state, None if this node never heard of it."""
@@ -109,7 +106,7 @@ class LedgerIndex:
         held.entries.update(entries)
         held.last = max(held.last, *entries)
         held.lac = max(held.lac, max([each.lac for each in record.entries]))
-        self._added.setdefault(record.ledger, set()).update(entries)
+        self._added.setdefault(record.ledger, []).append(record.entries)
         self.stored_entries += len(record.entries)
         return entries_bytes(record.entries)
 
@@ -120,27 +117,21 @@ class LedgerIndex:
             self.held[ledger].last = NO_ENTRY
             self._changed[ledger] = None
 
-    def cut(self) -> list[Row]:
-        """The changes since the last cut, as rows for LogsDB."""
+    def cut(self) -> LedgerCut:
+        """The changes since the last cut, for LogsDB."""
         changed, self._changed = self._changed, {}
         added, self._added = self._added, {}
-        rows: list[Row] = []
-        for ledger in sorted(added):
-            # Not those that a flag took away since.
-            held = self.held[ledger].entries
-            rows += [
-                (entry_row_key(ledger, entry), pack_entry_row(held[entry]))
-                for entry in sorted(added[ledger])
-                if entry in held
-            ]
-        rows += [(state_row_key(each), pack_state_row(self.held[each].row)) for each in changed]
-        return rows
+        # A flag may have taken all of a ledger away since.
+        kept = {each: added[each] for each in added if not self.held[each].flags.is_empty}
+        states = [(state_row_key(each), pack_state_row(self.held[each].row)) for each in changed]
+        return LedgerCut(kept, states)
 
-    def evict(self, rows: Iterable[Row]) -> None:
+    def evict(self, cut: LedgerCut) -> None:
         """LogsDB has these rows: drop their entries from memory, except entries that arrived
         again."""
-        for key, _ in rows:
-            if key[:1] == b"e":
-                ledger, entry = read_entry_row_key(key)
-                if entry not in self._added.get(ledger, ()):
-                    self.held[ledger].entries.pop(entry, None)
+        for ledger, records in cut.added.items():
+            entries = self.held[ledger].entries
+            for record in records:
+                for kept in record:
+                    if entries.get(kept.entry) is kept:
+                        del entries[kept.entry]

@@ -11,7 +11,7 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (c).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cordwood.layout.ledger_records import (
     LEDGERS_TABLE,
@@ -38,7 +38,7 @@ class LedgerTable:
         self.is_made = False
         self._tables = tables
 
-    async def flush(self, rows: Sequence[Row]) -> None:
+    async def flush(self, rows: Iterable[Row]) -> None:
         """Write rows; returns once they are durable.
 
         Raises:

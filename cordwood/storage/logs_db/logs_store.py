@@ -283,7 +283,7 @@ class LogsStore:
         offset: int,
         now_us: int,
         staged: Sequence[Row] = (),
-        ledgers: Sequence[Row] = (),
+        ledgers: Iterable[Row] = (),
     ) -> None:
         """Take the changes of the WAL's records up to `offset`; returns once they are durable.
 
