@@ -40,6 +40,7 @@ from pathlib import Path
 from cordwood.errors import BadSetting
 from cordwood.spark.jobs.compact import OBJECT_MIB, OBJECT_MIB_MAX
 from cordwood.spark.jobs.landing import EVENT_DATE, Landing
+from cordwood.spark.ledger_options import LEDGERS, PASSWORD
 from cordwood.spark.options import OPTIONS, READ_TOKENS, SERVERS, parse_options
 from cordwood.spark.pipeline.yaml_lines import Mistakes, Reader, read_yaml
 from cordwood.spark.raw_options import RawOptions
@@ -178,8 +179,9 @@ def _source(reader: Reader, directory: str) -> tuple[dict[str, str], str]:
     if headers := reader.text("headers", ""):
         options["includeHeaders"] = headers
     if reader.value("options") is not None and (more := reader.reader("options")) is not None:
-        # Tokens do not belong into a file beside the code: read_tokens names their place.
-        names = [name for name in OPTIONS if name != READ_TOKENS]
+        # Tokens do not belong into a file beside the code: read_tokens names their place. No sink
+        # takes ledgers.
+        names = [name for name in OPTIONS if name not in (READ_TOKENS, LEDGERS, PASSWORD)]
         options.update({name: text for name in names if (text := more.text(name, ""))})
         more.done()
     tokens = _tokens(reader, "read_tokens", directory)

@@ -116,6 +116,10 @@ class TestReading:
             (WHOLE.replace("minPartitions", "minPartition"),
              "p.yaml:7: there is no source.options.minPartition"),
             (WHOLE.replace("1g", "lots"), "maxBytesPerTrigger is 'lots'"),
+            (WHOLE.replace("minPartitions: 4", "ledgers: 17"),
+             "p.yaml:7: there is no source.options.ledgers"),
+            (WHOLE.replace("minPartitions: 4", "cordwood.ledgers.password: x"),
+             "p.yaml:7: there is no source.options.cordwood.ledgers.password"),
             # The second sink would begin behind what the first one had.
             (WHOLE.replace("minPartitions: 4", "groupId: app"),
              "p.yaml:4: source.options.groupId names the consumer of one query"),
