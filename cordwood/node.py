@@ -260,8 +260,9 @@ class Node:
         stored = StoredEventLog(self._metadata)
         replicated = ReplicatedEventLog(host, stored, self._event_addresses, self._greeting)
         events = self._events = ClusterEvents(
-            stored, replicated, moves=self.settings.replicated_events
-        )
+            stored, replicated, moves=self.settings.replicated_events,
+            has_place=self._has_place_for_events,
+        )  # fmt: skip
         self._exit.callback(self._tasks.create_task(events.run()).cancel)
         admission = Admission(settings, host, self._membership, events)
         await admission.ask()
@@ -585,6 +586,16 @@ class Node:
         me = self.settings.node
         members = await self._membership.members()
         return [m.address for m in members if m.node != me or hasattr(self, "server")]
+
+    async def _has_place_for_events(self) -> bool:
+        """Whether the event log would have a place for all its copies with R - 1 nodes lost.
+
+        An epoch keeps the nodeset that it begins with, and until the log has said that a node is
+        lost its recovery counts on that node.
+        """
+        info = await self._logs.by_id(EVENT_LOG)
+        able = [each for each in self._members.values() if each.weight > 0]
+        return info is not None and len(able) >= 2 * info.replication.copies - 1
 
     async def _become_sure(self) -> None:
         """Read what became of this node's data, if its start could not.

@@ -363,11 +363,14 @@ class ClusterEvents:
         replicated: ReplicatedEventLog,
         *,
         moves: bool,
+        has_place: Callable[[], Awaitable[bool]],
     ) -> None:
         """
         Args:
             moves: whether this node moves the events into the log.
+            has_place: whether the cluster has nodes enough for the log.
         """
+        self._has_place = has_place
         self.replicated = replicated
         self._stored = stored
         self._moves = moves
@@ -389,12 +392,13 @@ class ClusterEvents:
         """Move the events into the log if this node is to; for a node that serves by now."""
         while self._moves and not self.has_moved:
             try:
-                await self._stored.move()
+                if await self._has_place():
+                    await self._stored.move()
+                    self._has_moved.set()
+                    return
             except CordwoodError as error:
                 logger.info("what is said of lost nodes stays in the metadata store: %s", error)
-                await asyncio.sleep(AGAIN_S)
-            else:
-                self._has_moved.set()
+            await asyncio.sleep(AGAIN_S)
 
     async def at_start(self) -> AtStart:
         """See `EventLog`."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Set
 import msgspec
 
 from cordwood.errors import CordwoodError
-from cordwood.lsn import LogId
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import CHANGES_PREFIX, LogTree
@@ -161,15 +161,19 @@ class LogWatch:
         joined do where the log is due, see `protocol.nodeset_growth`. A node of the nodeset with a
         new location does, because copies are spread over racks that do not exist any more. Stored
         records keep the locations of their own epoch.
+
+        The event log leaves out a node that is lost and takes it in again: its recovery waits for
+        every node that it counts on, so all but R - 1 of them have to be there.
         """
         asked, had = info.attributes, appender.attributes
         is_as_asked = info.replication == appender.replication
         has_moved = self._activation.has_moved(appender.nodeset)
         is_same = is_as_asked and asked.nodeset_size == had.nodeset_size and not has_moved
-        if is_same and not grows:
+        goes_on = is_same and info.log_id != EVENT_LOG
+        if goes_on and not grows:
             return False
         wanted = self._activation.wanted(info.log_id, asked)
-        if is_same and wanted is not None and not {*wanted.nodes} - {*appender.nodeset.nodes}:
+        if goes_on and wanted is not None and not {*wanted.nodes} - {*appender.nodeset.nodes}:
             return False  # none of the nodes that joined is for this log
         return wanted not in (None, Configuration.of(appender.nodeset, appender.replication))
 

@@ -107,6 +107,7 @@ ALONE_S = 24.0
 
 STICKY = "sequencer.appender.STICKY_BYTES"
 REFRESH = "client.cluster.REFRESH_S"
+SNAPSHOT_EVERY = "protocol.event_log_follower.SNAPSHOT_EVERY"
 
 UNSTUCK_SHARE = 0.5
 """Share of the seeds in which every run has its own copyset, among seeds that did not turn this
@@ -146,6 +147,12 @@ DISKS_SHARE = 0.1 / ((1 - DAMAGE_SHARE) * (1 - FILLS_SHARE) * (1 - ALONE_SHARE))
 DISKS_KINDS = ("crash", "pause", "partition", "slow_links", "reset")
 DISKS_S = (8.0, 14.0)
 """How long faults strike in such a run; lost data is healed after that."""
+
+REPLICATED_SHARE = 0.5
+"""Of these seeds, the share in which what is said of lost nodes is in the event log."""
+
+LOSES_METADATA_SHARE = 0.5
+"""Of those, the share in which the metadata store goes away as a disk is lost."""
 
 CALM_S = 1.5
 """No faults before this time: a log works after some tenths of a second."""
@@ -332,9 +339,16 @@ def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
     work = replace(
         options.workload, read_only=(), given_up=(), scribes=0, lull_s=0.0, rebalanced=rebalanced
     )
+    turns = options.turns
+    # Behind everything else, so that no other seed depends on it.
+    replicated = chance.random() < REPLICATED_SHARE
+    if replicated:
+        cluster = replace(cluster, replicated_events=True)
+        turns = (*turns, (SNAPSHOT_EVERY, chance.randrange(2)))
     return replace(
-        options, length_s=length_s, cluster=cluster, faults=faults, workload=work,
+        options, length_s=length_s, cluster=cluster, faults=faults, workload=work, turns=turns,
         link=None, absent=(), paced=False, loses="", loses_disks=True,
+        loses_metadata=replicated and chance.random() < LOSES_METADATA_SHARE,
     )  # fmt: skip
 
 

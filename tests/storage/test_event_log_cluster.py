@@ -51,7 +51,7 @@ async def base_of(cluster: ClusterAtHand) -> RebuildingSet | None:
 # Moving.
 
 
-@as_scenario(simulate, nodes=5)
+@as_scenario(simulate, nodes=6)
 async def test_events_move_into_the_log_once_and_go_on_from_what_was_said(
     cluster: ClusterAtHand,
 ) -> None:
@@ -73,6 +73,19 @@ async def test_events_move_into_the_log_once_and_go_on_from_what_was_said(
     assert len(versions) == 1
     assert versions.pop() > LSN_BELOW > before.version
     assert len({each.through for each in sets(cluster)}) == 1
+
+
+@as_scenario(simulate, nodes=4, replicated_events=True)
+async def test_events_stay_in_the_metadata_store_of_a_cluster_that_is_too_small(
+    cluster: ClusterAtHand,
+) -> None:
+    """Of four nodes and three copies, two lost nodes leave no place for a record that says so."""
+    await asyncio.sleep(10)
+    assert await base_of(cluster) is None
+    cluster.add_nodes(1)
+    await cluster.start(5)
+    await until(lambda: moved(cluster))
+    assert await base_of(cluster) is not None
 
 
 @as_scenario(simulate, nodes=5, replicated_events=True)
@@ -131,6 +144,41 @@ async def test_its_own_sequencer_may_be_the_lost_node(cluster: ClusterAtHand) ->
         await healed(cluster)
         assert not await missing(cluster)
     assert await values_of_all(cluster)
+
+
+def nodeset(cluster: ClusterAtHand) -> set[int]:
+    """Of the event log's present epoch, once those below it are recovered."""
+    owner = cluster.sequencer_of(EVENT_LOG)
+    found = owner and cluster.running[owner]._sequencer.sequencing()[EVENT_LOG]
+    return {*found.nodeset.nodes} if found and found.is_recovered else set()
+
+
+@as_scenario(simulate, nodes=6, replicated_events=True)
+async def test_it_leaves_out_a_lost_node_so_that_more_may_go_and_takes_it_in_again(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    await until(lambda: moved(cluster))
+    await cluster.running[1]._events.say(DonorProgress(1, 0, 0))  # it has a sequencer
+    await until(lambda: nodeset(cluster) == {1, 2, 3, 4, 5, 6})
+    lose_disk(cluster, 6)
+    await call_lost(cluster, 6)
+    await until(lambda: nodeset(cluster) == {1, 2, 3, 4, 5}, timeout_s=120)
+    # It stays away. Two more are down at once, of three copies: one more than without the change.
+    busy = cluster.sequencer_of(EVENT_LOG)
+    down = [number for number in (1, 2, 3, 4, 5) if number != busy][:2]
+    for number in down:
+        cluster.kill(number)
+    cluster.kill(busy)
+    await cluster.start(busy)
+    await until(lambda: not cluster.running[busy].engine.unsure)
+    found = await cluster.running[busy]._events.read()
+    assert [each.node for each in found.lost] == [6]
+    await cluster.start(*down)
+    cluster.keep_starting(6)
+    await healed(cluster)
+    await until(lambda: nodeset(cluster) == {1, 2, 3, 4, 5, 6}, timeout_s=180)
+    assert not await missing(cluster)
 
 
 async def values_of_all(cluster: ClusterAtHand) -> bool:

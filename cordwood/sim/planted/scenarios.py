@@ -64,13 +64,14 @@ def scenario(
         cluster = options.cluster
         if options.loses_disks:
             # Trap: if a disk were lost too, too few nodes would be left, with any bug.
-            cluster = replace(cluster, rebuild_after_s=0.0)
+            cluster = replace(cluster, rebuild_after_s=0.0, replicated_events=False)
         return shape(
             replace(
                 options,
                 length_s=length_s,
                 cluster=cluster,
                 loses_disks=False,
+                loses_metadata=False,
                 faults=replace(
                     options.faults,
                     kinds=kinds,
