@@ -83,10 +83,12 @@ class ObstoreStore:
         import obstore
 
         check_name(name)
+        # An object comes in one piece: 34 MB of it cost 20 ms of the loop's time to copy.
+        whole = content[0] if len(content) == 1 else b"".join(content)
         call = obstore.put_async(
             self._store,
             name,
-            b"".join(content),
+            whole,
             chunk_size=PART_BYTES,
             max_concurrency=PARTS_IN_FLIGHT,
         )
