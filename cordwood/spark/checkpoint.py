@@ -19,7 +19,7 @@ from typing import Any
 from cordwood.durable import sync_files
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST
-from cordwood.spark.offsets import parse_offset
+from cordwood.spark.offsets import StreamOffset, parse_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +237,20 @@ class Checkpoint:
             raise BadSetting(f"{path} holds no offset of Cordwood's: {lines[-1][:200]}")
         return offset
 
-    def last(self) -> dict[str, Any] | None:
-        """Where the newest batch ends, finished or not; None before the first."""
-        newest = self.newest("offsets")
-        return self.end_of(newest) if newest >= 0 else None
+    def done(self) -> dict[str, Any] | None:
+        """Where the newest finished batch ends, or where the first one begins; None before that.
+
+        A batch that was planned and fails each time has read nothing for good.
+        """
+        planned, committed = self.newest("offsets"), self.newest("commits")
+        finished = min(planned, committed if committed >= 0 else planned - 1)
+        if finished >= 0:
+            return self.end_of(finished)
+        if planned < 0:
+            return None
+        first = parse_offset(self.end_of(planned))
+        begun = first.logs if first.is_initial else first.started
+        return StreamOffset(first.cluster, begun).to_json()
 
 
 def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:

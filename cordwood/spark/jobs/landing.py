@@ -163,7 +163,7 @@ def dry_run(landing: Landing) -> list[Planned]:
     """
     path = check_path(landing.table)
     _check_same(path, landing)
-    last = Checkpoint(path / OURS / "checkpoint").last()
+    last = Checkpoint(path / OURS / "checkpoint").done()
     if last is None and (path / OURS).exists():
         last = dict(open_table(path, landing).last_offset() or {}) or None
     return _planned(landing.source, last)
@@ -172,7 +172,7 @@ def dry_run(landing: Landing) -> list[Planned]:
 def planned_reads(source: Mapping[str, str], checkpoint: str) -> list[Planned]:
     """The ranges that a query with this checkpoint would read now; from the earliest if it is
     new."""
-    return _planned(source, Checkpoint(check_path(checkpoint)).last())
+    return _planned(source, Checkpoint(check_path(checkpoint)).done())
 
 
 def planned_batch(source: Mapping[str, str]) -> list[Planned]:

@@ -154,7 +154,7 @@ def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
     options: SourceOptions = parse_options(source)
     catalog = Catalog(options)
     logs = catalog.selected()
-    last = checkpoint.last()
+    last = checkpoint.done()
     places: Mapping[int, int] = {}
     if last is not None:
         offset = parse_offset(last)

@@ -56,6 +56,23 @@ def test_one_of_the_table_passes(checkpoint: Checkpoint, published: int):
     checkpoint.check(published, end(published))
 
 
+def test_a_batch_that_is_planned_alone_is_not_done(checkpoint: Checkpoint):
+    """`stats` told no lag of a query whose batch failed each time, a dry run nothing to read."""
+    assert checkpoint.done() == end(1)
+    (checkpoint.directory / "commits" / "2").write_text("v1\n{}")
+    assert checkpoint.done() == end(2)
+    for batch in range(3):
+        (checkpoint.directory / "commits" / str(batch)).unlink()
+    assert checkpoint.done() == end(1)  # a power cut took all: one batch is to come, at least
+    for batch in (1, 2):
+        (checkpoint.directory / "offsets" / str(batch)).unlink()
+    first = {**end(0), "from": {"1": "e1n50"}}
+    (checkpoint.directory / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(first)}")
+    assert (checkpoint.done() or {})["logs"] == {"1": "e1n50"}
+    (checkpoint.directory / "offsets" / "0").unlink()
+    assert checkpoint.done() is None
+
+
 @pytest.mark.parametrize("name", ["plain", "a%20b", "a b", "a#b", "a?b", "a:b", "é"])
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
 def test_one_is_found_whatever_its_name(tmp_path: Path, name: str, form: str):
