@@ -141,6 +141,7 @@ class ConsumerCalls:
                 expected=call.expected,
                 reset=call.reset,
                 resets=call.resets,
+                mark=call.mark,
             )
             return let_go(saved, call.member, call.let_go, call.generation)
         assert_never(call)

@@ -90,7 +90,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
         self._tasks = tasks
-        self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names)
+        self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names, cluster.new_mark)
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._asker = ReleasedAsker(cluster, settings.timeout_s)

@@ -498,7 +498,7 @@ class LeaveConsumer(Struct, frozen=True, tag="leave_group"):
 
 
 class SaveCursors(Struct, frozen=True, tag="save_cursors"):
-    """Move a consumer's positions, and let go of logs; see `protocol.consumer_group`."""
+    """Move a consumer's positions, and let go of logs; see `protocol.consumer_group.save`."""
 
     consumer: Name
     member: Name
@@ -508,6 +508,7 @@ class SaveCursors(Struct, frozen=True, tag="save_cursors"):
     reset: bool
     let_go: list[Name] = []
     resets: dict[Name, Sequence] = {}
+    mark: Mark = ""
 
 
 ConsumerCall = AskConsumers | JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors

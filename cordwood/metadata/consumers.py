@@ -55,6 +55,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owners: dict[str, _Owner]
     positions: dict[str, _Lsn]
     resets: dict[str, _Count] = {}
+    marks: dict[str, str] = {}
 
 
 def check_consumer_name(name: str) -> str:
@@ -131,6 +132,7 @@ def _encode(group: Group) -> bytes:
             },
             {log: int(lsn) for log, lsn in group.positions.items()},
             {**group.resets},
+            {**group.marks},
         )
     )
 
@@ -153,4 +155,5 @@ def read_group(name: str, value: bytes | None) -> Group:
         },
         entry.positions,
         entry.resets,
+        entry.marks,
     )

@@ -72,6 +72,7 @@ class Group:
             that is so.
         positions: by log, the first LSN not dealt with.
         resets: by log, how often its position was reset; logs that never were are left out.
+        marks: by log, the mark of the compare-and-set that moved its position last; see `save`.
     """
 
     generation: int = 0
@@ -79,6 +80,7 @@ class Group:
     owners: Mapping[str, Owner] = field(default_factory=dict)
     positions: Mapping[str, int] = field(default_factory=dict)
     resets: Mapping[str, int] = field(default_factory=dict)
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     def logs_of(self, member: str) -> tuple[str, ...]:
         """The logs that a member reads, by name."""
@@ -215,6 +217,7 @@ def save(
     expected: Mapping[str, int] | None = None,
     reset: bool = False,
     resets: Mapping[str, int] | None = None,
+    mark: str = "",
 ) -> Group:
     """Move positions forward; all of them or none.
 
@@ -224,6 +227,8 @@ def save(
         expected: the positions before this save, 0 for none: a compare-and-set.
         reset: let positions go back, and ignore the owners of the logs. They begin anew from there.
         resets: by log, how many resets the saver knows of: see `Group.resets`.
+        mark: of a compare-and-set, by which its second try knows the first one. Without, a position
+            that is there already counts as set by an earlier try.
     Raises:
         Fenced: a log has had another owner since that generation, or the consumer has members
             and the saver is none of them, or a position is not the expected one, or was reset
@@ -232,8 +237,10 @@ def save(
     """
     for log, was in (expected or {}).items():
         now = group.positions.get(log, 0)
-        # Race: an earlier try may have saved and its answer was lost. The retry succeeds.
-        if now not in (was, positions.get(log, was)):
+        # Race: an earlier try may have saved and its answer was lost. The retry succeeds; another
+        # caller that wants the same does not.
+        is_again = now == positions.get(log, was) and is_same_call(group, log, mark)
+        if now != was and not is_again:
             raise Fenced(f"{log} stands at {now}, not at {was}: somebody saved in between")
     for log, known in (resets or {}).items():
         # A call that is done late would undo a reset, and so would a consumer that reads on. The
@@ -253,7 +260,14 @@ def save(
             )
     if reset:
         group = read_anew(group, newly_reset(group, positions, expected or {}, resets or {}))
-    return replace(group, positions={**group.positions, **positions})
+    marks = {log: each for log, each in group.marks.items() if log not in positions}
+    marks |= dict.fromkeys(positions, mark) if mark else {}
+    return replace(group, positions={**group.positions, **positions}, marks=marks)
+
+
+def is_same_call(group: Group, log: str, mark: str) -> bool:
+    """Whether a call may have moved the log's position in an earlier try."""
+    return not mark or group.marks.get(log) == mark
 
 
 def newly_reset(
@@ -386,7 +400,8 @@ def without_logs(group: Group, gone: Collection[str]) -> Group:
     owners = {log: own for log, own in group.owners.items() if log not in gone}
     positions = {log: lsn for log, lsn in group.positions.items() if log not in gone}
     resets = {log: count for log, count in group.resets.items() if log not in gone}
-    return replace(group, owners=owners, positions=positions, resets=resets)
+    marks = {log: mark for log, mark in group.marks.items() if log not in gone}
+    return replace(group, owners=owners, positions=positions, resets=resets, marks=marks)
 
 
 def is_by_name(log: str) -> bool:

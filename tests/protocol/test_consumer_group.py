@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -204,6 +206,19 @@ class TestSaving:
             with pytest.raises(Fenced, match="is read by nobody"):
                 save(group, {"l": 1_000_000}, member=member, generation=generation)
         assert save(group, {"l": 101}).positions == {"l": 101}, "a consumer without members may"
+
+    def test_of_two_that_compare_and_set_the_same_one_succeeds(self) -> None:
+        """Both did, and both took the records in between for their own."""
+        group = save(Group(), {"a": 1, "b": 1})
+        mine = save(group, {"a": 6}, expected={"a": 1}, mark="mine")
+        assert save(mine, {"a": 6}, expected={"a": 1}, mark="mine") == mine, "its second try"
+        with pytest.raises(Fenced, match="a stands at 6, not at 1"):
+            save(mine, {"a": 6}, expected={"a": 1}, mark="other")
+        later = save(save(mine, {"b": 2}), {"a": 6})
+        with pytest.raises(Fenced, match="saved in between"):
+            save(later, {"a": 6}, expected={"a": 1}, mark="other")
+        assert save(mine, {"a": 6}, expected={"a": 1}) == replace(mine, marks={}), "an older client"
+        assert without_logs(mine, {"a"}).marks == {}
 
     def test_positions_go_back_only_on_a_reset(self) -> None:
         group = save(Group(), {"a": 5, "b": 5})

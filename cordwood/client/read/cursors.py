@@ -60,16 +60,18 @@ class Cursors:
         find: Callable[[AnyLog], Awaitable[LogInfo]],
         tail: Callable[[LogInfo], Awaitable[Lsn]],
         names: Callable[[], Awaitable[Mapping[int, str]]],
+        new_mark: Callable[[], str],
     ) -> None:
         """
         Args:
             find: a log by name or number; tail: the last LSN of it that can be read.
-            names: of all logs, by number.
+            names: of all logs, by number. new_mark: see `Cluster.new_mark`.
         """
         self._ask = ask
         self._find = find
         self._tail = tail
         self._names = names
+        self._new_mark = new_mark
 
     async def list(self, consumer: str = "") -> list[ConsumerReply]:
         """The state of one consumer, or of all: positions, members, and which member reads which
@@ -140,7 +142,8 @@ class Cursors:
 
         Args:
             positions: by log (a name or a number), the first unprocessed LSN.
-            expected: the required present positions, 0 for none: a compare-and-set.
+            expected: the required present positions, 0 for none: a compare-and-set. Of two callers
+                that expect the same, one gets Fenced.
             reset: also move positions back, and while members read the logs. They begin again from
                 there.
         Returns:
@@ -160,7 +163,8 @@ class Cursors:
         else:
             was = {keys[log]: int(lsn) for log, lsn in (expected or {}).items()}
             resets = await self._resets(consumer, new)
-            call = SaveCursors(consumer, "", 0, new, was, reset, resets=resets)
+            mark = self._new_mark() if was else ""
+            call = SaveCursors(consumer, "", 0, new, was, reset, resets=resets, mark=mark)
             reply = await self._save(call)
         names = {keys[log]: info.name for log, info in infos.items()}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
@@ -179,9 +183,10 @@ class Cursors:
             group = await self.by_number(consumer)
             was = {log: group.positions.get(log, 0) for log in new}
             resets = {log: group.resets.get(log, 0) for log in new}
+            mark = self._new_mark()
             try:
                 return await self._save(
-                    SaveCursors(consumer, "", 0, new, was, reset=True, resets=resets)
+                    SaveCursors(consumer, "", 0, new, was, reset=True, resets=resets, mark=mark)
                 )
             except Fenced:
                 if not again:

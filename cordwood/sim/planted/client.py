@@ -267,6 +267,9 @@ BUGS = (
                         at(consumer_group.shortened, within=consumer_calls).instead(
                             lambda group, now_us: group)),
                scene="tests/client/read/test_consumer_handover.py"),
+    PlantedBug("claims-are-repeats", "a compare-and-set is taken for a repeat of another caller's",
+               at(consumer_group.is_same_call).instead(lambda group, log, mark: True),
+               scene="tests/client/read/test_consumer.py"),
     PlantedBug("calls-unmarked", "a node does not recognise the second try of a call",
                at(Cluster.new_mark).instead(lambda self: ""),
                scene="tests/client/admin/test_maintenance.py"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -34,6 +34,29 @@ async def drained(consumer: Consumer, timeout_s: float = 2.0) -> dict[str, list[
     while portion := await consumer.read(timeout_s=timeout_s):
         found.setdefault(portion.log, []).extend(int(each.value) for each in portion.records)
     return found
+
+
+async def two_programs_claim_the_same_records(cluster: ClusterAtHand) -> None:
+    """Both were told that they had moved the position from 1 to 6. Each call is done twice: no
+    client hears of its first try."""
+    async with cluster.client() as one, cluster.client() as two:
+        await fill(one, "log", 9)
+        await one.cursors.save("job", {"log": make_lsn(1, 1)})
+        for store in (one, two):
+            right = store._cluster.call_any
+
+            async def twice(
+                call: Call, *, timeout_s: float, right: Callable[..., Any] = right
+            ) -> Reply:
+                if isinstance(call, SaveCursors):
+                    await right(call, timeout_s=timeout_s)
+                return await right(call, timeout_s=timeout_s)
+
+            store._cluster.call_any = twice
+        claim = {"log": make_lsn(1, 6)}, {"log": make_lsn(1, 1)}
+        assert await one.cursors.save("job", *claim) == {"/log": make_lsn(1, 6)}
+        with pytest.raises(Fenced, match="somebody saved in between"):
+            await two.cursors.save("job", *claim)
 
 
 class TestPositions:
@@ -88,6 +111,11 @@ class TestPositions:
             await never.read()
             await never.close(save=False)
             assert (await store.cursors.list("never"))[0].positions == {"/log": make_lsn(1, 3)}
+
+    def test_of_two_programs_that_claim_the_same_records_one_gets_them(self) -> None:
+        simulate(two_programs_claim_the_same_records)
+        with planted(find_bug("claims-are-repeats")), pytest.raises(pytest.fail.Exception):
+            simulate(two_programs_claim_the_same_records)
 
     @as_scenario(simulate)
     async def test_cursors_without_a_reader(self, cluster: ClusterAtHand) -> None:
