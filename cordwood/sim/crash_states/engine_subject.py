@@ -119,6 +119,7 @@ async def compare(life: Life, engine: StorageEngine, promised: EnginePromises) -
     wrong = (
         promised.judge(found, damaged)
         or ("" if life.has_rot or not damaged else f"damage where there is none: {damaged}")
+        or ("" if life.has_rot else _false_damage(engine))
         or engine.damage
         or engine.failed
         or _broken_seal(engine)
@@ -141,6 +142,12 @@ async def compare(life: Life, engine: StorageEngine, promised: EnginePromises) -
     }
     life.probes.update(name for name, is_so in seen.items() if is_so)
     return found.copies
+
+
+def _false_damage(engine: StorageEngine) -> str:
+    """The damaged ranges that LogsDB noted, trimmed ones included; "" for none."""
+    noted = engine.logs.damages.all()
+    return f"LogsDB notes damage where there is none: {noted}" if noted else ""
 
 
 def _broken_seal(engine: StorageEngine) -> str:
