@@ -174,8 +174,7 @@ class StatusReply(Struct, frozen=True, tag="status"):
             LogsDB yet. logs_bytes, partitions: of LogsDB. scrub: the progress of scrubbing.
         appended_records, stored_blocks, sent_blocks, sent_bytes: since it started.
         failed: why the node cannot store, "" if it can.
-        filtered_blocks: blocks that readers did not receive from here because another node sends
-            them.
+        filtered_blocks: blocks that readers did not receive from here: another node sends them.
     """
 
     node: U32
