@@ -1,4 +1,5 @@
-"""Asks a node to keep entries of a ledger, or to have them on its disk, until it says yes or no.
+"""Asks a node to keep entries of a ledger, or to sync them to its disk, until it accepts or
+refuses.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -39,7 +40,7 @@ from cordwood.protocol.ledger_writer import Refusal
 logger = logging.getLogger(__name__)
 
 FULL_AGAIN_S = 0.2
-"""Pause before a node is asked again that has no room: its next flush makes some."""
+"""Pause before a full node is asked again: its next flush frees space."""
 
 _REFUSALS = {
     AddRefusal.FENCED: Refusal.FENCED,
@@ -53,7 +54,7 @@ _REFUSALS = {
 async def ask_to_keep(
     cluster: Cluster, node: int, call: AddEntries | ForceEntries, *, timeout_s: float
 ) -> tuple[Refusal | None, int]:
-    """Why a node did not do it, None where it did; and the run in which it did, as it says."""
+    """The reason why a node did not do it, None if it did; and the run that the node names."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:
@@ -84,7 +85,7 @@ async def ask_to_keep(
 async def _keep_halves(
     cluster: Cluster, node: int, call: AddEntries, *, timeout_s: float
 ) -> tuple[Refusal | None, int]:
-    """Ask a node whose WAL is small for the entries of a call in two calls."""
+    """Divide a call into two calls, for a node with a small WAL."""
     runs: set[int] = set()
     kept = unpack_entries(call.packed, call.count)
     items = [EntryItem(each.entry, each.lac, each.length, bytes(each.body)) for each in kept]
@@ -94,12 +95,12 @@ async def _keep_halves(
         if refusal is not None:
             return refusal, 0
         runs.add(run)
-    # A node that started anew in between may have lost what it took before.
+    # A node that restarted in between may have lost the first entries.
     return (None, runs.pop()) if len(runs) == 1 else (Refusal.FAILED, 0)
 
 
 def halves(items: list[EntryItem]) -> tuple[list[EntryItem], list[EntryItem]]:
-    """Some entries, and the others."""
+    """The first entries, and the others."""
     middle = len(items) // 2
     return items[:middle], items[middle:]
 
@@ -135,7 +136,7 @@ async def add_again(
             left_s = max(0.001, deadline - loop.time())
             reply = await ask_node(cluster, node, call, timeout_s=left_s)
             assert isinstance(reply, AddReply), "AddEntries is answered so"
-            # A repair that gave up here would begin anew, and fill the node once more.
+            # A repair that gave up here would begin again, and fill the node once more.
             if reply.refusal is not AddRefusal.FULL or loop.time() + FULL_AGAIN_S > deadline:
                 return reply.refusal
             await asyncio.sleep(FULL_AGAIN_S)
@@ -156,7 +157,7 @@ async def add_again(
     reply = await ask_node(cluster, node, asked, timeout_s=timeout_s)
     assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
     there = {each.entry: each for each in reply.entries}
-    # One that the reply has no room for is not known to be damaged.
+    # An entry that did not fit into the reply is not known to be damaged.
     if any(_is_another(item, there.get(item.entry), seal) for item in items):
         return refusal
     logger.warning("node %d had damaged entries of ledger %d", node, ledger)
@@ -164,7 +165,7 @@ async def add_again(
 
 
 def _is_another(item: EntryItem, answer: EntryAnswer | None, seal: EntrySeal) -> bool:
-    """Whether a node may have a whole entry other than this one."""
+    """Whether a node may have a whole entry that differs from this one."""
     if answer is None:
         return True
     is_equal = (answer.lac, answer.length, answer.body) == (item.lac, item.length, item.body)

@@ -1,4 +1,4 @@
-"""What a caller gives for an entry: its payload, and its id where the caller chooses that.
+"""Checks of an entry's payload, and of its id if the caller chooses the id.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -17,20 +17,18 @@ def payload_bytes(payload: Buffer) -> int:
 
 
 def check_payload(payload: Buffer) -> None:
-    """Whether an entry can hold it.
+    """Check that an entry can hold the payload.
 
-    Raises:
-        RecordTooLarge: it cannot.
+    Raises: RecordTooLarge: it cannot.
     """
     if payload_bytes(payload) > ENTRY_BYTES_MAX:
         raise RecordTooLarge(f"an entry has at most {ENTRY_BYTES_MAX} bytes")
 
 
 def check_id(entry: object) -> None:
-    """Whether an entry can have this id.
+    """Check that an entry can have this id.
 
-    Raises:
-        BadSetting: it cannot: it would wait for its turn for ever.
+    Raises: BadSetting: it cannot; the entry would wait for ever.
     """
     if not isinstance(entry, int) or not 0 <= entry <= ENTRY_MAX:
         raise BadSetting(f"entry {entry!r}: ids go from 0 to {ENTRY_MAX}")

@@ -1,7 +1,8 @@
-"""Entries of one ledger on their way to nodes: what waits for a node goes there in one call.
+"""Entries of one ledger on their way to nodes: all entries that wait for a node go there in one
+call.
 
-Up to CALLS_AT_ONCE calls are on their way to a node, and what is posted meanwhile waits: load makes
-the batches.
+Up to CALLS_AT_ONCE calls to a node are in flight, and entries posted meanwhile wait: so batches
+grow with the load.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -24,13 +25,13 @@ from cordwood.layout.message_ledgers import (
 from cordwood.protocol.ledger_effects import Refusal
 
 ADD_S = 5.0
-"""How long a node may take for entries: a durable write, and a flush that is in its way."""
+"""How long a node may take for entries: a durable write, and a flush before it."""
 
 CALL_BYTES = 1 << 20
 """Bodies of one call; a larger entry goes alone."""
 
 CALLS_AT_ONCE = 4
-"""Calls on their way to one node."""
+"""Most calls in flight to one node."""
 
 
 class EntryOutbox:
@@ -69,14 +70,14 @@ class EntryOutbox:
     def post(self, node: int, items: list[EntryItem]) -> None:
         """Send entries to a node, behind those that wait for it."""
         queue = self._waiting.get(node)
-        # What is posted stays as it is: it may be posted to other nodes, too.
+        # Posted entries must not be changed: they may be posted to other nodes, too.
         self._waiting[node] = items if queue is None else queue + items
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
     def drop(self, node: int) -> list[EntryItem]:
-        """The entries that wait for a node, which are not sent any more."""
+        """Take back the entries that wait for a node, which are not sent any more."""
         return self._waiting.pop(node, [])
 
     def clear(self) -> None:

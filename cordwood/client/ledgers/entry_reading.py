@@ -1,9 +1,9 @@
 """Reads some entries of a ledger, each from one node after another until one has it whole.
 
-A node that is slow is passed over, and the next one is asked as well. When all nodes of an entry
-were asked in vain, main storage is asked if it has the ledger. Else the metadata is read anew and
-the nodes are asked again, until the time is over. Once main storage gave something it is asked
-first: nodes let go of all of a ledger.
+If a node is slow, the next node is asked as well. When all nodes of an entry were asked in vain,
+main storage is asked, if it has the ledger. Otherwise the metadata is read again and the nodes are
+asked again, until the time is over. After main storage has given entries, it is asked first: nodes
+let go of a whole ledger.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
@@ -32,44 +32,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPECULATE_S = 0.3
-"""After so long the next node is asked as well; BookKeeper's 2 s are longer than readers wait."""
+"""After this time the next node is asked as well; BookKeeper's 2 s are longer than readers wait."""
 
 AGAIN_S = 0.2
 """Pause before all nodes of an entry are asked again."""
 
 MAIN_STORAGE_S = 1.0
-"""A call to main storage has so long at least: nodes may have used up the time of the read."""
+"""Shortest time for a call to main storage: nodes may have used up the time of the read."""
 
 OBJECTS_BYTES = 4 << 20
-"""Bodies that are taken from main storage at once, about: a row group."""
+"""Approximate bytes of bodies that are taken from main storage at once: a row group."""
 
 
 class EntryReading:
-    """See the module; of one call.
+    """See the module; the state of one call.
 
-    Attributes:
-        items: what was found, by entry, as nodes keep it.
+    Attributes: items: the found entries, by number, as nodes keep them.
     """
 
     def __init__(self, ledger: ReadableLedger, entries: Sequence[int]) -> None:
         self._ledger = ledger
-        # By which the nodes to ask were chosen.
+        # The metadata by which the nodes to ask were chosen.
         self._metadata = ledger.metadata
         self._left = ledger._orders(entries)
         self.items: dict[int, EntryItem] = {}
         self._found: dict[int, LedgerEntry] = {}
-        # Entries that some node could not be asked for, or had damaged: they may be there.
+        # Entries that may exist: some node could not be asked for them, or had a damaged copy.
         self._doubtful: set[int] = set()
         self._bytes = 0
         # Whether a node let go of its copies, as main storage has them.
         self._let_go = False
-        # Why main storage gave nothing.
+        # The reason why main storage gave nothing.
         self._trouble = ""
-        # Nodes that were passed over; what they answer counts if it comes in time.
+        # Slow nodes; their answers still count if they come in time.
         self._late: dict[asyncio.Task[EntriesReply | None], int] = {}
 
     async def run(self, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """All of them, in order; or the first ones, as soon as `bytes_max` have come."""
+        """All entries, in order; or the first ones, as soon as `bytes_max` have come."""
         try:
             return await self._run(bytes_max)
         finally:
@@ -91,7 +90,7 @@ class EntryReading:
                 if order:
                     by_node.setdefault(order[0], []).append(entry)
                 if is_full:
-                    break  # nothing is behind it in the order of entries that may be given
+                    break  # no entry behind it may be given before it
             await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
             self._take_late()
             if bytes_max is not None and self._bytes >= bytes_max and self._left:
@@ -104,15 +103,17 @@ class EntryReading:
         return [self._found[entry] for entry in sorted(self._found)]
 
     def _first(self) -> list[LedgerEntry]:
-        """What was found before the first entry that is missing."""
+        """The found entries before the first missing entry."""
         missing = next(iter(self._left))
         return [self._found[entry] for entry in sorted(self._found) if entry < missing]
 
     async def _take_objects(self, entries: list[int], deadline: float) -> bool:
-        """Read entries from main storage, if it has the ledger; whether it gave any."""
+        """Read entries from main storage, if it has the ledger. Returns whether it gave any."""
         ledger = self._ledger
         if self._let_go and not ledger.metadata.is_tiered:
-            await ledger.refresh()  # a node lets go only of what the metadata says
+            await (
+                ledger.refresh()
+            )  # a node lets go only of ledgers that the metadata says are in main storage
         metadata = ledger.metadata
         wanted = [entry for entry in entries if entry <= metadata.last]
         if not (metadata.is_tiered and wanted):
@@ -131,7 +132,7 @@ class EntryReading:
         return any(taken)
 
     async def _ask(self, node: int, entries: list[int]) -> None:
-        """Ask a node; one that is slow is passed over, and the next one is asked as well."""
+        """Ask a node. If it is slow, the next node is asked as well."""
         asking = asyncio.ensure_future(self._ledger._ask_entries(node, entries))
         self._late[asking] = node
         await asyncio.wait({asking}, timeout=SPECULATE_S)
@@ -148,7 +149,7 @@ class EntryReading:
             self._left[entry].pop(0)
 
     def _take_late(self) -> None:
-        """What nodes have answered meanwhile that were passed over."""
+        """Late answers of slow nodes."""
         for task in [task for task in self._late if task.done()]:
             node = self._late.pop(task)
             reply = task.result()
@@ -170,7 +171,7 @@ class EntryReading:
             self._left[each.entry].pop(0)
 
     def _read_copy(self, source: str, item: EntryItem) -> bool:
-        """Take an entry, if the copy is whole."""
+        """Keep an entry, if the copy is whole."""
         try:
             self._found[item.entry] = self._ledger._open_entry(item)
         except ChecksumMismatch as error:
@@ -183,9 +184,10 @@ class EntryReading:
         return True
 
     async def _begin_again(self, spent: list[int], deadline: float) -> None:
-        """All nodes of these entries were asked: say that they are not there, or ask again."""
+        """All nodes of these entries were asked: report the entries as missing, or ask again."""
         ledger = self._ledger
-        # Others may have the entries by now: a writer, a recovery or a repair names other nodes.
+        # Other nodes may have the entries by now: a writer, a recovery or a repair names other
+        # nodes.
         asked, found = self._metadata, await ledger.refresh()
         self._metadata = found
         for entry in spent:

@@ -1,4 +1,4 @@
-"""Waits for the first of a ledger's nodes that tells a higher LAC.
+"""Waits for the first of a ledger's nodes that reports a higher LAC.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
@@ -15,11 +15,11 @@ from cordwood.layout.message_ledgers import Found, LacReply
 logger = logging.getLogger(__name__)
 
 FENCED_S = 0.2
-"""How long the others are waited for once a node says that it is fenced."""
+"""How long to wait for other nodes after a node has reported that it is fenced."""
 
 
 def is_known(reply: LacReply | None) -> bool:
-    """Whether a node answered, and has lost nothing of the ledger."""
+    """Whether a node answered, and has lost no entry of the ledger."""
     return reply is not None and reply.found is not Found.UNKNOWN
 
 
@@ -29,11 +29,10 @@ async def wait_for_news(
     *,
     timeout_s: float,
 ) -> None:
-    """Wait until an answer is news, until all have answered, or so long at most.
+    """Wait until an answer is news, until all nodes have answered, or at most this long.
 
-    Args:
-        asked: a question to each node; None is no answer.
-        is_news: takes an answer, and says whether it was waited for.
+    Args: asked: a call to each node; None is no answer. is_news: takes an answer, and returns
+    whether the caller waits for it.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -45,7 +44,8 @@ async def wait_for_news(
                 if is_news(reply):
                     break
                 if reply is not None and reply.is_fenced:
-                    # It is told no higher LAC; others may have been, and then the end comes.
+                    # A fenced node gets no higher LAC. Other nodes may have one; after them comes
+                    # the end.
                     patience.reschedule(min(deadline, loop.time() + FENCED_S))
     except TimeoutError:
         logger.debug("no node of a ledger said whether it goes on")

@@ -1,9 +1,8 @@
-"""Asks the nodes of a ledger for every copy, and makes anew what a closed one lacks.
+"""Asks the nodes of a ledger for every copy, and stores missing copies of a closed ledger.
 
-The rule is `protocol.ledger_check`. A copy that a node lacks is read from another node, checked,
-and added to the node's own once more, as a recovery adds it. A fragment's nodes stay as they are:
-a node that is lost for good is replaced by `ledger_repair`. Of a ledger that main storage has, that
-is asked in the place of nodes.
+The rule is `protocol.ledger_check`. A missing copy is read from another node, checked, and added to
+the node as a recovery adds it. The nodes of a fragment do not change: `ledger_repair` replaces a
+lost node. For a ledger in main storage, main storage is asked in place of nodes.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -36,7 +35,7 @@ ASK_S = 5.0
 """How long a node may take for some hundred entries; its disk may be busy."""
 
 AT_ONCE = 256
-"""Entries that are asked for at once."""
+"""Number of entries in one call."""
 
 
 class LedgerChecking:
@@ -54,8 +53,8 @@ class LedgerChecking:
     ) -> None:
         """
         Args:
-            share: of the entries between the ends of each fragment.
-            fills: make the copies anew that a closed ledger lacks.
+            share: share of the entries between the ends of each fragment to check. fills: whether
+            to store missing copies of a closed ledger.
         """
         metadata = opened.metadata
         self._opened = opened
@@ -68,12 +67,12 @@ class LedgerChecking:
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
 
     async def run(self) -> LedgerCheck:
-        """Look at all of it, or at the sample.
+        """Check the whole ledger, or the sample.
 
         Raises:
             UnknownLedger: it was deleted.
-            Unreachable: too few nodes say how far an open ledger is confirmed, or a copy that was
-                whole could not be read once more.
+            Unreachable: too few nodes report the LAC of an open ledger, or a copy that was whole
+                could not be read again.
         """
         metadata, last = await self._confirmed()
         check = begun(metadata, last)
@@ -90,8 +89,8 @@ class LedgerChecking:
     async def _confirmed(self) -> tuple[LedgerMetadata, int]:
         """The metadata, and the last entry that is confirmed."""
         await self._opened.read_last_add_confirmed()
-        # Race: the writer went on in a new fragment before the nodes told the LAC. Of each entry
-        # that is confirmed now, the fragment stands in the metadata.
+        # Race: the writer may begin a new fragment before the nodes report the LAC. Now the
+        # metadata has the fragment of each confirmed entry.
         metadata = await self._opened.refresh()
         return metadata, self._opened.last_add_confirmed
 
@@ -118,8 +117,8 @@ class LedgerChecking:
     async def _look_at_objects(
         self, check: LedgerCheck, part: Part, entries: Sequence[int]
     ) -> None:
-        """Read entries from main storage. Nodes are asked for what it does not give, and are given
-        nothing: they may have let go of all."""
+        """Read entries from main storage. Nodes are asked for entries that it does not give, and
+        get no copies: they may have let go of the whole ledger."""
         stored = await self._stored(entries)
         missing = [entry for entry in entries if stored[entry] is not Copy.WHOLE]
         wanted: dict[int, list[int]] = {}
@@ -133,14 +132,14 @@ class LedgerChecking:
             check.add_tiered(entry, stored[entry], elsewhere)
 
     async def _stored(self, entries: Sequence[int]) -> dict[int, Copy]:
-        """By entry, what main storage has."""
+        """By entry, the answer of main storage."""
         told: dict[int, Copy] = {}
         left = list(entries)
         while left:
             try:
                 items = await self._opened._stored_copies(left)
             except CordwoodError as error:
-                # What lies beside it cannot be read either.
+                # The entries beside it cannot be read either.
                 logger.warning("ledger %d: main storage: %s", self._opened.ledger_id, error)
                 state = Copy.SILENT
                 if isinstance(error, Corrupt | NoObject):
@@ -157,7 +156,7 @@ class LedgerChecking:
         return told
 
     async def _ask(self, node: int, entries: Sequence[int], silent: set[int]) -> dict[int, Copy]:
-        """By entry, what a node has; nothing of the entries that it does not answer for."""
+        """By entry, the answer of a node; entries without an answer are left out."""
         told: dict[int, Copy] = {}
         left = list(entries)
         while left and node not in silent:
@@ -173,7 +172,7 @@ class LedgerChecking:
                 break
             assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
             told |= {each.entry: self._state(f"node {node}", each) for each in reply.entries}
-            # A reply holds as many as fit, the first of those that were asked for.
+            # A reply holds as many of the first requested entries as fit.
             left = left[max(1, len(reply.entries)) :]
         return told
 
@@ -190,11 +189,11 @@ class LedgerChecking:
                 return Copy.DAMAGED
             case Found.TIERED:
                 return Copy.LET_GO
-            case _:  # also of a node that lost records: what it does not have, it does not have
+            case _:  # also on a node that lost records: a missing copy is missing
                 return Copy.ABSENT
 
     async def _fill(self, node: int, entries: Sequence[int]) -> int:
-        """Add copies to a node; how many it took."""
+        """Add copies to a node. Returns the number that it took."""
         filled = 0
         while filled < len(entries):
             copies = await self._opened.copies(entries[filled:])

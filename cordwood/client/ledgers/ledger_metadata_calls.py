@@ -41,7 +41,8 @@ from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, choose_ensemble
 from cordwood.quorum.node_quarantine import NodeQuarantine
 
 SETTLE_PAUSE_S = 0.1
-"""Pause before a compare-and-set without an answer is looked after, and between two choices."""
+"""Pause before the value is read after a compare-and-set without an answer, and between two
+choices."""
 
 NODES_S = 2.0
 """How long a choice waits for nodes that start."""
@@ -51,7 +52,7 @@ class LedgerMetadataCalls:
     """See the module.
 
     Attributes:
-        quarantine: of nodes that fail entries; all writers of the client share it.
+        quarantine: nodes that fail entries; all writers of the client share it.
     """
 
     def __init__(self, cluster: Cluster, host: Host, timeout_s: float) -> None:
@@ -64,25 +65,25 @@ class LedgerMetadataCalls:
         """Make a ledger; -1 allots an id.
 
         Raises:
-            LedgerExists: another one has the id.
-            Unreachable, Overloaded: it may be made all the same; a repeat of the call is safe.
+            LedgerExists: another ledger has the id. Unreachable, Overloaded: the ledger may be made
+            all the same; a repeat of the call is safe.
         """
         named = replace(metadata, ledger=max(0, ledger))
         return _held(await self._ask(CreateLedger(ledger, pack_ledger(named))), ledger)
 
     async def get(self, ledger: int) -> Versioned:
-        """A ledger as it is now.
+        """The present value of a ledger.
 
-        Raises:
-            UnknownLedger: there is none of this id.
+        Raises: UnknownLedger: there is no ledger with this id.
         """
         return _held(await self._ask(AskLedger(ledger)), ledger)
 
     async def set(self, version: int, metadata: LedgerMetadata) -> tuple[Versioned, bool]:
-        """Write this where the version is still that one, and say what is there then.
+        """Write this value if the version is still the given one. Returns the stored value.
 
-        A write without an answer is looked after until the metadata store says what is there. It
-        may still come then, and is refused if anything was written before it.
+        After a write without an answer, the client asks until the metadata store tells the stored
+        value. The write may still come later, and is refused if another value was written before
+        it.
 
         Raises:
             UnknownLedger: the ledger was deleted.
@@ -97,7 +98,7 @@ class LedgerMetadataCalls:
         return _held(reply, metadata.ledger), _is_written(reply)
 
     async def delete(self, ledger: int) -> None:
-        """Delete a ledger; one that is not there is deleted."""
+        """Delete a ledger; a missing ledger counts as deleted."""
         await self._ask(DeleteLedger(ledger))
 
     async def page(self, after: int, limit: int) -> list[int]:
@@ -113,14 +114,13 @@ class LedgerMetadataCalls:
         return reply
 
     async def switch_autorecovery(self, *, on: bool) -> None:
-        """Have ledgers that lack copies repaired, or not."""
+        """Switch repairs of ledgers that lack copies on or off."""
         await self._ask(SwitchAutorecovery(on))
 
     async def open_main_storage(self) -> None:
-        """Have a node open main storage, which says whose it is from then on.
+        """Let a node open main storage, which is marked as this cluster's from then on.
 
-        Raises:
-            BadSetting: the node has none, or it is another cluster's.
+        Raises: BadSetting: the node has no main storage, or it belongs to another cluster.
         """
         await self._ask(OpenMainStorage())
 
@@ -135,14 +135,12 @@ class LedgerMetadataCalls:
         """Nodes for an ensemble.
 
         Args:
-            ring: the nodes that stay, in their places, and None where one is wanted.
-            write: Qw.
-            taken: none of these, nor of those that stay.
+            ring: the nodes that stay, in their places, and None for each free place. write: Qw.
+            taken: nodes that must not be chosen, beside those that stay.
         Returns:
             All nodes of the ring.
         Raises:
-            TooFewNodes: there are not so many that store anything now, or none as the placement
-                has to have them.
+            TooFewNodes: too few nodes take entries now, or none that satisfy the placement.
         """
         able = self._able({*taken, *ring})
         await self._greet_near(able, placement)
@@ -180,8 +178,8 @@ class LedgerMetadataCalls:
         }
 
     def _preferred(self, able: Mapping[NodeId, Member]) -> Iterator[dict[NodeId, Member]]:
-        """These nodes without those in quarantine and those that are not connected yet, then with
-        the one, and with the other."""
+        """These nodes without quarantined and unconnected ones, then with unconnected nodes, then
+        with quarantined nodes too."""
         up = {*self._cluster.peers.up}
         held = self.quarantine.held(asyncio.get_running_loop().time())
         ready = {node: member for node, member in able.items() if node in up}
@@ -200,7 +198,7 @@ class LedgerMetadataCalls:
         taken: Collection[int] = (),
         placement: Placement = ANYWHERE,
     ) -> tuple[int, ...]:
-        """As `choose`; nodes that have just started, or are taken for dead, are waited for."""
+        """As `choose`, but waits for nodes that have just started, or are regarded as dead."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(NODES_S, self._timeout_s)
         while True:

@@ -1,4 +1,4 @@
-"""Calls of a ledger's clients to the nodes that keep its entries, each with a deadline of its own.
+"""Calls of a ledger's clients to the nodes that keep its entries, each with its own deadline.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -13,19 +13,17 @@ from cordwood.layout.message import Call, Reply
 from cordwood.nodes import NodeId
 
 CONNECT_S = 1.0
-"""How long a node may take to be connected to; one that refuses is known to be away at once."""
+"""How long a connection to a node may take; a node that refuses is known to be away at once."""
 
 FULL_PAUSE_S = 0.05
-"""Pause before a node that has too much to do is asked again."""
+"""Pause before an overloaded node is asked again."""
 
 
 async def ask_node(cluster: Cluster, node: int, call: Call, *, timeout_s: float) -> Reply:
-    """Ask a node, and again while it has too much to do, all within `timeout_s`.
+    """Call a node, and again while it is overloaded, all within `timeout_s`.
 
-    Raises:
-        Unreachable: it has no connection, or does not answer in time.
-        Overloaded: it had too much to do all the time.
-        CordwoodError: what it answered.
+    Raises: Unreachable: there is no connection, or the node does not answer in time. Overloaded:
+    the node was overloaded all the time. CordwoodError: the node's answer.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -1,8 +1,8 @@
 """Recovers a ledger that its writer did not close: the shell of `protocol.ledger_recovery`.
 
-Reads go ahead of the rule, in batches that fence as single reads do: what a node answered under its
-fence stays true. Re-adds go ahead too, of entries of which a copy was found: should the rule stop
-below them, nobody ever reads them. The rule still takes one entry after the other.
+Reads go ahead of the rule, in batches that fence as single reads do: the answer of a fenced node
+stays true. Re-adds go ahead too, for entries with a found copy. If the rule stops below such an
+entry, no client ever reads it. The rule still takes one entry after another.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -47,7 +47,7 @@ from cordwood.quorum.ensemble_choice import Placement
 logger = logging.getLogger(__name__)
 
 ASK_S = 5.0
-"""How long a node may take for one question of a recovery."""
+"""How long a node may take for one call of a recovery."""
 
 AHEAD = 256
 """Entries that are read from a node, and written to it again, ahead of the rule."""
@@ -64,7 +64,8 @@ _ANSWERS = {
     Found.NO_LEDGER: Answer.NO_LEDGER,
     Found.UNKNOWN: Answer.LOST_DATA,
     Found.DAMAGED: Answer.DAMAGED,
-    # Somebody closed the ledger long ago: what this one finds is not needed, and never absent.
+    # Another client closed the ledger long ago: this recovery's findings are not needed, and no
+    # entry counts as absent.
     Found.TIERED: Answer.LOST_DATA,
 }
 
@@ -77,12 +78,12 @@ async def recover(
     *,
     timeout_s: float,
 ) -> Versioned:
-    """Close a ledger, whoever writes it; its metadata then. Attempts are made until one succeeds.
+    """Close a ledger, even if it is being written. Returns its metadata. Tries until an attempt
+    succeeds.
 
     Raises:
-        UnknownLedger: there is none of this id.
-        AccessDenied: it has another password.
-        Undecided: too few nodes answered in time; it may be tried again.
+        UnknownLedger: there is no ledger with this id. AccessDenied: it has another password.
+        Undecided: too few nodes answered in time; the call may be repeated.
         Unreachable, Overloaded: the metadata store did not answer.
     """
     loop = asyncio.get_running_loop()
@@ -117,7 +118,8 @@ class _Attempt:
         metadata = held.metadata
         self._ledger = metadata.ledger
         self._striping = metadata.striping
-        # Not enforced: a ledger that cannot be ended is worse than entries in one domain.
+        # The placement is not enforced: a ledger that cannot be ended is worse than entries in one
+        # domain.
         self._placement = Placement(metadata.scope)
         self._rule = LedgerRecovery(held)
         self._calls = calls
@@ -125,11 +127,11 @@ class _Attempt:
         self._key = ledger_key_of(metadata.password)
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
         self._copies: dict[int, EntryItem] = {}
-        # By entry and node: what a node said of an entry; None while it was asked ahead of the
-        # rule and has not answered. The same of re-adds that are done.
+        # By entry and node: a node's answer; None while a call ahead of the rule has no answer yet.
+        # Likewise for finished re-adds.
         self._heard: dict[tuple[int, int], EntryAnswer | None] = {}
         self._re_added: dict[tuple[int, int], bool] = {}
-        # What the rule waits for, of what went ahead of it.
+        # The calls ahead of the rule for which the rule waits now.
         self._reads_awaited: set[tuple[int, int]] = set()
         self._adds_awaited: set[tuple[int, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,7 +143,7 @@ class _Attempt:
         return self._rule.last
 
     async def run(self) -> tuple[Failure, int] | None:
-        """None once the ledger is closed; else why this attempt is over."""
+        """None when the ledger is closed; otherwise the reason why this attempt is over."""
         self._done = asyncio.get_running_loop().create_future()
         try:
             self._act(self._rule.start())
@@ -207,7 +209,7 @@ class _Attempt:
     # Reads.
 
     def _read_entry(self, entry: int, node: int) -> Sequence[rule.Effect]:
-        """What is known of an entry ahead of the rule, or a question."""
+        """The answer that came ahead of the rule, or a call."""
         if (entry, node) not in self._heard:
             self._start(self._ask_to_read(entry, node))
             return ()
@@ -244,7 +246,7 @@ class _Attempt:
             self._act(self._rule.on_read(entry, node, answer))
 
     def _on_ahead(self, entry: int, node: int, told: EntryAnswer | None) -> None:
-        """An entry that was asked for ahead of the rule; None where it has to be asked for anew."""
+        """The entry of a call ahead of the rule; None if it must be asked for again."""
         if (entry, node) in self._reads_awaited:
             self._reads_awaited.discard((entry, node))
             if told is None:
@@ -271,7 +273,7 @@ class _Attempt:
         return self._rule.on_read(entry, node, answer, size, told.length)
 
     def _open(self, told: EntryAnswer) -> int | None:
-        """The size of a copy's payload, None where it is damaged."""
+        """The size of a copy's payload, None if the copy is damaged."""
         try:
             payload = self._seal.read(told.entry, told.lac, told.length, told.body)
         except ChecksumMismatch as error:
@@ -291,12 +293,12 @@ class _Attempt:
     # Re-adds.
 
     def _re_add(self, entry: int, node: int) -> Sequence[rule.Effect]:
-        """What was written again ahead of the rule, or a write."""
+        """The result of a re-add ahead of the rule, or a write."""
         is_done = self._re_added.pop((entry, node), None)
         if is_done:
             return self._rule.on_readded(entry, node, stored=True)
         if is_done is None:
-            # Chosen now: by the time that it is sent the rule may have passed these entries.
+            # Chosen now, because the rule may have passed these entries when the call is sent.
             items = self._next_items(entry, node)
             self._re_added.update({(each.entry, node): False for each in items[1:]})
             self._start(self._ask_to_add(node, items))
@@ -339,11 +341,11 @@ class _Attempt:
         self._forget()
 
     def _forget(self) -> None:
-        """Let go of what the rule has passed."""
+        """Drop answers for entries that the rule has passed."""
         last = self._rule.last
         for entry in [entry for entry in self._copies if entry < last]:
             del self._copies[entry]
-        # What is still on its way is let go of by its answer.
+        # Calls in flight are dropped when their answers come.
         for key in [key for key, told in self._heard.items() if told and key[0] < last]:
             del self._heard[key]
         for key in [key for key, is_done in self._re_added.items() if is_done and key[0] < last]:
@@ -363,8 +365,8 @@ class _Attempt:
         self._act(self._rule.on_spare_picked(entry, place, node))
 
     async def _announce(self, node: int) -> None:
-        """Say that a node gets copies, before the first one. It is named as the ledger is closed:
-        if it loses its disk before that, it finds here that it lacks them."""
+        """Write into the metadata that a node joins, before its first copy. The close names the
+        node. If it loses its disk before that, it learns from the metadata that it lacks copies."""
         held = await self._calls.get(self._ledger)
         while held.metadata.state is LedgerState.IN_RECOVERY and node not in held.metadata.joining:
             held, _ = await self._calls.set(held.version, held.metadata.with_joining(node))

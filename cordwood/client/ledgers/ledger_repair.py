@@ -1,10 +1,10 @@
-"""Makes new copies of what lost nodes held of a closed ledger, and names their keepers.
+"""Makes new copies of lost nodes' entries of a closed ledger, and names the new nodes.
 
-The entries that a lost node should have are read from the others, each copy checked, and written to
-a node in its place. Only then does a fragment name that node, by compare-and-set: a reader that
-goes there finds them. Before the first copy the metadata says that the node joins: if it loses its
-disk before it is named, it marks the ledger as it begins anew. A repair that was cut short is begun
-anew, and writes them once more.
+The entries of a lost node are read from the other nodes, each copy is checked, and written to a
+replacing node. Only then does a fragment name that node, by compare-and-set, so that readers find
+the entries there. Before the first copy the metadata says that the node joins: if it loses its disk
+before it is named, it marks the ledger when it starts with an empty disk. A repair that was cut
+short begins again, and writes the entries once more.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
 """
@@ -35,15 +35,15 @@ ADD_BYTES = 1 << 20
 ADD_S = 10.0
 
 OnProgress = Callable[[int], object]
-"""Called with the number of entries that are done so far."""
+"""Called with the number of finished entries."""
 
 
 class LedgerRepair:
     """See the module; of one ledger.
 
     Attributes:
-        copied: entries that were written to other nodes.
-        moved: by lost node, the node in its place, over all fragments; itself where it was filled.
+        copied: number of entries that were written to other nodes. moved: by lost node, the
+        replacing node, over all fragments; the node itself if it was refilled.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class LedgerRepair:
         """
         Args:
             on_progress: called with the number of copies that were made so far.
-            refills: lost nodes that may be back with empty disks: one that is has its entries
-                written to it once more where no other node takes them.
+            refills: lost nodes that may be back with empty disks. If no other node takes entries of
+                such a node, they are written to the node itself again.
         """
         self._refills = refills
         self._on_progress = on_progress
@@ -74,9 +74,9 @@ class LedgerRepair:
         """Repair every fragment.
 
         Raises:
-            Rejected: the ledger is not closed, or somebody else changed it meanwhile.
+            Rejected: the ledger is not closed, or another client changed it meanwhile.
             TooFewNodes: no other node takes entries.
-            Unreachable: an entry has no copy that can be read, or a node does not answer.
+            Unreachable: an entry has no readable copy, or a node does not answer.
         """
         if self._opened.metadata.state is not LedgerState.CLOSED:
             raise Rejected(
@@ -84,7 +84,7 @@ class LedgerRepair:
                 "writer out"
             )
         if self._opened.metadata.is_tiered:
-            return  # main storage has all of it, and nodes let go of theirs
+            return  # main storage has the whole ledger, and nodes let go of it
         for number in range(len(self._opened.metadata.fragments)):
             for place in range(self._opened.metadata.striping.ensemble):
                 if self._is_lost(self._opened.metadata.fragments[number].nodes[place]):
@@ -93,7 +93,7 @@ class LedgerRepair:
             await self._set(self._opened.held, self._opened.metadata.joined())
 
     async def _repair(self, number: int, place: int) -> None:
-        """Put a node in the place of a lost one."""
+        """Replace a lost node."""
         held = self._opened.held
         metadata = held.metadata
         fragment = metadata.fragments[number]
@@ -138,11 +138,11 @@ class LedgerRepair:
         """Change the ledger as it was read.
 
         Raises:
-            Rejected: somebody else has changed it.
+            Rejected: another client has changed it.
         """
         found, is_written = await self._calls.set(held.version, metadata)
         await self._opened.refresh()
-        # Where the answer was lost, the write is recognized by its value.
+        # If the answer was lost, the write is recognised by its value.
         if not is_written and found.metadata != metadata:
             raise Rejected(
                 f"somebody else changed ledger {metadata.ledger} meanwhile: repair it once more"
@@ -152,8 +152,8 @@ class LedgerRepair:
     def _may_take(
         self, node: int, place: int, nodes: Sequence[int], metadata: LedgerMetadata
     ) -> bool:
-        """Whether a node that took a lost one's place in another fragment may here. The others of
-        this fragment are other ones, and one of them may share its rack."""
+        """Whether the node that replaced a lost node in another fragment may replace it here. This
+        fragment has other members, and one of them may share its rack."""
         if node in nodes:
             return False
         members = self._cluster.members
@@ -177,7 +177,7 @@ class LedgerRepair:
 async def write_copies(
     cluster: Cluster, metadata: LedgerMetadata, node: int, copies: Sequence[EntryItem]
 ) -> None:
-    """Add entries of a ledger to a node as a recovery does: whole copies, which a fenced node
+    """Add entries of a ledger to a node as a recovery does: whole copies, which even a fenced node
     takes.
 
     Raises:

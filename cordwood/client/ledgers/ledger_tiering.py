@@ -1,9 +1,9 @@
 """Moves a closed ledger into main storage: claims it, uploads it, and commits.
 
-A claim names a new attempt in the ledger's metadata, which ends every earlier one: only the attempt
-in force may be committed (`ledger.may_follow`). So of two that upload at once one is given up, and
-what it put can never count. The commit names the manifest in the metadata, by compare-and-set. Only
-then do nodes let go of their copies.
+A claim names a new attempt in the ledger's metadata, which ends every earlier attempt: only the
+active attempt may be committed (`ledger.may_follow`). So if two clients upload at once, one attempt
+ends, and its objects can never count. The commit names the manifest in the metadata, by
+compare-and-set. Only then do nodes let go of their copies.
 
 Source: docs/protocol/ledgers.md; docs/objects.md, "Ledgers".
 """
@@ -24,18 +24,17 @@ from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.owner import check_owner
 
 READ_AT_ONCE = 256
-"""Entries that are read at once, or some MiB of them."""
+"""Number of entries that are read at once, or some MiB of them."""
 
 TRIES_MAX = 20
-"""Compare-and-sets of one step: others change a closed ledger seldom, as a repair does."""
+"""Most compare-and-sets of one step: a closed ledger changes seldom, for example by a repair."""
 
 
 class TieredLedger(NamedTuple):
-    """What it took to have a ledger in main storage.
+    """The result of moving a ledger to main storage.
 
-    Attributes:
-        metadata: as it is now.
-        objects, stored: objects that were put, and their bytes; 0 where it was there already.
+    Attributes: metadata: the present metadata. objects, stored: number of objects that were put,
+    and their bytes; 0 if the ledger was there already.
     """
 
     metadata: LedgerMetadata
@@ -47,7 +46,7 @@ class LedgerTiering:
     """See the module; of one ledger.
 
     Args:
-        cluster: its identity, which the store is to have.
+        cluster: the cluster's identity, which the store must have.
     """
 
     def __init__(
@@ -65,12 +64,10 @@ class LedgerTiering:
         self._cluster = cluster
 
     async def run(self) -> TieredLedger:
-        """Have the ledger in main storage; once it is there, nothing is done.
+        """Move the ledger to main storage. If it is there already, nothing is done.
 
-        Raises:
-            Rejected: it is not closed.
-            Fenced: somebody else began to move it meanwhile.
-            BadSetting: the store is another cluster's, or another one than the nodes'.
+        Raises: Rejected: the ledger is not closed. Fenced: another client began to move it
+        meanwhile. BadSetting: the store belongs to another cluster, or is not the nodes' store.
             CordwoodError: nodes, the metadata store or main storage do not answer, or an entry has
                 no copy that is whole.
         """
@@ -81,8 +78,8 @@ class LedgerTiering:
             raise Rejected(
                 f"ledger {opened.ledger_id} is not closed: only a closed one goes to main storage"
             )
-        # Trap: a directory of the nodes' name on this machine is not theirs, and nobody would find
-        # there what this puts. A node writes the mark where it looks itself.
+        # Trap: a directory with the nodes' path on this machine may be a different one, and nodes
+        # would not find the objects there. So a node writes the mark into its own store.
         await self._calls.open_main_storage()
         if not await check_owner(self._store, self._cluster):
             raise BadSetting(
@@ -105,7 +102,7 @@ class LedgerTiering:
             at += len(copies)
 
     async def _claim(self, attempt: int) -> bool:
-        """Put an attempt in force; False where the ledger is in main storage by now."""
+        """Make an attempt the active one. Returns False if the ledger is in main storage by now."""
         for _ in range(TRIES_MAX):
             held = self._opened.held
             if held.metadata.is_tiered:
@@ -117,7 +114,8 @@ class LedgerTiering:
         raise Overloaded(f"ledger {self._opened.ledger_id} changes all the time; ask again")
 
     async def _commit(self, attempt: int, manifest_crc: int) -> None:
-        """Name the manifest in the metadata; a commit without an answer is looked after."""
+        """Name the manifest in the metadata. After a commit without an answer, read the stored
+        value."""
         for _ in range(TRIES_MAX):
             held = self._opened.held
             if _attempt(held.metadata) != attempt:
@@ -133,5 +131,5 @@ class LedgerTiering:
 
 
 def _attempt(metadata: LedgerMetadata) -> int:
-    """The attempt in force, 0 for none."""
+    """The active attempt, 0 for none."""
     return 0 if metadata.tier is None else metadata.tier.attempt

@@ -2,7 +2,7 @@
 
 `store.ledgers` of a connected client. A *ledger* has entries 0, 1, 2 and so on. The client that
 makes it numbers them and sends each to the nodes itself. A ledger ends once: its writer closes it,
-or anybody who opens it *with recovery* shuts the writer out, finds the last entry, and closes it.
+or a client that opens it *with recovery* shuts the writer out, finds the last entry, and closes it.
 
 Source: docs/ledgers.md; docs/protocol/ledgers.md.
 """
@@ -58,16 +58,14 @@ from cordwood.settings import ClientSettings
 from cordwood.tier.patient_store import PatientStore
 
 CREATE_AGAIN_S = 0.1
-"""Pause before a ledger is made again that may not be made."""
+"""Pause before the creation of a ledger is repeated."""
 
 
 class Autorecovery(NamedTuple):
-    """Whether nodes repair ledgers by themselves.
+    """The state of automatic repairs of ledgers.
 
-    Attributes:
-        on: whether they do.
-        auditor: the node that looks for ledgers that lack copies; "" while none does.
-        is_lacking: whether a ledger lacks copies now.
+    Attributes: on: whether nodes repair ledgers by themselves. auditor: the node that looks for
+    ledgers that lack copies; "" while there is none. is_lacking: whether a ledger lacks copies now.
     """
 
     on: bool
@@ -79,8 +77,8 @@ class UnderReplicated(NamedTuple):
     """A ledger that lacks copies.
 
     Attributes:
-        nodes: lost ones that it named when it was looked at.
-        since_us: when that was found, in microseconds of the Unix epoch.
+        nodes: lost nodes that the ledger named when it was checked. since_us: time of that check,
+        in microseconds of the Unix epoch.
     """
 
     ledger: int
@@ -130,24 +128,22 @@ class Ledgers:
 
         Args:
             ensemble, write, ack: E nodes keep the ledger, each entry goes to Qw of them, and is
-                acknowledged once Qa have it on their disks; with `limits.defers_sync`, once Qa
-                have it, and it is confirmed with the next `force`.
-            digest: what entries are checked by: `crc32c`, `crc32`, `hmac_sha1` (with the
-                password) or `dummy`.
-            password: whoever opens the ledger must know it.
-            custom: names and values that stay with the ledger; they never change.
-            ledger: an id of the caller's choice; None allots one.
-            shrinks: with fewer than E nodes, take as many as there are, but Qw at least.
+                acknowledged when Qa have it on their disks. With `limits.defers_sync` it is
+                acknowledged when Qa have it, and confirmed with the next `force`. digest: the
+                checksum of entries: `crc32c`, `crc32`, `hmac_sha1` (with the password) or `dummy`.
+                password: a client must know it to open the ledger. custom: names and values that
+                stay with the ledger; they never change. ledger: an id of the caller's choice; None
+                allots one. shrinks: whether fewer than E nodes are enough, but at least Qw.
             limits: of the writer; see `protocol.ledger_writer`.
             placement: of its nodes; see `quorum.ensemble_choice`. Repairs keep to it. Recoveries
-                keep to its scope where they can: they would rather end the ledger.
-            tier: nodes move it to main storage by themselves once it is closed.
-        Raises:
-            BadSetting: no such striping, digest or id; or password and custom values have more
-                than 500,000 bytes together.
+                keep to its scope if they can; for them, ending the ledger is more important. tier:
+                whether nodes move it to main storage by themselves after it is closed.
+
+                Raises: BadSetting: an impossible striping, digest or id; or password and custom
+                values have more than 500,000 bytes together.
             LedgerExists: another ledger has the id, or had it and was deleted.
-            TooFewNodes: fewer than E nodes take entries, or none as the placement wants them.
-            Unreachable, Overloaded: it was not made within the client's timeout.
+            TooFewNodes: fewer than E nodes take entries, or none that satisfy the placement.
+            Unreachable, Overloaded: the ledger was not made within the client's timeout.
         """
         chosen = limits or WriterLimits()
         if ledger is not None and not 0 <= ledger <= LEDGER_MAX:
@@ -164,7 +160,7 @@ class Ledgers:
                 custom=dict(custom or {}), creator=creator, scope=placement.scope,
                 is_enforced=placement.is_enforced, wants_tier=tier,
             )  # fmt: skip
-            # Bounds of fields are checked as a value is read.
+            # The bounds of fields are checked when a value is read.
             read_ledger(pack_ledger(metadata, CREATED_BYTES_MAX))
         except (ValueError, TypeError, Malformed) as error:
             raise BadSetting(f"no ledger is made so: {error}") from None
@@ -186,7 +182,7 @@ class Ledgers:
     async def _choose(
         self, count: int, least: int, write: int, placement: Placement
     ) -> tuple[int, ...]:
-        """Nodes for a new ledger: `count` of them, or as many as there are, but `least`."""
+        """Nodes for a new ledger: `count` of them, or fewer, but at least `least`."""
         try:
             return await self._calls.choose_soon([None] * count, write, placement=placement)
         except TooFewNodes:
@@ -206,13 +202,13 @@ class Ledgers:
         """Open a ledger to read it.
 
         Args:
-            recovery: close it first, if it is not closed: whoever writes it is shut out, and the
-                ledger ends behind the last entry that was acknowledged, or later. Without, an open
-                ledger is read as it grows.
+            recovery: whether to close it first, if it is not closed: its writer is shut out, and
+                the ledger ends behind the last acknowledged entry, or later. Without recovery, an
+                open ledger is read as it grows.
         Raises:
             UnknownLedger: there is none of this id.
             AccessDenied: it has another password.
-            Undecided: it cannot be recovered, as too many of its nodes are down.
+            Undecided: it cannot be recovered, because too many of its nodes are down.
             Unreachable, Overloaded: the metadata store did not answer.
         """
         timeout_s = self._settings.timeout_s
@@ -227,7 +223,7 @@ class Ledgers:
         )
 
     async def recover(self, ledger: int, password: bytes = b"") -> LedgerMetadata:
-        """Close a ledger whose writer is gone, or is to be shut out; its metadata then.
+        """Close a ledger whose writer is gone, or must be shut out. Returns its metadata.
 
         Raises:
             CordwoodError: see `open`.
@@ -241,7 +237,7 @@ class Ledgers:
             By node of the newest ensemble: whether it is fenced, durably.
         Raises:
             UnknownLedger, AccessDenied: see `open`.
-            LedgerFenced: the ledger is closed: nobody writes it.
+            LedgerFenced: the ledger is closed, so it has no writer.
         """
         held = await self._calls.get(ledger)
         metadata = held.metadata
@@ -250,7 +246,7 @@ class Ledgers:
         while metadata.state is not LedgerState.IN_RECOVERY:
             if metadata.state is LedgerState.CLOSED:
                 raise LedgerFenced(f"ledger {ledger} is closed already: nobody writes it")
-            # Before the nodes: else the writer would put others in their place.
+            # Before the nodes; otherwise the writer would replace the fenced nodes.
             held, _ = await self._calls.set(held.version, metadata.recovering())
             metadata = held.metadata
         nodes = metadata.newest.nodes
@@ -278,23 +274,20 @@ class Ledgers:
         refills: Collection[int] = (),
         on_progress: OnProgress | None = None,
     ) -> dict[int, int]:
-        """Make new copies of what lost nodes held of a closed ledger, on other nodes.
+        """Make new copies of lost nodes' entries of a closed ledger, on other nodes.
 
-        Of a ledger that main storage has, no copies are made.
+        For a ledger in main storage no copies are made.
 
-        Args:
-            nodes: lost for good, beside those that are no members of the cluster and those whose
-                data is said to be gone or to lie elsewhere (`cordwood nodes status`).
-            refills: of these, nodes that are back with empty disks. Where no other node takes
-                entries, theirs are written to them again.
-            on_progress: called with the number of copies that were made so far.
-        Returns:
-            By lost node of this ledger, the node that keeps its entries now.
+        Args: nodes: lost nodes, in addition to nodes that are no members of the cluster and nodes
+        whose data is reported gone or elsewhere (`cordwood nodes status`). refills: nodes of these
+        that are back with empty disks. If no other node takes their entries, the entries are
+        written to these nodes again. on_progress: called with the number of copies made so far.
+
+        Returns: By lost node of this ledger, the node that keeps its entries now.
         Raises:
             UnknownLedger, AccessDenied: see `open`.
-            Rejected: the ledger is not closed, or somebody else changed it meanwhile.
-            TooFewNodes: no other node takes entries.
-            Unreachable: an entry has no copy that can be read.
+            Rejected: the ledger is not closed, or another client changed it meanwhile. TooFewNodes:
+            no other node takes entries. Unreachable: an entry has no readable copy.
         """
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
         members = self._cluster.members
@@ -309,17 +302,16 @@ class Ledgers:
         return repair.moved
 
     async def tier(self, ledger: int, password: bytes = b"") -> TieredLedger:
-        """Move a closed ledger to main storage; one that is there stays as it is.
+        """Move a closed ledger to main storage. A ledger that is there already stays as it is.
 
-        Its entries are uploaded and read back, and then its metadata says where they are.
+        Its entries are uploaded and read back, and then its metadata names the objects.
 
         Raises:
             UnknownLedger, AccessDenied: see `open`.
-            Rejected: it is not closed.
-            Fenced: somebody else began to move it meanwhile.
-            BadSetting: the cluster has no main storage, or the store is another cluster's.
-            Corrupt: the store does not give back what was put.
-            OutcomeUnknown, Retryable: nodes or the store do not answer; it may be asked again.
+            Rejected: the ledger is not closed. Fenced: another client began to move it meanwhile.
+            BadSetting: the cluster has no main storage, or the store belongs to another cluster.
+            Corrupt: the store does not give back the bytes that were put. OutcomeUnknown,
+            Retryable: nodes or the store do not answer; the call may be repeated.
         """
         opened = await self.open(ledger, password)
         store, identity = await self._objects(), self._cluster.cluster_id.hex()
@@ -334,18 +326,16 @@ class Ledgers:
         fills: bool = False,
         on_progress: OnProgress | None = None,
     ) -> LedgerCheck:
-        """Ask the nodes of a ledger for their copies, and tell which are not there or not whole.
+        """Ask the nodes of a ledger for their copies, and report missing and damaged ones.
 
-        Args:
-            share: of the entries between the ends of each fragment, 0 to 1. The first and the last
-                E entries of a fragment are looked at in any case.
-            fills: make the copies anew that a closed ledger lacks, on the nodes that should have
-                them; not of one in main storage, which nodes let go of.
-            on_progress: called with the number of entries that were looked at so far.
+        Args: share: share of the entries between the ends of each fragment, 0 to 1. The first and
+        the last E entries of a fragment are always checked. fills: whether to store missing copies
+        of a closed ledger on their nodes; not for a ledger in main storage, which nodes let go of.
+        on_progress: called with the number of entries checked so far.
         Raises:
             BadSetting: a share below 0 or above 1.
             UnknownLedger, AccessDenied: see `open`.
-            Unreachable: too few nodes say how far an open ledger is confirmed.
+            Unreachable: too few nodes report the LAC of an open ledger.
         """
         if not 0 <= share <= 1:
             raise BadSetting(f"a share of {share:g} of the entries; it goes from 0 to 1")
@@ -359,9 +349,9 @@ class Ledgers:
         return check
 
     def _narrow(self, metadata: LedgerMetadata) -> list[int]:
-        """First entries of the fragments that have entries in one domain of the ledger's scope."""
+        """First entries of the fragments with entries in only one domain of the ledger's scope."""
         if metadata.is_tiered:
-            return []  # it lies nowhere but in main storage, or soon will
+            return []  # it is only in main storage, or soon will be
         members = self._cluster.members
         if len({member.domain(metadata.scope) for member in members.values()}) < DOMAINS_MIN:
             return []  # no choice would be better
@@ -373,7 +363,7 @@ class Ledgers:
         return found
 
     async def metadata(self, ledger: int) -> LedgerMetadata:
-        """What is known of a ledger: striping, fragments, state, end, custom values.
+        """The metadata of a ledger: striping, fragments, state, end, custom values.
 
         Raises:
             UnknownLedger: there is none of this id.
@@ -382,13 +372,11 @@ class Ledgers:
         return (await self._calls.get(ledger)).metadata
 
     async def delete(self, ledger: int) -> None:
-        """Delete a ledger, whatever its state. One that is not there is deleted.
+        """Delete a ledger in any state. A missing ledger counts as deleted.
 
-        Readers and a writer that have it open fail at their next call. Nodes give its space back
-        later.
+        Readers and a writer that have it open fail at their next call. Nodes free its space later.
 
-        Raises:
-            Unreachable, Overloaded: it may be deleted; ask again.
+        Raises: Unreachable, Overloaded: it may be deleted; call again.
         """
         await self._calls.delete(ledger)
 
@@ -419,10 +407,9 @@ class Ledgers:
         return Autorecovery(told.on, told.auditor, bool(told.ledgers))
 
     async def switch_autorecovery(self, *, on: bool) -> None:
-        """Have nodes repair ledgers that lack copies, or not. What is under way comes to its end.
+        """Switch repairs of ledgers that lack copies on or off. Present repairs are finished.
 
-        Raises:
-            Unreachable, Overloaded: it may be switched; ask again.
+        Raises: Unreachable, Overloaded: it may be switched; call again.
         """
         await self._calls.switch_autorecovery(on=on)
 
@@ -448,13 +435,13 @@ class Ledgers:
             after = page[-1].ledger
 
     def end(self) -> None:
-        """The client closes: ledgers that are still written are left to a recovery."""
+        """The client closes: ledgers with an open writer are left to a recovery."""
         for writer in self._writers:
             writer.abandon()
 
 
 def _nothing(_: int) -> None:
-    """Nobody looks at the progress."""
+    """The progress is ignored."""
 
 
 def _check_page(limit: int) -> None:

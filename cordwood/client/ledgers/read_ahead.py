@@ -1,8 +1,8 @@
-"""Reads a ledger in its order, ahead of whoever takes its entries.
+"""Reads a ledger in its order, ahead of its consumer.
 
-While one part is taken the next ones are on their way, each from another node where every node has
-every entry. Parts have about PART_BYTES, by the entries that came last, and PARTS of them are under
-way: so much memory a reader takes, and no more, however slow it is.
+While one part is consumed, the next parts are in flight, each from another node if every node has
+every entry. Parts have about PART_BYTES, judged by the last entries, and PARTS of them are in
+flight. This bounds the memory of a reader, even of a slow one.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from cordwood.client.ledgers.readable_ledger import LedgerEntry
 
 PART_BYTES = 1 << 20
-"""Payloads of one part, about: a node's answer, far below what a frame may have."""
+"""Approximate bytes of payloads in one part: one answer of a node, far below the limit of a
+frame."""
 
 PARTS = 3
-"""Parts under way: one from each of three nodes."""
+"""Number of parts in flight: one from each of three nodes."""
 
 FEW = 16
-"""Entries of the first part: nothing is known of their sizes."""
+"""Number of entries of the first part, when sizes are not known yet."""
 
 ReadPart = Callable[[int, int, int], Awaitable[list["LedgerEntry"]]]
-"""Reads entries from the first to the second number, and so many bytes at most: all of them, or the
-first ones, one at least."""
+"""Reads entries from the first to the second number, with a limit of bytes: all of them, or the
+first ones, but at least one."""
 
 
 class ReadAhead:
@@ -42,7 +43,7 @@ class ReadAhead:
         self._next = start
         self._count = FEW
         self._is_measured = False
-        # The last entry of each part under way.
+        # The last entry of each part in flight.
         self._parts: deque[tuple[int, asyncio.Task[list[LedgerEntry]]]] = deque()
 
     async def __aenter__(self) -> ReadAhead:
@@ -60,12 +61,11 @@ class ReadAhead:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def take(self, last: int) -> list[LedgerEntry]:
-        """The next entries, one at least, of which none is above `last`.
+        """The next entries, at least one, none above `last`.
 
-        Args:
-            last: no lower than that of an earlier call, nor than the next entry.
-        Raises:
-            CordwoodError: what the reading raises, at its place.
+        Args: last: not below that of an earlier call, nor below the next entry.
+
+        Raises: CordwoodError: an error of the read, at its place in the order.
         """
         self._begin(last)
         until, task = self._parts[0]

@@ -1,9 +1,9 @@
-"""A ledger that this client reads: closed ones to their end, open ones up to what is confirmed.
+"""A ledger that this client reads: a closed one to its end, an open one up to its LAC.
 
-An entry is asked for at one node of its write set, and at the next one where that node does not
-have it, has it damaged, or takes long. Every copy is checked by its digest. An open ledger is read
-up to its LAC, as entries and nodes tell it. What nodes let go of is read from main storage, and
-checked likewise.
+The reader asks one node of an entry's write set. It asks the next node if that node does not have
+the entry, has a damaged copy, or is slow. Every copy is checked by its digest. An open ledger is
+read up to its LAC, which entries and nodes tell. Entries that nodes let go of are read from main
+storage, and checked in the same way.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """
@@ -61,27 +61,29 @@ READ_S = 2.0
 """How long a node may take."""
 
 ENTRIES_AT_ONCE = 256
-"""Entries that are asked for at once."""
+"""Number of entries in one call."""
 
 BATCH_BYTES = 4 << 20
-"""Payloads of one batch of a follower, about: each node answers with so many at once."""
+"""Approximate bytes of payloads in one batch of a follower, and in one answer of a node."""
 
 ARROW_ROWS = 8192
-"""Entries of an Arrow batch, about; Spark's own number (docs/sources/spark.md §3)."""
+"""Approximate number of entries in an Arrow batch; Spark's own number (docs/sources/spark.md
+§3)."""
 
 SAME_NODE = 64
-"""Entries in a row that begin with the same node, where every node has each entry."""
+"""Number of consecutive entries that are asked of the same node first, if every node has each
+entry."""
 
 POLL_S = 1.0
-"""How long nodes wait for a LAC to rise, and how late a reader hears of a close: no node does."""
+"""How long nodes wait for a LAC to rise. A reader hears of a close this late, because nodes do not
+know of it."""
 
 
 class LedgerEntry(NamedTuple):
     """An entry of a ledger.
 
     Attributes:
-        payload: as it was added.
-        length: bytes of all payloads up to this one, it included.
+        payload: the added bytes. length: bytes of all payloads up to and including this one.
     """
 
     ledger: int
@@ -95,8 +97,8 @@ class ReadableLedger:
 
     Attributes:
         ledger_id: its number.
-        last_add_confirmed: the highest entry known to be confirmed, -1 for none; of a closed ledger
-            its last entry.
+        last_add_confirmed: the highest entry known to be confirmed, -1 for none; for a closed
+            ledger, its last entry.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class ReadableLedger:
         self._objects = objects
         self._history: LedgerHistory | None = None
         self._reads_objects = False
-        # Counts runs: each is asked of another node.
+        # Counts runs: each run is asked of another node.
         self._turn = 0
         self._learn(held)
 
@@ -143,7 +145,7 @@ class ReadableLedger:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As it was read last; `refresh` reads it anew."""
+        """The metadata as last read; `refresh` reads it again."""
         return self._held.metadata
 
     @property
@@ -153,7 +155,7 @@ class ReadableLedger:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger has its end, as far as this reader knows."""
+        """Whether the ledger is closed, as far as this reader knows."""
         return self.metadata.state is LedgerState.CLOSED
 
     @property
@@ -162,7 +164,7 @@ class ReadableLedger:
         return self.metadata.length
 
     async def refresh(self) -> LedgerMetadata:
-        """Read the metadata anew: whether it is closed, and which nodes have its entries.
+        """Read the metadata again: whether the ledger is closed, and which nodes have its entries.
 
         Raises:
             UnknownLedger: it was deleted.
@@ -184,15 +186,15 @@ class ReadableLedger:
         """Entries `first` to `last`, both included, all of them confirmed.
 
         Raises:
-            BadSetting: no such range.
-            NoEntry: `last` is not confirmed, as far as this reader knows.
+            BadSetting: an impossible range. NoEntry: `last` is not confirmed, as far as this reader
+            knows.
             Unreachable: an entry's nodes did not answer in time.
         """
         self._check_confirmed(first, last)
         return await self._read_range(first, last)
 
     async def read_unconfirmed(self, first: int, last: int) -> list[LedgerEntry]:
-        """As `read`, of entries that may not be confirmed and may never be.
+        """As `read`, for entries that may not be confirmed, and may never be.
 
         Raises:
             NoEntry: a node that should have one of them does not, and no other node has it.
@@ -205,7 +207,7 @@ class ReadableLedger:
     async def read_batch(
         self, first: int, *, entries_max: int = 1000, bytes_max: int = 4 << 20
     ) -> list[LedgerEntry]:
-        """Confirmed entries from `first` on: at least one, at most so many, up to so many bytes.
+        """Confirmed entries from `first` on: at least one, with a limit of entries and of bytes.
 
         Raises:
             NoEntry, BadSetting, Unreachable: see `read`.
@@ -242,9 +244,9 @@ class ReadableLedger:
         return found
 
     async def follow(self, start: int = 0) -> AsyncIterator[LedgerEntry]:
-        """Entries from `start` on, as they are confirmed, to the end of the ledger.
+        """Yield entries from `start` on, as they are confirmed, to the end of the ledger.
 
-        It waits for an open ledger to go on, and ends when the ledger is closed.
+        Waits for new entries of an open ledger, and ends when the ledger is closed.
 
         Raises:
             UnknownLedger: it was deleted.
@@ -258,11 +260,9 @@ class ReadableLedger:
     async def batches(
         self, start: int = 0, until: int | None = None
     ) -> AsyncGenerator[list[LedgerEntry]]:
-        """As `follow`, of as many entries at a time as have a megabyte; the next ones are read
-        meanwhile.
+        """As `follow`, in batches of about a megabyte; the next entries are read meanwhile.
 
-        Args:
-            until: the last entry wanted, which the caller knows to be confirmed.
+        Args: until: the last wanted entry, which the caller knows to be confirmed.
         Raises:
             BadSetting: `start` is below 0.
             CordwoodError: see `follow`.
@@ -287,12 +287,12 @@ class ReadableLedger:
     async def arrow(
         self, columns: Sequence[str] | None = None, *, start: int = 0, until: int | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
-        """As `batches`, in Arrow batches of thousands of small entries; none waits for the next.
+        """As `batches`, in Arrow batches of thousands of small entries; a batch does not wait for
+        more entries.
 
-        Args:
-            columns: those of records that are wanted, None for all; see `layout.entry_arrow`.
-        Raises:
-            BadSetting: a column is not known.
+        Args: columns: the wanted columns of records, None for all; see `layout.entry_arrow`.
+
+        Raises: BadSetting: an unknown column.
             CordwoodError: see `batches`.
         """
         held: list[LedgerEntry] = []
@@ -326,10 +326,9 @@ class ReadableLedger:
             )
 
     async def copies(self, entries: Sequence[int]) -> list[EntryItem]:
-        """Entries as nodes keep them, each checked, to be written elsewhere.
+        """Entries as nodes keep them, each checked, for writing them elsewhere.
 
-        Returns:
-            The first ones, of about BATCH_BYTES, or all.
+        Returns: The first entries, of about BATCH_BYTES, or all.
 
         Raises:
             Unreachable: an entry's nodes did not answer in time.
@@ -338,7 +337,7 @@ class ReadableLedger:
         return [reading.items[each.entry] for each in await reading.run(BATCH_BYTES)]
 
     async def _stored_copies(self, entries: Sequence[int]) -> list[EntryItem]:
-        """Entries as main storage has them, by their checksums: all, or the first ones.
+        """Entries from main storage, with their checksums compared: all, or the first ones.
 
         Raises:
             CordwoodError: see `LedgerHistory.entries`.
@@ -346,11 +345,11 @@ class ReadableLedger:
         return await self._from_objects(entries, BATCH_BYTES, self._timeout_s)
 
     def _stored_together(self, entry: int) -> range:
-        """The entries that main storage does not give where it does not give this one."""
+        """The entries that main storage cannot give if it cannot give this one."""
         return range(entry, entry + 1) if self._history is None else self._history.together(entry)
 
     async def _read_some(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Entries from `first` on: all, or as many as have `bytes_max` and what one reply has."""
+        """Entries from `first` on: all, or as many as fit into `bytes_max` and one reply."""
         return await EntryReading(self, range(first, last + 1)).run(bytes_max)
 
     async def _read_range(self, first: int, last: int) -> list[LedgerEntry]:
@@ -361,18 +360,18 @@ class ReadableLedger:
         return found
 
     async def _read_part(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """As `_read_some`, by the run from one node where that node has all of them whole."""
+        """As `_read_some`, as one run from one node, if that node has all of them whole."""
         striping = self.metadata.striping
         if striping.write == striping.ensemble and not self._reads_objects:
             found = await self._read_run(first, last, bytes_max)
             if found:
                 return found
-        # Few at once: where nodes fail, all of them are asked of one.
+        # Few at once: if nodes fail, all of them are asked of one node.
         return await self._read_some(first, min(last, first + ENTRIES_AT_ONCE - 1), bytes_max)
 
     async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Entries from `first` on as the best node has them; none where it does not answer soon, or
-        does not have the first of them whole."""
+        """Entries from `first` on from the best node; none if it does not answer soon, or does not
+        have the first of them whole."""
         nodes = self.metadata.nodes_at(first)
         turn = self._turn % len(nodes)
         self._turn += 1
@@ -396,10 +395,10 @@ class ReadableLedger:
             for entry, (payload, length) in enumerate(opened, first)
         ]
 
-    # What is confirmed.
+    # Confirmed entries only.
 
     async def read_last_add_confirmed(self) -> int:
-        """Ask the nodes how far the ledger is confirmed; -1 for no entry.
+        """Ask the nodes for the LAC; -1 for no entry.
 
         Raises:
             Unreachable: too few of them answered in time.
@@ -413,7 +412,7 @@ class ReadableLedger:
             replies = await asyncio.gather(*(self._ask_lac(node, 0.0) for node in nodes))
             heard = {place for place, reply in enumerate(replies) if is_known(reply)}
             self._take(replies)
-            # What is below the newest fragment was confirmed when that began.
+            # Entries below the newest fragment were confirmed when it began.
             self._raise_to(self.metadata.newest.first - 1)
             if covers(heard, striping):
                 return self.last_add_confirmed
@@ -425,7 +424,7 @@ class ReadableLedger:
             await asyncio.sleep(AGAIN_S)
 
     async def try_read_last_add_confirmed(self) -> int:
-        """As `read_last_add_confirmed`, by whatever answers are there: it may be too low."""
+        """As `read_last_add_confirmed`, from the answers that came: the result may be too low."""
         replies = await asyncio.gather(
             *(self._ask_lac(node, 0.0) for node in self.metadata.newest.nodes)
         )
@@ -433,10 +432,10 @@ class ReadableLedger:
         return self.last_add_confirmed
 
     async def wait_confirmed(self, above: int, *, timeout_s: float) -> int:
-        """Wait until an entry above `above` is confirmed or the ledger is closed, so long at most.
+        """Wait until an entry above `above` is confirmed or the ledger is closed, at most this
+        long.
 
-        Returns:
-            The last confirmed entry, which is no higher than `above` if none was in time.
+        Returns: The last confirmed entry, which is not above `above` if none came in time.
         Raises:
             UnknownLedger: it was deleted.
             Unreachable, Overloaded: the metadata store did not answer.
@@ -445,14 +444,14 @@ class ReadableLedger:
         left_s = timeout_s
         while self.last_add_confirmed <= above and not self.is_closed and left_s >= 0:
             began = loop.time()
-            # What is confirmed may be on other nodes by now, of which only the metadata tells.
+            # Confirmed entries may be on other nodes by now; only the metadata names these nodes.
             await self._wait_awhile(above, min(POLL_S, left_s))
             left_s -= max(loop.time() - began, AGAIN_S)
         return self.last_add_confirmed
 
     async def _wait_awhile(self, above: int, timeout_s: float) -> None:
-        """Wait for a higher LAC of the nodes of the newest fragment that is known, then read the
-        metadata anew."""
+        """Wait for a higher LAC from the nodes of the newest known fragment, then read the metadata
+        again."""
         loop = asyncio.get_running_loop()
         began = loop.time()
 
@@ -466,7 +465,7 @@ class ReadableLedger:
             return
         await self.refresh()
         if not self.is_closed:
-            # Nodes that are fenced, and those that are down, answer at once.
+            # Fenced nodes answer at once, and calls to nodes that are down fail at once.
             await asyncio.sleep(max(0.0, began + min(AGAIN_S, timeout_s) - loop.time()))
 
     async def _ask_lac(self, node: int, wait_s: float, above: int = NO_ENTRY) -> LacReply | None:
@@ -493,11 +492,11 @@ class ReadableLedger:
     # Nodes.
 
     def _orders(self, entries: Iterable[int]) -> dict[int, list[int]]:
-        """For each entry the nodes to ask, in this order: those that failed of late come last."""
+        """For each entry, the nodes to ask, in this order: nodes that failed lately come last."""
         metadata = self.metadata
         striping = metadata.striping
         every = tuple(range(striping.ensemble))
-        # Of thousands of entries few have an order of their own: it is one for each write set.
+        # Thousands of entries have few different orders: one for each write set.
         known: dict[tuple[int, ...], list[int]] = {}
         orders = {}
         for entry in entries:
@@ -529,7 +528,7 @@ class ReadableLedger:
         self._slow[node] = self._slow.get(node, 0) + 1
 
     async def _ask_entries(self, node: int, entries: Sequence[int]) -> EntriesReply | None:
-        """Ask a node for entries; None where it does not answer."""
+        """Ask a node for entries. Returns None if it does not answer."""
         call = ReadEntries(self.ledger_id, self._key, list(entries))
         try:
             reply = await ask_node(self._cluster, node, call, timeout_s=READ_S)
@@ -547,22 +546,22 @@ class ReadableLedger:
     async def _from_objects(
         self, entries: Sequence[int], bytes_max: int, timeout_s: float
     ) -> list[EntryItem]:
-        """Entries of a tiered ledger as main storage has them: all, or the first ones.
+        """Entries of a tiered ledger from main storage: all, or the first ones.
 
         Raises:
             CordwoodError: see `LedgerHistory.entries`.
         """
         if self._history is None:
-            # It stays: the manifest of a tiered ledger never changes.
+            # Kept open: the manifest of a tiered ledger never changes.
             self._history = LedgerHistory(await self._objects(), self._host, self.metadata)
         return await self._history.entries(entries, bytes_max, timeout_s=timeout_s)
 
     def _open_entry(self, copy: EntryItem) -> LedgerEntry:
-        """An entry of a copy; ChecksumMismatch where it is damaged."""
+        """The entry of a copy. Raises ChecksumMismatch if it is damaged."""
         payload = self._seal.read(copy.entry, copy.lac, copy.length, copy.body)
         return LedgerEntry(self.ledger_id, copy.entry, payload, copy.length)
 
 
 def _next_step(step: int, count: int, asked: int) -> int:
-    """How many entries to ask for next, where `count` came of those that were asked for."""
+    """The number of entries to ask for next, after `count` of the requested entries came."""
     return min(ENTRIES_AT_ONCE, 2 * step) if count == asked else count

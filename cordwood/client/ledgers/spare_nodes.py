@@ -1,4 +1,4 @@
-"""Looks for nodes in the place of members of an ensemble that failed.
+"""Looks for nodes that replace failed members of an ensemble.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -17,10 +17,10 @@ from cordwood.quorum.ensemble_choice import Placement
 logger = logging.getLogger(__name__)
 
 PICK_S = 2.0
-"""How long a writer looks for another node before it does without."""
+"""How long a writer looks for another node before it goes on without one."""
 
 PICK_AGAIN_S = 0.2
-"""Pause before it is looked again."""
+"""Pause between two looks."""
 
 
 class SpareNodes:
@@ -35,10 +35,9 @@ class SpareNodes:
         self._placement = placement
 
     async def pick(self, places: Sequence[int], taken: Sequence[int]) -> dict[int, int]:
-        """Other nodes for as many of these places as there are, by place.
+        """Other nodes for as many of these places as possible, by place.
 
-        Args:
-            taken: the ensemble as it is.
+        Args: taken: the present ensemble.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PICK_S

@@ -1,7 +1,7 @@
 """A ledger that this client writes: entries in, ids out, in order.
 
-The rule is `protocol.ledger_writer`; this is its shell. What is added in one tick is handed
-to the rule at its end, and goes to each node together (`client.ledgers.entry_outbox`).
+The rule is `protocol.ledger_writer`; this is its shell. Entries added in one tick are handed to the
+rule at the end of the tick, and go to each node together (`client.ledgers.entry_outbox`).
 
 Source: docs/protocol/ledgers.md.
 """
@@ -44,16 +44,17 @@ from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
-"""How often it is looked whether the LAC has to be told; so late a reader of a quiet ledger is."""
+"""Pause between two checks whether the LAC must be sent: a reader of a quiet ledger is this
+late."""
 
 AGAIN_S = 0.2
-"""Pause before metadata is written again where the metadata store does not answer."""
+"""Pause before metadata is written again if the metadata store does not answer."""
 
 AHEAD_MAX = 10_000
-"""Entries that wait for ids below them; see `WritableLedger.write`."""
+"""Most entries that wait for lower ids; see `WritableLedger.write`."""
 
 AHEAD_BYTES = 64 << 20
-"""Their payloads. The next entry is taken whatever waits: the others wait for it."""
+"""Most bytes of their payloads. The next entry in order is always taken: the others wait for it."""
 
 _SHUT_OUT = (End.FENCED, End.CLOSED_BY_OTHER)
 
@@ -86,9 +87,9 @@ class WritableLedger:
         self._timeout_s = timeout_s
         self._key = ledger_key_of(metadata.password)
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
-        # As the rule told it after the last event.
+        # The rule's answer after the last event.
         self._room = self._writer.room
-        # Of this turn, and not known to the rule yet.
+        # Entries of this tick, which the rule does not know yet.
         self._new: list[tuple[bytes, asyncio.Future[int]]] = []
         self._new_bytes = 0
         self._items: dict[int, EntryItem] = {}
@@ -103,7 +104,7 @@ class WritableLedger:
             defers_sync=limits.defers_sync,
         )  # fmt: skip
         self._progress = asyncio.Event()
-        # Calls that wait for room, in their order.
+        # Calls that wait for free space, in their order.
         self._waiting: deque[asyncio.Event] = deque()
         self._let_in = LetIn(asyncio.get_running_loop())
         self._ended = asyncio.Event()
@@ -119,13 +120,13 @@ class WritableLedger:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A block that failed leaves the ledger to whoever recovers it.
+        # After an error in the `with` block, the ledger is left to a recovery.
         if error is None:
             await self.close()
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As this writer last wrote or read it."""
+        """The metadata as this writer last wrote or read it."""
         return self._writer.metadata
 
     @property
@@ -135,7 +136,7 @@ class WritableLedger:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The LAC: the highest entry that is stored with all below it, -1 for none."""
+        """The LAC: the highest entry that is stored together with all lower ones, -1 for none."""
         return self._writer.lac
 
     @property
@@ -156,17 +157,17 @@ class WritableLedger:
     # Adding.
 
     async def append(self, payload: Buffer) -> int:
-        """Add an entry; its id, once Qa nodes have it and all entries before it are acknowledged.
+        """Add an entry. Returns its id when Qa nodes have it and all earlier entries are
+        acknowledged.
 
-        Calls that wait at once are added in the order in which they were made. With deferred sync
-        it is on the disks, and readers see it, after the next `force`.
+        Entries of waiting calls are added in the order of the calls. With deferred sync the entry
+        is on the disks, and readers see it, after the next `force`.
 
         Raises:
-            RecordTooLarge: it is over 3 MiB.
-            LedgerFenced, Closed: the ledger takes no entries; this one is not stored.
-            OutcomeUnknown: it may or may not be in the ledger: recover it and read.
-            TooFewNodes, Unreachable: nodes failed and no others are there. The ledger was closed
-                before this entry, which is not stored.
+            RecordTooLarge: the entry is over 3 MiB. LedgerFenced, Closed: the ledger takes no
+            entries; this one is not stored. OutcomeUnknown: the entry may be in the ledger or not:
+            recover the ledger and read. TooFewNodes, Unreachable: nodes failed and there are no
+            others. The ledger was closed before this entry, which is not stored.
         """
         await self.wait_room()
         return await self._until_acked(self.append_nowait(payload))
@@ -174,8 +175,8 @@ class WritableLedger:
     def append_nowait(self, payload: Buffer) -> asyncio.Future[int]:
         """As `append`, without waiting; entries have the order of these calls.
 
-        Raises:
-            Overloaded: too many are on their way, or others wait for room: wait for `wait_room`.
+        Raises: Overloaded: too many entries are in flight, or other calls wait: wait for
+        `wait_room`.
             RecordTooLarge, LedgerFenced, Closed: see `append`.
         """
         self._check(payload)
@@ -186,10 +187,10 @@ class WritableLedger:
         return self._add(bytes(payload))
 
     async def append_many(self, payloads: Sequence[Buffer]) -> list[int]:
-        """Add entries in order; their ids, once all are acknowledged.
+        """Add entries in order. Returns their ids when all are acknowledged.
 
-        Raises:
-            CordwoodError: see `append`, of the first that failed; entries before it may be stored.
+        Raises: CordwoodError: see `append`; the error of the first failed entry. Earlier entries
+        may be stored.
         """
         futures: list[asyncio.Future[int]] = []
         try:
@@ -211,12 +212,12 @@ class WritableLedger:
     async def write(self, entry: int, payload: Buffer) -> int:
         """Add an entry under an id of the caller's choice, in any order.
 
-        It is acknowledged once all ids below it were written and are acknowledged. An id that
-        nobody writes keeps back all above it; the ledger then ends below it.
+        The entry is acknowledged when all lower ids were written and are acknowledged. An id that
+        is never written holds all higher entries back; the ledger then ends below it.
 
         Raises:
-            BadSetting: the id was written already, or no entry can have it.
-            Overloaded: too many wait for ids below them; this one is not stored.
+            BadSetting: the id was written already, or no entry can have it. Overloaded: too many
+            entries wait for lower ids; this one is not stored.
             CordwoodError: see `append`.
         """
         self._check(payload)
@@ -237,11 +238,11 @@ class WritableLedger:
         return await self._until_acked(future)
 
     async def force(self) -> int:
-        """Have what is acknowledged now on the disks; without deferred sync it is. The last entry.
+        """Sync all acknowledged entries to the disks; without deferred sync they are there. Returns
+        the last.
 
-        Raises:
-            Unreachable: a node failed, or started anew. The ledger was closed at its LAC; what was
-                acknowledged above is not in it.
+        Raises: Unreachable: a node failed, or restarted. The ledger was closed at its LAC;
+        acknowledged entries above the LAC are not in it.
             LedgerFenced, Closed, OutcomeUnknown: see `append`.
         """
         self._check(b"")
@@ -253,24 +254,23 @@ class WritableLedger:
         return await self._until_acked(future)
 
     async def wait_room(self) -> None:
-        """Wait until another entry may be added: for one, before anything else is awaited.
+        """Wait until one entry may be added. Add it before the next `await`.
 
-        Raises:
-            Overloaded: none may for as long as the client's timeout.
+        Raises: Overloaded: no entry may be added within the client's timeout.
         """
         if self._is_full() or self._has_waiting():
             await self._wait_turn()
             self._let_in.note()
 
     async def close(self) -> None:
-        """Close the ledger behind its last acknowledged entry, once what was added is answered.
+        """Close the ledger behind its last acknowledged entry, after all added entries are
+        answered.
 
         With deferred sync it is forced first. Closing twice is harmless.
 
-        Raises:
-            Unreachable: it is closed, and what no force had confirmed is not in it.
-            LedgerFenced: a recovery has ended it, or is about to.
-            OutcomeUnknown: the metadata store does not say whether it is closed.
+        Raises: Unreachable: the ledger is closed, and entries that no force had confirmed are not
+        in it. LedgerFenced: a recovery has ended it, or is about to. OutcomeUnknown: the metadata
+        store does not tell whether it is closed.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -290,7 +290,7 @@ class WritableLedger:
             raise self._refusal()
 
     async def _force_all(self) -> None:
-        """Confirm what is acknowledged, or let the end of the ledger tell why it is not."""
+        """Confirm the acknowledged entries, or raise the reason of the ledger's end."""
         while self._writer.is_open and self._writer.head > self._writer.lac:
             try:
                 await self.force()
@@ -299,9 +299,9 @@ class WritableLedger:
                     raise
 
     def abandon(self) -> None:
-        """Stop without a word, as a writer that dies; the ledger is left to a recovery.
+        """Stop without a close, as a dying writer does; the ledger is left to a recovery.
 
-        What was not acknowledged ends as OutcomeUnknown.
+        Unacknowledged entries end as OutcomeUnknown.
         """
         self._finish(End.FENCED, "this writer was given up")
 
@@ -338,13 +338,13 @@ class WritableLedger:
         return len(self._new) < entries and self._new_bytes < held
 
     def _hand_over(self) -> None:
-        """Tell the rule of the entries of this turn, all at once."""
+        """Give the rule all entries of this tick at once."""
         writer, new = self._writer, self._new
         if not new:
             return
         self._new, self._new_bytes = [], 0
         if not writer.is_open or self._end is not None:
-            # Race: the writer ended in this turn, after the calls that added these.
+            # Race: the writer ended in this tick, after the calls that added these entries.
             for _, future in new:
                 _settle(future, self._refusal())
             return
@@ -360,10 +360,10 @@ class WritableLedger:
         self._act(effects)
 
     def _take_ahead(self) -> None:
-        """Add the entries whose turn has come, while there is room.
+        """Add the entries whose turn has come, while there is free space.
 
-        Trap: no caller does it for the others. What one is told must be of its own entry, and it
-        may be cancelled.
+        Trap: a caller must not do this for other callers. Each must be told about its own entry,
+        and it may be cancelled.
         """
         writer = self._writer
         if self._is_taking_ahead:
@@ -396,7 +396,7 @@ class WritableLedger:
             self._wake_next()
 
     def _has_waiting(self) -> bool:
-        """Race: there is room, and a call that came before has not been told yet."""
+        """Race: there is free space, and an earlier call has not been told yet."""
         return bool(self._waiting)
 
     def _wake_next(self) -> None:
@@ -421,9 +421,9 @@ class WritableLedger:
             raise
 
     def _act(self, effects: Sequence[rule.Effect]) -> None:
-        """Do what the rule says, in its order."""
+        """Carry out the rule's effects, in their order."""
         if self._end is not None:
-            return  # Race: the writer was given up while nodes or the metadata store answered.
+            return  # Race: the writer was abandoned while nodes or the metadata store answered.
         self._room = self._writer.room
         ended = next((each for each in effects if isinstance(each, rule.Ended)), None)
         items: list[EntryItem] = []
@@ -492,7 +492,8 @@ class WritableLedger:
         self._ended.set()
 
     def _give_up_forces(self, end: End) -> None:
-        """What no force confirmed is not in a ledger that this writer closed at its LAC."""
+        """Entries that no force confirmed are not in a ledger that this writer closed at its
+        LAC."""
         is_known = end not in (*_SHUT_OUT, End.DENIED)
         outcome = Outcome.NOT_STORED if is_known else Outcome.UNKNOWN
         forces, self._forces = self._forces, {}
@@ -520,7 +521,7 @@ class WritableLedger:
         if refusal is None:
             effects += self._writer.on_stored(node, *(item.entry for item in items), run=run)
         else:
-            # What waits for this node would find the same.
+            # Entries that wait for this node would get the same answer.
             for item in items + self._outbox.drop(node):
                 effects += self._writer.on_failed(item.entry, node, refusal)
         self._act(effects)
@@ -540,7 +541,7 @@ class WritableLedger:
             call = TellLac(self.ledger_id, self._key, lac)
             await ask_node(self._cluster, node, call, timeout_s=ADD_S)
         except CordwoodError as error:
-            # Readers ask all nodes, and the next entry tells it anyway.
+            # Readers ask all nodes, and the next entry carries the LAC anyway.
             logger.debug("node %d was not told a LAC: %s", node, error)
 
     async def _tick(self) -> None:
@@ -584,6 +585,6 @@ def _settle(future: asyncio.Future[int], outcome: int | CordwoodError) -> None:
 
 
 def _retrieved(future: asyncio.Future[int]) -> None:
-    """Its caller has given up; nobody asks for its error."""
+    """Mark its error as read, because its caller has given up."""
     if not future.cancelled():
         future.exception()

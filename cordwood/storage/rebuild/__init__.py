@@ -1,1 +1,1 @@
-"""Rebuilding: what a node says of its copies, what it gives as a donor, what it says of losses."""
+"""Rebuilding on a node: its answers about copies, its work as a donor, its reports of losses."""

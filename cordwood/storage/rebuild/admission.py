@@ -1,12 +1,12 @@
-"""Whether a node may start from its directory, by what the rebuilding set says of its data.
+"""Whether a node may start from its directory, according to the rebuilding set.
 
-An empty directory of a node that the cluster knows lacks what the node stored, so its silence would
-be taken for absence. It is let in once other nodes hold that data: the node joins under a new
-incarnation, seals all logs, and acks, and only then listens. A crash in between finds the file
-`anew`, which names the entry of the set by which the directory was begun.
+The empty directory of a known node lacks the records that the node stored, so a missing record
+there would look like absence. The node is admitted when other nodes hold that data: it joins under
+a new incarnation, seals all logs, and acks, and only then listens. After a crash in between, the
+next start finds the file `anew`, which names the entry of the set by which the directory was begun.
 
-Until then the node ends with an error, and is started again by whatever starts it. It says nothing
-of itself: an empty directory is often a disk that was not mounted.
+Until then the node ends with an error, and its supervisor starts it again. It reports nothing about
+itself: an empty directory is often a disk that was not mounted.
 
 Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
 """
@@ -39,8 +39,9 @@ class Admission:
     """See the module: `ask` before the directory is opened, `complete` before the node listens.
 
     Attributes:
-        is_anew: the directory is begun anew, so it knows no start of the node.
-        is_unsure: what is said of the node could not be read; see docs/protocol/event-log.md.
+        is_anew: whether the directory is a new one, which knows no earlier start of the node.
+        is_unsure: whether the node's reported status could not be read; see
+        docs/protocol/event-log.md.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Admission:
         return f"{self._settings.directory}/{name}"
 
     async def ask(self) -> None:
-        """See whether the node may start from its directory.
+        """Decide whether the node may start from its directory.
 
         Raises:
             NotOurCluster: not now, or not from this directory.
@@ -80,7 +81,7 @@ class Admission:
                 raise Retryable(
                     f"node {node} cannot be let in yet: nobody says what became of its data"
                 )
-            # What it finds out while it runs it deals with as any running node does.
+            # It deals with later reports as any running node does.
             self.is_unsure, self._start = True, Start.SERVE
         match self._start:
             case Start.WAITS:
@@ -90,7 +91,8 @@ class Admission:
             case Start.ANEW:
                 assert entry is not None, "it is called empty"
                 self.is_anew, self._version = True, entry.version
-                # Before the directory has an identity, by which a later start takes it for used.
+                # Before the directory has an identity, because a later start regards it as used
+                # then.
                 text = str(entry.version).encode("ascii")
                 await self._disk.write_file(self._path(ANEW), text)
             case _:
@@ -108,7 +110,7 @@ class Admission:
         )
 
     async def complete(self, seal: Callable[[], Awaitable[None]]) -> None:
-        """The node has claimed its directory, and is about to serve.
+        """Complete the admission: the node has claimed its directory, and is about to serve.
 
         Args:
             seal: seals every log up to its newest epoch.
@@ -135,7 +137,7 @@ class Admission:
             after, verdict = await self._events.say(Acked(node, self._version))
             if after.entry(node) is not None and verdict is not Verdict.DRAINED:
                 raise Retryable(f"node {node} could not be let in: {verdict.value}")
-            # A start goes by this where no other node answers.
+            # A start uses this set if no other node answers.
             await self._events.keep()
             await seal()
             logger.warning("this node begins anew: its data lies on other nodes")

@@ -1,8 +1,8 @@
-"""What this node says of its copies of some blocks, to a donor that asks.
+"""This node's answers to donors about its copies of some blocks.
 
-A copy that was set aside (`EnvelopeFlag.DRAINED`) is none. Where something fails its checksum, or
-records were lost, the node does not know. A noted move is told as if it were over, because the node
-that noted it will end it.
+A copy that was set aside (`EnvelopeFlag.DRAINED`) does not count. If a checksum fails, or records
+were lost, the node answers that it does not know. A noted move is reported as if it were over,
+because the node that noted it will finish it.
 
 Source: docs/protocol/rebuilding.md, rules 9 and 10.
 """
@@ -23,7 +23,7 @@ STEP_BLOCKS = 256
 
 
 async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
-    """A word for each block.
+    """An answer for each block.
 
     Raises:
         TablesFailed, Corrupt: LogsDB cannot be read.
@@ -55,7 +55,7 @@ async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
         elif block_here is not None:
             words.append(_word(block_here.envelope))
         elif last <= gone:
-            # Main storage has it. A node that let go of it says nothing against other copies.
+            # Main storage has it. A node that let go of it does not contradict other copies.
             words.append(CopyWord(Has.TRIMMED))
         elif engine.damage or any(a <= last and first <= b for a, b in damaged):
             words.append(CopyWord(Has.UNSURE))
@@ -65,7 +65,7 @@ async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
 
 
 def told_rank(envelope: Envelope) -> int:
-    """The rank of an envelope, as it is when the noted move is over."""
+    """The rank of an envelope after the noted move is over."""
     flags = envelope.flags
     rank = rank_of(bool(flags & EnvelopeFlag.BY_RECOVERY), envelope.seal_epoch, envelope.wave)
     return rank + 1 if flags & EnvelopeFlag.MOVING else rank

@@ -1,16 +1,16 @@
-"""A donor: goes through what this node holds, and moves what lost nodes lack, till nothing is left.
+"""A donor: goes through this node's blocks, and moves blocks of lost nodes, until none is left.
 
-A *pass* works by one version of the rebuilding set. It looks at the heads of all blocks first, so
-that it is known how much there is to do, and then moves them, some logs side by side. If all came
-to its end, the node says that it is done; otherwise the next pass looks again.
+A *pass* uses one version of the rebuilding set. It first looks at the heads of all blocks, to know
+the amount of work, and then moves blocks, some logs side by side. If all moves ended, the node
+reports that it is done; otherwise the next pass looks again.
 
-Only settled blocks are moved: those that readers may see, and those of epochs whose end is known.
+Only settled blocks are moved: blocks that readers may see, and blocks of epochs whose end is known.
 Other blocks that name a lost node are in flight, or their sequencer was lost. They are settled
-soon, or become holes, and the donor is not done before. Where a log has no sequencer, it asks for
-the tail, which starts one. The end of a deleted log is never settled, and needs no copies.
+soon, or become holes, and the donor is not done before that. If a log has no sequencer, the donor
+asks for the tail, which starts one. The end of a deleted log is never settled, and needs no copies.
 
-Before a pass every store that this node took before it knew of the set is durable, so the pass
-meets it. Later ones that name a lost node are refused (`storage.refusals`).
+All stores that this node took before it knew of the set are durable before a pass begins, so the
+pass sees them. Later stores that name a lost node are refused (`storage.refusals`).
 
 Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
 """
@@ -60,27 +60,27 @@ STEP_BLOCKS = 256
 STEP_BYTES = 1 << 20
 
 RUN_BLOCKS = 64
-"""Blocks that are looked at for one run of moves; a window has a few runs."""
+"""Number of blocks in one run of moves; a window has a few runs."""
 
 LANES = 4
-"""Logs that are moved side by side; a run of each is under way."""
+"""Number of logs that are moved side by side, each with one run in flight."""
 
 SETTLE_TIMEOUT_S = 10.0
 TAIL_TIMEOUT_S = 10.0
 TELL_TIMEOUT_S = 5.0
 LOST_TIMEOUT_S = 2.0
 LOST_PAUSE_S = 1.0
-"""Between two questions whether a node that is away lost records."""
+"""Pause between two calls that ask whether an absent node lost records."""
 
 STIRRED_MAX = 64
-"""Logs whose tail is asked for after one pass."""
+"""Most logs whose tail is asked for after one pass."""
 
 FULL_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
 class _ToDo:
-    """What a pass found in one log: the first block to move, and how much in all."""
+    """The work that a pass found in one log: the first block to move, and the amount."""
 
     log: int
     first: int
@@ -90,7 +90,7 @@ class _ToDo:
 
 @dataclass(slots=True)
 class Pass:
-    """One pass: what it found, and what came of it.
+    """One pass: the work that it found, and the results.
 
     Attributes:
         unsettled: logs with blocks that name a lost node and are not settled yet.
@@ -210,10 +210,10 @@ class Donor:
         return now
 
     async def _ask_who_lost(self, nodes: Set[NodeId]) -> tuple[frozenset[int], frozenset[NodeId]]:
-        """The nodes that lost records and go on without them, and those that do not say.
+        """The nodes that lost records and go on without them, and the nodes that do not answer.
 
-        Such a node may stand first in the copyset of a block that it lacks, and then the next one
-        is the donor.
+        Such a node may be the first of the copyset of a block that it lacks; then the next node is
+        the donor.
         """
 
         async def ask(node: NodeId) -> bool | None:
@@ -232,8 +232,8 @@ class Donor:
     async def _hear_who_lost(
         self, silent: frozenset[NodeId], now: Pass, is_old: Callable[[], bool]
     ) -> None:
-        """Wait for donors that did not say whether they lost records: they have to be done too. If
-        one did, another pass follows."""
+        """Wait for donors that did not say whether they lost records: they must be done too. If one
+        of them lost records, another pass follows."""
         while silent and not is_old():
             now.report.waits = set(map(int, silent))
             await asyncio.sleep(LOST_PAUSE_S)
@@ -263,7 +263,8 @@ class Donor:
             others -= {node for node, goes_on in zip(some, told, strict=True) if not goes_on}
 
     async def _tell_to(self, node: NodeId, calls: Sequence[Call]) -> bool:
-        """Whether a node can be told more: what it refuses of one log, it may take of others."""
+        """Whether a node can be told more: it may refuse data of one log and take data of
+        others."""
         for call in calls:
             try:
                 await self._peers.call(node, call, timeout_s=TELL_TIMEOUT_S)
@@ -288,7 +289,7 @@ class Donor:
         ]
 
     async def _settle_stores(self) -> None:
-        """Wait until all that was submitted to the WAL before is durable.
+        """Wait until all earlier submissions to the WAL are durable.
 
         Raises:
             TimeoutError: it takes too long.
@@ -298,7 +299,7 @@ class Donor:
                 await asyncio.sleep(FULL_PAUSE_S)
 
     async def _store_nothing(self) -> Sequence[StoreRefusal]:
-        """Make an empty store durable behind all others; the refusals."""
+        """Make an empty store durable behind all others. Returns the refusals."""
         answer: asyncio.Future[Sequence[StoreRefusal]] = asyncio.get_running_loop().create_future()
 
         def settled(refusals: Sequence[StoreRefusal]) -> None:
@@ -309,7 +310,7 @@ class Donor:
         return await answer
 
     async def _look(self, log: int, now: Pass) -> None:
-        """What there is to move in a log."""
+        """The blocks to move in a log."""
         held = self._engine.cache.log(log)
         found = _ToDo(log, 0)
         epochs = told_nodesets(self._engine, log, self._members())
@@ -333,7 +334,7 @@ class Donor:
                 found.blocks += 1
                 found.bytes += block.header.stored_bytes
             at = run.next
-            # What is in the cache is read without a pause: others have their turn here.
+            # Reads from the cache do not pause: give other tasks a turn here.
             await self._pace.breathe(len(run.blocks))
         if log not in self._deleted:
             if is_unsettled:
@@ -390,7 +391,7 @@ class Donor:
         return bool(losses.missing(held)) and losses.may_give(held, self._me)
 
     def _gives(self, block: StoredBlock, now: Pass, epochs: EpochNodesets) -> bool:
-        """Whether a rebalance moves a block from here; one that has to stay is counted."""
+        """Whether a rebalance moves a block from here; blocks that must stay are counted."""
         if not now.losses.shares:
             return False
         held = held_of(block)
@@ -451,13 +452,13 @@ class Donor:
             now.report.trouble = f"log {log}: {error}"
 
     async def _complete(self, epochs: EpochNodesets, log: int, epoch: int) -> EpochNodesets:
-        """The nodesets up to an epoch: those that this node was told, or the epoch store's."""
+        """The nodesets up to an epoch, known to this node or from the epoch store."""
         if epoch <= epochs.known and epochs.history:
             return epochs
         return await asked_nodesets(self._read_record, log, self._members()) or epochs
 
     async def _stir(self, log: int) -> None:
-        """Have a log's sequencer started, where there is none: it settles what is left."""
+        """Start a log's sequencer, if there is none: it settles the remaining blocks."""
         node, is_stand_in = self._me, False
         for _ in range(3):
             try:
@@ -478,11 +479,11 @@ class Donor:
                 return
 
     def work_left(self, rebuilding: RebuildingSet) -> tuple[int, ...]:
-        """Of which lost nodes this node has to give."""
+        """The lost nodes whose blocks this node has to give."""
         return work_of(rebuilding, self._me)
 
     def has_work(self, rebuilding: RebuildingSet) -> bool:
-        """Whether this node has to give, of a lost node or for a rebalance."""
+        """Whether this node has to give blocks, for a lost node or for a rebalance."""
         return bool(self.work_left(rebuilding)) or event_log.gives(rebuilding, self._me)
 
 
@@ -495,7 +496,7 @@ def _has_one_copy(damaged: DamagedRange, epochs: EpochNodesets) -> bool:
 
 
 def is_settled(held: CachedLog, block: StoredBlock) -> bool:
-    """Whether a block is there for good: released, or of an epoch whose end is known here."""
+    """Whether a block is settled: released, or of an epoch whose end is known here."""
     last = block.header.last
     return last <= held.readable or last >> 32 in held.ends or last >> 32 <= held.clean
 

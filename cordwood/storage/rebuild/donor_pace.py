@@ -1,7 +1,8 @@
-"""Watches what foreground work suffers beside a donor, and paces the donor by it.
+"""Measures the delay of foreground work beside a donor, and paces the donor by it.
 
-A store waits from when the engine takes it until it is durable, and before that for the loop, which
-comes late to what is due. Both are this node's: a taker that is no donor is not seen.
+A store's delay is the time from the moment when the engine takes it until it is durable, and the
+delay of the event loop before that. Both are measured on this node: a receiving node that is no
+donor has no influence.
 
 Source: docs/protocol/rebuilding.md; `protocol.rebuild_pace`.
 """
@@ -15,13 +16,14 @@ from cordwood.protocol.rebuild_pace import PERIOD_S, YieldingPace
 from cordwood.storage.store_waits import StoreWaits
 
 LAG_EVERY_S = 0.025
-"""Ten looks at the loop in each period; they cost a few microseconds each."""
+"""Number of looks at the loop in each period; each costs a few microseconds."""
 
 HEAD_COST_BYTES = 128
-"""A look at a block's head, beside the bytes that a donor sends: about a tenth of a move."""
+"""The cost of a look at a block's head, in bytes of a donor's pace: about a tenth of a move."""
 
 RUN_S = 0.25
-"""A run is no more than the pace brings in so long, so that nothing waits for long behind it."""
+"""The longest time of a run at the present pace, so that other work does not wait long behind
+it."""
 
 
 class DonorPace:
@@ -38,7 +40,7 @@ class DonorPace:
 
     @property
     def bytes_s(self) -> float:
-        """The pace now; 0 for none."""
+        """The present pace; 0 for no bound."""
         return self._rule.bytes_s
 
     @property
@@ -52,11 +54,11 @@ class DonorPace:
         turn(self._rule.bytes_s, asyncio.get_running_loop().time())
 
     def run_bytes(self, most: int) -> int:
-        """How much a run may have, of `most`."""
+        """The allowed bytes of a run, at most `most`."""
         return min(most, max(1, int(self.bytes_s * RUN_S))) if self.bytes_s else most
 
     async def breathe(self, heads: int) -> None:
-        """Leave the loop to others after so many heads were looked at."""
+        """Give other tasks a turn after this many heads."""
         held_back = self.is_yielding and self.bytes_s
         await asyncio.sleep(heads * HEAD_COST_BYTES / self.bytes_s if held_back else 0)
 

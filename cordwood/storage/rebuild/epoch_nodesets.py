@@ -1,4 +1,4 @@
-"""The nodesets of a log's epochs, as this node was told them, or as the epoch store has them."""
+"""The nodesets of a log's epochs, known to this node or from the epoch store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ReadRecord = Callable[[int], Awaitable[EpochRecord | None]]
 
 
 class EpochNodesets(NamedTuple):
-    """Nodesets of a log, and the epoch since which each holds, oldest first.
+    """Nodesets of a log, with the first epoch of each, oldest first.
 
     Attributes:
         known: the history is complete up to this epoch.
@@ -27,7 +27,8 @@ class EpochNodesets(NamedTuple):
     history: Sequence[tuple[int, Nodeset, Replication]]
 
     def of(self, epoch: int) -> tuple[Nodeset, Replication] | None:
-        """What an epoch has; what was before the first entry is trimmed and has the first's."""
+        """The nodeset of an epoch; epochs before the first entry are trimmed and have the first
+        entry's."""
         if epoch > self.known or not self.history:
             return None
         found = next((e for e in reversed(self.history) if e[0] <= epoch), self.history[0])
@@ -37,7 +38,7 @@ class EpochNodesets(NamedTuple):
 def told_nodesets(
     engine: StorageEngine, log: int, members: Mapping[NodeId, Member]
 ) -> EpochNodesets:
-    """What this node was told; some hear of a nodeset late."""
+    """The nodesets that this node was told; some nodes hear of a nodeset late."""
     known, history = engine.nodesets(log)
     return EpochNodesets(
         known,
@@ -51,7 +52,7 @@ def told_nodesets(
 async def asked_nodesets(
     read_record: ReadRecord, log: int, members: Mapping[NodeId, Member]
 ) -> EpochNodesets | None:
-    """As the epoch store has it; None where it does not answer, or has no such log."""
+    """The history in the epoch store; None if it does not answer, or has no such log."""
     try:
         record = await read_record(log)
     except CordwoodError as error:

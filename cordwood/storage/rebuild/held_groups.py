@@ -1,4 +1,4 @@
-"""How much this node holds, by the nodeset of the epochs: what a rebalance is planned by.
+"""The bytes on this node, by the nodeset of the epochs: the input of a rebalance's plan.
 
 As `copy_survey` does, each call looks at some thousand heads and says where to go on. Copies that
 were set aside, and blocks that are not settled, do not count.
@@ -23,7 +23,7 @@ from cordwood.storage.rebuild.donor import is_settled
 from cordwood.storage.rebuild.epoch_nodesets import ReadRecord, asked_nodesets, told_nodesets
 
 LOOK_BLOCKS = 4096
-"""Of one call: a tenth of a second of the loop, in steps of STEP_BLOCKS."""
+"""Blocks of one call: a tenth of a second of the loop, in steps of STEP_BLOCKS."""
 
 STEP_BLOCKS = 256
 STEP_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class HeldGroups:
         """See `AskHeld`.
 
         Raises:
-            Retryable: this node does not know all that it holds.
+            Retryable: this node does not know all its blocks.
             TablesFailed, Corrupt: LogsDB cannot be read.
         """
         if self._engine.damage:

@@ -1,8 +1,9 @@
 """Carries out a donor's moves of some neighbouring blocks of a log, many blocks in one frame.
 
-For each block the nodes are asked first what they have. `rebuild_compare` says what their answers
-amount to, `rebuild_plan` where new copies go, and `rebuild_flow` which step is next. What is sent
-leaves as STORE frames, to this node itself as well, so all of it goes through the same WAL rules.
+For each block the donor first asks the nodes for their copies. `rebuild_compare` judges their
+answers, `rebuild_plan` chooses nodes for new copies, and `rebuild_flow` gives the next step. Copies
+and envelopes are sent as STORE frames, to this node itself as well, so that the same WAL rules
+apply.
 
 Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
 """
@@ -53,27 +54,26 @@ ASK_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 10.0
 FULL_PAUSE_S = 0.2
 LEFT_TRIES = 5
-"""Passes, a second apart, in which a copy is left over and no copyset is whole before it is given
-all the same: a move of another donor that is under way looks like that for a moment."""
+"""Number of passes, a second apart, after which a leftover copy without a whole copyset is given
+all the same: a move of another donor looks like that for a moment."""
 
 LEFT_MAX = 100_000
-"""Blocks of which these are counted; of more it is found later."""
+"""Most blocks for which these passes are counted; other blocks are found later."""
 
 FULL_TRIES = 25
-"""A node without free space has it again after a flush; new copies wait behind appends."""
+"""Pause for a full node, which has free space again after a flush; new copies wait behind
+appends."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of moves.
+    """The results of moves.
 
     Attributes:
         blocks, bytes: new copies that are durable, and the bytes of their bodies.
-        again: blocks that have to be looked at once more.
-        stuck: blocks for which too few nodes are left.
-        kept, kept_bytes: blocks that a rebalance chose and that have to stay.
-        waits: nodes that have data and do not answer.
-        trouble: what went wrong last; "" for nothing.
+        again: blocks that must be looked at once more. stuck: blocks for which too few nodes are
+        left. kept, kept_bytes: blocks that a rebalance chose and that must stay. waits: nodes that
+        have data and do not answer. trouble: the last error; "" for none.
     """
 
     blocks: int = 0
@@ -126,7 +126,7 @@ def envelope_of(block: StoredBlock, copyset: Sequence[int], rank: int, flags: in
 
 
 class Moves:
-    """See the module; `flow` bounds what is under way."""
+    """See the module; `flow` bounds the moves in flight."""
 
     def __init__(
         self,
@@ -143,7 +143,8 @@ class Moves:
         self._random = random
         self._available = available
         self._frame_bytes = frame_bytes
-        # By log and first LSN: in how many passes a copy was left over, and no copyset whole.
+        # By log and first LSN: the number of passes in which a copy was left over, and no copyset
+        # whole.
         self._left: dict[tuple[int, int], int] = {}
 
     async def carry_out(
@@ -202,7 +203,7 @@ class Moves:
                 case Finding.MOVE if move is not None:
                     works.append(_work(block, move, told))
                 case _:
-                    pass  # trimmed, or the note was of a move that is over
+                    pass  # trimmed, or the noted move is over
         set_aside, given = await self._settle(log, left_over, epochs, report)
         taken += set_aside
         works += given
@@ -212,8 +213,8 @@ class Moves:
     async def _told_losses(
         self, log: int, blocks: Sequence[StoredBlock], losses: Losses, report: Report
     ) -> list[Losses | None]:
-        """What was lost of each block, with the nodes that lost records and lack it by their own
-        word; None where one of them does not say."""
+        """The lost members of each block, including nodes that lost records and report that they
+        lack it; None if one of these does not answer."""
         doubts = {
             at: d for at, b in enumerate(blocks) if (d := losses.doubts(held_of(b), self._me))
         }
@@ -260,7 +261,7 @@ class Moves:
     def _noted(
         self, block: StoredBlock, held: Held, move: Move | None, told: Mapping[int, Word]
     ) -> _Work:
-        """Go on with a move that was noted; begin anew where a node of it was lost since."""
+        """Go on with a noted move; begin again if a node of it was lost since."""
         if move is not None:
             return _work(block, move, told)
         others = tuple(NodeId(node) for node in held.copyset if node != self._me)
@@ -270,7 +271,7 @@ class Moves:
     async def _ask(
         self, log: int, blocks: Sequence[Held], nodes: Iterable[int], losses: Losses
     ) -> dict[int, Sequence[Word]]:
-        """What nodes say of blocks; those that do not answer are left out."""
+        """The nodes' answers about blocks; nodes that do not answer are left out."""
         gone = losses.gone | {self._me}
         asked = [NodeId(n) for n in sorted(set(nodes) - gone) if n in self._available()]
         question = _question(blocks)
@@ -296,8 +297,8 @@ class Moves:
         epochs: EpochNodesets,
         report: Report,
     ) -> tuple[list[tuple[StoredBlock, Known, int]], list[_Work]]:
-        """Of copies that are left over: the envelopes under which they are set aside, where a
-        copyset without this node is whole; and moves of those of which no copyset will be."""
+        """For leftover copies: the envelopes that set them aside, if a copyset without this node is
+        whole; and moves of copies for which no copyset will be whole."""
         if not blocks:
             return [], []
         everybody = self._available() - {self._me}
@@ -315,7 +316,7 @@ class Moves:
             whole = whole_without(self._me, told)
             if whole is not None:
                 self._left.pop((log, held.first), None)
-                # Above its own envelope, whatever that is, so that it takes that one's place.
+                # Ranks above its own envelope, so that it replaces it.
                 rank = max(whole.wave, held.wave + 1)
                 found.append((block, Known(rank, whole.copyset), int(EnvelopeFlag.DRAINED)))
                 continue
@@ -333,7 +334,7 @@ class Moves:
         epochs: EpochNodesets,
         told: Mapping[int, Word],
     ) -> Move | None:
-        """The move of a block of which no copyset is whole, once it has been so for long enough."""
+        """The move of a block without a whole copyset, after this has lasted long enough."""
         place = held.log, held.first
         if place not in self._left and len(self._left) >= LEFT_MAX:
             return None
@@ -342,7 +343,7 @@ class Moves:
         if self._left[place] < LEFT_TRIES or known is None:
             return None
         if set(known[0].nodes) - losses.gone - {self._me} - told.keys():
-            return None  # one that does not say may hold it in a copyset that is whole
+            return None  # a node that does not answer may hold it in a whole copyset
         common = held_in_common(held, self._me, losses, told)
         found = None if common is None else self._plan(block, common, losses, epochs)
         if not isinstance(found, Move):
@@ -365,7 +366,8 @@ class Moves:
     async def _go_through(
         self, works: Sequence[_Work], released: int, flow: RebuildFlow, report: Report
     ) -> None:
-        """All steps of the moves: each begins when the step before is durable everywhere."""
+        """All steps of the moves: each step begins when the step before is durable on all its
+        nodes."""
         if not works:
             return
         loop = asyncio.get_running_loop()
@@ -410,11 +412,11 @@ class Moves:
                 report.bytes += work.move.block.stored_bytes * len(work.move.stores)
 
     async def _confirm(self, works: Sequence[_Work], flow: RebuildFlow, report: Report) -> None:
-        """See that nodes which stored new copies have them now that a note names them.
+        """Check that nodes with new copies still have them, now that a note names them.
 
-        Race: such a node may lose the copy again with a part of its WAL. It heals by the envelopes
-        that there are, and before the note none names it. A move that failed here stays noted:
-        the next pass tells all nodes of it, and one that lacks the block is sent the body.
+        Race: such a node may lose the copy again with a part of its WAL. It heals by the existing
+        envelopes, and before the note none names it. If this check fails, the move stays noted: the
+        next pass tells all nodes of it, and sends the body to a node that lacks the block.
         """
         to: dict[NodeId, list[_Work]] = {}
         for work in works:
@@ -438,8 +440,8 @@ class Moves:
                 report.again += 1
 
     def _release(self, nodes: Iterable[NodeId], log: int, released: int) -> None:
-        """A node may hold nothing of a log so far: it is told what readers may see of it, ahead of
-        its first block on the same connection."""
+        """Tell a node the release of a log before its first block, on the same connection: the node
+        may hold no blocks of the log so far."""
         for node in nodes:
             connection = self._peers.get(node)
             if connection is not None and released:
@@ -448,7 +450,7 @@ class Moves:
     async def _send(
         self, node: NodeId, wires: Sequence[tuple[StoredBlock, Envelope]], *, amends: bool
     ) -> str:
-        """Store blocks on a node; what went wrong, "" for nothing."""
+        """Store blocks on a node. Returns the error, "" for none."""
         at = 0
         while at < len(wires):
             some, size = [wires[at]], len(wires[at][0].body)
@@ -484,7 +486,7 @@ class Moves:
     async def _store(
         self, node: NodeId, wires: Sequence[tuple[StoredBlock, Envelope]], *, amends: bool
     ) -> set[Refusal]:
-        """One STORE frame; why it was refused.
+        """Send one STORE frame. Returns the reason of a refusal.
 
         Raises:
             Unreachable: the node went away, or did not answer in time.
@@ -519,7 +521,7 @@ _NONE = Move(Held(1, 1, 1, 0, 0, 0, ()), (), (), (), changes=False)
 
 
 def _question(blocks: Iterable[Held]) -> AskCopies:
-    """What a node has of some blocks of one log."""
+    """A node's copies of some blocks of one log."""
     some = list(blocks)
     return AskCopies(some[0].log, tuple((held.first, held.last) for held in some))
 
@@ -529,7 +531,7 @@ def _is_noted(block: StoredBlock) -> bool:
 
 
 def _work(block: StoredBlock, move: Move, told: Mapping[int, Word]) -> _Work:
-    """A move from its beginning; its note has a rank of its own, below the last."""
+    """A move from its beginning; its note has a separate rank, below the last."""
     known = {node: Known(word.rank, word.copyset) for node, word in told.items() if word.copyset}
     move, rank = after_asking(move, known)
     return _Work(block, move, rank + 1 if move.changes else rank)

@@ -1,4 +1,4 @@
-"""Rebuilding on one node: it follows the event log, gives as a donor, and says what it sees.
+"""Rebuilding on one node: it follows the event log, works as a donor, and reports losses.
 
 The event log (`metadata.event_log`) is heard together with the member list, and between two
 readings of that where it is a log. The status of a node's data is derived from it here, over what
@@ -6,8 +6,8 @@ an operator said by hand. While nothing is heard, the last set that was read cou
 
 - *Watch*: a node that has been dead for `rebuild_after_s` is lost.
 - *Donor*: while the set has work for this node, it makes one pass after another.
-- *Self*: a node that finds itself in the set and has its data says so. If its data was rebuilt on
-  other nodes meanwhile, it must not go on with the old copies, and ends.
+- *Self*: a node that is in the set although it has its data reports this. If its data was rebuilt
+  on other nodes meanwhile, it must not go on with the old copies, and ends.
 
 Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.9.
 """
@@ -75,13 +75,13 @@ logger = logging.getLogger(__name__)
 RebuildCall = AskCopies | SayRebuild | AskRebuilding | SayRebalance | AskHeld
 
 AGAIN_S = 1.0
-"""Pause between two passes of a donor that could not do all."""
+"""Pause between two passes of a donor that could not finish."""
 
 LOOK_S = 1.0
-"""Between two looks at who is dead."""
+"""Pause between two looks for dead nodes."""
 
 PROGRESS_S = 5.0
-"""Between two events of progress: each is a write of the whole set."""
+"""Pause between two events of progress: each is a write of the whole set."""
 
 
 class RebuildRole:
@@ -106,9 +106,8 @@ class RebuildRole:
     ) -> None:
         """
         Args:
-            healing: how far this node is with what its WAL lost.
-            seal: seals every log up to its newest epoch: some may have been recovered without
-                this node.
+            healing: the state of healing this node's WAL. seal: seals every log up to its newest
+            epoch: some epochs may have been recovered without this node.
         """
         self.set = RebuildingSet()
         self.staging: Staging
@@ -157,7 +156,7 @@ class RebuildRole:
         )  # fmt: skip
 
     async def _newest_nodeset(self, log: int) -> tuple[Nodeset, Replication] | None:
-        """The newest nodeset of a log, None where there is no such log any more.
+        """The newest nodeset of a log, None if the log does not exist any more.
 
         Raises:
             CordwoodError: the metadata store does not answer.
@@ -171,21 +170,20 @@ class RebuildRole:
     # The set, and what follows from it.
 
     async def refresh(self, *, strictly: bool = False) -> None:
-        """Take the set as it is known.
+        """Take the known set.
 
-        Args:
-            strictly: with all events from before the call.
+        Args: strictly: whether it must include all events from before the call.
         Raises:
             CordwoodError: the metadata store, or the event log, did not answer.
         """
         self.take(await (self._events.read() if strictly else self._events.known()))
 
     def take(self, found: RebuildingSet) -> None:
-        """Go by this set, if it is a later one."""
+        """Use this set, if it is a later one."""
         if found.through > self.set.through:
             self.set = found
-            # Before the donor looks: a store that came between its look and the next reading of
-            # the member list would name a lost node, and would be nobody's to move.
+            # Before the donor looks: a store between its look and the next reading of the member
+            # list would name a lost node, and no donor would move it.
             self._engine.rebuilding |= frozenset(map(NodeId, refuses(found)))
             self._changed.set()
 
@@ -229,7 +227,7 @@ class RebuildRole:
             await wait_at_most(self._changed, AGAIN_S)
 
     def _count_given(self, made: Pass) -> None:
-        """Add a pass to what this node gave in a rebalance: a stop takes another pass."""
+        """Add a pass to this node's totals of a rebalance: a stop needs another pass."""
         known = made.rebuilding.rebalancing
         if known is None or not gives(made.rebuilding, self._me):
             return
@@ -265,7 +263,7 @@ class RebuildRole:
                 logger.info("how far rebuilding has come could not be said: %s", error)
 
     async def _say_done(self, made: Pass) -> bool:
-        """Say that this donor is done; False where that could not be said."""
+        """Report that this donor is done. Returns False if the report failed."""
         try:
             for lost in self._donor.work_left(made.rebuilding):
                 event = IsRebuilt(lost, self._me, made.rebuilding.version, not made.is_uncertain)
@@ -285,10 +283,9 @@ class RebuildRole:
         return verdict
 
     async def watch(self) -> None:
-        """Look who is dead, and at what is said of this node itself, until cancelled.
+        """Look for dead nodes, and at the reported status of this node itself, until cancelled.
 
-        Raises:
-            NotOurCluster: the data of this node lies on other nodes by now.
+        Raises: NotOurCluster: the data of this node was rebuilt on other nodes.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -305,10 +302,9 @@ class RebuildRole:
                 logger.warning("what is lost could not be said: %s", error)
 
     async def look_at_self(self) -> None:
-        """Say that this node is here with its data, where the set says otherwise.
+        """Report that this node runs with its data, if the set says otherwise.
 
-        Raises:
-            NotOurCluster: its data lies on other nodes by now.
+        Raises: NotOurCluster: its data was rebuilt on other nodes.
             CordwoodError: the metadata store did not answer.
         """
         entry = self.set.entry(self._me)
@@ -403,7 +399,7 @@ class RebuildRole:
 
 
 def stale_words(settings: NodeSettings) -> str:
-    """What a node says that must not serve its old copies."""
+    """The error of a node that must not serve its old copies."""
     return (
         f"node {settings.node} was away, and its data was made anew on other nodes meanwhile: "
         f"remove {settings.directory} (or move it away), and start the node again. It joins empty"
@@ -411,10 +407,10 @@ def stale_words(settings: NodeSettings) -> str:
 
 
 def _carried_out(order: RebuildOrder) -> tuple[Verdict, ...]:
-    """Verdicts by which an order is carried out already.
+    """Verdicts that mean that an order was already carried out.
 
-    A client gives it a second time where the first node does not answer in time. Who was told
-    `Rejected` then took the order for one without effect.
+    A client sends an order a second time if the first node does not answer in time. With `Rejected`
+    as the answer, the client would believe that the order had no effect.
     """
     takes_back = order in (RebuildOrder.UNDRAIN, RebuildOrder.ABORT)
     return (Verdict.UNKNOWN_NODE,) if takes_back else ()

@@ -1,10 +1,10 @@
-"""Makes the staged blocks of lost and drained nodes anew on other nodes.
+"""Rebuilds the staged blocks of lost and drained nodes on other nodes.
 
-A move has three steps, as a block's move has: the new nodes store the block, with its pin; the
-other holders hear of the new copyset; this node notes it last, or drops its copy. While a block is
-moved this node pins it for nobody, and afterwards only for those that know the new copyset. A
-publisher needs the pins of all holders, so none commits between old and new copies. A donor that
-dies on the way begins anew: what it left behind expires.
+Like the move of a block in a log, a move has three steps: the new nodes store the block, with its
+pin; the other holders hear of the new copyset; last, this node notes it, or drops its copy. During
+a move this node refuses pins of the block, and afterwards it accepts only pins with the new
+copyset. A publisher needs the pins of all holders, so no publisher commits between old and new
+copies. A donor that dies during a move begins again: its unfinished copies expire.
 
 Source: docs/protocol/staging-and-publishing.md, rules 10 to 12; docs/protocol/rebuilding.md.
 """
@@ -45,13 +45,13 @@ CALL_S = 10.0
 """How long a node may take for a block: as for a store of a donor."""
 
 LANES = 4
-"""Staged blocks that are moved side by side: as many as logs."""
+"""Number of staged blocks that are moved side by side: as many as logs."""
 
 RUN_BLOCKS = 256
-"""Blocks of which other nodes are asked at a time: they may change until they are moved."""
+"""Number of blocks in one call to other nodes: the answers may change until the move."""
 
 TTL_MS_MIN = 60_000
-"""How long a new copy is kept at least: a pin on it must be durable before it could expire."""
+"""Shortest life of a new copy: a pin on it must be durable before it could expire."""
 
 TTL_MS_MAX = (1 << 32) - 1
 
@@ -78,7 +78,7 @@ class StagedMoves:
         self._available = available
 
     async def carry_out(self, losses: Losses, report: Report, is_old: Callable[[], bool]) -> None:
-        """Go through all staged blocks once; what is left is in the report."""
+        """Go through all staged blocks once; the report has the remaining work."""
         lacking = self._lacking(losses)
         nodesets: dict[int, tuple[Nodeset, Replication]] = {}
         for log in {held.head.log: None for held in lacking.values()}:
@@ -89,7 +89,7 @@ class StagedMoves:
             else:
                 if known is not None:
                     nodesets[log] = known
-        # Nobody can publish into a log that is not there any more: its blocks expire.
+        # No publish can reach a deleted log: its staged blocks expire.
         stages = [stage for stage, held in lacking.items() if held.head.log in nodesets]
         for at in range(0, len(stages), RUN_BLOCKS):
             if is_old():
@@ -116,7 +116,8 @@ class StagedMoves:
     async def _ask(
         self, blocks: Mapping[bytes, StagedBlock], losses: Losses
     ) -> dict[int, dict[bytes, StagedAt]]:
-        """What the other members that have data say of blocks; who does not answer is left out."""
+        """The answers of the other members with data about blocks; nodes without an answer are left
+        out."""
         by_node: dict[NodeId, list[bytes]] = {}
         for stage, held in blocks.items():
             for node in {*held.head.nodes} - losses.gone - {self._me}:
@@ -148,7 +149,7 @@ class StagedMoves:
         for stage in stages:
             with self._staging.moving(stage) as held:
                 if held is None:
-                    report.again += 1  # it is being pinned, or goes
+                    report.again += 1  # it is being pinned, or is about to be dropped
                     continue
                 members = {*held.head.nodes} - losses.gone - {self._me}
                 if silent := members - told.keys():
@@ -168,7 +169,7 @@ class StagedMoves:
         losses: Losses,
         report: Report,
     ) -> None:
-        """One block.
+        """Move one block.
 
         Raises:
             CordwoodError: a node refused it, or did not answer.
