@@ -191,7 +191,7 @@ class _Pruner:
             await self.flush()
 
     async def flush(self) -> None:
-        """Delete what waits for it."""
+        """Delete the objects that wait for deletion."""
         names, self._names = self._names, []
         await self._store.delete(names, timeout_s=CALL_S)
 

@@ -1,8 +1,9 @@
-"""Merges what is small of one log: plan, take a turn, merge, commit, end the turn.
+"""Merges the small objects of one log: plan, take a turn, merge, commit, end the turn.
 
-It may be killed at any point. Before a commit there is an orphan at most, which `collect` finds
-once the turn is over; after it the old objects are, once their grace is over. The turn is ended for
-a dead holder when its time is.
+The process may be killed at any point. Before the commit it leaves at most one orphan, and
+`collect` deletes it after the turn has ended. After the commit the old objects are orphans, and
+`collect` deletes them after their grace. If the holder of a turn dies, the turn ends when its time
+is over.
 
 Source: docs/objects.md, "Compaction".
 """
@@ -51,7 +52,7 @@ class Compacted:
 
     Attributes:
         merged: objects that took the place of others.
-        replaced: entries whose place they took.
+        replaced: the entries that they replaced.
         rows, bytes: records in them, and bytes of their bodies.
         left: runs that were left as they are, because others changed them meanwhile.
         damaged: and those that cannot be read, or not be merged.
@@ -97,16 +98,16 @@ async def compact_log(
     turn_s: float = TURN_S,
     pace: Pace | None = None,
 ) -> Compacted:
-    """Merge what is small of a log.
+    """Merge the small objects of a log.
 
     Args:
         store: patient.
-        waits: leave another one's merges alone while its turn may be in force.
-        merges_max: objects to make at most.
-        turn_s: when a turn may be ended for us; after half of it the next one is taken.
+        waits: do not touch the merges of another process while its turn may be in force.
+        merges_max: the most objects to make. turn_s: the time after which others may end a turn;
+        the next one is taken after half of it.
     Raises:
-        Fenced: another one merges this log.
-        OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
+        Fenced: another process merges this log. OutcomeUnknown, Retryable: the store does not
+        answer; the manifest stays whole.
         Corrupt: the manifest cannot be read.
     """
     runs = (await plan_log(manifest, policy, everything=everything))[:merges_max]

@@ -96,7 +96,7 @@ async def _check_apart(target: ObjectStore, manifest: LogManifest, log: int) -> 
 
 
 async def _run_in(target: ObjectStore, info: ObjectInfo, log: int) -> ObjectRun | None:
-    """What a file holds of a log; None if it holds nothing, or is none of ours."""
+    """A log's records in a file; None if it has none, or is not an object of Cordwood."""
     found = _NAME.fullmatch(info.name)
     assert found is not None, "it was looked at"
     try:

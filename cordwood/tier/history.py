@@ -52,7 +52,7 @@ class HistoryBlock:
     """The records `[first, last]` of a block.
 
     Attributes:
-        header: as it was appended; codec and stored length and CRC tell of what nodes kept.
+        header: as it was appended; its codec, stored length and CRC are those of the nodes' copy.
         raw: all of its body, uncompressed, and compared with its CRC.
     """
 
@@ -328,7 +328,7 @@ class HistorySpans(Generic[Part]):
         number: int,
         check: Callable[[Buffer, Sequence[Piece]], Result],
     ) -> Result:
-        """Fetch a row group, and check in a thread what it holds of the log in these pieces."""
+        """Fetch a row group, and check in a thread the log's records of these pieces in it."""
         group = footer.index.groups[number]
         content = await self._store.get(name, group.start, group.stop, timeout_s=GET_S)
         pieces = [piece for piece in run.pieces if piece.group == number]
@@ -372,7 +372,7 @@ class HistoryReader(HistorySpans[HistoryBlock]):
 
 
 def clipped(items: list[Part | Gap], start: int, until: int) -> list[Part | Gap]:
-    """Parts and gaps in order, without what lies outside of `[start, until]`."""
+    """Parts and gaps in order, without records outside of `[start, until]`."""
     kept: list[Part | Gap] = []
     for item in sorted(items, key=lambda each: each.first):
         first, last = max(int(item.first), start), min(int(item.last), until)

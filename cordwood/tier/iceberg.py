@@ -1,7 +1,8 @@
 """The objects of main storage as an Iceberg table: the files themselves, without a copy.
 
-The table names each object whose logs have all committed it. An object of several logs of which one
-share was not committed stays out, because its records are in another object as well. A second run
+The table names each object that all of its logs have committed. If one log of a shared object did
+not commit its share, the object stays out, because those records are in another object as well. A
+second run
 adds new objects and removes objects that manifests do not name any more. Each run is one commit of
 the catalog, or none. What a table names is noted in the store (`table_notes`), and is not deleted.
 
@@ -82,8 +83,8 @@ async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[s
 
 
 def _is_cut(first: int, entry: Entry, start: int) -> bool:
-    """Whether a repair took the beginning of an object, at `first`, from another one, which has its
-    records too; what lies below the log's start is in no other one."""
+    """Whether a repair took the beginning of an object, at `first`, from another object, which has
+    the same records. Records below the log's start are in no other object."""
     return entry.first > max(first, start)
 
 

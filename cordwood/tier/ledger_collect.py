@@ -1,10 +1,11 @@
 """Collects the objects of ledgers that nothing names: deleted ledgers', and given-up attempts'.
 
-The objects are listed first, and the ledger's metadata is read then. So an object that is seen is
-of an attempt that had begun by then. Where another attempt is in force now, it can never be
-committed (`ledger.may_follow`), whatever comes later; the attempt in force is never touched, nor
-one that is committed. Names have the attempt's number, so a deletion that comes late takes nothing
-new. A ledger that was never deleted, and that the metadata store lacks all the same, is a stranger.
+The objects are listed first, and the ledger's metadata is read afterwards. So the attempt of each
+listed object had begun before the metadata was read. If another attempt is in force now, the
+object's attempt can never be committed (`ledger.may_follow`). The attempt in force is never
+touched, and neither is a committed attempt. Names have the attempt's number, so a late deletion
+removes nothing new. A ledger that was never deleted, and is not in the metadata store, is a
+stranger.
 
 Source: docs/objects.md, "Ledgers".
 """
@@ -85,7 +86,7 @@ async def collect_ledgers(
 
 
 def is_dead(fate: Fate, attempt: int) -> bool:
-    """Whether what an attempt put counts for nothing, now and for good."""
+    """Whether the objects of an attempt are not used now, and never can be."""
     if fate.is_deleted:
         return True
     # Before the first attempt there is nothing to see; if there is, it is not for us to judge.

@@ -1,8 +1,8 @@
 """Reads the entries of a tiered ledger from its objects.
 
-The ledger's metadata says which manifest counts; the manifest lists the objects. Both never change,
-so what was read of them stays. Row groups are fetched by ranged gets, and the last few are kept: a
-reader in order fetches each once.
+The ledger's metadata names the manifest in force, and the manifest lists the objects. Neither ever
+changes, so both are read once. Row groups are fetched by ranged gets, and the last few stay in
+memory: a reader in order fetches each row group once.
 
 Source: docs/objects.md, "Ledgers".
 """
@@ -24,7 +24,7 @@ from cordwood.ledger import LedgerMetadata
 from cordwood.tier.object_store import ObjectStore
 
 GROUPS_KEPT = 2
-"""Row groups in memory, of 4 MiB of bodies: one that is read, and one of a second reader."""
+"""Row groups in memory, of 4 MiB of bodies each: one for a reader, and one for a second reader."""
 
 FOOTERS_KEPT = 16
 """Of objects of 64 MiB; a footer has 2 KiB or so."""

@@ -1,4 +1,4 @@
-"""Finds what a store holds of ledgers, reads it, and compares every checksum.
+"""Finds all objects of ledgers in a store, reads them, and compares every checksum.
 
 The store alone says which attempts there are, and not which of them counts: the ledger's metadata
 does. An attempt puts its manifest last, so an attempt with a manifest is whole, or was. One without

@@ -261,7 +261,7 @@ class LocalStore:
     async def _run(
         self, act: Callable[[], Result], what: str, timeout_s: float, *, writes: bool = False
     ) -> Result:
-        """Make a call in a thread, and the machine's errors into ours."""
+        """Make a call in a thread, and turn errors of the system into Cordwood's."""
         try:
             return await self._host.run_blocking(act, timeout_s=timeout_s)
         except TimeoutError as error:

@@ -205,11 +205,11 @@ class LogManifest:
         return head
 
     async def end_merging(self, number: int = 0) -> None:
-        """End a turn at merging; one that is over stays so."""
+        """End a turn at merging; a turn that has ended stays ended."""
         await self._end(lambda head: merging.end_merging(head, number or self._merge))
 
     async def end_overdue_merging(self) -> None:
-        """End the turn at merging whose holder did not end it in its time."""
+        """End the turn at merging if its holder did not end it in time."""
         await self._end(lambda head: merging.end_overdue(head, self._host.clock.now_us()))
 
     async def _end(self, end: Callable[[Head], Head]) -> None:

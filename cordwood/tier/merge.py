@@ -1,10 +1,10 @@
 """Makes one object of the records of several: read, write, put, read back. Nothing is committed.
 
 This is the core that nodes, `cordwood tier compact` and the tasks of `cordwood spark compact`
-share. Row groups are read one after another; of what is written, an object is in memory. Each body
-is compared with its CRC three times: as it is read, as the finished object is read back, and the
-bytes that the store then has, with the CRCs of their row groups. The objects that it is made of are
-deleted later, so what counts is what the store gives.
+share. Row groups are read one after another, and one written object is in memory. Each body is
+compared with its CRC when it is read, and again in the finished object. Then the bytes that the
+store has are compared with the CRCs of their row groups. The source objects are deleted later, so
+the check must use the bytes that the store returns.
 
 Source: docs/objects.md, "Compaction".
 """

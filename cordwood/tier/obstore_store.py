@@ -191,7 +191,7 @@ class ObstoreStore:
         writes: bool = False,
         ranged: bool = False,
     ) -> Result:
-        """Wait for a call, and make the library's errors ours."""
+        """Wait for a call, and turn the library's errors into Cordwood's."""
         from obstore.exceptions import BaseError
 
         try:

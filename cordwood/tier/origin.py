@@ -1,8 +1,9 @@
 """Keeps the logs of two clusters apart that have one number and one object store.
 
-Numbers count from 1 in every cluster, and an upload goes on where the manifest ends. With the
-manifest of another cluster's log it would leave out all below that, and put the rest behind that
-log's records. So the store records the creation time of the log whose history it holds.
+Numbers count from 1 in every cluster, and an upload continues where the manifest ends. With the
+manifest of another cluster's log it would leave out all records below that end, and put the rest
+behind that log's records. So the store records the creation time of the log that it has a history
+of.
 
 The origin is put behind the first head, so that every log with an origin has a manifest, and before
 the first object. A log that was uploaded before there were origins gets its own at the next upload.

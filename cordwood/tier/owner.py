@@ -1,12 +1,13 @@
 """Keeps two clusters apart that were given one object store.
 
-A log that the tree lacks was deleted, so its objects go after a day. In a store of another cluster
-that would take that cluster's logs, of which its nodes may hold nothing any more. So a store says
-whose it is, and no node of another cluster uploads there, deletes there, or drops what is there.
+A log that is not in the tree was deleted, so its objects are deleted after a day. In a store of
+another cluster this rule would delete that cluster's logs, and its nodes may have no copy any more.
+So a store names the cluster that owns it. A node of another cluster uploads nothing there, deletes
+nothing there, and drops no records because they are there.
 
-A store from before there were owners gets one from the cluster whose logs it holds, by their
-origins (`tier.origin`): only once no log in it may be another cluster's. Until then uploads go on,
-and deleted logs stay.
+A store from before there were owners gets its owner from the origins of its logs (`tier.origin`),
+but only when no log in it may belong to another cluster. Until then uploads continue, and deleted
+logs stay.
 
 Source: docs/objects.md, "Names".
 """
@@ -27,10 +28,10 @@ CALL_S = 60.0
 
 
 async def check_owner(store: ObjectStore, cluster: str) -> bool:
-    """Whether the store says whose it is.
+    """Whether the store names its owner.
 
     Args:
-        cluster: the identity of ours.
+        cluster: the identity of this cluster.
     Raises:
         BadSetting: it is another cluster's.
         Corrupt: the stored mark cannot be read.
@@ -48,10 +49,10 @@ async def check_owner(store: ObjectStore, cluster: str) -> bool:
 
 
 async def keep_owner(store: ObjectStore, cluster: str, made: Mapping[int, int]) -> bool:
-    """Have the store say that it is this cluster's; False where it may be another's.
+    """Note this cluster as the store's owner; False if the store may belong to another cluster.
 
     Args:
-        made: when each of the cluster's logs was made, by number.
+        made: the creation time of each log of the cluster, by number.
     Raises:
         BadSetting, Corrupt: see `check_owner`.
         OutcomeUnknown, Retryable: the store does not answer; it may be asked again.
@@ -68,10 +69,10 @@ async def keep_owner(store: ObjectStore, cluster: str, made: Mapping[int, int]) 
 
 
 async def _is_ours(store: ObjectStore, made: Mapping[int, int]) -> bool:
-    """Whether a store without an owner is empty, or all that it keeps are logs of ours.
+    """Whether a store without an owner is empty, or has only logs of this cluster.
 
     Raises:
-        BadSetting: all of its logs that have the number of one of ours are others.
+        BadSetting: each log in it with a number of this cluster is another cluster's log.
     """
     found = await find_logs(store)
     ours = others = 0
@@ -81,7 +82,7 @@ async def _is_ours(store: ObjectStore, made: Mapping[int, int]) -> bool:
             if log in made and await check_origin(store, log, made[log]):
                 ours += 1
             elif await _keeps_any(store, log):
-                others += 1  # or a deleted one of ours, or from before there were origins
+                others += 1  # or a deleted log of this cluster, or from before there were origins
         except BadSetting as error:
             differs = error
         except Corrupt:

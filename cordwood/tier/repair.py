@@ -5,13 +5,13 @@ the same records, because a range is uploaded only after it is sealed and releas
 one footer for each object are enough. A listing may lack recent objects: repair while nothing
 uploads.
 
-What no object covers is lost. It is not passed over in silence: `repair_log` refuses, and names the
-ranges; told to accept them, it writes entries of no object (`LOST`), which readers are told of as
-DATA_LOSS.
+Records that no object covers are lost. `repair_log` then refuses, and names the ranges. If the
+caller accepts the losses, it writes entries without an object (`LOST`), and readers get DATA_LOSS
+there.
 
-Trap: objects do not say where the log's end was. If the newest ones are lost, or the whole store
-was put back from an older copy, the manifest ends before what nodes let go of, and readers wait
-there. An operator says up to where nodes let go (`end`).
+Trap: objects do not say where the log ended. If the newest objects are lost, or the whole store was
+restored from an older copy, the manifest ends below records that nodes no longer have, and readers
+wait there. An operator gives the LSN up to which nodes let go (`end`).
 
 Source: docs/objects.md, "Repair".
 """
@@ -91,7 +91,7 @@ async def survey_log(store: ObjectStore, log: int, start: int = 0, end: int = 0)
     """Look at all objects of a log, its own and shared ones.
 
     Args:
-        start: what lies below is trimmed, and not looked for.
+        start: records below it are trimmed, and not looked for.
         end: the last LSN that was there; 0 for the last one of any object.
     """
     survey = _Survey(store, log)
@@ -135,7 +135,7 @@ class _Survey:
         self._log = log
 
     async def look_at(self, batch: list[ObjectInfo]) -> None:
-        """Take what some objects hold of the log."""
+        """Note the log's records in some objects."""
         async with asyncio.TaskGroup() as tasks:
             for info in batch:
                 tasks.create_task(self._look_at(info))
@@ -161,17 +161,17 @@ async def repair_log(
     end: int = 0,
     accept: bool = False,
 ) -> Found:
-    """Write a log's manifest anew where it has none, or none that can be read.
+    """Write a log's manifest anew if it has none, or if it cannot be read.
 
     Args:
-        start: where the log begins, if its beginning was trimmed.
-        end: up to where nodes let go of the log, if objects behind the last one that is left are
-            lost; 0 where none are. A manifest that can be read is then continued up to there.
-        accept: go on though ranges are lost; readers are given DATA_LOSS there.
+        start: the log's first LSN, if its beginning was trimmed. end: the LSN up to which nodes let
+        go of the log, if the log's newest objects are lost; 0 if none are lost. A readable manifest
+        is then continued up to this LSN. accept: continue although ranges are lost; readers get
+        DATA_LOSS there.
     Raises:
         Unrepairable: ranges are lost, and the operator did not accept the loss.
         BadSetting: the log has a manifest that can be read, and reaches `end`.
-        ObjectChanged: an uploader went on meanwhile; look again.
+        ObjectChanged: an uploader committed meanwhile; call again.
     """
     if end and (head := await manifest.load_whole()) is not None:
         return await _continue_log(store, manifest, head, end, accept=accept)

@@ -1,7 +1,7 @@
 """Reads a log's history from objects as rows, for readers that want columns and no blocks.
 
-It is the reader of `tier.history` with its read-ahead and its rules; only what it makes of a row
-group differs: it decodes the wanted columns and makes no bodies.
+It is the reader of `tier.history`, with its read-ahead and its rules. One thing differs: it decodes
+the wanted columns of a row group and makes no bodies.
 
 Source: docs/objects.md, "Reading".
 """

@@ -1,4 +1,4 @@
-"""Uploads what waits of several small logs as one object.
+"""Uploads the waiting records of several small logs as one object.
 
 An object of ten logs costs as many puts as one of one. The records of all of them are at hand
 before the first is written, up to one object's worth, so that a log without records leaves no mark.

@@ -1,9 +1,10 @@
 """Which objects tables name, noted in the store: collection leaves these alone.
 
-A table of Iceberg names objects as they are. Manifests let go of an object once a merge took its
-place, and readers of the table still want it until the table is brought up to date. So `cordwood
-tier iceberg` notes what a table names: before the table names it, and after it named it last. An
-object that left a table has its grace from then on, for queries that read an older snapshot.
+A table of Iceberg names objects as they are. Manifests let go of an object after a merge replaced
+it. Readers of the table still need it until the table is brought up to date. So `cordwood tier
+iceberg` notes the objects that a table names: before the table names them, and after it no longer
+does. The grace of an object begins when it leaves the table, for queries that read an older
+snapshot.
 
 A note that cannot be read keeps every object.
 
@@ -64,7 +65,7 @@ async def load_tabled(store: ObjectStore) -> Tabled:
 async def note_table(
     store: ObjectStore, host: Host, uuid: str, table: str, named: Collection[str]
 ) -> None:
-    """Note what a table is about to name, beside what is noted.
+    """Note the objects that a table is about to name, and keep those already noted.
 
     Args:
         uuid: the table's, which outlives its name.
@@ -80,10 +81,10 @@ async def note_table(
 async def note_present(
     store: ObjectStore, host: Host, uuid: str, table: str, present: Callable[[], Collection[str]]
 ) -> None:
-    """Note what a table names now, and that the others have left it.
+    """Note the objects that a table names now, and that the others have left it.
 
-    Race: another run brought the table up to date meanwhile. What this run had the table name is
-    not what it names then, so the table is asked, once the note was read that is replaced.
+    Race: another run brings the table up to date meanwhile. The table then names other objects than
+    this run gave it. So the table is asked after the old note was read.
 
     Args:
         present: asks the table.
@@ -120,7 +121,7 @@ async def _put_note(
 
 
 async def forget_table(store: ObjectStore, table: str) -> int:
-    """Drop what is noted of a table that is gone; the number of notes."""
+    """Drop the notes of a table that no longer exists. Returns their number."""
     found = []
     for name in await _notes(store):
         note, _ = await _note(store, name)

@@ -242,7 +242,7 @@ async def commit_run(
     name: str,
     done: Uploaded,
 ) -> None:
-    """Commit what an object holds of one log, and count it in `done`.
+    """Commit one log's share of an object, and count it in `done`.
 
     Raises:
         Fenced: the turn is over.

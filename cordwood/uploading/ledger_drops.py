@@ -106,7 +106,7 @@ class LedgerDrops:
         held = self._store.index.held
         here = sorted(ledger for ledger, each in held.items() if not each.flags.is_empty)
         some = [*islice((each for each in here if each > self._after), LOOKED_AT_ONCE)]
-        # Before they are looked at: one that cannot be does not hold up the others.
+        # Before the reading: a ledger that cannot be read does not hold up the others.
         self._after = some[-1] if len(some) == LOOKED_AT_ONCE else -1
         return some
 

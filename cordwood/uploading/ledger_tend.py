@@ -87,7 +87,7 @@ class LedgerTend:
         if done.deleted:
             logger.info("ledgers: %d objects deleted, %d bytes", done.deleted, done.deleted_bytes)
         if not self._after:
-            # A round is over: what it did not see any more is gone.
+            # A round is over: ledgers that it did not see were deleted.
             self._deleted_since = {
                 ledger: since for ledger, since in self._deleted_since.items()
                 if ledger in self._seen

@@ -1,9 +1,9 @@
 """Moves closed ledgers that ask for it to main storage, as `cordwood ledgers tier` does by hand.
 
-One node looks for them at a time, by a lease, a few hundred ledgers at a look; what it has seen to
-be in main storage, or not to ask for it, it reads never again. Each upload has a lease of its own,
-which is renewed for as long as it takes. Leases only save work: of two uploads of one ledger the
-later one counts (`client.ledgers.ledger_tiering`).
+One node at a time looks for these ledgers. It has a lease, and reads a few hundred ledgers at a
+look. A ledger that is in main storage, or does not ask for it, is not read again. Each upload has a
+lease of its own, which is renewed during the upload. Leases only save work: of two uploads of one
+ledger the later one counts (`client.ledgers.ledger_tiering`).
 
 Source: docs/objects.md, "Ledgers"; docs/protocol/ledgers.md.
 """
@@ -35,7 +35,7 @@ LEASE_S = 120.0
 """Of the node that looks, which renews it at each look."""
 
 READ_AT_ONCE = 200
-"""Ledgers whose metadata is read at a look: a hundred thousand in an hour and a half."""
+"""The number of ledgers to read metadata of at a look: a hundred thousand in an hour and a half."""
 
 LISTED_AT_ONCE = 1000
 """Ids that are listed at a look: most of them were seen before."""
@@ -125,7 +125,7 @@ class LedgerUploads:
         self._seen.update(page)
         self._after = page[-1] if len(page) == LISTED_AT_ONCE else -1
         if self._after < 0:
-            # A round is over: what it did not list was deleted.
+            # A round is over: ledgers that it did not list were deleted.
             self._settled &= self._seen
             self._retries.keep(self._seen)
             self._seen = set()

@@ -1,4 +1,4 @@
-"""Lets go of what main storage holds: moves this node's tier points, and nothing else.
+"""Lets go of records that main storage has: moves this node's tier points, and nothing else.
 
 A node does not trust other nodes about uploads: before it drops anything, it reads the head of the
 log's manifest itself, and the mark of the log's owner. Everything that the head names is durable in

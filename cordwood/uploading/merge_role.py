@@ -79,7 +79,7 @@ class MergeRole:
         self._said = SaidOnce(logger)
 
     async def run(self) -> None:
-        """Look for what to merge at intervals, until cancelled."""
+        """Look for objects to merge at intervals, until cancelled."""
         while self._settings.merge_objects:
             await asyncio.sleep(self._settings.merge_s * (0.5 + self._host.random.random()))
             try:

@@ -20,7 +20,7 @@ class ObjectsAtHand:
 
     Args:
         address: of the store; "" for none. name: the uploader's name, for people who read heads.
-        keep_owner: called when the store is opened, and until the store says whose it is.
+        keep_owner: called when the store is opened, and until the store names its owner.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ObjectsAtHand:
             return self._store
 
     async def is_ours(self) -> bool:
-        """Whether the store says that it is this cluster's; an old one may not say whose it is.
+        """Whether the store names this cluster as its owner; an old store may not name an owner.
 
         Raises:
             CordwoodError: as `store`.

@@ -11,8 +11,8 @@ now, and the objects that several logs share.
 Trap: a log that the tree does not list may have been made after the list was read. So a log is
 retired only if it was missing for all of `deleted_keep_s`, and a last question to the tree does not
 find its number either. The logs of another cluster would be missing here as well. So a store
-belongs to one cluster (`tier.owner`), and of one that does not say so nothing is retired. A log of
-another cluster with the same number is not followed (`tier.origin`).
+belongs to one cluster (`tier.owner`), and in a store that names no owner nothing is retired. A log
+of another cluster with the same number is not followed (`tier.origin`).
 
 Source: docs/objects.md, "Deletion"; docs/protocol/main-storage.md.
 """

@@ -1,4 +1,4 @@
-"""Uploads what waits of the logs that ask for main storage; each node does so for its own logs.
+"""Uploads records of the logs that ask for main storage; each node does so for its own logs.
 
 The logs are dealt out by the hash that also chooses sequencers, over the members that live. A lease
 in the metadata store keeps two nodes that disagree about the members from doing the same work. It
@@ -6,10 +6,10 @@ is a hint: safety rests on the manifest, where a turn's fence ends every earlier
 is a compare-and-set (`tier.log_manifest`). So a node that paused in the middle, or lost its lease,
 commits nothing.
 
-A node reads a log like a client: each block from one copy, up to the last released LSN. It knows
-what waits by the headers of blocks, which it reads once, without their bodies. Nothing is uploaded
-past lost records, or past records that no node sends: the node reports the log, and continues with
-others.
+A node reads a log like a client: each block from one copy, up to the last released LSN. It finds
+waiting records by the headers of blocks, and reads these once, without their bodies. Nothing is
+uploaded past lost records, or past records that no node sends: the node reports the log, and
+continues with others.
 
 Source: docs/protocol/main-storage.md; docs/sources/s3stream.md (b), "Upload".
 """
@@ -149,7 +149,7 @@ class UploadRole:
         self._said_guarded: dict[int, SaidOnce] = {}
 
     async def run(self) -> None:
-        """Look for what to upload at intervals, until cancelled."""
+        """Look for records to upload at intervals, until cancelled."""
         while True:
             await self._rest()
             try:
