@@ -146,6 +146,8 @@ def extremes(kind: Any) -> list[Any]:
         return ["x" * longest, "/" * min(longest, 255), ""]
     if origin is bytes:
         return [b"x" * shortest, b"x" * longest]
+    if origin is memoryview:
+        return [memoryview(b"x" * shortest), memoryview(b"x" * longest)]
     if origin in (list, tuple):
         inner = typing.get_args(kind)
         if origin is tuple and inner[-1] is not Ellipsis:
