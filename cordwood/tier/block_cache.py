@@ -48,6 +48,10 @@ class BlockCache:
         # Row groups under way; a future is done once its fetch ended, with success or not.
         self._fetching: dict[GroupKey, asyncio.Future[None]] = {}
 
+    def __contains__(self, key: GroupKey) -> bool:
+        """Whether a row group is here, or under way."""
+        return key in self._held or key in self._fetching
+
     async def blocks(self, key: GroupKey, fetch: Callable[[], Awaitable[Blocks]]) -> Blocks:
         """A row group's blocks, from here or fetched.
 

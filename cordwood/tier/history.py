@@ -3,7 +3,9 @@
 Row groups are fetched by ranged gets and checked in threads. The read-ahead begins with one row
 group and doubles with each group taken, up to a bound. So a reader of one record fetches one group,
 and a reader of a year keeps the network busy. From the head of the manifest, the first record is
-two more gets away: its object's footer, and its row group (and a page a level of the manifest).
+two more gets away, its object's footer and its row group (and a page a level of the manifest).
+Where an object is read from its beginning, both are under way at once: the manifest says about how
+many bytes the first row group has.
 
 The output tiles the requested range: blocks, clipped at both ends, and gaps. What reads columns
 takes rows in place of blocks (`tier.row_history`). Trims and merges go on
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +30,16 @@ from cordwood.block import BlockHeader, Buffer, Gap, GapKind
 from cordwood.errors import Malformed, NoObject
 from cordwood.host.seams import Host
 from cordwood.layout.object_columns import BODY_COLUMNS
-from cordwood.layout.object_file import Footer, ObjectRun, Piece, piece_blocks, read_group
+from cordwood.layout.object_file import (
+    MAGIC,
+    Footer,
+    ObjectRun,
+    Piece,
+    piece_blocks,
+    read_group,
+)
+from cordwood.layout.object_names import SHARED
+from cordwood.layout.object_writer import GROUP_BYTES
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.tier.block_cache import BlockCache, Blocks, GroupKey
 from cordwood.tier.log_manifest import LogManifest
@@ -107,6 +118,10 @@ class _Step(Generic[Part]):
     work: asyncio.Task[list[Part | Gap]] | None = None
 
 
+Load = Callable[[], Awaitable[tuple[Footer, bytes]]]
+"""Gets a row group's bytes, and the footer that says what they are."""
+
+
 class HistorySpans(Generic[Part]):
     """See the module. Use it with `async with`, or close it. A subclass makes parts of row groups.
 
@@ -141,6 +156,7 @@ class HistorySpans(Generic[Part]):
         self._steps: deque[_Step[Part]] = deque()
         self._plan: AsyncGenerator[_Step[Part], None] | None = None
         self._footer: tuple[str, asyncio.Task[Footer]] | None = None
+        self._first: tuple[str, asyncio.Task[Sequence[Part]]] | None = None
         self._missed = (0, 0)
 
     async def __aenter__(self) -> Self:
@@ -154,7 +170,9 @@ class HistorySpans(Generic[Part]):
         tasks: list[asyncio.Task[object]] = [s.work for s in self._steps if s.work is not None]
         if self._footer is not None:
             tasks.append(self._footer[1])
-        plan, self._plan, self._footer = self._plan, None, None
+        if self._first is not None:
+            tasks.append(self._first[1])
+        plan, self._plan, self._footer, self._first = self._plan, None, None, None
         self._steps.clear()
         if plan is not None:
             await plan.aclose()
@@ -260,6 +278,8 @@ class HistorySpans(Generic[Part]):
         if is_lost(entry):
             yield _Step[Part](entry, None, None, 0, [], entry.first, entry.last, 0)
             return
+        if self._ahead_bytes == 1 and self._first is None:
+            self._begin_first(entry, lsn)
         footer = await self._footer_of(entry, after)
         run = footer.index.run(self._log)
         if run is None or run.last != entry.last or run.first > entry.first:
@@ -312,27 +332,80 @@ class HistorySpans(Generic[Part]):
         gaps = [gap for gap in run.gap_list() if gap.last >= step.low and gap.first <= step.high]
         if not step.pieces:
             return list(gaps)
-        return [*await self._parts(entry.name, footer, run, step.group), *gaps]
+        first, self._first = self._first, None
+        if first is not None and step.group == 0 and first[0] == entry.name:
+            parts = await _ended(first[1])
+        else:
+            if first is not None:
+                first[1].cancel()
+                await asyncio.gather(first[1], return_exceptions=True)
+            parts = await self._parts(entry.name, step.group, partial(self._load, step))
+        return [*parts, *gaps]
 
-    async def _parts(
-        self, name: str, footer: Footer, run: ObjectRun, number: int
-    ) -> Sequence[Part]:
+    async def _parts(self, name: str, number: int, load: Load) -> Sequence[Part]:
         """All that a row group holds of the log, fetched and checked."""
         raise NotImplementedError
 
-    async def _fetch(
-        self,
-        name: str,
-        footer: Footer,
-        run: ObjectRun,
-        number: int,
-        check: Callable[[Buffer, Sequence[Piece]], Result],
-    ) -> Result:
-        """Fetch a row group, and check in a thread the log's records of these pieces in it."""
-        group = footer.index.groups[number]
+    async def _checked(self, load: Load, check: Callable[[Footer, bytes], Result]) -> Result:
+        """Load a row group, and check in a thread what it is."""
+        footer, content = await load()
+        return await self._host.run_blocking(partial(check, footer, content), timeout_s=CHECK_S)
+
+    async def _load(self, step: _Step[Part]) -> tuple[Footer, bytes]:
+        assert step.footer is not None, "the step has a row group"
+        group = step.footer.index.groups[step.group]
+        name = step.entry.name
         content = await self._store.get(name, group.start, group.stop, timeout_s=GET_S)
-        pieces = [piece for piece in run.pieces if piece.group == number]
-        return await self._host.run_blocking(partial(check, content, pieces), timeout_s=CHECK_S)
+        return step.footer, content
+
+    # ---- the first row group, beside its footer ----
+
+    def _begin_first(self, entry: Entry, lsn: int) -> None:
+        """Fetch an object's first row group beside its footer, if that is where the LSN lies."""
+        stop = first_group_stop(entry, lsn)
+        if not stop or not self._wants(entry.name, 0):
+            return
+        loop = asyncio.get_running_loop()
+        footer = loop.create_task(entry_footer(self._store, entry, timeout_s=GET_S))
+        load = partial(self._load_first, entry, footer, stop)
+        self._footer = (entry.name, footer)
+        self._first = (entry.name, loop.create_task(self._parts(entry.name, 0, load)))
+
+    def _wants(self, name: str, number: int) -> bool:
+        """Whether a row group is still to be fetched."""
+        return True
+
+    async def _load_first(
+        self, entry: Entry, footer_of: asyncio.Task[Footer], stop: int
+    ) -> tuple[Footer, bytes]:
+        start = len(MAGIC)
+        begun = await self._store.get(entry.name, start, stop, timeout_s=GET_S)
+        footer = await _ended(footer_of)
+        group = footer.index.groups[0]
+        if group.stop > stop:
+            begun += await self._store.get(entry.name, stop, group.stop, timeout_s=GET_S)
+        return footer, begun[: group.stop - start]
+
+
+async def _ended(task: asyncio.Task[Result]) -> Result:
+    """A task's result; whoever waits for it may be cancelled without it."""
+    await asyncio.wait([task])
+    return task.result()
+
+
+def first_group_stop(entry: Entry, lsn: int) -> int:
+    """About where an object's first row group ends; 0 if it is not known to hold the LSN.
+
+    A group is closed at GROUP_BYTES of bodies, so an object with fewer is one group, and its end is
+    known. Else a group has its share of the bytes, and an eighth for chance. Of an object of
+    several logs the first group is most often another log's.
+    """
+    groups_end = entry.size - entry.footer_bytes
+    is_first = lsn <= entry.first and not is_lost(entry) and not entry.name.startswith(SHARED)
+    if not is_first or groups_end <= len(MAGIC):
+        return 0
+    share = (groups_end - len(MAGIC)) * GROUP_BYTES // max(1, entry.bytes)
+    return min(groups_end, len(MAGIC) + share + share // 8)
 
 
 class HistoryReader(HistorySpans[HistoryBlock]):
@@ -357,18 +430,24 @@ class HistoryReader(HistorySpans[HistoryBlock]):
         super().__init__(store, manifest, host, log, start, until, ahead_bytes_max=ahead_bytes_max)
         self._cache = cache or BlockCache(0)
 
-    async def _parts(
-        self, name: str, footer: Footer, run: ObjectRun, number: int
-    ) -> Sequence[HistoryBlock]:
-        def check(content: Buffer, pieces: Sequence[Piece]) -> Blocks:
-            rows = read_group(footer, number, content, BODY_COLUMNS)
-            return [each for piece in pieces for each in piece_blocks(piece, rows, log=run.log)]
+    def _wants(self, name: str, number: int) -> bool:
+        return GroupKey(name, number, self._log) not in self._cache
 
-        key = GroupKey(name, number, run.log)
-        found = await self._cache.blocks(
-            key, partial(self._fetch, name, footer, run, number, check)
-        )
+    async def _parts(self, name: str, number: int, load: Load) -> Sequence[HistoryBlock]:
+        def check(footer: Footer, content: bytes) -> Blocks:
+            rows = read_group(footer, number, content, BODY_COLUMNS)
+            pieces = pieces_of(footer, self._log, number)
+            return [each for piece in pieces for each in piece_blocks(piece, rows, log=self._log)]
+
+        key = GroupKey(name, number, self._log)
+        found = await self._cache.blocks(key, partial(self._checked, load, check))
         return [HistoryBlock(header, raw, header.first, header.last) for header, raw in found]
+
+
+def pieces_of(footer: Footer, log: int, number: int) -> list[Piece]:
+    """What a row group holds of a log."""
+    run = footer.index.run(log)
+    return [piece for piece in run.pieces if piece.group == number] if run is not None else []
 
 
 def clipped(items: list[Part | Gap], start: int, until: int) -> list[Part | Gap]:

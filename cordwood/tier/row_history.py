@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cordwood.block import Buffer
 from cordwood.host.seams import Host
-from cordwood.layout.object_file import Footer, ObjectRun, Piece, read_group
+from cordwood.layout.object_file import Footer, read_group
 from cordwood.layout.object_rows import LogRows, file_columns, piece_rows
 from cordwood.lsn import LSN_MAX
-from cordwood.tier.history import HistorySpans
+from cordwood.tier.history import HistorySpans, Load, pieces_of
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import ObjectStore
 
@@ -43,11 +42,10 @@ class RowHistory(HistorySpans[LogRows]):
         super().__init__(store, manifest, host, log, start, until)
         self._columns = file_columns(columns)
 
-    async def _parts(
-        self, name: str, footer: Footer, run: ObjectRun, number: int
-    ) -> Sequence[LogRows]:
-        def check(content: Buffer, pieces: Sequence[Piece]) -> list[LogRows]:
+    async def _parts(self, name: str, number: int, load: Load) -> Sequence[LogRows]:
+        def check(footer: Footer, content: bytes) -> list[LogRows]:
             rows = read_group(footer, number, content, self._columns)
-            return [piece_rows(piece, rows, log=run.log) for piece in pieces]
+            pieces = pieces_of(footer, self._log, number)
+            return [piece_rows(piece, rows, log=self._log) for piece in pieces]
 
-        return await self._fetch(name, footer, run, number, check)
+        return await self._checked(load, check)

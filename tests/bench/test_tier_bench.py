@@ -35,8 +35,8 @@ def test_a_log_goes_to_main_storage_and_back(tmp_path: Path) -> None:
             figure.value / figure.reference, rel=0.01
         )
     gets = made["tier_first_record_gets"]
-    # Origin and head at the same time, footer, row group.
-    assert (gets.value, gets.reference) == (3, 4)
+    # Origin and head at the same time, then footer and row group.
+    assert (gets.value, gets.reference) == (2, 4)
     away_ms = float(made["tier_first_record"].parameters["away_ms"])
     assert made["tier_first_record"].value >= gets.value * away_ms
     # One object: put, and a turn and a commit beside it.

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from made_objects import Made
 from scenarios import as_scenario
-from test_tier_history import on_history
+from swaps import swap_value
+from test_tier_history import PAGED_BLOCKS, on_history, read_all, seen, wanted
 from test_uploader import LOG
 
 from cordwood.errors import BadSetting, Malformed
@@ -16,6 +17,7 @@ from cordwood.layout.manifest import pack_origin
 from cordwood.layout.object_names import head_name, origin_name
 from cordwood.lsn import LSN_MAX
 from cordwood.sim.object_store import Bucket, BucketFaults
+from cordwood.tier import history as history_module
 from cordwood.tier.history import HistoryReader
 from cordwood.tier.known_logs import KnownLogs
 from cordwood.tier.patient_store import PatientStore
@@ -33,6 +35,17 @@ async def with_origin(bucket: Bucket, host: Host, made_us: int = MADE_US) -> Kno
     return KnownLogs(store, host)
 
 
+async def waited(known: KnownLogs, bucket: Bucket, host: Host, start: int) -> float:
+    """Seconds until a reader's first record from an LSN on."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    manifest = await known.manifest(LOG, MADE_US)
+    store = PatientStore(bucket.store(), host.random)
+    async with HistoryReader(store, manifest, host, LOG, start, LSN_MAX) as reader:
+        assert await reader.next() is not None
+        return loop.time() - began
+
+
 class TestTheOriginAndTheHead:
     @as_scenario(on_history)
     async def test_are_waited_for_at_the_same_time_and_the_origin_once(
@@ -48,17 +61,43 @@ class TestTheOriginAndTheHead:
             assert manifest.head is not None
             assert manifest.head.end == made.next
 
+    @pytest.mark.parametrize(("behind", "waits"), [(0, 2), (30, 3)])
     @as_scenario(on_history)
-    async def test_and_two_gets_later_the_first_record_is_there(
+    async def test_the_first_record_is_one_get_later_or_amid_an_object_two(
+        self, made: Made, bucket: Bucket, host: Host, *, behind: int, waits: int
+    ) -> None:
+        known = await with_origin(bucket, host)
+        assert await waited(known, bucket, host, made.first + behind) == pytest.approx(
+            waits * AWAY_S, rel=0.05
+        )
+        assert bucket.calls["get"] == 4
+
+    @as_scenario(on_history, blocks=PAGED_BLOCKS)
+    async def test_a_page_of_the_manifest_is_one_get_more(
         self, made: Made, bucket: Bucket, host: Host
     ) -> None:
-        known, loop = await with_origin(bucket, host), asyncio.get_running_loop()
-        began = loop.time()
+        known = await with_origin(bucket, host)
+        head = (await known.manifest(LOG, MADE_US)).head
+        assert head is not None
+        assert len(head.levels) == 2
+        known = await with_origin(bucket, host)
+        took = await waited(known, bucket, host, made.first)
+        assert took == pytest.approx(3 * AWAY_S, rel=0.05)
+        assert bucket.calls["get"] == 5
+
+    @as_scenario(on_history)
+    async def test_what_a_first_row_group_has_beyond_its_share_is_fetched_behind_it(
+        self, made: Made, bucket: Bucket, host: Host, *, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        swap_value(monkeypatch, lambda: history_module.GROUP_BYTES, 30)
+        known = await with_origin(bucket, host)
+        took = await waited(known, bucket, host, made.first)
+        assert took == pytest.approx(3 * AWAY_S, rel=0.05)
+        assert bucket.calls["get"] == 5
         manifest = await known.manifest(LOG, MADE_US)
         store = PatientStore(bucket.store(), host.random)
-        async with HistoryReader(store, manifest, host, LOG, made.first, LSN_MAX) as reader:
-            assert await reader.next() is not None
-            assert loop.time() - began == pytest.approx(3 * AWAY_S, rel=0.05)
+        reader = HistoryReader(store, manifest, host, LOG, made.first)
+        assert seen(await read_all(reader)) == wanted(made, made.first, made.next - 1)
 
     @as_scenario(on_history)
     async def test_a_log_without_an_origin_is_believed_and_asked_again(

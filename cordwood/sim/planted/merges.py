@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from cordwood.block import Buffer, Gap, GapKind
 from cordwood.errors import Malformed, NoObject
 from cordwood.host.seams import Host
-from cordwood.layout.object_file import Footer, ObjectRun
 from cordwood.layout.object_names import parse_object_name
 from cordwood.lsn import Lsn
 from cordwood.protocol import manifest, merging
@@ -23,7 +22,7 @@ from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.scenarios import scenario
 from cordwood.sim.planted.tier import _in_main_storage
 from cordwood.tier import compact, merge
-from cordwood.tier.history import HistoryBlock, HistoryReader, HistorySpans
+from cordwood.tier.history import HistoryBlock, HistoryReader, HistorySpans, Load
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.merge import MergeTask
 from cordwood.tier.object_store import Etag, ObjectStore
@@ -152,13 +151,12 @@ async def _fetches_slowly(
     right: Callable[..., Awaitable[Sequence[HistoryBlock]]],
     self: HistoryReader,
     name: str,
-    footer: Footer,
-    run: ObjectRun,
     number: int,
+    load: Load,
 ) -> Sequence[HistoryBlock]:
     """Objects may be deleted while they are read."""
     await asyncio.sleep(0.7)
-    return await right(self, name, footer, run, number)
+    return await right(self, name, number, load)
 
 
 async def _takes_merged_for_trimmed(
