@@ -86,7 +86,8 @@ class LedgerTable:
             return []
         rows, _ = await self._tables.scan(
             LEDGERS_TABLE, entry_row_key(ledger, first), entry_row_key(ledger, first + count),
-            rows_max=count, bytes_max=bytes_max,
+            # A reader in order goes through a ledger once.
+            rows_max=count, bytes_max=bytes_max, is_once=True,
         )  # fmt: skip
         found: list[KeptEntry] = []
         for entry, (key, value) in enumerate(rows, first):
