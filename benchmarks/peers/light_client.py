@@ -1,8 +1,8 @@
-"""A raw client as light as Python allows: what all peers with a simple protocol are driven with.
+"""A raw client as light as Python allows, for all peers with a simple protocol.
 
-One connection on uvloop; what one read brings is answered by one write; no object for a record.
-A client library would be what is measured in place of the server: nats-py ends at a tenth of
-what nats-server takes through this.
+It has one connection on uvloop, answers each read by one write, and makes no object for a record.
+With a client library the library would be measured, and not the server: nats-py reaches a tenth of
+the rate that nats-server takes through this client.
 
 Source: docs/sources/hotpath.md §5.
 """
@@ -98,7 +98,7 @@ class LightClient(asyncio.Protocol):
             self._read.set_result(None)
 
     def fail(self, why: str) -> None:
-        """What waits, and what comes after, ends with this."""
+        """All present and later calls end with this error."""
         self._problem = Unreachable(f"{self.name}: {why}")
         for waiting in (self._done, self._read):
             if waiting is not None and not waiting.done():

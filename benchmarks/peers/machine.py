@@ -1,7 +1,7 @@
-"""What the machine is, what else it was doing, and how fast it was just before each peer.
+"""The machine, its other load, and its speed just before each peer.
 
-The probe is the same small work before every peer: where it moves, so did the machine, and the
-rates that were measured beside it are to be trusted by that much less.
+The probe does the same small work before every peer. If its figure changes, the machine's speed
+changed, and the rates measured beside it are less certain by as much.
 """
 
 from __future__ import annotations

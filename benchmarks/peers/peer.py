@@ -1,4 +1,4 @@
-"""What the runner knows of a peer: how to start it, and one log of it to append to and read.
+"""The runner's view of a peer: how to start it, and one of its logs to append to and read.
 
 A peer that has several ways to be run on the same servers (topics of two durabilities, say) has
 a variant for each; the page has a line for each variant.
@@ -23,9 +23,8 @@ class Variant:
         servers: processes that keep copies.
         copies: of each record.
         synced: whether an ack means that the copies it counts are on the disk.
-        durability: what an ack means, in one sentence.
-        client: what drives it, and why that is fair.
-        notes: what else a reader has to know to compare, "" if there is nothing.
+        durability: the meaning of an ack, in one sentence. client: the client that sends the load,
+        and why it is fair. notes: other facts that a reader needs to compare, "" for none.
     """
 
     name: str
@@ -42,11 +41,11 @@ class Session(ABC):
     """One client of one variant, and the log it works on."""
 
     reads_consume = False
-    """Whether what was read is gone, so that it has to be appended again for the next repeat."""
+    """Whether a read removes the records, so that the next repeat has to append them again."""
 
     @abstractmethod
     async def fresh(self) -> None:
-        """Leave the log that there was, and make another, empty one.
+        """Make a new, empty log, and use it in place of the old one.
 
         Raises:
             CordwoodError: it could not be made.
@@ -95,14 +94,14 @@ class Peer(ABC):
 
     @abstractmethod
     def missing(self) -> str | None:
-        """Why it cannot run here and what to do about it; None if it can."""
+        """Why it cannot run here, and the remedy; None if it can run."""
 
     @abstractmethod
     def version(self) -> str:
         """Of its server; asked only if nothing is missing."""
 
     async def prepare(self) -> None:
-        """Fetch and build what it needs beside its servers, once; nothing for most.
+        """Fetch and build its other programs once; most peers have none.
 
         Raises:
             CordwoodError: it could not be had.

@@ -22,7 +22,7 @@ LAST_BYTES = 2000
 
 
 class Server:
-    """One child, in a session of its own so that what it starts ends with it."""
+    """One child, in a session of its own, so that its own children end with it."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: str) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Server:
         self._log = log
 
     def check(self) -> None:
-        """Raises: Unreachable: it has ended; the text quotes what it said."""
+        """Raises: Unreachable: it has ended; the text quotes its output."""
         if self.process.returncode is not None:
             raise Unreachable(
                 f"{self.name} ended with {self.process.returncode}: {self.last_words()}"
@@ -124,7 +124,7 @@ def last_words(path: str) -> str:
 async def run_tool(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a command to its end; what it printed.
+    """Run a command to its end. Returns its output.
 
     Raises:
         Unreachable: it failed, or took too long.
@@ -147,7 +147,7 @@ async def run_tool(
 
 
 def first_line(*command: str) -> str:
-    """What a program says of its version, "?" if it says nothing."""
+    """The version that a program prints, "?" if it prints none."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
     )
@@ -156,7 +156,7 @@ def first_line(*command: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
+    """Free ports of loopback."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -1,7 +1,8 @@
-"""Takes each peer through all cells: one peer's servers at a time, several turns.
+"""Measures all cells of each peer: one peer's servers at a time, in several turns.
 
-A turn starts every peer anew and takes a share of the repeats, so that the medians of one peer
-come from more than one part of the run. What fails is told, and the next peer goes on.
+A turn starts every peer anew and does a share of the repeats. So the medians of one peer come from
+more than one part of the run. A peer's failure is reported, and the run continues with the next
+peer.
 """
 
 from __future__ import annotations
@@ -53,17 +54,17 @@ PREFIX = ".cordwood-bench-peers-"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured.
+    """The size of a run.
 
     Attributes:
         repeats: of each cell, over all turns.
         turns: how often each peer is started; no more than there are repeats.
         seconds: of each append.
         bytes_max: of each append, which bounds the disk.
-        fill_bytes, fill_seconds: appended to be read, as much as either allows. A slow system needs
-            its seconds, or what is timed is its first answer.
+        fill_bytes, fill_seconds: the bounds of the records that are appended for the reads. A slow
+            system needs its seconds, or the read measures only its first answer.
         tail_seconds: of records offered at the tail, after TAIL_WARM_UP_S.
-        minutes: that the run may take; a system that is too slow for its share has fewer repeats.
+        minutes: the longest run; a system that is too slow for its share has fewer repeats.
         sizes, in_flight: of records; of appends.
     """
 
@@ -91,11 +92,11 @@ async def measure(
     say: Say,
     keep: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the plan and put what it gave into `results`, whose `systems` this makes.
+    """Run the plan and put its figures into `results.systems`.
 
     Args:
         directory: an absolute path, on the disk that is measured.
-        keep: called whenever a peer has had its turn.
+        keep: called after each turn of a peer.
     Raises:
         OSError: the directory cannot be used.
     """
@@ -164,7 +165,7 @@ async def _turn(
 
 
 def _reason(error: Exception) -> str:
-    """The words of what a peer may do wrong; a fault of ours is raised again."""
+    """The text of a peer's error; an error of this program is raised again."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, CordwoodError | OSError):
@@ -232,5 +233,5 @@ def _cell(system: System, name: str, unit: str) -> Cell:
 
 
 def free_bytes(directory: str) -> int:
-    """Room on the disk that would be measured."""
+    """Free space on the disk to measure."""
     return shutil.disk_usage(os.path.abspath(directory)).free

@@ -1,8 +1,8 @@
-"""What every peer is asked to do, and what is measured of it. Pure.
+"""The loads that every peer runs, and their measurements. Pure.
 
-Three things: appends with a fixed number in flight, each answered before the next takes its
-place; reading all that was appended, from the oldest on; and the lag of a reader at the tail,
-with records offered at a fixed rate, whatever came of those before.
+There are three loads: appends with a fixed number in flight, where each answer allows the next
+append; reading all appended records, from the oldest on; and the lag of a reader at the tail, with
+records offered at a fixed rate, whether the earlier ones arrived or not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class AppendLoad:
     Attributes:
         size: bytes of a record.
         in_flight: records sent and not yet answered.
-        seconds: after so long nothing more is sent; what is in flight is waited for.
-        bytes_max: nor after so many bytes, which bounds what a run leaves on the disk.
+        seconds: the time after which no more records are sent; those in flight are waited for.
+        bytes_max: the bytes after which no more records are sent, a bound of the disk's space.
     """
 
     size: int
@@ -51,7 +51,7 @@ class AppendLoad:
 
 @dataclass(frozen=True, slots=True)
 class AppendRun:
-    """What one run of a load did.
+    """The result of one run of a load.
 
     Attributes:
         records: appended and answered.
@@ -104,7 +104,7 @@ class TailLoad:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Of records at the tail: from when one was due until a reader had it, ms."""
+    """Of records at the tail, in ms: from the time when a record was due until a reader had it."""
 
     p50_ms: float
     p99_ms: float
@@ -134,10 +134,10 @@ def lag_of(lags_s: Iterable[float]) -> Lag:
 
 
 class Window:
-    """A closed loop: how many may be sent, and how long each took to be answered.
+    """A closed loop: how many records may be sent, and how long each waited for its answer.
 
-    Answers are taken to come in the order of sending, which holds for every peer that is driven
-    with this: where a server answers out of order, the sum of the latencies is the same.
+    Answers are assumed to come in the order of sending. If a server answers in another order, the
+    sum of the latencies is the same.
     """
 
     def __init__(self, load: AppendLoad) -> None:
@@ -179,7 +179,7 @@ class Window:
 
     @property
     def is_done(self) -> bool:
-        """Whether all that was sent was answered, and there is no more to come."""
+        """Whether all sent records were answered, and none is left to send."""
         return self._in_flight == 0
 
     @property
@@ -188,7 +188,7 @@ class Window:
         return self._in_flight
 
     def run(self, now: float) -> AppendRun:
-        """What was done, once `is_done`."""
+        """The result, once `is_done`."""
         return AppendRun(
             self.answered,
             now - self._began,
