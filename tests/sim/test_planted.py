@@ -165,3 +165,8 @@ def test_the_page_s_table_has_a_row_for_each_planted_bug() -> None:
     for bug in PLANTED_BUGS:
         by_scene = f"scene | `{bug.scene}`"
         assert (rows[bug.name] == by_scene) is bool(bug.scene), bug.name
+
+
+def test_the_page_of_reliability_counts_the_planted_bugs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    assert re.findall(r"^\| planted bugs \| (\d+)", page, re.M) == [str(len(PLANTED_BUGS))]
