@@ -209,7 +209,8 @@ def run_crash_states(seed: int, minutes: float, workers: int, states: int | None
     If all cores together went through enough states for a full sweep, it also fails for each rare
     event that none of them met.
 
-    Args: states: go on until this many states, over all cores, however long that takes.
+    Args:
+        states: go on until this many states, over all cores, however long that takes.
     """
     goal = f"{minutes:g} min" if states is None else f"{states:,} states"
     say(f"\ncrash states: from seed {seed}, {goal} on {workers} cores")
@@ -242,7 +243,8 @@ def run_kills(seed: int, minutes: float, rounds: int | None = None) -> bool:
     """Kill a real store under load again and again. Returns whether all acknowledged records
     stayed.
 
-    Args: rounds: number of rounds, independent of the minutes.
+    Args:
+        rounds: number of rounds, independent of the minutes.
     """
     if rounds is None:
         rounds = max(1, min(KILLS_MAX, round(KILLS_A_MINUTE * minutes)))

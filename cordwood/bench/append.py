@@ -119,7 +119,8 @@ def custom_profile(
 ) -> AppendProfile:
     """A profile from options; other values are those of the nearest standard profile.
 
-    Raises: BadSetting: the options contradict each other or exceed a limit.
+    Raises:
+        BadSetting: the options contradict each other or exceed a limit.
     """
     usual = BLOCKS if batch else SINGLES
     size = usual.size if size is None else size

@@ -67,9 +67,10 @@ stays for a quarter of an hour."""
 class ColdProfile:
     """The sizes of the measurement.
 
-    Attributes: cold_bytes: bytes of the cold log: more than all caches of the node. seconds: length
-    of each half of a repeat. is_tiered: whether the cold log is in main storage, a directory beside
-    the node's.
+    Attributes:
+        cold_bytes: bytes of the cold log: more than all caches of the node.
+        seconds: length of each half of a repeat.
+        is_tiered: whether the cold log is in main storage, a directory beside the node's.
     """
 
     cold_bytes: int = 320 * MIB

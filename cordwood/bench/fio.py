@@ -25,11 +25,13 @@ ONCE_TIMEOUT_S = 600.0
 class FioJob:
     """The job of fio: go through `length` bytes at `offset`, again and again.
 
-    Attributes: path: an existing file, or a device. Its content there is overwritten.
+    Attributes:
+        path: an existing file, or a device. Its content there is overwritten.
         block_bytes: of one operation.
         depth: operations in flight.
-        seconds: the length; None for one pass. bytes_per_s: an even pace to keep; None for full
-        speed. reads: whether to read instead, which changes nothing.
+        seconds: the length; None for one pass.
+        bytes_per_s: an even pace to keep; None for full speed.
+        reads: whether to read instead, which changes nothing.
     """
 
     path: str
@@ -119,9 +121,11 @@ async def _reap(process: asyncio.subprocess.Process) -> None:
 def read_result(printed: bytes, *, reads: bool = False) -> FioResult:
     """Parse the output of a run; warnings may come before the JSON.
 
-    Args: reads: whether the job was to read.
+    Args:
+        reads: whether the job was to read.
 
-    Raises: Unreachable: the output is not fio's, or fio wrote nothing.
+    Raises:
+        Unreachable: the output is not fio's, or fio wrote nothing.
     """
     try:
         job: dict[str, Any] = json.loads(printed[printed.index(b"{") :])["jobs"][0]

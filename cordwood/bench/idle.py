@@ -71,8 +71,10 @@ class _Cost(NamedTuple):
 async def bench_idle(*, logs: int, partitions: int, directory: str, say: Say) -> list[Figure]:
     """Measure both, each in a separate LogsDB, and then together.
 
-    Args: logs: number of logs, of one block each. partitions: number of partitions, of one file
-    each. directory: for the databases; removed at the end.
+    Args:
+        logs: number of logs, of one block each.
+        partitions: number of partitions, of one file each.
+        directory: for the databases; removed at the end.
     Raises:
         CordwoodError: LogsDB failed.
     """

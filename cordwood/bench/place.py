@@ -48,7 +48,9 @@ async def bench_place(
 ) -> AsyncIterator[Place]:
     """A place for this many blocks, for the length of the `with` block.
 
-    Args: url: a running cluster; None starts a fresh one. directory: for files.
+    Args:
+        url: a running cluster; None starts a fresh one.
+        directory: for files.
         nodes: of a fresh cluster.
         blocks, block_bytes: most blocks that will be stored, and their size; decide the size of a
             fresh cluster's WALs.
@@ -72,7 +74,8 @@ async def bench_place(
 def bench_shape(nodes: int, blocks: int, block_bytes: int) -> ClusterShape:
     """A cluster in which each WAL can hold all blocks, because any node may get any share.
 
-    Raises: BadSetting: the WALs would be too much for this machine's memory.
+    Raises:
+        BadSetting: the WALs would be too much for this machine's memory.
     """
     copies, racks = min(3, nodes), min(3, nodes)
     # Each block has a header and an envelope, and may come alone in a 4 KiB write.

@@ -68,7 +68,8 @@ class OnceProfile:
 class Reading:
     """The cost of one read of a whole log.
 
-    Attributes: from_disk, sent: bytes for each byte of payload that the reader got.
+    Attributes:
+        from_disk, sent: bytes for each byte of payload that the reader got.
     """
 
     from_disk: float
@@ -175,7 +176,8 @@ async def _read(profile: OnceProfile, host: Host, nodes: list[Node], *, is_singl
 def disk_bytes() -> int:
     """Bytes that the kernel has read from disks for all threads of this process.
 
-    Raises: Unreachable: this machine does not count them.
+    Raises:
+        Unreachable: this machine does not count them.
     """
     try:
         with open("/proc/self/io", encoding="ascii") as file:

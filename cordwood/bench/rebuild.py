@@ -68,7 +68,8 @@ LOOK_S = 0.05
 class RebuildProfile:
     """The sizes of the measurement.
 
-    Attributes: nodes: of the cluster, in one rack; two are lost, and blocks have three copies.
+    Attributes:
+        nodes: of the cluster, in one rack; two are lost, and blocks have three copies.
         total_bytes: of payloads that are stored before the loss.
         size, batch: bytes of a record, and records of a block.
         beside_bytes, beside_in_flight: of the small appends.
@@ -187,8 +188,10 @@ async def _lose(cluster: LocalCluster, store: Store, node: NodeId) -> dict[NodeI
     """Kill a node and report it lost. Returns the bytes that each donor has to give, as the nodes
     count.
 
-    Raises: CordwoodError: a node does not answer. BadSetting: there is nothing to give.
-    Unreachable: the other nodes do not regard it as dead.
+    Raises:
+        CordwoodError: a node does not answer.
+        BadSetting: there is nothing to give.
+        Unreachable: the other nodes do not regard it as dead.
     """
     given = await _to_give(store, node)
     cluster.kill(node)

@@ -59,8 +59,10 @@ Say = Callable[[str], None]
 class SparkBench:
     """The sizes of the measurement.
 
-    Attributes: records, size: of the log; bytes of a record. logs: number of logs that one stream
-    reads for the figure of many logs, which is then the only figure; 0 measures all other figures.
+    Attributes:
+        records, size: of the log; bytes of a record.
+        logs: number of logs that one stream reads for the figure of many logs, which is then the
+            only figure; 0 measures all other figures.
     """
 
     records: int

@@ -312,11 +312,15 @@ async def bench_wal_file(
     A new file is removed at the end. A device, or an existing file, is left blank at its beginning,
     so that it may be formatted again.
 
-    Args: path: a directory for a new file, the path of a file, or a device. capacity_bytes: of the
-    WAL. destroy: whether existing content may be destroyed.
+    Args:
+        path: a directory for a new file, the path of a file, or a device.
+        capacity_bytes: of the WAL.
+        destroy: whether existing content may be destroyed.
 
-    Raises: BadSetting: there is content, and `destroy` does not allow to destroy it; or the device
-    is too small. StoreInUse: the device is mounted or in use.
+    Raises:
+        BadSetting: there is content, and `destroy` does not allow to destroy it; or the device is
+            too small.
+        StoreInUse: the device is mounted or in use.
     """
     path, is_ours = _chosen_place(path)
     disk = RealDisk(writer_threads=1)

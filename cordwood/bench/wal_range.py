@@ -31,7 +31,8 @@ LOOK_S = 0.02
 async def time_wal_range(cluster: LocalCluster, store: Store, node: NodeId) -> float:
     """Seconds until a node is whole again after one range of its WAL rotted.
 
-    Raises: Unreachable: no record was found in the node's WAL, or it is not healed in time.
+    Raises:
+        Unreachable: no record was found in the node's WAL, or it is not healed in time.
         CordwoodError: an append failed.
     """
     values = [os.urandom(VALUE_BYTES) for _ in range(VALUES)]

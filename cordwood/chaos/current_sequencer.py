@@ -40,7 +40,8 @@ async def current_sequencer(addresses: Sequence[str], host: Host, log: int | Non
 async def wait_sequencer(ask: Callable[[], Awaitable[NodeId | None]]) -> NodeId:
     """Wait for a node that sequences the log: after a death there may be none for a while.
 
-    Raises: Unreachable: no node did for TIMEOUT_S.
+    Raises:
+        Unreachable: no node did for TIMEOUT_S.
     """
     deadline = time.monotonic() + TIMEOUT_S
     while (node := await ask()) is None:

@@ -58,7 +58,8 @@ class Disks:
     def make(self) -> None:
         """Make and mount all disks.
 
-        Raises: Unreachable: this machine does not allow it.
+        Raises:
+            Unreachable: this machine does not allow it.
         """
         os.makedirs(self._images, exist_ok=True)
         if self.can_clone:

@@ -59,7 +59,8 @@ class Faults:
         sequencer: returns the node that sequences now, or None if none is known. wait_acked:
         returns after an acknowledgement.
 
-        Attributes: proxied: the counts of the proxies, by harm.
+        Attributes:
+            proxied: the counts of the proxies, by harm.
     """
 
     def __init__(
@@ -91,10 +92,11 @@ class Faults:
     ) -> None:
         """Begin a fault, keep it for this long, and end it; then all of these nodes run.
 
-        Args: nodes: the nodes that it hits; for `link` and `split` the second node is the other
-        end.
+        Args:
+            nodes: the nodes that it hits; for `link` and `split` the second node is the other end.
 
-        Raises: Unreachable: the fault could not begin or end, or a node did not come back.
+        Raises:
+            Unreachable: the fault could not begin or end, or a node did not come back.
         """
         node = nodes[0]
         if kind == "rolling-restart":

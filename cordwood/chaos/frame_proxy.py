@@ -47,8 +47,10 @@ _GREETINGS = (Kind.HELLO, Kind.WELCOME, Kind.REFUSAL)
 class Told:
     """The counts of the proxy.
 
-    Attributes: frames: frames that passed, over all connections and directions. harmed: frames of
-    these that were harmed. refused: connections that the receiver closed because of a harmed frame.
+    Attributes:
+        frames: frames that passed, over all connections and directions.
+        harmed: frames of these that were harmed.
+        refused: connections that the receiver closed because of a harmed frame.
     """
 
     frames: int = 0

@@ -58,7 +58,8 @@ async def why_late(
 ) -> list[str]:
     """The known facts about these readers, line by line.
 
-    Args: processes: processes of the nodes that run on this machine.
+    Args:
+        processes: processes of the nodes that run on this machine.
     """
     names = {CLIENTS: os.getpid(), **{f"node {node}": pid for node, pid in processes.items()}}
     before = {each.name: _at(each) for each in late}

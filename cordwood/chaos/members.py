@@ -76,7 +76,8 @@ class Members:
         logs: that are read.
         metadata: path of the cluster's metadata store, which no other program uses.
 
-    Attributes: struck: number of kills and stops.
+    Attributes:
+        struck: number of kills and stops.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class Members:
     async def start(self, tasks: asyncio.TaskGroup, host: Host) -> None:
         """Start all members, and strike them after they have joined.
 
-        Raises: Unreachable: they did not join.
+        Raises:
+            Unreachable: they did not join.
         """
         begin_audit(self._metadata)
         for name in self._names():
@@ -126,7 +128,8 @@ class Members:
     async def wait_all_read(self, tails: Mapping[str, int], host: Host) -> list[str]:
         """Wait until the saved positions are past these, and end. Returns the problems.
 
-        Args: tails: by log, the last LSN that members must deal with.
+        Args:
+            tails: by log, the last LSN that members must deal with.
         """
         moved_s, before, text = time.monotonic(), "", "nobody says where it stands"
         while time.monotonic() < moved_s + STILL_S:

@@ -46,7 +46,8 @@ class NodeFaults:
     async def strike(self, kind: str, node: NodeId) -> None:
         """Begin a fault; `ease` ends it.
 
-        Raises: Unreachable: the fault is impossible here.
+        Raises:
+            Unreachable: the fault is impossible here.
         """
         if kind in (KILL, KILL_STORAGE):
             self._cluster.kill(node)

@@ -51,10 +51,12 @@ class KindOutcome:
 class Outcome:
     """The result of a run.
 
-    Attributes: append_stall_s: the longest time in which none of a log's appends was acknowledged.
-    read_stall_s: the longest time that an acknowledged record took to reach its first reader, while
-    a reader that had asked for it waited. lost: acknowledged records that no reader was given, by
-    log and LSN. false_losses: gaps that reported a loss; no fault here loses records.
+    Attributes:
+        append_stall_s: the longest time in which none of a log's appends was acknowledged.
+        read_stall_s: the longest time that an acknowledged record took to reach its first reader,
+            while a reader that had asked for it waited.
+        lost: acknowledged records that no reader was given, by log and LSN.
+        false_losses: gaps that reported a loss; no fault here loses records.
     """
 
     verdict: Verdict
@@ -78,7 +80,8 @@ class Outcome:
     def missed(self, stall_max_s: float) -> list[str]:
         """Missed bounds, in words: a busy machine may be the reason.
 
-        Args: stall_max_s: how long appends may stand still.
+        Args:
+            stall_max_s: how long appends may stand still.
         """
         violations = self.verdict.violations
         found = [violation_words(each) for each in violations if each.invariant in OF_TIME]

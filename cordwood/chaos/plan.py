@@ -44,9 +44,12 @@ class Aim(enum.Enum):
 class Kind:
     """One kind of fault.
 
-    Attributes: needs: the capabilities that it needs. length_s: how long it may last; after a fault
-    that ends by itself (a kill), the node starts again after this time. aim: its targets. words: a
-    description for people.
+    Attributes:
+        needs: the capabilities that it needs.
+        length_s: how long it may last; after a fault that ends by itself (a kill), the node starts
+            again after this time.
+        aim: its targets.
+        words: a description for people.
     """
 
     name: str
@@ -111,8 +114,10 @@ FIRST_S = 1.0
 class PlannedFault:
     """One fault.
 
-    Attributes: at_s: since the start of the run; a longer fault before it delays it. rank: its
-    target: 0 for the sequencer, otherwise the rank-th of the other nodes. seed: for its own draws.
+    Attributes:
+        at_s: since the start of the run; a longer fault before it delays it.
+        rank: its target: 0 for the sequencer, otherwise the rank-th of the other nodes.
+        seed: for its own draws.
     """
 
     at_s: float

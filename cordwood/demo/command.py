@@ -114,8 +114,8 @@ async def _until_stopped(plan: Plan, report: Report, console: Console) -> signal
 def _failure(error: BaseException) -> str:
     """The error, in a sentence.
 
-    Raises: BaseException: `error` itself, if it is not an expected error: a bug shows its
-    traceback.
+    Raises:
+        BaseException: `error` itself, if it is not an expected error: a bug shows its traceback.
     """
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(_failure(each) for each in error.exceptions)

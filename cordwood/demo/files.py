@@ -102,10 +102,12 @@ class Files:
 def open_files(names: Sequence[str], copies: Path) -> Files:
     """Look at the files, and copy those that cannot be read twice.
 
-    Args: names: paths; `-` is standard input. copies: a directory for copies; made if it is needed.
+    Args:
+        names: paths; `-` is standard input.
+        copies: a directory for copies; made if it is needed.
 
-    Raises: BadSetting: a file does not exist or cannot be read, or all files together are too
-    large.
+    Raises:
+        BadSetting: a file does not exist or cannot be read, or all files together are too large.
     """
     if len(names) > FILES_MAX:
         raise BadSetting(f"{len(names)} files; the demo takes {FILES_MAX} at most")

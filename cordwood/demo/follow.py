@@ -70,7 +70,8 @@ class Follow:
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait until the records read make `condition` true; one waiter at a time.
 
-        Raises: CheckFailed: it did not become true in time; the text names the tail's place.
+        Raises:
+            CheckFailed: it did not become true in time; the text names the tail's place.
         """
         try:
             async with asyncio.timeout(timeout_s):

@@ -47,8 +47,9 @@ PRODUCER = 1
 class Kill:
     """A kill during the ingest.
 
-    Attributes: share: share of the source after which a victim is chosen. choose: finds a victim; a
-    moment later `kill` kills it.
+    Attributes:
+        share: share of the source after which a victim is chosen.
+        choose: finds a victim; a moment later `kill` kills it.
         at_kill: records acknowledged when it was killed, None before.
         in_flight: batches in flight at that time.
     """
@@ -97,8 +98,9 @@ class Ingest:
     async def run(self) -> None:
         """Append everything. Returns when all records are acknowledged.
 
-        Raises: CheckFailed: the tail does not move, or got wrong records, or there is nothing to
-        append.
+        Raises:
+            CheckFailed: the tail does not move, or got wrong records, or there is nothing to
+                append.
             CordwoodError: an append failed.
         """
         # Batches kept back, so that a short input still has batches to append at every kill, and

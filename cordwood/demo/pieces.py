@@ -142,7 +142,8 @@ class Rebuild:
     def finish(self) -> None:
         """End the file: all pieces have come.
 
-        Raises: PiecesBroken: some pieces did not come.
+        Raises:
+            PiecesBroken: some pieces did not come.
         """
         if self._early:
             raise PiecesBroken(

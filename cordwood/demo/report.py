@@ -42,8 +42,10 @@ class Stored:
 class Killed:
     """The facts about a victim.
 
-    Attributes: rack: its rack. at_kill: records acknowledged when it was killed. ack_pause_s,
-    read_pause_s: the longest pauses from its kill to the next kill.
+    Attributes:
+        rack: its rack.
+        at_kill: records acknowledged when it was killed.
+        ack_pause_s, read_pause_s: the longest pauses from its kill to the next kill.
     """
 
     victim: Victim
@@ -57,10 +59,14 @@ class Killed:
 class Report:
     """All results so far; None for steps that the demo did not reach.
 
-    Attributes: title: the name of the input. killed: the storage node; `beheaded` is the
-    sequencer's node, after whose kill the log has no sequencer. epochs: the log's epochs as they
-    were read, oldest first. rejoined: the killed nodes, after they had caught up. query: `flights`
-    or `files`. where: the demo's directory.
+    Attributes:
+        title: the name of the input.
+        killed: the storage node; `beheaded` is the sequencer's node, after whose kill the log has
+            no sequencer.
+        epochs: the log's epochs as they were read, oldest first.
+        rejoined: the killed nodes, after they had caught up.
+        query: `flights` or `files`.
+        where: the demo's directory.
         kept: whether the cluster's data stays in it.
         seconds: from start to end.
     """

@@ -118,7 +118,8 @@ class Demo:
     async def run(self) -> None:
         """Do all steps. No started process is left when this returns or raises.
 
-        Raises: CheckFailed: a claim does not hold, and later steps need it.
+        Raises:
+            CheckFailed: a claim does not hold, and later steps need it.
             CordwoodError: a part of Cordwood failed.
         """
         async with AsyncExitStack() as stack:

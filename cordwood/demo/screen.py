@@ -79,8 +79,9 @@ def _tell(console: Console, step: Step) -> None:
 def picture(board: Board, spinner: RenderableType, *, moving: bool = True) -> RenderableType:
     """The present board.
 
-    Args: spinner: the sign before the running step. moving: whether to show the changing figures
-    and the nodes.
+    Args:
+        spinner: the sign before the running step.
+        moving: whether to show the changing figures and the nodes.
     """
     steps = Table.grid(padding=(0, 1))
     steps.add_column(width=1)

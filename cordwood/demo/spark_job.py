@@ -124,7 +124,8 @@ def boot(scratch: str) -> tuple[SparkSession, Booted]:
 
     The workers take 3 s to start; here they start while the log is still being written.
 
-    Args: scratch: a directory for Spark's own files.
+    Args:
+        scratch: a directory for Spark's own files.
     Raises:
         JavaMissing: the text says how to get one.
     """

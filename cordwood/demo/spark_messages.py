@@ -13,7 +13,8 @@ from msgspec import Struct
 class Job(Struct, frozen=True):
     """The job.
 
-    Attributes: servers: addresses of the cluster, with commas.
+    Attributes:
+        servers: addresses of the cluster, with commas.
         log: the log to land.
         parquet: a directory, made by the landing; its checkpoint is in it.
         query: `flights` or `files`.

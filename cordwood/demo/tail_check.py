@@ -27,7 +27,9 @@ from cordwood.lsn import OLDEST, Lsn, format_lsn
 class EpochRead:
     """The records read of an epoch.
 
-    Attributes: first, last: LSNs of its first and its last record. records: number of records.
+    Attributes:
+        first, last: LSNs of its first and its last record.
+        records: number of records.
     """
 
     first: Lsn

@@ -52,7 +52,8 @@ def choose_victim(
 def choose_sequencer(status: Mapping[NodeId, StatusReply | CordwoodError], log: int) -> Victim:
     """The node that sequences a log; if two nodes claim it, the one in the higher epoch.
 
-    Raises: CheckFailed: no node claims it.
+    Raises:
+        CheckFailed: no node claims it.
     """
     epochs = [
         (state.epoch, node)

@@ -337,8 +337,8 @@ class DiskGiven(HistoryEvent, frozen=True, gc=False, tag="disk-given"):
 class BlockStored(HistoryEvent, frozen=True, gc=False, tag="stored"):
     """A node reports that a block or plug of a log is durable: `[first, last]`, both included.
 
-    Attributes: is_end: a recovery stored it as a plug or an envelope update: a read-only node takes
-    it too.
+    Attributes:
+        is_end: a recovery stored it as a plug or an envelope update: a read-only node takes it too.
     """
 
     node: int
@@ -391,8 +391,10 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
 class TierDumped(HistoryEvent, frozen=True, gc=False, tag="tier-dumped"):
     """All that main storage holds of one log at the end of the run, read without faults.
 
-    Attributes: start, end: the range that its manifest names, `end` not included. slots: blocks and
-    plugs, as objects have them. why: the part that cannot be read; "" for none.
+    Attributes:
+        start, end: the range that its manifest names, `end` not included.
+        slots: blocks and plugs, as objects have them.
+        why: the part that cannot be read; "" for none.
     """
 
     log: int

@@ -60,9 +60,10 @@ DAMAGING_KINDS = tuple(name for name, kind in FAULT_KINDS.items() if kind.damage
 class Fault:
     """One fault: its kind, its nodes, its time and length (simulated seconds).
 
-    Attributes: nodes: numbers, or SEQUENCER, or OTHERS; () where the kind hits no node. scene:
-    faults of one schedule share a number, so that they agree on the sequencer's node; 0 for a
-    single fault.
+    Attributes:
+        nodes: numbers, or SEQUENCER, or OTHERS; () where the kind hits no node.
+        scene: faults of one schedule share a number, so that they agree on the sequencer's node; 0
+            for a single fault.
     """
 
     kind: str

@@ -82,8 +82,9 @@ class LedgerAudited(HistoryEvent, frozen=True, gc=False, tag="ledger-audited"):
 class LedgerChecked(HistoryEvent, frozen=True, gc=False, tag="ledger-checked"):
     """At the end of the run, a ledger in main storage was checked, and filled where possible.
 
-    Attributes: short, lost, filled: entries that main storage does not give whole; entries of these
-    that no node has either; copies that were made.
+    Attributes:
+        short, lost, filled: entries that main storage does not give whole; entries of these that no
+            node has either; copies that were made.
     """
 
     client: str

@@ -41,7 +41,8 @@ class NamedRead(HistoryEvent, frozen=True, gc=False, tag="named-read"):
 class NamedAppend(HistoryEvent, frozen=True, gc=False, tag="named-append"):
     """An append by the name was acknowledged, and its record was looked for at its LSN.
 
-    Attributes: found: whether the record was there.
+    Attributes:
+        found: whether the record was there.
     """
 
     client: str

@@ -25,8 +25,9 @@ class EpochsNodes(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class NodesetsKnown(HistoryEvent, frozen=True, gc=False, tag="nodesets"):
     """A node keeps, or tells a reader, the nodes that may hold each epoch of a log.
 
-    Attributes: epoch: the history is complete up to this epoch; 0 if the node was told nothing.
-    history: entries by epoch; wholly trimmed epochs may be left out.
+    Attributes:
+        epoch: the history is complete up to this epoch; 0 if the node was told nothing.
+        history: entries by epoch; wholly trimmed epochs may be left out.
     """
 
     node: int
@@ -38,8 +39,9 @@ class NodesetsKnown(HistoryEvent, frozen=True, gc=False, tag="nodesets"):
 class Gauged(HistoryEvent, frozen=True, gc=False, tag="gauged"):
     """A measured value of a node that has a limit.
 
-    Attributes: what: `wal_bytes`: bytes in use. `cache_bytes`: bytes of blocks that are in no
-    partition yet. `unflushed_us`: how long the oldest of these blocks has waited for a flush.
+    Attributes:
+        what: `wal_bytes`: bytes in use. `cache_bytes`: bytes of blocks that are in no partition
+            yet. `unflushed_us`: how long the oldest of these blocks has waited for a flush.
     """
 
     node: int

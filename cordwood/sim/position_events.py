@@ -27,8 +27,10 @@ class TrimAnswered(HistoryEvent, frozen=True, gc=False, tag="trim-answered"):
 class TimeFound(HistoryEvent, frozen=True, gc=False, tag="time-found"):
     """A client that looked a time up was told `lsn`.
 
-    Attributes: wanted_us: the append time that it looked for. tail: of the log, as the client was
-    told. is_exact: whether the answer is exact; otherwise it may be too early.
+    Attributes:
+        wanted_us: the append time that it looked for.
+        tail: of the log, as the client was told.
+        is_exact: whether the answer is exact; otherwise it may be too early.
     """
 
     client: str
@@ -42,9 +44,11 @@ class TimeFound(HistoryEvent, frozen=True, gc=False, tag="time-found"):
 class KeyFound(HistoryEvent, frozen=True, gc=False, tag="key-found"):
     """A client that looked a key up, in a log whose keys do not fall, was told this.
 
-    Attributes: before: the last record with a lower key, 0 for none. at: the first record with this
-    key or a higher one, 0 for none. tail: of the log, as the client was told. is_exact: whether no
-    record was lost in the searched range.
+    Attributes:
+        before: the last record with a lower key, 0 for none.
+        at: the first record with this key or a higher one, 0 for none.
+        tail: of the log, as the client was told.
+        is_exact: whether no record was lost in the searched range.
     """
 
     client: str
@@ -59,9 +63,12 @@ class KeyFound(HistoryEvent, frozen=True, gc=False, tag="key-found"):
 class ExtentTold(HistoryEvent, frozen=True, gc=False, tag="extent-told"):
     """A client that asked at `invoked_us` for a log's first and last record was told this.
 
-    Attributes: trim: all records up to here were trimmed, 0 for none. first, last: the first and
-    the last record, 0 for none. first_us, last_us: their append times. tail: of the log, as the
-    client was told. is_first_known, is_last_known: whether the answer about them is certain.
+    Attributes:
+        trim: all records up to here were trimmed, 0 for none.
+        first, last: the first and the last record, 0 for none.
+        first_us, last_us: their append times.
+        tail: of the log, as the client was told.
+        is_first_known, is_last_known: whether the answer about them is certain.
     """
 
     client: str

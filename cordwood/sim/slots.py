@@ -13,7 +13,8 @@ from cordwood.sim.event import Crc, EpochValue, LsnValue
 class PayloadMark(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The mark of a payload in a history.
 
-    Attributes: id: `client/sequence`, None if the bytes did not identify.
+    Attributes:
+        id: `client/sequence`, None if the bytes did not identify.
         crc: CRC32C of all its bytes.
         length: its bytes.
     """

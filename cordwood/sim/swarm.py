@@ -164,7 +164,8 @@ CALM_SHARE = 0.1
 def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     """Draw the options of a seed's run.
 
-    Args: damage: how much may be destroyed; None draws that too, within the tolerated damage.
+    Args:
+        damage: how much may be destroyed; None draws that too, within the tolerated damage.
     """
     chance = stream(seed, "options")
     if damage is None:

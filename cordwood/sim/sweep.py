@@ -82,7 +82,8 @@ class SeedTask:
 def options_of(task: SeedTask) -> RunOptions:
     """The options of a task's run. The plan is drawn here if only some of its faults are kept.
 
-    Raises: BadSetting: a fault to keep does not exist in the plan.
+    Raises:
+        BadSetting: a fault to keep does not exist in the plan.
     """
     if task.shape is Shape.DEMO:
         options = demo_options(task.seed)

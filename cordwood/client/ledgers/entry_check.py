@@ -19,7 +19,8 @@ def payload_bytes(payload: Buffer) -> int:
 def check_payload(payload: Buffer) -> None:
     """Check that an entry can hold the payload.
 
-    Raises: RecordTooLarge: it cannot.
+    Raises:
+        RecordTooLarge: it cannot.
     """
     if payload_bytes(payload) > ENTRY_BYTES_MAX:
         raise RecordTooLarge(f"an entry has at most {ENTRY_BYTES_MAX} bytes")
@@ -28,7 +29,8 @@ def check_payload(payload: Buffer) -> None:
 def check_id(entry: object) -> None:
     """Check that an entry can have this id.
 
-    Raises: BadSetting: it cannot; the entry would wait for ever.
+    Raises:
+        BadSetting: it cannot; the entry would wait for ever.
     """
     if not isinstance(entry, int) or not 0 <= entry <= ENTRY_MAX:
         raise BadSetting(f"entry {entry!r}: ids go from 0 to {ENTRY_MAX}")

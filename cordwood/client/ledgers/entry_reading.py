@@ -47,7 +47,8 @@ OBJECTS_BYTES = 4 << 20
 class EntryReading:
     """See the module; the state of one call.
 
-    Attributes: items: the found entries, by number, as nodes keep them.
+    Attributes:
+        items: the found entries, by number, as nodes keep them.
     """
 
     def __init__(self, ledger: ReadableLedger, entries: Sequence[int]) -> None:

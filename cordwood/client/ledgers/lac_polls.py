@@ -31,8 +31,9 @@ async def wait_for_news(
 ) -> None:
     """Wait until an answer is news, until all nodes have answered, or at most this long.
 
-    Args: asked: a call to each node; None is no answer. is_news: takes an answer, and returns
-    whether the caller waits for it.
+    Args:
+        asked: a call to each node; None is no answer.
+        is_news: takes an answer, and returns whether the caller waits for it.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -74,7 +74,8 @@ class LedgerMetadataCalls:
     async def get(self, ledger: int) -> Versioned:
         """The present value of a ledger.
 
-        Raises: UnknownLedger: there is no ledger with this id.
+        Raises:
+            UnknownLedger: there is no ledger with this id.
         """
         return _held(await self._ask(AskLedger(ledger)), ledger)
 
@@ -120,7 +121,8 @@ class LedgerMetadataCalls:
     async def open_main_storage(self) -> None:
         """Let a node open main storage, which is marked as this cluster's from then on.
 
-        Raises: BadSetting: the node has no main storage, or it belongs to another cluster.
+        Raises:
+            BadSetting: the node has no main storage, or it belongs to another cluster.
         """
         await self._ask(OpenMainStorage())
 

@@ -22,8 +22,10 @@ FULL_PAUSE_S = 0.05
 async def ask_node(cluster: Cluster, node: int, call: Call, *, timeout_s: float) -> Reply:
     """Call a node, and again while it is overloaded, all within `timeout_s`.
 
-    Raises: Unreachable: there is no connection, or the node does not answer in time. Overloaded:
-    the node was overloaded all the time. CordwoodError: the node's answer.
+    Raises:
+        Unreachable: there is no connection, or the node does not answer in time.
+        Overloaded: the node was overloaded all the time.
+        CordwoodError: the node's answer.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -33,8 +33,10 @@ TRIES_MAX = 20
 class TieredLedger(NamedTuple):
     """The result of moving a ledger to main storage.
 
-    Attributes: metadata: the present metadata. objects, stored: number of objects that were put,
-    and their bytes; 0 if the ledger was there already.
+    Attributes:
+        metadata: the present metadata.
+        objects, stored: number of objects that were put, and their bytes; 0 if the ledger was there
+            already.
     """
 
     metadata: LedgerMetadata
@@ -66,8 +68,10 @@ class LedgerTiering:
     async def run(self) -> TieredLedger:
         """Move the ledger to main storage. If it is there already, nothing is done.
 
-        Raises: Rejected: the ledger is not closed. Fenced: another client began to move it
-        meanwhile. BadSetting: the store belongs to another cluster, or is not the nodes' store.
+        Raises:
+            Rejected: the ledger is not closed.
+            Fenced: another client began to move it meanwhile.
+            BadSetting: the store belongs to another cluster, or is not the nodes' store.
             CordwoodError: nodes, the metadata store or main storage do not answer, or an entry has
                 no copy that is whole.
         """

@@ -64,8 +64,10 @@ CREATE_AGAIN_S = 0.1
 class Autorecovery(NamedTuple):
     """The state of automatic repairs of ledgers.
 
-    Attributes: on: whether nodes repair ledgers by themselves. auditor: the node that looks for
-    ledgers that lack copies; "" while there is none. is_lacking: whether a ledger lacks copies now.
+    Attributes:
+        on: whether nodes repair ledgers by themselves.
+        auditor: the node that looks for ledgers that lack copies; "" while there is none.
+        is_lacking: whether a ledger lacks copies now.
     """
 
     on: bool
@@ -139,11 +141,13 @@ class Ledgers:
                 keep to its scope if they can; for them, ending the ledger is more important. tier:
                 whether nodes move it to main storage by themselves after it is closed.
 
-                Raises: BadSetting: an impossible striping, digest or id; or password and custom
-                values have more than 500,000 bytes together.
-            LedgerExists: another ledger has the id, or had it and was deleted.
-            TooFewNodes: fewer than E nodes take entries, or none that satisfy the placement.
-            Unreachable, Overloaded: the ledger was not made within the client's timeout.
+                Raises:
+                    BadSetting: an impossible striping, digest or id; or password and custom values
+                        have more than 500,000 bytes together.
+                    LedgerExists: another ledger has the id, or had it and was deleted.
+                    TooFewNodes: fewer than E nodes take entries, or none that satisfy the
+                        placement.
+                    Unreachable, Overloaded: the ledger was not made within the client's timeout.
         """
         chosen = limits or WriterLimits()
         if ledger is not None and not 0 <= ledger <= LEDGER_MAX:
@@ -278,12 +282,15 @@ class Ledgers:
 
         For a ledger in main storage no copies are made.
 
-        Args: nodes: lost nodes, in addition to nodes that are no members of the cluster and nodes
-        whose data is reported gone or elsewhere (`cordwood nodes status`). refills: nodes of these
-        that are back with empty disks. If no other node takes their entries, the entries are
-        written to these nodes again. on_progress: called with the number of copies made so far.
+        Args:
+            nodes: lost nodes, in addition to nodes that are no members of the cluster and nodes
+                whose data is reported gone or elsewhere (`cordwood nodes status`).
+            refills: nodes of these that are back with empty disks. If no other node takes their
+                entries, the entries are written to these nodes again.
+            on_progress: called with the number of copies made so far.
 
-        Returns: By lost node of this ledger, the node that keeps its entries now.
+        Returns:
+            By lost node of this ledger, the node that keeps its entries now.
         Raises:
             UnknownLedger, AccessDenied: see `open`.
             Rejected: the ledger is not closed, or another client changed it meanwhile. TooFewNodes:
@@ -328,10 +335,12 @@ class Ledgers:
     ) -> LedgerCheck:
         """Ask the nodes of a ledger for their copies, and report missing and damaged ones.
 
-        Args: share: share of the entries between the ends of each fragment, 0 to 1. The first and
-        the last E entries of a fragment are always checked. fills: whether to store missing copies
-        of a closed ledger on their nodes; not for a ledger in main storage, which nodes let go of.
-        on_progress: called with the number of entries checked so far.
+        Args:
+            share: share of the entries between the ends of each fragment, 0 to 1. The first and the
+                last E entries of a fragment are always checked.
+            fills: whether to store missing copies of a closed ledger on their nodes; not for a
+                ledger in main storage, which nodes let go of.
+            on_progress: called with the number of entries checked so far.
         Raises:
             BadSetting: a share below 0 or above 1.
             UnknownLedger, AccessDenied: see `open`.
@@ -376,7 +385,8 @@ class Ledgers:
 
         Readers and a writer that have it open fail at their next call. Nodes free its space later.
 
-        Raises: Unreachable, Overloaded: it may be deleted; call again.
+        Raises:
+            Unreachable, Overloaded: it may be deleted; call again.
         """
         await self._calls.delete(ledger)
 
@@ -409,7 +419,8 @@ class Ledgers:
     async def switch_autorecovery(self, *, on: bool) -> None:
         """Switch repairs of ledgers that lack copies on or off. Present repairs are finished.
 
-        Raises: Unreachable, Overloaded: it may be switched; call again.
+        Raises:
+            Unreachable, Overloaded: it may be switched; call again.
         """
         await self._calls.switch_autorecovery(on=on)
 

@@ -63,9 +63,11 @@ class ReadAhead:
     async def take(self, last: int) -> list[LedgerEntry]:
         """The next entries, at least one, none above `last`.
 
-        Args: last: not below that of an earlier call, nor below the next entry.
+        Args:
+            last: not below that of an earlier call, nor below the next entry.
 
-        Raises: CordwoodError: an error of the read, at its place in the order.
+        Raises:
+            CordwoodError: an error of the read, at its place in the order.
         """
         self._begin(last)
         until, task = self._parts[0]

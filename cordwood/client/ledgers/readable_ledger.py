@@ -262,7 +262,8 @@ class ReadableLedger:
     ) -> AsyncGenerator[list[LedgerEntry]]:
         """As `follow`, in batches of about a megabyte; the next entries are read meanwhile.
 
-        Args: until: the last wanted entry, which the caller knows to be confirmed.
+        Args:
+            until: the last wanted entry, which the caller knows to be confirmed.
         Raises:
             BadSetting: `start` is below 0.
             CordwoodError: see `follow`.
@@ -290,9 +291,11 @@ class ReadableLedger:
         """As `batches`, in Arrow batches of thousands of small entries; a batch does not wait for
         more entries.
 
-        Args: columns: the wanted columns of records, None for all; see `layout.entry_arrow`.
+        Args:
+            columns: the wanted columns of records, None for all; see `layout.entry_arrow`.
 
-        Raises: BadSetting: an unknown column.
+        Raises:
+            BadSetting: an unknown column.
             CordwoodError: see `batches`.
         """
         held: list[LedgerEntry] = []
@@ -328,7 +331,8 @@ class ReadableLedger:
     async def copies(self, entries: Sequence[int]) -> list[EntryItem]:
         """Entries as nodes keep them, each checked, for writing them elsewhere.
 
-        Returns: The first entries, of about BATCH_BYTES, or all.
+        Returns:
+            The first entries, of about BATCH_BYTES, or all.
 
         Raises:
             Unreachable: an entry's nodes did not answer in time.
@@ -435,7 +439,8 @@ class ReadableLedger:
         """Wait until an entry above `above` is confirmed or the ledger is closed, at most this
         long.
 
-        Returns: The last confirmed entry, which is not above `above` if none came in time.
+        Returns:
+            The last confirmed entry, which is not above `above` if none came in time.
         Raises:
             UnknownLedger: it was deleted.
             Unreachable, Overloaded: the metadata store did not answer.

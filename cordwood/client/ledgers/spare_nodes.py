@@ -37,7 +37,8 @@ class SpareNodes:
     async def pick(self, places: Sequence[int], taken: Sequence[int]) -> dict[int, int]:
         """Other nodes for as many of these places as possible, by place.
 
-        Args: taken: the present ensemble.
+        Args:
+            taken: the present ensemble.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PICK_S

@@ -175,8 +175,8 @@ class WritableLedger:
     def append_nowait(self, payload: Buffer) -> asyncio.Future[int]:
         """As `append`, without waiting; entries have the order of these calls.
 
-        Raises: Overloaded: too many entries are in flight, or other calls wait: wait for
-        `wait_room`.
+        Raises:
+            Overloaded: too many entries are in flight, or other calls wait: wait for `wait_room`.
             RecordTooLarge, LedgerFenced, Closed: see `append`.
         """
         self._check(payload)
@@ -189,8 +189,9 @@ class WritableLedger:
     async def append_many(self, payloads: Sequence[Buffer]) -> list[int]:
         """Add entries in order. Returns their ids when all are acknowledged.
 
-        Raises: CordwoodError: see `append`; the error of the first failed entry. Earlier entries
-        may be stored.
+        Raises:
+            CordwoodError: see `append`; the error of the first failed entry. Earlier entries may be
+                stored.
         """
         futures: list[asyncio.Future[int]] = []
         try:
@@ -241,8 +242,9 @@ class WritableLedger:
         """Sync all acknowledged entries to the disks; without deferred sync they are there. Returns
         the last.
 
-        Raises: Unreachable: a node failed, or restarted. The ledger was closed at its LAC;
-        acknowledged entries above the LAC are not in it.
+        Raises:
+            Unreachable: a node failed, or restarted. The ledger was closed at its LAC; acknowledged
+                entries above the LAC are not in it.
             LedgerFenced, Closed, OutcomeUnknown: see `append`.
         """
         self._check(b"")
@@ -256,7 +258,8 @@ class WritableLedger:
     async def wait_room(self) -> None:
         """Wait until one entry may be added. Add it before the next `await`.
 
-        Raises: Overloaded: no entry may be added within the client's timeout.
+        Raises:
+            Overloaded: no entry may be added within the client's timeout.
         """
         if self._is_full() or self._has_waiting():
             await self._wait_turn()
@@ -268,9 +271,11 @@ class WritableLedger:
 
         With deferred sync it is forced first. Closing twice is harmless.
 
-        Raises: Unreachable: the ledger is closed, and entries that no force had confirmed are not
-        in it. LedgerFenced: a recovery has ended it, or is about to. OutcomeUnknown: the metadata
-        store does not tell whether it is closed.
+        Raises:
+            Unreachable: the ledger is closed, and entries that no force had confirmed are not in
+                it.
+            LedgerFenced: a recovery has ended it, or is about to.
+            OutcomeUnknown: the metadata store does not tell whether it is closed.
         """
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -52,7 +52,8 @@ Delivery: TypeAlias = RecordDelivered | GapDelivered
 class Append:
     """One call. If it never ended, `end` is None and `end_at` is past all events.
 
-    Attributes: agains: the times at which it was made again, each with its position.
+    Attributes:
+        agains: the times at which it was made again, each with its position.
     """
 
     invoked: AppendInvoked
@@ -131,8 +132,10 @@ def last_of(item: Delivery) -> int:
 class EpochStore:
     """The actions of the epoch store for one log, by position.
 
-    Attributes: taken, cleaned: its actions, each with its position. tails: by epoch, the first
-    report of its end. owners: by epoch, the position at which it was first handed out.
+    Attributes:
+        taken, cleaned: its actions, each with its position.
+        tails: by epoch, the first report of its end.
+        owners: by epoch, the position at which it was first handed out.
     """
 
     def __init__(self) -> None:

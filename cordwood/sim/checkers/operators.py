@@ -38,10 +38,11 @@ and stores in flight reach its disk in the remaining time."""
 class _Node:
     """What the history has told of a node so far.
 
-    Attributes: told: the report that made it read-only; None while no report certainly holds.
-    start: its last start; `was_told` if the report came before it and has held since. weighs:
-    whether it ever had a weight. knows: the offset from which on it knows that it is read-only;
-    None while it does not.
+    Attributes:
+        told: the report that made it read-only; None while no report certainly holds.
+        start: its last start; `was_told` if the report came before it and has held since.
+        weighs: whether it ever had a weight.
+        knows: the offset from which on it knows that it is read-only; None while it does not.
     """
 
     told: StorageTold | None = None

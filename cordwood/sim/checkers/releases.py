@@ -49,8 +49,10 @@ def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
 class _Stored:
     """The reports of nodes about one log.
 
-    Attributes: lasts: by first LSN of a block, its last LSN. nodes: by first LSN, the nodes that
-    reported the block durable. checked: by epoch, the last LSN that was checked.
+    Attributes:
+        lasts: by first LSN of a block, its last LSN.
+        nodes: by first LSN, the nodes that reported the block durable.
+        checked: by epoch, the last LSN that was checked.
     """
 
     lasts: dict[int, int] = field(default_factory=dict)

@@ -57,9 +57,11 @@ def check_sink(
 ) -> list[Violation]:
     """Check S29.
 
-    Args: tries: of one query over all its restarts, in the order in which they happened; the last
-    batch was finished. source: the content of the logs that were read. sink: the written rows, in
-    the order of the log.
+    Args:
+        tries: of one query over all its restarts, in the order in which they happened; the last
+            batch was finished.
+        source: the content of the logs that were read.
+        sink: the written rows, in the order of the log.
     """
     return [
         *_replays_differ(tries),

@@ -237,7 +237,8 @@ class EnginePromises:
     def judge(self, found: Opened, damaged: Damaged = ()) -> str:
         """The error in the state that a start found; "" for none.
 
-        Args: damaged: by log, ranges [first, last] that it reports as unknown.
+        Args:
+            damaged: by log, ranges [first, last] that it reports as unknown.
         """
         seals, trims = dict(found.seals), dict(found.trims)
         there: dict[tuple[int, int], list[Copy]] = {}

@@ -111,9 +111,11 @@ async def compare(life: Life, engine: StorageEngine, promised: EnginePromises) -
     """Compare a newly opened storage engine with the promises. From then on its content is the
     promise.
 
-    Returns: The blocks that it shows.
+    Returns:
+        The blocks that it shows.
 
-    Raises: PromiseBroken: it lacks a block that it must hold, or has one that it may not.
+    Raises:
+        PromiseBroken: it lacks a block that it must hold, or has one that it may not.
     """
     found, damaged = await found_in(engine)
     wrong = (

@@ -89,10 +89,12 @@ class CrashCount:
 class CrashState:
     """The state that one crash left.
 
-    Attributes: content: of the disk; never changed.
+    Attributes:
+        content: of the disk; never changed.
         facts: the marks before the crash, in order.
-        event: number of events of the log before the crash. ordinal: number of the state among its
-        log's states, from 0. fates: the fates of the open changes.
+        event: number of events of the log before the crash.
+        ordinal: number of the state among its log's states, from 0.
+        fates: the fates of the open changes.
     """
 
     content: Content

@@ -55,11 +55,15 @@ Promises = TypeVar("Promises", bound=Promised)
 class Life:
     """The disk and the length of one life.
 
-    Attributes: disk: the disk on which it starts; all its operations are recorded. log: the log in
-    which it marks facts for later lives. chance: its own stream. steps: number of steps after the
-    start. simulation: for a subject that needs more of a machine than its disk. probes: counts of
-    rare events, by name: an event that never happens is not tested. has_rot: whether bits flipped
-    in durable data, which may then be missing if this is reported.
+    Attributes:
+        disk: the disk on which it starts; all its operations are recorded.
+        log: the log in which it marks facts for later lives.
+        chance: its own stream.
+        steps: number of steps after the start.
+        simulation: for a subject that needs more of a machine than its disk.
+        probes: counts of rare events, by name: an event that never happens is not tested.
+        has_rot: whether bits flipped in durable data, which may then be missing if this is
+            reported.
     """
 
     disk: Disk
@@ -94,7 +98,8 @@ class Subject(Protocol[Promises]):
     async def live(self, life: Life, promised: Promises) -> None:
         """Start on the disk, compare with `promised`, go on for `life.steps`.
 
-        Raises: PromiseBroken: a record is missing, or is there and must not be.
+        Raises:
+            PromiseBroken: a record is missing, or is there and must not be.
         """
 
 
@@ -102,10 +107,14 @@ class Subject(Protocol[Promises]):
 class Effort:
     """The effort by depth: the first entry is for the first life and its crashes.
 
-    Attributes: steps: steps of a life after its start, if it will be crashed. per_point: most
-    states of one crash point. share: share of the lives starting at a state that are crashed in
-    turn. The others only start. tearing: how writes are torn. rot: share of the states from which a
-    subject that handles rot starts once more, with bits flipped in data that was certainly durable.
+    Attributes:
+        steps: steps of a life after its start, if it will be crashed.
+        per_point: most states of one crash point.
+        share: share of the lives starting at a state that are crashed in turn. The others only
+            start.
+        tearing: how writes are torn.
+        rot: share of the states from which a subject that handles rot starts once more, with bits
+            flipped in data that was certainly durable.
     """
 
     steps: tuple[int, ...] = (40, 4, 3)
@@ -119,9 +128,10 @@ class Effort:
 class Found:
     """The counts of one exploration.
 
-    Attributes: counts: by depth: of the first life's log, of the logs of lives after a crash, ….
-    probes: counts of rare events, by name. rotten: number of second starts from a state with
-    flipped bits.
+    Attributes:
+        counts: by depth: of the first life's log, of the logs of lives after a crash, ….
+        probes: counts of rare events, by name.
+        rotten: number of second starts from a state with flipped bits.
     """
 
     counts: list[CrashCount] = field(default_factory=list)

@@ -37,9 +37,10 @@ class Rest(enum.Enum):
 class Fate:
     """The fate of one change.
 
-    Attributes: arrived: bit i says whether unit i arrived; -1 for all units, 0 for none. unit:
-    bytes that arrive whole or not at all; 0 if no unit or all units arrived. rest: the bytes of the
-    other units.
+    Attributes:
+        arrived: bit i says whether unit i arrived; -1 for all units, 0 for none.
+        unit: bytes that arrive whole or not at all; 0 if no unit or all units arrived.
+        rest: the bytes of the other units.
     """
 
     arrived: int

@@ -42,7 +42,8 @@ def syncs_itself(name: str) -> bool:
 class FileRecorder:
     """A real directory, empty at first, and the log of its operations.
 
-    Args: root: the `/` of the log.
+    Args:
+        root: the `/` of the log.
     """
 
     def __init__(self, root: Path) -> None:

@@ -37,10 +37,12 @@ from cordwood.sim.stored_tree import plain_path
 class RecordingDisk:
     """`inner`, with all changes recorded in `log`.
 
-    Args: inner: has the content of `log.base` when the recording starts.
+    Args:
+        inner: has the content of `log.base` when the recording starts.
 
-    Attributes: syncs_names: whether files made by `write_file` and `open_direct` keep their names,
-    as the seam promises. False is a disk that does not sync directories.
+    Attributes:
+        syncs_names: whether files made by `write_file` and `open_direct` keep their names, as the
+            seam promises. False is a disk that does not sync directories.
     """
 
     syncs_names = True

@@ -131,10 +131,13 @@ Item = tuple[int, bytes]
 class WalPromises:
     """The records that a WAL's disk must and may hold.
 
-    Attributes: is_formatted: it must be a WAL. kept: records that must come back, unless a trim was
-    called. in_doubt: records that may come back. back: records that the present recovery gave back
-    so far. trim_asked, trim_done: records at or below may be gone; must be gone. is_closed:
-    recovery must report a clean close.
+    Attributes:
+        is_formatted: it must be a WAL.
+        kept: records that must come back, unless a trim was called.
+        in_doubt: records that may come back.
+        back: records that the present recovery gave back so far.
+        trim_asked, trim_done: records at or below may be gone; must be gone.
+        is_closed: recovery must report a clean close.
     """
 
     is_formatted: bool = False
@@ -182,7 +185,8 @@ class WalPromises:
     def judge(self, found: Sequence[Item], recovery: WalRecovery, *, has_rot: bool = False) -> str:
         """The error in the records that a recovery found; "" for none.
 
-        Args: has_rot: whether bits flipped: records may be missing if this is reported as damage.
+        Args:
+            has_rot: whether bits flipped: records may be missing if this is reported as damage.
         """
         back = dict(found)
         told = recovery.damage if has_rot else ()

@@ -20,8 +20,9 @@ from cordwood.sim.sweep import SeedReport, SeedTask
 class BugSearch:
     """One bug, and the progress of its seeds.
 
-    Args: seeds: number of seeds, from 1, within which it must be caught. by_scene: whether the test
-    that plants it must catch it; then no seed is run.
+    Args:
+        seeds: number of seeds, from 1, within which it must be caught.
+        by_scene: whether the test that plants it must catch it; then no seed is run.
     """
 
     def __init__(self, bug: PlantedBug, seeds: int, *, by_scene: bool = False) -> None:

@@ -172,7 +172,8 @@ class RebuildRole:
     async def refresh(self, *, strictly: bool = False) -> None:
         """Take the known set.
 
-        Args: strictly: whether it must include all events from before the call.
+        Args:
+            strictly: whether it must include all events from before the call.
         Raises:
             CordwoodError: the metadata store, or the event log, did not answer.
         """
@@ -285,7 +286,8 @@ class RebuildRole:
     async def watch(self) -> None:
         """Look for dead nodes, and at the reported status of this node itself, until cancelled.
 
-        Raises: NotOurCluster: the data of this node was rebuilt on other nodes.
+        Raises:
+            NotOurCluster: the data of this node was rebuilt on other nodes.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -304,7 +306,8 @@ class RebuildRole:
     async def look_at_self(self) -> None:
         """Report that this node runs with its data, if the set says otherwise.
 
-        Raises: NotOurCluster: its data was rebuilt on other nodes.
+        Raises:
+            NotOurCluster: its data was rebuilt on other nodes.
             CordwoodError: the metadata store did not answer.
         """
         entry = self.set.entry(self._me)
