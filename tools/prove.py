@@ -3,13 +3,15 @@
 `make prove MINUTES=n` runs this. The minutes go to sweeps, one after another, each over all cores:
 
 - the swarm (every seed has another cluster, other clients, other faults), the demo's cluster, logs
-that are tiered into an object store that misbehaves, and faults beyond what the copies survive
-(then every loss must be reported exactly); - the crash states of disks, kill -9 of a real store
-under load, kill -9 and SIGSTOP of a real cluster's nodes under load, and all faults that this
-machine can produce in such a cluster; - small random changes of the code that tests and simulator
-must notice (`mutate.py`), and fuzzed input for every decoder; - a reader beside a node that is a
-hundred times slower (`prove_reads.py`), every scene that `make test` leaves out as too slow
-(`prove_scenes.py`), and every model's world that is too large for `make test`.
+  that are tiered into an object store that misbehaves, and faults beyond what the copies survive
+  (then every loss must be reported exactly);
+- the crash states of disks, kill -9 of a real store under load, kill -9 and SIGSTOP of a real
+  cluster's nodes under load, and all faults that this machine can produce in such a cluster;
+- small random changes of the code that tests and simulator must notice (`mutate.py`), and fuzzed
+  input for every decoder;
+- a reader beside a node that is a hundred times slower (`prove_reads.py`), every scene that `make
+  test` leaves out as too slow (`prove_scenes.py`), and every model's world that is too large for
+  `make test`.
 
 `--parts` chooses among them. The scenes, the models' worlds and Spark's parts (`prove_spark.py`)
 are a fixed number of tests and take time beside the minutes; Spark's half an hour is added only in
@@ -69,8 +71,8 @@ class Part:
     """One sweep.
 
     Attributes:
-        weight: its share of the minutes, in relation to the other parts. options: of `cordwood sim
-        run`, if it is a sweep of the simulator.
+        weight: its share of the minutes, in relation to the other parts.
+        options: of `cordwood sim run`, if it is a sweep of the simulator.
     """
 
     name: str

@@ -23,8 +23,9 @@ class Variant:
         servers: processes that keep copies.
         copies: of each record.
         synced: whether an ack means that the copies it counts are on the disk.
-        durability: the meaning of an ack, in one sentence. client: the client that sends the load,
-        and why it is fair. notes: other facts that a reader needs to compare, "" for none.
+        durability: the meaning of an ack, in one sentence.
+        client: the client that sends the load, and why it is fair.
+        notes: other facts that a reader needs to compare, "" for none.
     """
 
     name: str

@@ -50,10 +50,11 @@ class AppendProfile:
     Attributes:
         name: of the figure.
         size: bytes of a record.
-        in_flight: records, or batches, that wait for their answer at a time. batch: records of an
-        `append_many`, which is one block; 0 appends single records. records: of one repeat.
-        seconds: the end of a repeat, if `records` did not end it. counts_records: whether the
-        figure of batches counts records and not bytes.
+        in_flight: records, or batches, that wait for their answer at a time.
+        batch: records of an `append_many`, which is one block; 0 appends single records.
+        records: of one repeat.
+        seconds: the end of a repeat, if `records` did not end it.
+        counts_records: whether the figure of batches counts records and not bytes.
     """
 
     name: str
@@ -142,8 +143,8 @@ async def bench_append(
     """Measure one profile.
 
     Args:
-        url: a running cluster, whose log `bench/append` then grows; None starts one. directory: for
-        a fresh cluster and the reference's files.
+        url: a running cluster, whose log `bench/append` then grows; None starts one.
+        directory: for a fresh cluster and the reference's files.
         nodes: of a fresh cluster.
     Raises:
         CordwoodError: the cluster did not start, or an append failed.

@@ -37,11 +37,12 @@ class Figure:
     Attributes:
         name: of the measurement, the same from run to run.
         value, unit: the median over the repeats.
-        reference, reference_is: the median of the reference, and its description. ratio: value over
-        reference, the median of the repeats' own ratios. Both are None if any repeat has no
-        reference.
+        reference, reference_is: the median of the reference, and its description.
+        ratio: value over reference, the median of the repeats' own ratios. Both are None if any
+            repeat has no reference.
         p50_ms, p99_ms: medians over the repeats, None where there are none.
-        repeats: number of repeats. parameters: other values that decide the result.
+        repeats: number of repeats.
+        parameters: other values that decide the result.
     """
 
     name: str

@@ -92,8 +92,8 @@ async def bench_read(
     """Fill a log, then read it again and again, each time with a new client.
 
     Args:
-        url: a running cluster, whose log `bench/read` then grows; None starts one. directory: for a
-        fresh cluster.
+        url: a running cluster, whose log `bench/read` then grows; None starts one.
+        directory: for a fresh cluster.
         nodes: of a fresh cluster.
     Raises:
         CordwoodError: the cluster did not start, or a read failed.

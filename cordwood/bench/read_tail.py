@@ -39,8 +39,9 @@ class TailProfile:
     Attributes:
         size: bytes of a record.
         rate: records offered a second, for the lag.
-        seconds: how long they are offered. records: appended for each number of readers, in a
-        second or two. readers: number of readers at the tail, compared with one.
+        seconds: how long they are offered.
+        records: appended for each number of readers, in a second or two.
+        readers: number of readers at the tail, compared with one.
     """
 
     size: int = 256

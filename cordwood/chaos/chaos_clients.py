@@ -70,8 +70,8 @@ class Ending:
     """The end of the clients.
 
     Attributes:
-        problems: broken promises, in words. missed: missed bounds of time, in words: a busy machine
-        may be the reason.
+        problems: broken promises, in words.
+        missed: missed bounds of time, in words: a busy machine may be the reason.
     """
 
     problems: list[str] = field(default_factory=list)

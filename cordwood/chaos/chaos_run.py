@@ -80,8 +80,8 @@ class Progress:
     """The progress of a run, for the display.
 
     Attributes:
-        running: present faults, in words, by their number in the plan. played: number of finished
-        faults, by kind.
+        running: present faults, in words, by their number in the plan.
+        played: number of finished faults, by kind.
         away: nodes struck now.
     """
 
@@ -102,10 +102,11 @@ class Ran:
     """One chaos run.
 
     Attributes:
-        problems: broken promises, in words; empty if all is well. missed: missed bounds, in words:
-        a busy machine may be the reason. proxied: the counts of the proxies, by harm. members:
-        number of strikes on members of the consumer, by kind. left: number of faults of the plan
-        for which there was no time.
+        problems: broken promises, in words; empty if all is well.
+        missed: missed bounds, in words: a busy machine may be the reason.
+        proxied: the counts of the proxies, by harm.
+        members: number of strikes on members of the consumer, by kind.
+        left: number of faults of the plan for which there was no time.
     """
 
     seed: int
@@ -136,9 +137,10 @@ async def play_chaos(
     """Start a cluster, play a plan, judge.
 
     Args:
-        directory: for the data of a fresh cluster; the caller removes it. seed: decides the plan,
-        and the calls of the clients. lacks: missing capabilities of this machine, see
-        `capabilities.lacking`. kinds: kinds to draw from, out of the possible ones.
+        directory: for the data of a fresh cluster; the caller removes it.
+        seed: decides the plan, and the calls of the clients.
+        lacks: missing capabilities of this machine, see `capabilities.lacking`.
+        kinds: kinds to draw from, out of the possible ones.
     Raises:
         Unreachable: the cluster did not start.
     """
@@ -206,8 +208,8 @@ class Play:
 
     Attributes:
         addresses: of the nodes.
-        blows: begins and ends the faults; to be set before `run`. members: of a consumer, on a
-        cluster of this run; None for no consumer.
+        blows: begins and ends the faults; to be set before `run`.
+        members: of a consumer, on a cluster of this run; None for no consumer.
         recorder: the history.
     """
 

@@ -49,8 +49,9 @@ def run_chaos(
     """Play one run after another for this long; 1 if a promise was broken.
 
     Args:
-        directory: for fresh clusters and histories. kinds: names of faults to draw from; empty for
-        all possible faults. bounds: whether a missed bound is a failure, too.
+        directory: for fresh clusters and histories.
+        kinds: names of faults to draw from; empty for all possible faults.
+        bounds: whether a missed bound is a failure, too.
     Raises:
         BadSetting: an unknown kind.
         Unreachable: a cluster did not start.

@@ -144,8 +144,9 @@ def disks(place: str, directories: dict[NodeId, str], *, can_clone: bool) -> Ite
     """Disks for these nodes, for the length of the block.
 
     Args:
-        place: an empty directory for the disks' files. directories: the mount point of each node's
-        disk. can_clone: whether power will be cut.
+        place: an empty directory for the disks' files.
+        directories: the mount point of each node's disk.
+        can_clone: whether power will be cut.
     Raises:
         Unreachable: this machine does not let them be made; see `why_no_disks`.
     """

@@ -142,8 +142,8 @@ async def run_failover(
     """Play rounds until there are enough, or the time is over (at least one is played).
 
     Args:
-        directory: for the data of a fresh cluster; the caller removes it. seed: decides the nodes,
-        kinds and times of faults, and the calls of the clients.
+        directory: for the data of a fresh cluster; the caller removes it.
+        seed: decides the nodes, kinds and times of faults, and the calls of the clients.
         kinds: to draw from.
     Raises:
         Unreachable: the cluster did not start, or a node did not come back.

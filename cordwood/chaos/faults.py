@@ -56,8 +56,8 @@ class Faults:
 
     Args:
         networks, disks: None where the machine has none.
-        sequencer: returns the node that sequences now, or None if none is known. wait_acked:
-        returns after an acknowledgement.
+        sequencer: returns the node that sequences now, or None if none is known.
+        wait_acked: returns after an acknowledgement.
 
         Attributes:
             proxied: the counts of the proxies, by harm.

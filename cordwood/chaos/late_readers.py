@@ -40,8 +40,9 @@ class LateReader:
     """A reader that should be at its end.
 
     Attributes:
-        log: path of the log that it reads. due: the last LSN that it must reach; 0 while that is
-        not known. stream: its present stream; None between two reads.
+        log: path of the log that it reads.
+        due: the last LSN that it must reach; 0 while that is not known.
+        stream: its present stream; None between two reads.
     """
 
     name: str

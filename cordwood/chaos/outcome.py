@@ -38,8 +38,9 @@ class KindOutcome:
     """The faults of one kind.
 
     Attributes:
-        faults: number of faults. stall_s: the longest time without an acknowledgement from any
-        log's sequencer that was at least partly within one of these faults.
+        faults: number of faults.
+        stall_s: the longest time without an acknowledgement from any log's sequencer that was at
+            least partly within one of these faults.
     """
 
     kind: str

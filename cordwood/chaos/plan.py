@@ -143,8 +143,9 @@ def plan_of(
 
     Args:
         seconds: no fault is planned to end later.
-        kinds: names in KINDS of the possible kinds. nodes: number of nodes. away_max: most nodes
-        that may be away at once: R-1.
+        kinds: names in KINDS of the possible kinds.
+        nodes: number of nodes.
+        away_max: most nodes that may be away at once: R-1.
     """
     chance = random.Random(f"chaos run {seed}")
     names = [

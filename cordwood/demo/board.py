@@ -25,8 +25,9 @@ class Step:
     """One step.
 
     Attributes:
-        title: the step, as an order. note: its result, in figures. began_s, seconds: on the board's
-        clock; for a running step, the time so far.
+        title: the step, as an order.
+        note: its result, in figures.
+        began_s, seconds: on the board's clock; for a running step, the time so far.
     """
 
     title: str

@@ -20,8 +20,9 @@ class Check:
     """One claim.
 
     Attributes:
-        claim: the claim, as a sentence without a full stop. holds: whether it holds. found: the
-        observed figures.
+        claim: the claim, as a sentence without a full stop.
+        holds: whether it holds.
+        found: the observed figures.
     """
 
     claim: str

@@ -46,8 +46,8 @@ def demo(inputs: list[str], directory: str | None, keep: bool, seed: int) -> int
 
     Args:
         inputs: files, `-` for standard input; none takes the flights.
-        directory: the working directory, empty or new; None makes one. keep: whether the cluster's
-        data stays too.
+        directory: the working directory, empty or new; None makes one.
+        keep: whether the cluster's data stays too.
         seed: decides which storage node is killed.
     Returns:
         The exit code.

@@ -20,8 +20,9 @@ class EpochRow:
     """One epoch.
 
     Attributes:
-        sequencer: the node that numbered it, None if it was not observed. read: the records read of
-        it, None if it has no records. bridge: the gap in which it ended, None for the newest epoch.
+        sequencer: the node that numbered it, None if it was not observed.
+        read: the records read of it, None if it has no records.
+        bridge: the gap in which it ended, None for the newest epoch.
     """
 
     epoch: int

@@ -68,10 +68,13 @@ class Source(Protocol):
 
     Attributes:
         log: the log they go to, and the name of its query.
-        title: description for a person. unit: the unit of `size`. size: the whole input; `taken`
-        counts up to it. taken: the part of `size` that went into the records given out so far.
-        record_bytes_max: most bytes of keys, values and headers of all records. stored_bytes_max:
-        most bytes of the compressed bodies of all their blocks. records_max: most records.
+        title: description for a person.
+        unit: the unit of `size`.
+        size: the whole input; `taken` counts up to it.
+        taken: the part of `size` that went into the records given out so far.
+        record_bytes_max: most bytes of keys, values and headers of all records.
+        stored_bytes_max: most bytes of the compressed bodies of all their blocks.
+        records_max: most records.
         tallies: by key, complete once all records were given out.
     """
 

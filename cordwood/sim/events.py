@@ -248,8 +248,8 @@ class GroupChanged(HistoryEvent, frozen=True, gc=False, tag="group"):
     Attributes:
         generation: of its members.
         owners: by log name, the member that reads it, and the generation in which it began to.
-        positions: by log name, the first LSN not dealt with. resets: by log name, how often its
-        position was reset.
+        positions: by log name, the first LSN not dealt with.
+        resets: by log name, how often its position was reset.
     """
 
     consumer: str
@@ -371,8 +371,8 @@ class NodeDumped(HistoryEvent, frozen=True, gc=False, tag="node-dumped"):
 
     Attributes:
         rack: as in `NodeStarted`.
-        trim: its trim point; up to there it need hold nothing. tier: its tier point; up to there it
-        let go of blocks that main storage holds.
+        trim: its trim point; up to there it need hold nothing.
+        tier: its tier point; up to there it let go of blocks that main storage holds.
     """
 
     node: int

@@ -84,9 +84,9 @@ class Stage:
     """The parts of a run that faults act on.
 
     Attributes:
-        clients: names of the clients' machines, running or not; may grow. crew: the clients, if
-        faults may kill them. own_disks: the content of each node's own disk, for disks that were
-        ever swapped.
+        clients: names of the clients' machines, running or not; may grow.
+        crew: the clients, if faults may kill them.
+        own_disks: the content of each node's own disk, for disks that were ever swapped.
     """
 
     simulation: Simulation

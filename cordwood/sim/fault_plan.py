@@ -87,11 +87,12 @@ class FaultOptions:
     Attributes:
         kinds: kinds of fault that may strike; a seed uses some of them.
         pause_s: mean time between two faults.
-        calm_s: no faults before this time, so that every run begins with a working log. scenes:
-        names of schedules that may be played, see `SCENES`. alone: the only schedule that is
-        played, without other faults; "" for none. scene_chance: chance of each schedule. damage:
-        how much data may be destroyed. nodeset, replication: for the atlas, where damage is within
-        bounds.
+        calm_s: no faults before this time, so that every run begins with a working log.
+        scenes: names of schedules that may be played, see `SCENES`.
+        alone: the only schedule that is played, without other faults; "" for none.
+        scene_chance: chance of each schedule.
+        damage: how much data may be destroyed.
+        nodeset, replication: for the atlas, where damage is within bounds.
     """
 
     kinds: tuple[str, ...] = KINDS

@@ -24,9 +24,9 @@ class NamedRead(HistoryEvent, frozen=True, gc=False, tag="named-read"):
     Attributes:
         wanted: the number that was asked for; 0 for the name.
         log: the number that was opened; 0 for a consumer, which does not say.
-        consumer: the consumer that keeps the position; "" for a plain read. given: for each record,
-        the log that it was written to, and its place in that log. is_gap: a gap said that records
-        are trimmed or lost.
+        consumer: the consumer that keeps the position; "" for a plain read.
+        given: for each record, the log that it was written to, and its place in that log.
+        is_gap: a gap said that records are trimmed or lost.
     """
 
     client: str

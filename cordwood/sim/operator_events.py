@@ -52,8 +52,9 @@ class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
     """A node's answer to a client that asked for all that it holds of a log.
 
     Attributes:
-        stop: the first LSN behind the range of the question. slots: the node's blocks, without
-        their payloads. is_damaged: the node reports that it lost records.
+        stop: the first LSN behind the range of the question.
+        slots: the node's blocks, without their payloads.
+        is_damaged: the node reports that it lost records.
     """
 
     node: int

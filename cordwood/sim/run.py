@@ -97,8 +97,8 @@ class Outcome:
     """The outcome of one seed.
 
     Attributes:
-        violations: broken promises, none if all is well. invalid: why the run does not count, empty
-        if it counts.
+        violations: broken promises, none if all is well.
+        invalid: why the run does not count, empty if it counts.
         trace_hash: equal for equal seeds and code.
         simulated_s, real_s, cpu_s: length of the run in virtual time, in real time, and in time of
             a core; without the checkers.

@@ -14,9 +14,9 @@ class NodeScrubbed(HistoryEvent, frozen=True, gc=False, tag="node-scrubbed"):
     Attributes:
         passes: complete passes over the node's whole store since it started. Rot that came while
             the node did not run was there before the first pass.
-        rotten: blocks whose index entry or body has rotted, without trimmed blocks. damaged: ranges
-        that the node regards as damaged, or regarded so until they were mended. mended: the mended
-        part of these ranges.
+        rotten: blocks whose index entry or body has rotted, without trimmed blocks.
+        damaged: ranges that the node regards as damaged, or regarded so until they were mended.
+        mended: the mended part of these ranges.
     """
 
     node: int

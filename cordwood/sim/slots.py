@@ -43,8 +43,9 @@ class DumpedSlots(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         intact: whether every check of this copy passed.
         seal_epoch: epoch of the recovery that wrote it, 0 if a sequencer did.
         wave: 1 for the first try to store it.
-        copyset: the nodes that its envelope names; () if no checker uses it. set_aside: whether the
-        copy does not count, because other nodes have all the copies that there should be.
+        copyset: the nodes that its envelope names; () if no checker uses it.
+        set_aside: whether the copy does not count, because other nodes have all the copies that
+            there should be.
     """
 
     first: LsnValue

@@ -117,8 +117,9 @@ class SeedReport:
     """The report on a seed's run: plain values, which travel between processes.
 
     Attributes:
-        broken: by promise, its violations in words with their evidence. twice: whether the seed ran
-        a second time. diverged: whether the second run of the seed differed.
+        broken: by promise, its violations in words with their evidence.
+        twice: whether the seed ran a second time.
+        diverged: whether the second run of the seed differed.
         cpu_s: of the simulation, 0 of a run that was lost.
     """
 

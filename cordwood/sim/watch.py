@@ -59,8 +59,9 @@ class Watch:
 
     Attributes:
         target: the function or method itself.
-        test: called for each call that returned; None counts every call. before: whether the test
-        comes before the call and not after it. raises: the error that counts, in place of a test.
+        test: called for each call that returned; None counts every call.
+        before: whether the test comes before the call and not after it.
+        raises: the error that counts, in place of a test.
         within: the only module whose imported name is watched; None for the defining module.
         place: the class or module that holds the function, and its name there.
     """

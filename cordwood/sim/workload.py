@@ -83,9 +83,10 @@ class WorkloadOptions:
         lanes: calls that one producer has in flight at once; each lane is a session of its own,
             since plain appends that are retried may overtake one another.
         payload_bytes_max: largest payload.
-        restart_s: mean time after which a reader starts over. append_timeout_s: the clients'
-        deadline. rush_s, lull_s: producers work for the first time and rest for the second, in
-        turns; a lull of 0 is steady work.
+        restart_s: mean time after which a reader starts over.
+        append_timeout_s: the clients' deadline.
+        rush_s, lull_s: producers work for the first time and rest for the second, in turns; a lull
+            of 0 is steady work.
         ask_s: mean time between two questions for a tail; 0 asks none.
         trim_s: mean time between two trims; 0 trims nothing.
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
@@ -93,14 +94,14 @@ class WorkloadOptions:
         members: number of members of the consumer; 0 for no consumer.
         reset_s: mean time between two resets of the consumer's positions; 0 resets nothing.
         conditional: share of the single appends of other lanes that are conditional.
-        buffered: share of the lanes without an identity that append by a buffered writer of
-            their own, in one of its modes.
+        buffered: share of the lanes without an identity that append by a buffered writer of their
+            own, in one of its modes.
         publishers: queries that stage and publish batches; each is a client of its own.
         publish_s: mean time between two batches of one query.
         holders: clients that take a log of their own under fencing tokens, in turn.
         outsiders: readers without a log's read token; one more client, the keeper, appends and
-        changes the token. callers: clients of a log whose name changes; one more client, the namer,
-        changes it.
+            changes the token.
+        callers: clients of a log whose name changes; one more client, the namer, changes it.
         crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
         manners: share of the reads that ask for some keys, no payloads, or batches.
@@ -110,10 +111,10 @@ class WorkloadOptions:
             read all of them at the end.
         tiers_ledgers: whether every other ledger asks for main storage.
         sorters: clients (one at most) of a log whose keys do not fall, which look keys up.
-        resenders: clients that send a failed call again at the same place. rebalanced: nodes that
-        an operator lets give copies to one another; () for none. given_up: nodes that an operator
-        gives up when they are down; () for none. read_only: nodes that an operator makes read-only,
-        and lets store again; () for none.
+        resenders: clients that send a failed call again at the same place.
+        rebalanced: nodes that an operator lets give copies to one another; () for none.
+        given_up: nodes that an operator gives up when they are down; () for none.
+        read_only: nodes that an operator makes read-only, and lets store again; () for none.
         client: settings of every client; deadline and codec are set for each.
     """
 
@@ -178,18 +179,20 @@ class Clients:
         acked: records acknowledged so far.
         log_ids: numbers of the logs, by name.
         tails: by log, the last LSN that readers must reach; empty until it is known.
-        open_reads: by the reader's name, the open read of each reader that follows a log. looks: by
-        reader, how long it waits for an item before it looks at `tails`. giving_up: set when
-        readers should end at any place.
+        open_reads: by the reader's name, the open read of each reader that follows a log.
+        looks: by reader, how long it waits for an item before it looks at `tails`.
+        giving_up: set when readers should end at any place.
         batches: the publishers' checkpoints: by name, the batch that comes next.
         trials: by publisher, the number of its last try of any batch.
         open_batches: publishers with a batch that they have tried and not yet published.
         ledgers: numbers of the ledgers that were made, and not deleted.
-        deleted_ledgers: numbers of ledgers that were deleted, or may be. token: the highest fencing
-        token that was given out. slowness: factor by which producers pause longer than drawn.
+        deleted_ledgers: numbers of ledgers that were deleted, or may be.
+        token: the highest fencing token that was given out.
+        slowness: factor by which producers pause longer than drawn.
         burst: most records in one call now.
-        is_paced: whether the client that measures appends goes on. is_timed: whether its appends
-        are measured now. paced: number of its appends, successful or not.
+        is_paced: whether the client that measures appends goes on.
+        is_timed: whether its appends are measured now.
+        paced: number of its appends, successful or not.
     """
 
     def __init__(

@@ -103,8 +103,8 @@ async def compact_log(
     Args:
         store: patient.
         waits: do not touch the merges of another process while its turn may be in force.
-        merges_max: the most objects to make. turn_s: the time after which others may end a turn;
-        the next one is taken after half of it.
+        merges_max: the most objects to make.
+        turn_s: the time after which others may end a turn; the next one is taken after half of it.
     Raises:
         Fenced: another process merges this log. OutcomeUnknown, Retryable: the store does not
         answer; the manifest stays whole.

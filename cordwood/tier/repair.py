@@ -164,10 +164,10 @@ async def repair_log(
     """Write a log's manifest anew if it has none, or if it cannot be read.
 
     Args:
-        start: the log's first LSN, if its beginning was trimmed. end: the LSN up to which nodes let
-        go of the log, if the log's newest objects are lost; 0 if none are lost. A readable manifest
-        is then continued up to this LSN. accept: continue although ranges are lost; readers get
-        DATA_LOSS there.
+        start: the log's first LSN, if its beginning was trimmed.
+        end: the LSN up to which nodes let go of the log, if the log's newest objects are lost; 0 if
+            none are lost. A readable manifest is then continued up to this LSN.
+        accept: continue although ranges are lost; readers get DATA_LOSS there.
     Raises:
         Unrepairable: ranges are lost, and the operator did not accept the loss.
         BadSetting: the log has a manifest that can be read, and reaches `end`.

@@ -53,8 +53,8 @@ class LedgerChecking:
     ) -> None:
         """
         Args:
-            share: share of the entries between the ends of each fragment to check. fills: whether
-            to store missing copies of a closed ledger.
+            share: share of the entries between the ends of each fragment to check.
+            fills: whether to store missing copies of a closed ledger.
         """
         metadata = opened.metadata
         self._opened = opened

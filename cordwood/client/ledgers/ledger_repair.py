@@ -42,8 +42,9 @@ class LedgerRepair:
     """See the module; of one ledger.
 
     Attributes:
-        copied: number of entries that were written to other nodes. moved: by lost node, the
-        replacing node, over all fragments; the node itself if it was refilled.
+        copied: number of entries that were written to other nodes.
+        moved: by lost node, the replacing node, over all fragments; the node itself if it was
+            refilled.
     """
 
     def __init__(

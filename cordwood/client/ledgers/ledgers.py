@@ -79,8 +79,8 @@ class UnderReplicated(NamedTuple):
     """A ledger that lacks copies.
 
     Attributes:
-        nodes: lost nodes that the ledger named when it was checked. since_us: time of that check,
-        in microseconds of the Unix epoch.
+        nodes: lost nodes that the ledger named when it was checked.
+        since_us: time of that check, in microseconds of the Unix epoch.
     """
 
     ledger: int

@@ -53,8 +53,8 @@ class DiskRange:
     Attributes:
         first, last: its LSNs, both ends included.
         copies: the intact copies that cover all of it.
-        winners: the copies of the highest seal epoch and its last attempt, which count. holds_data:
-        whether the counting copies are records.
+        winners: the copies of the highest seal epoch and its last attempt, which count.
+        holds_data: whether the counting copies are records.
     """
 
     first: int

@@ -236,13 +236,13 @@ class Evidence:
         origins: payload id to the call that sent it and its place in the call.
         acks: by log, every acknowledged record, by LSN.
         reads: every read, in the order of their starts.
-        stores: by log, the actions of the epoch store; a log without any is missing. releases: by
-        log, the releases of sequencers; a log without any is missing.
+        stores: by log, the actions of the epoch store; a log without any is missing.
+        releases: by log, the releases of sequencers; a log without any is missing.
         tails: every answer to `tail()`.
         disks: by log, the nodes' dumps; a log without any is missing.
         healed_at: position from which the liveness promises hold: the first healing after the last
-            fault, 0 in a run without faults, None if the faults never stopped. lost_at: position at
-            which nodes were first lost for ever, None if none were.
+            fault, 0 in a run without faults, None if the faults never stopped.
+        lost_at: position at which nodes were first lost for ever, None if none were.
         end_us: time of the last event.
     """
 

@@ -285,8 +285,8 @@ def check_pace(
     other nodes had ten seconds to notice. A failed append counts as infinitely long.
 
     Args:
-        times_max: the allowed factor, by default three. floor_s: the lowest value that counts as
-        the usual p99.
+        times_max: the allowed factor, by default three.
+        floor_s: the lowest value that counts as the usual p99.
     """
     usual: dict[str, int] = {}
     found: list[Violation] = []

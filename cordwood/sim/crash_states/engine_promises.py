@@ -166,10 +166,10 @@ class EnginePromises:
 
     Attributes:
         is_formatted: it must be a WAL.
-        must, may: blocks that must be visible, and blocks that may be. seals, seals_asked: by log,
-        the seal that must hold, and the highest seal that may. ends, ends_asked: epochs that must
-        be known to be over, and epochs that may. trims, trims_asked: by log, the lowest and the
-        highest possible trim point.
+        must, may: blocks that must be visible, and blocks that may be.
+        seals, seals_asked: by log, the seal that must hold, and the highest seal that may.
+        ends, ends_asked: epochs that must be known to be over, and epochs that may.
+        trims, trims_asked: by log, the lowest and the highest possible trim point.
     """
 
     is_formatted: bool = False

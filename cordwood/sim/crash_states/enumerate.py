@@ -65,11 +65,12 @@ class CrashCount:
     """The number of states that were looked at, and that could be.
 
     Attributes:
-        points: places in the log where a crash was put. whole_points: points at which every
-        combination of the fates that `fates_of` lists was gone through.
+        points: places in the log where a crash was put.
+        whole_points: points at which every combination of the fates that `fates_of` lists was gone
+            through.
         states: distinct states that were yielded.
-        combinations: fates of open changes, multiplied at each point and summed. States
-            that turn out equal are counted each time, so it is an upper bound.
+        combinations: fates of open changes, multiplied at each point and summed. States that turn
+            out equal are counted each time, so it is an upper bound.
     """
 
     points: int = 0
@@ -121,8 +122,9 @@ class _Open:
 
     Attributes:
         ended: the event of its operation's end; None while in flight.
-        has_failed: whether it failed, so that no later sync makes it durable. over: changes on
-        stable storage that override it. fates: the fates to go through; made at the first use.
+        has_failed: whether it failed, so that no later sync makes it durable.
+        over: changes on stable storage that override it.
+        fates: the fates to go through; made at the first use.
     """
 
     operation: Operation
@@ -142,9 +144,10 @@ class CrashStates:
     """The states of one log, as an iterable; `count` grows with them.
 
     Args:
-        log: a log that is not written any more. tearing: how writes may be torn. per_point: most
-        states of one crash point; if there are more combinations, some are drawn. chance: for this
-        draw.
+        log: a log that is not written any more.
+        tearing: how writes may be torn.
+        per_point: most states of one crash point; if there are more combinations, some are drawn.
+        chance: for this draw.
     """
 
     def __init__(

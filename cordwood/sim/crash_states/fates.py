@@ -67,9 +67,10 @@ class Tearing:
     """How writes may be torn.
 
     Attributes:
-        units: sizes of units that arrive whole, in bytes; none: a write arrives whole or not at
-        all. is_zeroed: whether other units may read as zeros. subsets_max: all subsets are gone
-        through if there are no more than this.
+        units: sizes of units that arrive whole, in bytes;
+        none: a write arrives whole or not at all.
+        is_zeroed: whether other units may read as zeros.
+        subsets_max: all subsets are gone through if there are no more than this.
     """
 
     units: tuple[int, ...] = (DISK_BLOCK_BYTES, SECTOR_BYTES)

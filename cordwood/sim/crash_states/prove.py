@@ -149,8 +149,8 @@ def sweep(seconds: float, seed: int, *, states_max: int | None = None) -> Swept:
     """Explore seeds from `seed` on until `seconds` are over, or a promise is broken.
 
     Args:
-        seconds: of real time; the last seed is finished, which takes a second or two. states_max:
-        stop after this many starts from a state.
+        seconds: of real time; the last seed is finished, which takes a second or two.
+        states_max: stop after this many starts from a state.
     """
     swept = Swept()
     start = time.perf_counter()

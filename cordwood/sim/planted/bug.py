@@ -35,9 +35,11 @@ class PlantedBug:
     """One bug.
 
     Attributes:
-        name: its name on the command line. story: its effect, in words. plant: the replacements.
-        scenario: changes a seed's draw so that the bug acts, see `sim.planted.scenarios`. scene:
-        the test that catches it, if seeds do not do what it needs; "" for seeds.
+        name: its name on the command line.
+        story: its effect, in words.
+        plant: the replacements.
+        scenario: changes a seed's draw so that the bug acts, see `sim.planted.scenarios`.
+        scene: the test that catches it, if seeds do not do what it needs; "" for seeds.
     """
 
     name: str

@@ -41,7 +41,7 @@ class Admission:
     Attributes:
         is_anew: whether the directory is a new one, which knows no earlier start of the node.
         is_unsure: whether the node's reported status could not be read; see
-        docs/protocol/event-log.md.
+            docs/protocol/event-log.md.
     """
 
     def __init__(

@@ -71,9 +71,11 @@ class Report:
 
     Attributes:
         blocks, bytes: new copies that are durable, and the bytes of their bodies.
-        again: blocks that must be looked at once more. stuck: blocks for which too few nodes are
-        left. kept, kept_bytes: blocks that a rebalance chose and that must stay. waits: nodes that
-        have data and do not answer. trouble: the last error; "" for none.
+        again: blocks that must be looked at once more.
+        stuck: blocks for which too few nodes are left.
+        kept, kept_bytes: blocks that a rebalance chose and that must stay.
+        waits: nodes that have data and do not answer.
+        trouble: the last error; "" for none.
     """
 
     blocks: int = 0
