@@ -334,7 +334,8 @@ class HistorySpans(Generic[Part]):
             return list(gaps)
         first, self._first = self._first, None
         if first is not None and step.group == 0 and first[0] == entry.name:
-            parts = await _ended(first[1])
+            # Trap: nothing else holds it from here on, so it ends with this step.
+            parts = await first[1]
         else:
             if first is not None:
                 first[1].cancel()

@@ -15,6 +15,7 @@ from cordwood.block import Gap, GapKind
 from cordwood.errors import CordwoodError, Malformed
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
+from cordwood.layout.object_file import MAGIC
 from cordwood.layout.object_names import head_name
 from cordwood.layout.object_writer import ObjectWriter
 from cordwood.lsn import LSN_MAX, Lsn
@@ -239,6 +240,29 @@ class TestCosts:
         calls = bucket.calls["get"]
         await asyncio.sleep(60)
         assert bucket.calls["get"] == calls
+
+    @pytest.mark.parametrize("after_s", [0.5, 1.5, 2.5, 3.5])
+    def test_a_reader_that_is_left_before_its_first_record_leaves_nothing_running(self, after_s):
+        async def act(made: Made, bucket: Bucket, host: Host) -> None:
+            bucket.faults = BucketFaults(latency_s=(1.0, 1.0))
+            reader = reader_of(bucket, host, made.first)
+            before = asyncio.all_tasks()
+            # The row group that is asked for beside its footer answers last.
+            get = reader._store.get
+
+            async def slow(name: str, start: int, stop: int, *, timeout_s: float) -> bytes:
+                if start == len(MAGIC):
+                    await asyncio.sleep(10)
+                return await get(name, start, stop, timeout_s=timeout_s)
+
+            reader._store.get = slow
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(after_s):
+                    await reader.next()
+            await reader.close()
+            assert asyncio.all_tasks() == before
+
+        on_history(act)
 
 
 def read_meanwhile(seed: int) -> None:
