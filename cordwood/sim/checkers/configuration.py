@@ -47,7 +47,7 @@ def check_configuration(evidence: Evidence) -> list[Violation]:
         for entry in event.history:
             other, witness = entries.setdefault(entry.since, (entry, event))
             if other != entry:
-                text = f"node {event.node} has other nodes from epoch {entry.since} on"
+                text = f"node {event.node} knows another nodeset from epoch {entry.since} on"
                 found.append(Violation("S27", text, event.log, 0, (witness, event)))
     for event in known:
         found.extend(_left_out(event, logs[event.log]))
@@ -67,7 +67,7 @@ def _misplaced(evidence: Evidence, log: int, entries: Entries) -> Iterator[Viola
     for since, (entry, witness) in sorted(entries.items()):
         for node, rack in zip(entry.nodes, entry.racks, strict=False):
             if rack not in stood.get(node, {rack}):
-                text = f"from epoch {since} on node {node} is said to be in {rack}, and never was"
+                text = f"epoch {since}'s nodeset has node {node} in {rack}, where it never was"
                 yield Violation("S27", text, log, 0, (witness,))
 
 
@@ -79,6 +79,6 @@ def _left_out(event: NodesetsKnown, entries: Entries) -> Iterator[Violation]:
     mine = {entry.since for entry in event.history}
     for since, (_, witness) in sorted(entries.items()):
         if min(mine) < since <= event.epoch and since not in mine:
-            text = f"node {event.node} knows epochs up to {event.epoch}, and not that of {since}"
+            text = f"node {event.node} knows epochs to {event.epoch}, but not nodeset {since}"
             yield Violation("S27", text, event.log, 0, (witness, event))
             return

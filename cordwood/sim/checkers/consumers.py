@@ -52,14 +52,14 @@ def _changed(before: list[GroupChanged], now: GroupChanged) -> Iterator[Violatio
         return
     was = before[-1]
     if now.generation < was.generation:
-        text = f"{now.consumer} is in generation {now.generation} after {was.generation}"
+        text = f"{now.consumer}'s generation fell from {was.generation} to {now.generation}"
         yield _violation(text, 0, was, now)
     for log, lsn in was.positions.items():
         if now.positions.get(log, 0) < lsn and now.resets.get(log, 0) <= was.resets.get(log, 0):
-            text = f"{now.consumer} stood at {format_lsn(lsn)} of {log} and goes back"
+            text = f"{now.consumer} went back from {format_lsn(lsn)} of {log} without a reset"
             yield _violation(text, lsn, was, now)
     if now.generation == was.generation and now.owners != was.owners:
-        text = f"{now.consumer} has other owners in the same generation {now.generation}"
+        text = f"{now.consumer} changed owners within generation {now.generation}"
         yield _violation(text, 0, was, now)
 
 
@@ -73,7 +73,7 @@ def _saved(states: list[GroupChanged], saved: PositionsSaved) -> Iterator[Violat
             and (log not in state.owners or state.owners[log][0] == saved.member)
             for state in states[first:]
         ):
-            text = f"{saved.member} saved {format_lsn(lsn)} of {log}, which was not its own"
+            text = f"{saved.member} saved {format_lsn(lsn)} of {log}, which it did not own"
             shown = states[-1:] or []
             yield _violation(text, lsn, *shown, saved)
 
@@ -87,7 +87,7 @@ def _reset(states: list[GroupChanged], reset: PositionsReset) -> Iterator[Violat
             if states[at].resets.get(log, 0) > before and states[at].positions.get(log) == lsn:
                 break
         else:
-            text = f"{reset.consumer} was reset to {format_lsn(lsn)} of {log}, and does not begin"
+            text = f"a reset of {reset.consumer} to {format_lsn(lsn)} of {log} had no effect"
             yield _violation(text, lsn, *states[-1:], reset)
 
 
@@ -116,7 +116,7 @@ def _passed_over(
             first = max(start, evidence.trim_asked(log, len(evidence.events)) + 1)
             for ack in evidence.acks_within(log, first, stop - 1):
                 if given[log].get(ack.lsn, -1) < since:
-                    text = f"{ack.payload.id} is below {consumer}'s position, and it was not given"
+                    text = f"{consumer} passed {ack.payload.id}, but no member got it"
                     shown = (ack.append.end or ack.append.invoked, state)
                     yield Violation("S24", text, log, ack.lsn, shown)
                     break

@@ -35,7 +35,7 @@ def check_unique_slot(evidence: Evidence) -> list[Violation]:
         for _, record in read.records():
             stands, witness = known[read.log].get(record.lsn, (record.payload.id, record))
             if stands != record.payload.id and evidence.is_genuine(read.log, record.payload):
-                text = f"reader {read.reader} got {record.payload.id}, where {stands} stands"
+                text = f"reader {read.reader} got {record.payload.id} in the place of {stands}"
                 found.append(Violation("S1", text, read.log, record.lsn, (witness, record)))
     return found
 
@@ -45,7 +45,7 @@ def _acks(evidence: Evidence, log: int, known: Known) -> Iterator[Violation]:
         event: Event = ack.append.end or ack.append.invoked
         stands, earlier = known.setdefault(ack.lsn, (ack.payload.id, event))
         if stands != ack.payload.id:
-            text = f"acknowledged for {stands} and for {ack.payload.id}"
+            text = f"acknowledged for both {stands} and {ack.payload.id}"
             yield Violation("S1", text, log, ack.lsn, (earlier, event))
 
 
@@ -152,7 +152,7 @@ def _headless(evidence: Evidence, read: Read) -> Iterator[Violation]:
         piece = disk.at(record.lsn)
         is_held = piece is not None and piece.holds_data
         if not is_held and not evidence.acks_within(read.log, record.lsn, record.lsn):
-            text = f"reader {read.reader} was told of a record that nobody holds"
+            text = f"reader {read.reader} got a record that no node holds"
             yield Violation("S3", text, read.log, record.lsn, (read.started, record))
 
 
@@ -178,6 +178,6 @@ def check_no_aborted_read(evidence: Evidence) -> list[Violation]:
                 found.append(Violation("S4", text, read.log, record.lsn, (end, record)))
             lsn, witness = places.setdefault(payload.id, (record.lsn, record))
             if lsn != record.lsn:
-                text = f"reader {read.reader} got {payload.id}, which stands at {format_lsn(lsn)}"
+                text = f"reader {read.reader} got {payload.id}, which is also at {format_lsn(lsn)}"
                 found.append(Violation("S4", text, read.log, record.lsn, (witness, record)))
     return found

@@ -57,7 +57,7 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
 
 
 def _lacks(evidence: Evidence, log: int, lsns: list[int], reason: str) -> Violation:
-    more = f" here and on to {format_lsn(lsns[-1])}" if lsns[1:] else ""
+    more = f" from here to {format_lsn(lsns[-1])}" if lsns[1:] else ""
     wanted = asked_for(evidence.run)
     return Violation("S15", f"{reason}{more}; {wanted}", log, lsns[0], evidence.disks[log].dumps)
 

@@ -20,13 +20,13 @@ def check_one_sequencer(evidence: Evidence) -> list[Violation]:
         highest: EpochTaken | None = None
         for _, event in store.taken:
             if highest is not None and event.epoch <= highest.epoch:
-                text = f"epoch {event.epoch} went to node {event.node} after {highest.epoch}"
+                text = f"node {event.node} got epoch {event.epoch} after epoch {highest.epoch}"
                 found.append(Violation("S11", text, log, 0, (highest, event)))
             else:
                 highest = event
         for ack in evidence.acks.get(log, ()) if store.taken else ():
             if store.owners.get(ack.lsn >> 32, ack.append.end_at) >= ack.append.end_at:
-                text = f"{ack.payload.id} was acknowledged in an epoch that nobody had"
+                text = f"{ack.payload.id} was acknowledged in an epoch that no sequencer had"
                 found.append(_about_ack("S11", text, log, ack))
     return found
 
@@ -42,10 +42,10 @@ def check_no_ack_after_seal(evidence: Evidence) -> list[Violation]:
             epoch, append = ack.lsn >> 32, ack.append
             tail = store.tail(epoch)
             if epoch <= store.last_clean(append.invoked_at):
-                text = f"{ack.payload.id} was sent after the end of epoch {epoch} was settled"
+                text = f"{ack.payload.id} was sent after the recovery of epoch {epoch}"
                 found.append(_about_ack("S12", text, log, ack, store.tails.get(epoch)))
             elif epoch <= store.last_clean(append.end_at) and tail is not None and ack.lsn > tail:
-                text = f"{ack.payload.id} was acknowledged after epoch {epoch} was ended below it"
+                text = f"{ack.payload.id} was acknowledged above the recovered end of epoch {epoch}"
                 found.append(_about_ack("S12", text, log, ack, store.tails.get(epoch)))
     return found
 
@@ -70,13 +70,13 @@ def _tails(evidence: Evidence, log: int) -> Iterator[Violation]:
         assert store is not None
         first = store.tails[cleaned.epoch]
         if first.tail != cleaned.tail:
-            text = f"epoch {cleaned.epoch} ends at {format_lsn(first.tail)} and at another place"
+            text = f"epoch {cleaned.epoch} has two ends, one at {format_lsn(first.tail)}"
             yield Violation("S13", text, log, cleaned.tail, (first, cleaned))
         last = make_lsn(cleaned.epoch, ESN_MAX)
         end = max(cleaned.tail, make_lsn(cleaned.epoch, 0))
         for ack in evidence.acks_within(log, end + 1, last):
             if ack.append.end_at < at and not evidence.may_lose(at):
-                text = f"{ack.payload.id} was acknowledged, and its epoch ended below it"
+                text = f"{ack.payload.id} was acknowledged, but its epoch ended below it"
                 yield _about_ack("S13", text, log, ack, cleaned)
 
 
@@ -93,7 +93,7 @@ def _bridges(evidence: Evidence, log: int) -> Iterator[Violation]:
         for bridge in exact:
             if bridge.place != lowest.place:
                 place = format_lsn(lowest.place)
-                text = f"the bridge of epoch {epoch} is at {place} and at another place"
+                text = f"epoch {epoch} has two bridges, one at {place}"
                 shown = (lowest.witness, bridge.witness)
                 yield Violation("S13", text, log, bridge.place, shown)
                 break

@@ -31,7 +31,7 @@ def check_extents(evidence: Evidence) -> list[Violation]:
         assert isinstance(event, ExtentTold)
         trim = evidence.trim_asked(event.log, at)
         if event.trim > trim:
-            found.append(_wrong(event, f"{format_lsn(event.trim)} was trimmed", event.trim))
+            found.append(_wrong(event, f"trimmed to {format_lsn(event.trim)}", event.trim))
         if not evidence.may_lose(at):
             found.extend(_left_out(evidence, event, trim))
         found.extend(_no_records(evidence, event))
@@ -45,16 +45,17 @@ def _left_out(evidence: Evidence, event: ExtentTold, trim: int) -> Iterator[Viol
     lsns = [ack.lsn for ack in known]
     if event.is_first_known:
         before = known[: bisect.bisect_left(lsns, event.first)] if event.first else known
-        yield from _outside(event, before[:1], "is not the first one")
+        yield from _outside(event, before[:1], "is before the first")
     if event.is_last_known:
-        yield from _outside(event, known[bisect.bisect_right(lsns, event.last) :][-1:], "is last")
+        after = known[bisect.bisect_right(lsns, event.last) :]
+        yield from _outside(event, after[-1:], "is after the last")
 
 
 def _outside(event: ExtentTold, acks: list[Ack], how: str) -> Iterator[Violation]:
     for ack in acks:
         text = (
-            f"{event.client} was told that the records of the log go from "
-            f"{format_lsn(event.first)} to {format_lsn(event.last)}: {ack.payload.id} at "
+            f"{event.client} was told that the log's records reach from "
+            f"{format_lsn(event.first)} to {format_lsn(event.last)}, but {ack.payload.id} at "
             f"{format_lsn(ack.lsn)} {how}"
         )
         shown = (ack.append.end or ack.append.invoked, event)
@@ -71,7 +72,7 @@ def _no_records(evidence: Evidence, event: ExtentTold) -> Iterator[Violation]:
             at = bisect.bisect_left(records, lsn, key=attrgetter("lsn"))
             if at < len(records) and records[at].lsn == lsn:
                 if records[at].append_us not in (0, time_us):
-                    yield _wrong(event, f"time {time_us} at {format_lsn(lsn)}", lsn, records[at])
+                    yield _wrong(event, f"{format_lsn(lsn)} has time {time_us}", lsn, records[at])
                     break
                 continue
             gaps = [gap for _, gap in read.gaps() if gap.first <= lsn <= gap.last]
@@ -84,5 +85,5 @@ def _no_records(evidence: Evidence, event: ExtentTold) -> Iterator[Violation]:
 def _wrong(
     event: ExtentTold, what: str, lsn: int, *shown: RecordDelivered | GapDelivered
 ) -> Violation:
-    text = f"{event.client} was told: {what}"
+    text = f"{event.client} was told wrongly: {what}"
     return Violation("S20", text, event.log, lsn, (*shown, event))

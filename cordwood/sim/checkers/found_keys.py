@@ -37,9 +37,9 @@ def _judge(event: KeyFound, records: Keyed) -> list[Violation]:
     for lsn, key, told in records:
         is_lower = key < event.key
         if is_lower and event.at and lsn >= event.at:
-            found.append(_wrong(event, lsn, told, "has a lower key and lies behind"))
+            found.append(_wrong(event, lsn, told, "has a lower key and is behind"))
         elif not is_lower and event.before and lsn <= event.before:
-            found.append(_wrong(event, lsn, told, "has no lower key and lies before"))
+            found.append(_wrong(event, lsn, told, "has no lower key and is before"))
         elif event.is_exact and is_lower and lsn > event.before:
             found.append(_wrong(event, lsn, told, "has a lower key and is nearer"))
         elif event.is_exact and not is_lower and not 0 < event.at <= lsn:
@@ -74,7 +74,7 @@ def _note(
 def _wrong(event: KeyFound, lsn: int, told: Event, how: str) -> Violation:
     places = [format_lsn(each) if each else "nothing" for each in (event.before, event.at)]
     text = (
-        f"{event.client} asked for key {event.key} and was told {places[0]} before it and "
-        f"{places[1]} at it; {format_lsn(lsn)} {how}"
+        f"{event.client} looked for key {event.key} and was told {places[0]} before it and "
+        f"{places[1]} at it, but {format_lsn(lsn)} {how}"
     )
     return Violation("S20", text, event.log, lsn, (told, event))

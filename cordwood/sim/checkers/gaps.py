@@ -45,7 +45,7 @@ def _bridge(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Itera
         return
     ahead = store.highest_taken(at)
     if gap.last > make_lsn(min(ahead + 1, EPOCH_MAX), 0):
-        yield _false(read, gap, f"nobody was given an epoch past {ahead} yet")
+        yield _false(read, gap, f"no sequencer had an epoch above {ahead} yet")
     for epoch in store.epochs_within(gap.first >> 32, gap.last >> 32):
         start = max(gap.first, make_lsn(epoch, 1))
         if start > gap.last:
@@ -63,7 +63,7 @@ def _hole(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterato
     store = evidence.stores.get(read.log)
     epoch = gap.first >> 32
     if gap.last >> 32 != epoch:
-        yield _false(read, gap, "it runs over the end of an epoch")
+        yield _false(read, gap, "it passes the end of an epoch")
     elif store is not None and epoch > store.last_clean(at):
         yield _false(read, gap, f"epoch {epoch} was not recovered yet")
     for ack in evidence.acks_within(read.log, gap.first, gap.last)[:1]:
@@ -76,7 +76,7 @@ def _data_loss(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> It
     """A data loss is reported only where faults or lost nodes may have caused it, and only if it is
     true."""
     if not evidence.may_lose(at):
-        yield _false(read, gap, "the run stayed within what the replication survives")
+        yield _false(read, gap, "the copies survive the faults of this run")
     else:
         yield from _held(evidence, read, gap)
 
@@ -87,7 +87,7 @@ def _trim(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterato
     if not asked:
         yield from _groundless(evidence, read, at, gap)
     elif gap.last > asked:
-        yield _false(read, gap, f"nobody asked to trim more than up to {format_lsn(asked)}")
+        yield _false(read, gap, f"clients asked to trim only to {format_lsn(asked)}")
 
 
 def _filtered(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
@@ -98,11 +98,11 @@ def _filtered(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Ite
     releases, store = evidence.releases.get(read.log), evidence.stores.get(read.log)
     clean = store.last_clean(at) if store is not None else 0
     if releases is not None and gap.last > releases.highest(at) and gap.last >> 32 > clean:
-        yield _false(read, gap, "not all of it was released yet")
+        yield _false(read, gap, "a part of it was not released yet")
     for lsn, payload, witness in _records_within(evidence, read.log, gap.first, gap.last):
         key = evidence.key_of(payload)
         if key in read.started.keys:
-            text = f"{payload.id}, which has key {key}, stands at {format_lsn(lsn)}"
+            text = f"{payload.id} at {format_lsn(lsn)} has key {key}"
             yield _false(read, gap, text, witness)
             return
 
@@ -144,7 +144,7 @@ def _held(evidence: Evidence, read: Read, gap: GapDelivered) -> Iterator[Violati
 
 
 def _groundless(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    yield _false(read, gap, "nothing in the history gives a reason for it")
+    yield _false(read, gap, "the history has no reason for it")
 
 
 def _false(read: Read, gap: GapDelivered, why: str, *witnesses: Event) -> Violation:

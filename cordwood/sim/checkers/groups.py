@@ -85,7 +85,7 @@ def _half_read(read: Read, groups: list[Append], seen: dict[int, Places]) -> Ite
             gap = next((gap for _, gap in read.gaps() if gap.first <= at <= gap.last), None)
             if gap is not None and gap.kind in TOLD:
                 continue
-            text = f"reader {read.reader} passed {payload.id} of a group and got a part of it only"
+            text = f"reader {read.reader} got only a part of a group, without {payload.id}"
             shown = (group.invoked, witness, *([gap] if gap is not None else []))
             yield Violation("S22", text, read.log, at, shown)
             break
@@ -96,7 +96,7 @@ def _scattered(group: Append, where: Places) -> Iterator[Violation]:
     (index, (lsn, witness)), *others = sorted(where.items())
     for other, (at, told) in others:
         if at - other != lsn - index:
-            text = f"{_id(group, other)} does not follow {_id(group, index)}, one group with it"
+            text = f"{_id(group, other)} does not follow {_id(group, index)} of its group"
             yield Violation("S22", text, group.invoked.log, at, (group.invoked, witness, told))
             return
 
@@ -110,7 +110,7 @@ def _released_inside(evidence: Evidence, group: Append, where: Places) -> Iterat
     first, last = lsn - index, lsn - index + len(group.invoked.payloads) - 1
     for _, event in releases.events:
         if first <= event.lsn < last:
-            text = f"{event.by} released up to inside the group from {format_lsn(first)} on"
+            text = f"{event.by} released only a part of the group at {format_lsn(first)}"
             yield Violation("S22", text, group.invoked.log, event.lsn, (witness, event))
             return
 

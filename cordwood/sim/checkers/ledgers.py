@@ -85,7 +85,7 @@ def check_ledger_entries(evidence: Evidence) -> list[Violation]:
 def _lost(number: int, ledger: _Ledger) -> Iterator[Violation]:
     for audit in ledger.audited:
         if audit.error:
-            text = f"it could not be recovered and read when all was over: {audit.error}"
+            text = f"a recovery and read after the run failed: {audit.error}"
             yield Violation("S33", text, number, 0, (audit,))
     whole = [audit for audit in ledger.audited if not audit.error]
     if not whole:
@@ -93,7 +93,7 @@ def _lost(number: int, ledger: _Ledger) -> Iterator[Violation]:
     read = {each.entry for each in ledger.read if each.client == whole[0].client}
     for ack in ledger.acked:
         if ack.entry not in read:
-            text = f"entry {ack.entry} was acknowledged, and is not in the ledger"
+            text = f"entry {ack.entry} was acknowledged, but it is not in the ledger"
             yield Violation("S33", text, number, 0, (ack, whole[0]))
 
 
@@ -104,15 +104,15 @@ def _wrong(number: int, ledger: _Ledger) -> Iterator[Violation]:
     for read in ledger.read:
         added = by_mark.get(read.payload)
         if added is None:
-            text = f"entry {read.entry} was read with a payload that nobody added to this ledger"
+            text = f"entry {read.entry} was read with a payload that no client added to this ledger"
             yield Violation("S33", text, number, 0, (read,))
             continue
         if added.number in ledger.refused:
-            text = f"entry {read.entry} was read, and its writer was told that it is not stored"
+            text = f"entry {read.entry} was read, but its writer was told that it is not stored"
             yield Violation("S33", text, number, 0, (ledger.refused[added.number], read))
         acked = at.get(read.entry)
         if acked is not None and acked.payload != read.payload:
-            text = f"entry {read.entry} was read with another payload than was acknowledged"
+            text = f"entry {read.entry} was read with another payload than the acknowledged one"
             yield Violation("S33", text, number, 0, (acked, read))
         before = first.setdefault(read.entry, read)
         if before.payload != read.payload:
@@ -125,21 +125,21 @@ def check_ledger_ends(evidence: Evidence) -> list[Violation]:
     found: list[Violation] = []
     for number, ledger in sorted(_ledgers(evidence).items()):
         if len(ledger.made) > 1:
-            text = "it was made twice"
+            text = "two creates of it succeeded"
             found.append(Violation("S34", text, number, 0, tuple(ledger.made[:2])))
         if not ledger.ends:
             continue
         end = ledger.ends[0]
         for other in ledger.ends:
             if (other.last, other.length) != (end.last, end.length):
-                text = f"it ends at entry {end.last}, and at entry {other.last}"
+                text = f"it has two ends, entry {end.last} and entry {other.last}"
                 found.append(Violation("S34", text, number, 0, (end, other)))
         found += _wrong_length(number, ledger, end)
         behind: list[EntryAcked | EntryRead] = [*ledger.acked, *ledger.read]
         for each in behind:
             if each.entry > end.last:
                 what = "acknowledged" if isinstance(each, EntryAcked) else "read as confirmed"
-                text = f"entry {each.entry} was {what}, and the ledger ends at {end.last}"
+                text = f"entry {each.entry} was {what}, but the ledger ends at {end.last}"
                 found.append(Violation("S34", text, number, 0, (each, end)))
     return found
 
@@ -148,7 +148,7 @@ def _wrong_length(number: int, ledger: _Ledger, end: LedgerEnds) -> Iterator[Vio
     for audit in ledger.audited:
         read = {e.entry: e.payload.length for e in ledger.read if e.client == audit.client}
         if not audit.error and end.length != sum(read.values()):
-            text = f"it is said to have {end.length} bytes, and {sum(read.values())} were read"
+            text = f"its metadata says {end.length} bytes, but {sum(read.values())} were read"
             yield Violation("S34", text, number, 0, (end, audit))
 
 
@@ -168,10 +168,10 @@ def check_ledger_order(evidence: Evidence) -> list[Violation]:
             if before is None or read.entry <= before.entry:
                 continue  # a new read of the follower
             if places.get(read.payload, 1 << 62) <= places.get(before.payload, -1):
-                text = f"entries {before.entry} and {read.entry} were added in another order"
+                text = f"entries {before.entry} and {read.entry} are not in the order of their adds"
                 found.append(Violation("S35", text, number, 0, (before, read)))
             if read.entry != before.entry + 1:
-                text = f"entry {read.entry} was read behind entry {before.entry}"
+                text = f"a reader got entry {read.entry} after entry {before.entry}"
                 found.append(Violation("S35", text, number, 0, (before, read)))
     return found
 
@@ -183,11 +183,11 @@ def check_tiered_ledgers(evidence: Evidence) -> list[Violation]:
         for check in ledger.checked:
             if check.short:
                 text = (
-                    f"it is in main storage, which lacks {check.short} entries; "
-                    f"{check.lost} of them are on no node either"
+                    f"main storage lacks {check.short} entries of it; "
+                    f"no node has {check.lost} of them either"
                 )
                 found.append(Violation("S36", text, number, 0, (check,)))
             if check.filled:
-                text = f"it is in main storage, and nodes were given {check.filled} copies"
+                text = f"it is in main storage, but nodes got {check.filled} copies"
                 found.append(Violation("S36", text, number, 0, (check,)))
     return found

@@ -202,7 +202,7 @@ def check_readers_reach_the_tail(
         gave_up = read.ended is not None and read.ended.reason is EndReason.ERROR
         due_us = max(healed_us, evidence.time_of(read.ended_at)) + bound_us
         if gave_up and read.ended is not None and evidence.end_us >= due_us:
-            text = f"reader {read.reader} gave up ({read.ended.error}) and did not come back"
+            text = f"reader {read.reader} ended with {read.ended.error} and did not read again"
             found.append(Violation("L2", text, read.log, read.passed, (read.ended,)))
     return found
 
@@ -225,7 +225,7 @@ def _late(evidence: Evidence, read: Read, healed_us: int, bound_us: int) -> Iter
         due_us = max(acked_us, healed_us, started_us) + bound_us
         index = bisect.bisect_left(passed, ack.lsn)
         if due_us <= open_until_us and (index == len(passed) or times[index] > due_us):
-            text = f"reader {read.reader} had not passed {ack.payload.id} {bound_us / 1e6:g} s on"
+            text = f"reader {read.reader} did not pass {ack.payload.id} in {bound_us / 1e6:g} s"
             shown = (read.started, ack.append.end or ack.append.invoked)
             yield Violation("L2", text, read.log, ack.lsn, shown)
             return
@@ -259,8 +259,8 @@ def check_recovery_finishes(
         unclean = [epoch for epoch in store.owners if clean < epoch < newest.epoch]
         if unclean and end_us >= due_us:
             text = (
-                f"epoch {min(unclean)} is not recovered {bound_us / 1e6:g} s on, though epoch "
-                f"{newest.epoch} was taken"
+                f"epoch {min(unclean)} was not recovered in {bound_us / 1e6:g} s, although "
+                f"a sequencer took epoch {newest.epoch}"
             )
             shown = (evidence.events[store.owners[min(unclean)]], evidence.events[at])
             found.append(Violation("L3", text, log, 0, shown))
@@ -307,7 +307,7 @@ def check_pace(
                 if p99_us > most_us:
                     text = (
                         f"{event.client}: p99 of {len(took)} appends is {p99_us / 1e6:g} s beside "
-                        f"a hampered node, not {most_us / 1e6:g} s"
+                        f"a hampered node, over {most_us / 1e6:g} s"
                     )
                     found.append(Violation("L7", text, 0, 0, (start, event)))
     return found
@@ -333,7 +333,7 @@ def check_nothing_spins(
         if isinstance(event, Idled) and event.length_us and event.nodes:
             rate = event.callbacks / (event.length_us / 1e6) / event.nodes
             if rate > callbacks_max:
-                text = f"{rate:.0f} steps a second of each idle node, not {callbacks_max:g}"
+                text = f"each idle node does {rate:.0f} steps a second, over {callbacks_max:g}"
                 found.append(Violation("L8", text, 0, 0, (event,)))
     return found
 

@@ -90,7 +90,7 @@ def check_names(evidence: Evidence) -> list[Violation]:
             is_still |= not leads.has_changed(since_us, event.time_us)
             if is_still and leads.is_calm(since_us, event.time_us):
                 where = format_lsn(event.lsn)
-                text = f"{event.client} was told that it is stored at {where}, and it is not"
+                text = f"{event.client} got an acknowledgement at {where}, but no record is there"
                 found.append(Violation("S32", text, 0, event.lsn, (event,)))
     found += _lost(evidence)
     return found
@@ -110,24 +110,24 @@ def _lost(evidence: Evidence) -> Iterator[Violation]:
             }
             missed = [way for way, is_there in ways.items() if not is_there]
             if missed:
-                text = f"log number {event.log} is not deleted, and not found {', '.join(missed)}"
+                text = f"log number {event.log} is not deleted, but not found {', '.join(missed)}"
                 yield Violation("S32", text, event.log, 0, (made[event.log], event))
 
 
 def _read(read: NamedRead, leads: Leads) -> Iterator[Violation]:
     if read.wanted and read.log != read.wanted:
-        text = f"{read.client} asked for log number {read.wanted}, and read number {read.log}"
+        text = f"{read.client} asked for log number {read.wanted}, but read number {read.log}"
         yield Violation("S32", text, read.log, 0, (read,))
     for log, _ in read.given:
         if read.log and log != read.log:
-            text = f"{read.client} read log number {read.log}, and was given a record of {log}"
+            text = f"{read.client} read log number {read.log}, but got a record of number {log}"
             yield Violation("S32", text, read.log, 0, (read,))
             break
     if read.wanted or not read.log:
         return
     since_us = read.invoked_us - BOUND_US
     if not leads.is_at(read.log, since_us, read.time_us) and leads.is_calm(since_us, read.time_us):
-        text = f"{read.client} read log number {read.log} by a name that it had lost long before"
+        text = f"{read.client} read log number {read.log} by a name that it lost long before"
         yield Violation("S32", text, read.log, 0, (read,))
 
 
@@ -146,7 +146,7 @@ class Consumed:
         for log, number in read.given:
             expected = self._next.get((read.consumer, log), 0)
             if number > expected and read.consumer not in self._gapped:
-                text = f"{read.consumer} was given record {number} of log {log}, not {expected}"
+                text = f"{read.consumer} got record {number} of log {log}, not {expected}"
                 yield Violation("S32", text, log, 0, (read,))
                 return
             self._gapped.discard(read.consumer)

@@ -70,7 +70,7 @@ def check_storing_nodes(evidence: Evidence) -> list[Violation]:
         elif isinstance(event, BlockKept):
             knows = nodes.setdefault(event.node, _Node()).knows
             if knows is not None and event.offset >= knows.offset:
-                found.append(_wrong(event, "though it knew that it is read-only", knows))
+                found.append(_wrong(event, "although it knew that it is read-only", knows))
         elif isinstance(event, NodeStarted | StorageAsked | StorageTold | StorageKnown):
             _note(nodes.setdefault(event.node, _Node()), event)
     return found
@@ -91,7 +91,7 @@ def check_copysets_named(evidence: Evidence) -> list[Violation]:
         elif isinstance(event, BlockNames):
             told = [each for each in known.get(event.node, ()) if each.offset <= event.offset]
             if told and (named := set(told[-1].rebuilding) & set(event.names)):
-                text = f"node {event.node} stored {format_lsn(event.first)}, which names {named}"
+                text = f"node {event.node} stored {format_lsn(event.first)}, naming lost {named}"
                 shown = (told[-1], event)
                 found.append(Violation("O4", text, event.log, event.first, shown))
     return found
@@ -113,15 +113,15 @@ def _note(node: _Node, event: NodeStarted | StorageAsked | StorageTold | Storage
 
 def _judge_stored(event: BlockStored, node: _Node, healed_us: int | None) -> list[Violation]:
     if node.start is not None and not node.weighs:
-        return [_wrong(event, "though it never had a weight", node.start)]
+        return [_wrong(event, "although it never had a weight", node.start)]
     if node.told is None:
         return []
     if node.was_told and node.start is not None:
-        return [_wrong(event, "though it was read-only when it started", node.told)]
+        return [_wrong(event, "although it was read-only at its start", node.told)]
     if healed_us is not None:
         heard_us = max(healed_us, node.told.time_us) + HEARS_S * 1e6
         if event.time_us > heard_us:
-            return [_wrong(event, "though it was made read-only long ago", node.told)]
+            return [_wrong(event, "although it became read-only long before", node.told)]
     return []
 
 

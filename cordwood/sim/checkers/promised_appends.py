@@ -52,7 +52,7 @@ def _out_of_turn(log: int, records: list[Placed]) -> Iterator[Violation]:
     """Find records of one producer that are behind a later record of the same producer."""
     for one, other in itertools.pairwise(records):
         if one.turn > other.turn:
-            text = f"{other.id} of epoch {other.turn[0]} stands behind {one.id} of {one.turn[0]}"
+            text = f"{other.id} of epoch {other.turn[0]} is behind {one.id} of epoch {one.turn[0]}"
             yield Violation("S21", text, log, other.lsn, (one.witness, other.witness))
 
 
@@ -73,7 +73,7 @@ def _left_out(evidence: Evidence, log: int, records: list[Placed]) -> Iterator[V
             before = max((r.lsn for r in records if r.turn < (call.producer_epoch,
                           append.invoked_at, 0)), default=0)  # fmt: skip
             if _was_passed(evidence, log, before, behind.lsn):
-                text = f"{call.payloads[0].id} stands nowhere, and {behind.id} came after it"
+                text = f"{call.payloads[0].id} is nowhere, but the later {behind.id} has a place"
                 yield Violation("S21", text, log, behind.lsn, (call, behind.witness))
 
 
@@ -117,14 +117,14 @@ def check_conditions(evidence: Evidence) -> list[Violation]:
 def _not_behind(log: int, placed: Placed, places: list[Placed]) -> Iterator[Violation]:
     expected = placed.append.invoked.expected_tail or 0
     if placed.lsn <= expected:
-        text = f"{placed.id} stands at or below {format_lsn(expected)}, which it expected"
+        text = f"{placed.id} is not above its expected tail {format_lsn(expected)}"
         yield Violation("S25", text, log, placed.lsn, (placed.append.invoked, placed.witness))
         return
     start = bisect.bisect_right(places, expected, key=attrgetter("lsn"))
     stop = bisect.bisect_left(places, placed.lsn, key=attrgetter("lsn"))
     for between in places[start:stop]:
         text = (
-            f"{placed.id} was to stand behind {format_lsn(expected)}, and {between.id} stands"
+            f"{placed.id} expected the tail {format_lsn(expected)}, but {between.id} is"
             f" between them at {format_lsn(between.lsn)}"
         )
         shown = (placed.append.invoked, between.witness, placed.witness)
@@ -141,5 +141,5 @@ def _refused_for_nothing(evidence: Evidence, log: int, append: Append) -> Iterat
         if not other.lsns or max(other.lsns) > expected:
             return
     assert append.end is not None, "it failed"
-    text = f"{append.invoked.payloads[0].id} was refused, and nothing stood above its tail"
+    text = f"{append.invoked.payloads[0].id} was refused, but no append moved the tail"
     yield Violation("S25", text, log, expected, (append.invoked, append.end))

@@ -73,11 +73,11 @@ def _query(
             first, last, witness = seen[part.invoked.op]
             log = part.invoked.log
             if last - first >= len(part.invoked.payloads):
-                text = f"batch {number} of {_of(part)[0]} is there twice"
+                text = f"the log has batch {number} of {_of(part)[0]} twice"
                 yield Violation("S29", text, log, last, (part.invoked, witness))
             ahead = before.get(log)
             if ahead is not None and ahead[0] > first:
-                text = f"batch {number} of {_of(part)[0]} stands before one that it follows"
+                text = f"batch {number} of {_of(part)[0]} is before an earlier batch"
                 events = (ahead[1].invoked, part.invoked, witness)
                 yield Violation("S29", text, log, first, events)
             before[log] = max(last, before[log][0] if log in before else 0), part
@@ -95,7 +95,7 @@ def _twice(number: int, shown: list[Append], seen: Sight) -> Violation:
     one = shown[0]
     other = next(part for part in shown if _of(part)[2] != _of(one)[2])
     first, _, witness = seen[other.invoked.op]
-    text = f"batch {number} of {_of(one)[0]} is there by two of its tries"
+    text = f"two tries of batch {number} of {_of(one)[0]} counted"
     shown_events = (one.invoked, seen[one.invoked.op][2], other.invoked, witness)
     return Violation("S29", text, other.invoked.log, first, shown_events)
 
@@ -113,7 +113,7 @@ def _missing(
     ]
     if absent and (trials or len(absent) == len(counted)):
         part = absent[0]
-        text = f"batch {number} of {_of(part)[0]} is in, and its part of this log is not"
+        text = f"batch {number} of {_of(part)[0]} is published, but not its part of this log"
         yield Violation("S29", text, part.invoked.log, 0, (part.invoked,))
 
 

@@ -149,14 +149,14 @@ def _tiling(read: Read) -> Iterator[Violation]:
         first = item.lsn if isinstance(item, RecordDelivered) else item.first
         last = last_of(item)
         if first != due and not (due == start and due < first == OLDEST):
-            text = f"reader {read.reader} was due {format_lsn(due)}, got {format_lsn(first)}"
+            text = f"reader {read.reader} got {format_lsn(first)}, expected {format_lsn(due)}"
             yield Violation("S6", text, read.log, min(first, due), (read.started, item))
         if last < first or (until is not None and last > until):
-            text = f"reader {read.reader} got a range that ends at {format_lsn(last)}"
+            text = f"reader {read.reader} got a range with a wrong end, {format_lsn(last)}"
             yield Violation("S6", text, read.log, first, (read.started, item))
         due = max(due, last + 1)
     if read.ended and read.ended.reason is EndReason.UNTIL and (until is None or due <= until):
-        text = f"reader {read.reader} says it is done, and {format_lsn(due)} is due"
+        text = f"reader {read.reader} reached its end, but {format_lsn(due)} is missing"
         yield Violation("S6", text, read.log, due, (read.started, read.ended))
 
 
@@ -176,7 +176,7 @@ def _regress(evidence: Evidence) -> Iterator[Violation]:
         for _, release in releases.events:
             known = highest.setdefault(release.by, release)
             if release.lsn < known.lsn:
-                text = f"{release.by} took its release back, from {format_lsn(known.lsn)}"
+                text = f"the release of {release.by} fell from {format_lsn(known.lsn)}"
                 yield Violation("S8", text, log, release.lsn, (known, release))
             else:
                 highest[release.by] = release

@@ -29,20 +29,20 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
     """L4: no data stays lost, and each block and entry is where it should be."""
     for _, event in evidence.of(WordsLeft):
         assert isinstance(event, WordsLeft), "as asked for"
-        text = f"nodes {list(event.nodes)} are there, and what was said of their data is not over"
+        text = f"nodes {list(event.nodes)} are up, but the statuses of their data remain"
         return [Violation("L4", text, 0, 0, (event,))]
     for _, event in evidence.of(RebalanceOver):
         assert isinstance(event, RebalanceOver), "as asked for"
         if event.waits:
-            text = f"nodes {list(event.waits)} never give their part of a rebalance"
+            text = f"nodes {list(event.waits)} did not move their part of a rebalance"
             return [Violation("L4", text, 0, 0, (event,))]
     stale = [event for _, event in evidence.of(StaleServed)]
     if stale:
-        text = "a node serves the copies that were made anew on other nodes"
+        text = "a node serves copies that rebuilding moved to other nodes"
         return [Violation("L4", text, 0, 0, (stale[0],))]
     for _, event in evidence.of(EventSetsDiffer):
         assert isinstance(event, EventSetsDiffer), "as asked for"
-        text = f"nodes {list(event.nodes)} have made different sets of the same events"
+        text = f"nodes {list(event.nodes)} built different sets from the same events"
         return [Violation("L4", text, 0, 0, (event,))]
     ends = [event for _, event in evidence.of(DisksReplaced, CopiesMended)]
     if not ends:
@@ -50,10 +50,10 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
     found = []
     for event in ends:
         if isinstance(event, DisksReplaced) and event.waits:
-            text = f"nodes {list(event.waits)} are still lost, long after all is well"
+            text = f"nodes {list(event.waits)} are still lost, long after the faults ended"
             found.append(Violation("L4", text, 0, 0, (event,)))
         if isinstance(event, CopiesMended) and event.waits:
-            text = f"nodes {list(event.waits)} have rotten or lost copies, long after all is well"
+            text = f"nodes {list(event.waits)} have rotten or lost copies, long after the faults"
             found.append(Violation("L4", text, 0, 0, (event,)))
     return [*found, *_lacking_ledgers(evidence), *_false_envelopes(evidence)]
 
@@ -65,7 +65,7 @@ def _lacking_ledgers(evidence: Evidence) -> Iterator[Violation]:
             text = f"ledgers {list(event.ledgers)} have entries with fewer copies than Qa"
             yield Violation("L4", text, 0, 0, (event,))
         if event.marked:
-            text = "ledgers are marked as lacking copies, long after all is well"
+            text = "marks of ledgers that lack copies remain, long after the faults ended"
             yield Violation("L4", text, 0, 0, (event,))
 
 
@@ -86,8 +86,8 @@ def _false_envelopes(evidence: Evidence) -> Iterator[Violation]:
         lacking = [node for node in best.copyset if node not in nodes]
         if lacking:
             text = (
-                f"the block at {format_lsn(first)} should be on nodes {list(best.copyset)}, "
-                f"and nodes {lacking} lack it"
+                f"the copyset of the block at {format_lsn(first)} is {list(best.copyset)}, "
+                f"but nodes {lacking} lack it"
             )
             yield Violation("L4", text, log, first, tuple(dumps[log].values()))
 

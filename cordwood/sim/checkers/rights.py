@@ -20,12 +20,12 @@ def check_read_rights(evidence: Evidence) -> list[Violation]:
     for read in evidence.reads:
         if read.started.barred:
             for _, record in read.records():
-                text = f"{read.reader} has no right to read, and was given {record.payload.id}"
+                text = f"{read.reader} has no right to read, but got {record.payload.id}"
                 found.append(Violation("S28", text, read.log, record.lsn, (record,)))
                 break
             continue
         for _, gap in read.gaps():
             if gap.kind is GapKind.ACCESS:
-                text = f"{read.reader} may read, and was refused at {format_lsn(gap.first)}"
+                text = f"{read.reader} may read, but was refused at {format_lsn(gap.first)}"
                 found.append(Violation("S28", text, read.log, gap.first, (gap,)))
     return found

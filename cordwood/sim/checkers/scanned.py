@@ -35,7 +35,7 @@ def check_scanned(evidence: Evidence) -> list[Violation]:
             damaged = set(event.damaged) - set(event.mended)
             lost = [each for each in sorted(damaged) if each[0] < scanned.stop]
             if lost:
-                text = f"node {event.node} lost {format_lsn(lost[0][0])}, and did not say so"
+                text = f"node {event.node} lost {format_lsn(lost[0][0])}, but did not say so"
                 found.append(Violation("O2", text, event.log, lost[0][0], (scanned, event)))
     return found
 
@@ -55,7 +55,7 @@ def check_accepted(evidence: Evidence) -> list[Violation]:
         elif isinstance(event, NodeScanned) and event.is_damaged:
             if event.node not in accepted or (event.node, event.log) in rotten:
                 continue
-            text = f"node {event.node} says that it lost something, which was accepted"
+            text = f"node {event.node} still reports a loss that was accepted"
             found.append(Violation("O3", text, event.log, 0, (accepted[event.node], event)))
     return found
 
@@ -71,14 +71,14 @@ def _compare(scan: NodeScanned, dump: NodeDumped) -> Iterator[Violation]:
     }
     missing = next((wanted[place] for place in wanted if place not in told), None)
     if missing is not None and not scan.is_damaged:
-        yield _wrong(scan, dump, missing, "holds it and was not told to")
+        yield _wrong(scan, dump, missing, "holds a copy that its scan leaves out")
     more = next((told[place] for place in told if place not in held), None)
     if more is not None:
-        yield _wrong(scan, dump, more, "was told to hold it and does not")
+        yield _wrong(scan, dump, more, "lacks a copy that its scan names")
     for place, slots in told.items():
         here = held.get(place)
         if here is not None and (slots.crc, slots.intact) != (here.crc, here.intact):
-            yield _wrong(scan, dump, slots, "holds something else than was told")
+            yield _wrong(scan, dump, slots, "holds another copy than its scan gives")
             return
 
 

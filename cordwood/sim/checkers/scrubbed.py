@@ -31,11 +31,11 @@ def check_scrubbed(evidence: Evidence) -> list[Violation]:
             continue
         for rotten in event.rotten:
             if event.passes and not _meets(rotten, event.damaged):
-                text = f"node {event.node} scrubbed over rot up to {format_lsn(rotten[1])}"
+                text = f"node {event.node}'s scrub missed the rot up to {format_lsn(rotten[1])}"
                 found.append(Violation("S16", text, event.log, rotten[0], (event,)))
         for damaged in event.damaged:
             if event.node not in spoiled and not _meets(damaged, event.rotten):
-                text = f"node {event.node} calls damaged what is well"
+                text = f"node {event.node} reports an intact range as damaged"
                 found.append(Violation("S16", text, event.log, damaged[0], (event,)))
     return found
 

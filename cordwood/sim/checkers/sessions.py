@@ -109,9 +109,7 @@ def _unreleased(
     is_clean = store is not None and epoch <= store.last_clean(at)
     is_begun = store is None or (not event.lsn & ESN_MAX and epoch <= store.highest_taken(at))
     if not (is_clean or is_begun):
-        text = (
-            f"{event.client} was told that {format_lsn(event.lsn)} can be read; nobody released it"
-        )
+        text = f"{event.client} was told the tail {format_lsn(event.lsn)}, which is not released"
         yield Violation("S26", text, event.log, event.lsn, (event,))
 
 
@@ -126,7 +124,7 @@ def _below_acks(evidence: Evidence, log: int, answers: list[TailAnswered]) -> It
         known = bisect.bisect_left(times, answer.invoked_us)
         if known and acks[highest[known - 1]].lsn > answer.lsn:
             ack = acks[highest[known - 1]]
-            text = f"{answer.client} was told a tail below {format_lsn(ack.lsn)}, acknowledged"
+            text = f"{answer.client} was told a tail below the acknowledged {format_lsn(ack.lsn)}"
             shown = (ack.append.end or ack.append.invoked, answer)
             yield Violation("S26", text, log, answer.lsn, shown)
 
@@ -138,7 +136,7 @@ def _falling(log: int, answers: list[TailAnswered]) -> Iterator[Violation]:
         times, highest = clients[answer.client]
         known = bisect.bisect_left(times, answer.invoked_us)
         if known and highest[known - 1].lsn > answer.lsn:
-            text = f"{answer.client} was told {format_lsn(highest[known - 1].lsn)} before"
+            text = f"{answer.client}'s tail fell from {format_lsn(highest[known - 1].lsn)}"
             yield Violation("S26", text, log, answer.lsn, (highest[known - 1], answer))
         times.append(answer.time_us)
         highest.append(highest[-1] if highest and highest[-1].lsn > answer.lsn else answer)

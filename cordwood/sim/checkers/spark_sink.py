@@ -78,13 +78,13 @@ def _replays_differ(tries: Sequence[BatchTry]) -> Iterator[Violation]:
         first = firsts.setdefault(each.batch, each)
         if first.ranges != each.ranges:
             log = min({*first.ranges, *each.ranges})
-            told = f"batch {each.batch} was planned as {first.ranges}, and again as {each.ranges}"
+            told = f"batch {each.batch} has two plans, {first.ranges} and {each.ranges}"
             yield Violation(S29, told, log)
         elif first.rows is None:
             firsts[each.batch] = each
         elif each.rows is not None and first.rows != each.rows:
             odd = min(set(first.rows) ^ set(each.rows), default=first.rows[0])
-            told = f"batch {each.batch} held other rows when it was read again"
+            told = f"a second read of batch {each.batch} gave other rows"
             yield Violation(S29, told, odd.log, odd.lsn)
 
 
@@ -96,9 +96,7 @@ def _do_not_tile(tries: Sequence[BatchTry]) -> Iterator[Violation]:
         for log, (first, stop) in sorted(batches[batch].items()):
             if ends.get(log, first) != first:
                 ended = format_lsn(ends[log])
-                told = (
-                    f"batch {batch} begins at {format_lsn(first)}, after one that ended at {ended}"
-                )
+                told = f"batch {batch} begins at {format_lsn(first)}, but the last ended at {ended}"
                 yield Violation(S29, told, log, first)
             ends[log] = stop
 
@@ -121,10 +119,10 @@ def _lost_or_doubled(
     for row in sorted(wanted | found.keys()):
         count = found[row]
         if row not in wanted:
-            yield Violation(S29, f"written {count} times, and never read", row.log, row.lsn)
+            yield Violation(S29, f"a row was written {count} times, but not read", row.log, row.lsn)
         elif count != 1:
             told = "was not written" if not count else f"was written {count} times"
-            yield Violation(S29, f"a row that was read {told}", row.log, row.lsn)
+            yield Violation(S29, f"a row was read, but {told}", row.log, row.lsn)
 
 
 def _out_of_order(tries: Sequence[BatchTry], sink: Sequence[SinkRow]) -> Iterator[Violation]:
@@ -135,7 +133,7 @@ def _out_of_order(tries: Sequence[BatchTry], sink: Sequence[SinkRow]) -> Iterato
         ways = [each.parts for each in tries if each.batch == batch and each.parts is not None]
         if not any(all(_in_order(part, places) for part in parts) for parts in ways):
             row = next((row for part in ways[-1] for row in part), SinkRow(0, 0, ""))
-            told = f"rows of a task of batch {batch} are not in its order"
+            told = f"rows of batch {batch} are not in the order of their task"
             yield Violation(S29, told, row.log, row.lsn)
     lasts = [
         max((places[row] for row in rows if row in places), default=-1)
@@ -143,7 +141,7 @@ def _out_of_order(tries: Sequence[BatchTry], sink: Sequence[SinkRow]) -> Iterato
         if (rows := _rows_of(tries, batch))
     ]
     if any(after < before for before, after in pairwise(lasts)):
-        yield Violation(S29, "a batch stands before the one that was before it", 0)
+        yield Violation(S29, "a batch is before an earlier batch", 0)
 
 
 def _in_order(part: Sequence[SinkRow], places: Mapping[SinkRow, int]) -> bool:

@@ -32,8 +32,8 @@ def check_tiers(evidence: Evidence) -> list[Violation]:
             assert isinstance(event, NodeDumped)
             if event.tier >= max(1, ends.get(event.log, 0)):
                 text = (
-                    f"node {event.node} let go of what is up to {format_lsn(event.tier)}, and main "
-                    f"storage ends at {format_lsn(ends.get(event.log, 0))}"
+                    f"node {event.node} deleted its copies up to {format_lsn(event.tier)}, but "
+                    f"main storage ends at {format_lsn(ends.get(event.log, 0))}"
                 )
                 found.append(Violation("S19", text, event.log, event.tier, (event,)))
     return found
@@ -52,12 +52,12 @@ def _held(evidence: Evidence, event: TierDumped, at: int) -> Iterator[Violation]
                 yield Violation("S19", text, event.log, lsn, (event,))
             held[lsn] = payload.id
             if not evidence.is_genuine(event.log, payload):
-                text = f"main storage holds {payload.id}, which nobody sent"
+                text = f"main storage holds {payload.id}, which no client sent"
                 yield Violation("S19", text, event.log, lsn, (event,))
     first = max(event.start, evidence.trim_asked(event.log, at) + 1)
     for ack in evidence.acks_within(event.log, first, event.end - 1):
         if held.get(ack.lsn) != ack.payload.id:
             told = held.get(ack.lsn) or "nothing"
-            text = f"{ack.payload.id} was acknowledged, and main storage holds {told} there"
+            text = f"{ack.payload.id} was acknowledged, but main storage holds {told} there"
             witness = ack.append.end or ack.append.invoked
             yield Violation("S19", text, event.log, ack.lsn, (witness, event))

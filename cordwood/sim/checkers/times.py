@@ -39,11 +39,11 @@ def check_find_time(evidence: Evidence) -> list[Violation]:
         start = bisect.bisect_right(lsns, evidence.trim_asked(event.log, at))
         late = next((r for r in records[start:split] if r.append_us >= event.wanted_us), None)
         if late is not None:
-            found.append(_wrong(event, late, "is not older and lies below"))
+            found.append(_wrong(event, late, "is not older, but below"))
         stop = bisect.bisect_right(lsns, event.tail)
         early = next((r for r in records[split:stop] if r.append_us < event.wanted_us), None)
         if event.is_exact and early is not None:
-            found.append(_wrong(event, early, "is older and does not lie below"))
+            found.append(_wrong(event, early, "is older, but not below"))
     return found
 
 
@@ -61,7 +61,7 @@ def check_append_times(evidence: Evidence) -> list[Violation]:
         for before, after in itertools.pairwise(records):
             if after.append_us < before.append_us:
                 text = (
-                    f"append time {after.append_us} stands behind {before.append_us} "
+                    f"append time {after.append_us} follows the later {before.append_us} "
                     f"of {format_lsn(before.lsn)}"
                 )
                 found.append(Violation("S31", text, log, after.lsn, (before, after)))
@@ -81,7 +81,7 @@ def _records(evidence: Evidence, log: int) -> Records:
 
 def _wrong(event: TimeFound, record: RecordDelivered, how: str) -> Violation:
     text = (
-        f"{event.client} asked for time {event.wanted_us} and was told {format_lsn(event.lsn)}; "
+        f"{event.client} looked for time {event.wanted_us} and got {format_lsn(event.lsn)}; "
         f"{format_lsn(record.lsn)}, of time {record.append_us}, {how}"
     )
     return Violation("S20", text, event.log, record.lsn, (record, event))

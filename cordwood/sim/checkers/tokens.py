@@ -53,8 +53,8 @@ def _let_in(evidence: Evidence, log: int, fences: Fences) -> Iterator[Violation]
             in_vain = fence.epoch <= placed.lsn >> 32 or at < placed.append.invoked_at
             if fence.token > call.token and in_vain:
                 text = (
-                    f"{placed.id}, under token {call.token}, stands at {format_lsn(placed.lsn)}; "
-                    f"{fence.client} held the log under {fence.token} from epoch {fence.epoch} on"
+                    f"{placed.id} with token {call.token} is at {format_lsn(placed.lsn)}, but "
+                    f"{fence.client} held the log with {fence.token} from epoch {fence.epoch} on"
                 )
                 shown: tuple[Event, ...] = (fence, call, placed.witness)
                 yield Violation("S25", text, log, placed.lsn, shown)
@@ -74,9 +74,7 @@ def _given_twice(
         before = max(asks, default=at)
         for other_at, other in fences:
             if other_at < before and other.client != fence.client and other.token >= fence.token:
-                text = (
-                    f"{fence.client} was given token {fence.token}; {other.client} had one as high"
-                )
+                text = f"{fence.client} got token {fence.token}; {other.client} had one as high"
                 yield Violation("S25", text, log, 0, (other, fence))
                 break
 
@@ -89,5 +87,5 @@ def _refused_for_nothing(
     if end is not None and not any(
         at < append.end_at and ask.token > call.token for at, ask in asked
     ):
-        text = f"{call.payloads[0].id} was refused, and nobody had a token above {call.token}"
+        text = f"{call.payloads[0].id} was refused, but no client had a token above {call.token}"
         yield Violation("S25", text, call.log, 0, (call, end))

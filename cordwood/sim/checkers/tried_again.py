@@ -56,5 +56,5 @@ def check_first_tries(history: Sequence[Event]) -> Iterator[Violation]:
     for ack, again, stored in first_tries(history):
         for event in stored if again.error in SAYS_NOT_STORED else ():
             assert isinstance(event, BlockStored)
-            text = f"append {ack.op} was stored, and {again.error} said that it was not"
+            text = f"append {ack.op} was stored, but {again.error} said that it was not"
             yield Violation("S4", text, event.log, ack.lsns[0], (event, again, ack))

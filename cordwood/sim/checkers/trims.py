@@ -84,7 +84,7 @@ def _too_young(evidence: Evidence, event: RetentionTrims) -> Iterator[Violation]
     for ack in evidence.acks_within(event.log, 0, event.lsn):
         called = ack.append.invoked
         if called.time_us > keeps_from_us and ack.append.end is not None:
-            text = f"node {event.node} trims {ack.payload.id}, which is kept {event.backlog_us} us"
+            text = f"node {event.node} trims {ack.payload.id} before {event.backlog_us} us passed"
             yield Violation("S18", text, event.log, ack.lsn, (called, ack.append.end, event))
             return
 
@@ -112,8 +112,8 @@ def _too_few_left(evidence: Evidence, event: RetentionTrims) -> Iterator[Violati
     size = sum(left.values())
     if size < event.backlog_bytes:
         text = (
-            f"node {event.node} trims up to {format_lsn(event.lsn)}, and {size} bytes are left "
-            f"where the log keeps {event.backlog_bytes}"
+            f"node {event.node} trims up to {format_lsn(event.lsn)} and leaves {size} bytes, "
+            f"but the log keeps {event.backlog_bytes}"
         )
         yield Violation("S18", text, event.log, event.lsn, (event,))
 
@@ -135,6 +135,6 @@ def _moved(
     asked = evidence.trim_asked(log, at)
     if lsn > asked:
         wanted = f"up to {format_lsn(asked)}" if asked else "nothing"
-        text = f"node {node} trimmed up to {format_lsn(lsn)}; {wanted} was asked for"
+        text = f"node {node} trimmed up to {format_lsn(lsn)}; clients asked for {wanted}"
         yield Violation("S18", text, log, lsn, (event,))
     points[place] = (lsn, event)
