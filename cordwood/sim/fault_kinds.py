@@ -500,46 +500,50 @@ def _clock_drift(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -
 
 
 FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
-    "crash": FaultKind("SIGKILL, and a start later", _crash),
-    "power_cut": FaultKind("power lost: what was not synced is gone or torn", _power_cut),
-    "pause": FaultKind("SIGSTOP, and SIGCONT later", _pause),
-    "slow_cpu": FaultKind("nodes that may use a share of a core only", _slow_cpu),
-    "amnesia": FaultKind("a node started on an empty disk", _amnesia),
-    "swapped_disks": FaultKind("two nodes started on each other's disks", _swapped_disks),
-    "older_disk": FaultKind("a node started on an older copy of its disk", older_disk),
+    "crash": FaultKind("SIGKILL, then a start", _crash),
+    "power_cut": FaultKind("a power cut: unsynced bytes are gone or torn", _power_cut),
+    "pause": FaultKind("SIGSTOP, then SIGCONT", _pause),
+    "slow_cpu": FaultKind("nodes have only a share of a core", _slow_cpu),
+    "amnesia": FaultKind("a node starts on an empty disk", _amnesia),
+    "swapped_disks": FaultKind("two nodes start on each other's disks", _swapped_disks),
+    "older_disk": FaultKind("a node starts on an older copy of its disk", older_disk),
     "client_crash": FaultKind(
         "SIGKILL of a client", _client_crash, hits_nodes=False, needs_crew=True
     ),
     "client_pause": FaultKind(
         "SIGSTOP of a client", _client_pause, hits_nodes=False, needs_crew=True
     ),
-    "partition": FaultKind("nodes cut off from everybody else", _partition),
-    "one_way_partition": FaultKind("nodes that only send, or only hear", _one_way_partition),
-    "client_partition": FaultKind("nodes cut off from the clients only", _client_partition),
-    "bridge_partition": FaultKind("two halves joined by one host", _bridge_partition),
-    "peer_partition": FaultKind("nodes cut off from all other nodes but one", _peer_partition),
-    "sequencers_only": FaultKind("nodes that only sequencers reach", _sequencers_only),
-    "sequencers_cut": FaultKind("nodes that sequencers do not reach", _sequencers_cut),
+    "partition": FaultKind("nodes reach no other host", _partition),
+    "one_way_partition": FaultKind("nodes only send, or only receive", _one_way_partition),
+    "client_partition": FaultKind("nodes do not reach clients", _client_partition),
+    "bridge_partition": FaultKind("one host joins two halves of the cluster", _bridge_partition),
+    "peer_partition": FaultKind("nodes reach only one other node", _peer_partition),
+    "sequencers_only": FaultKind("only sequencers reach the nodes", _sequencers_only),
+    "sequencers_cut": FaultKind("sequencers do not reach the nodes", _sequencers_cut),
     "torn_sequencer": FaultKind(
-        "a node that some nodes no longer hear, and that soon loses its power", torn_sequencer,
+        "some nodes no longer hear a node, and it soon loses its power", torn_sequencer,
         for_s=(2.0, 5.0),
     ),
-    "link_cut": FaultKind("one cable pulled", _link_cut),
-    "reset": FaultKind("connections reset", _reset, for_s=(0.0, 0.0)),
-    "lossy_links": FaultKind("every link loses, delays, resets", _lossy_links, hits_nodes=False),
-    "bad_link": FaultKind("one link loses or delays", _bad_link),
-    "slow_links": FaultKind("nodes far away", _changed_links(SLOW)),
-    "narrow_links": FaultKind("nodes behind a thin line", _changed_links(NARROW)),
-    "corrupting_links": FaultKind("bits flip on the way", _corrupting_links),
-    "moved_rack": FaultKind("a node started with another location, then with its own", _moved_rack),
-    "stranger": FaultKind("noise, half greetings and wrong frames on a port", _stranger),
-    "slow_disk": FaultKind("a disk 200 times slower", _slow_disk),
-    "disk_stall": FaultKind("a disk that does nothing for seconds", _disk_stall, for_s=(0.0, 0.0)),
+    "link_cut": FaultKind("one link is cut", _link_cut),
+    "reset": FaultKind("connections are reset", _reset, for_s=(0.0, 0.0)),
+    "lossy_links": FaultKind(
+        "every link loses and delays bytes, and resets connections",
+        _lossy_links,
+        hits_nodes=False,
+    ),
+    "bad_link": FaultKind("one link loses or delays bytes", _bad_link),
+    "slow_links": FaultKind("long delays to nodes", _changed_links(SLOW)),
+    "narrow_links": FaultKind("little bandwidth to nodes", _changed_links(NARROW)),
+    "corrupting_links": FaultKind("bits flip on links", _corrupting_links),
+    "moved_rack": FaultKind("a node starts with another location, then with its own", _moved_rack),
+    "stranger": FaultKind("a port gets noise, half greetings and wrong frames", _stranger),
+    "slow_disk": FaultKind("a disk is 200 times slower", _slow_disk),
+    "disk_stall": FaultKind("a disk does nothing for seconds", _disk_stall, for_s=(0.0, 0.0)),
     "write_error": FaultKind("writes fail with EIO or ENOSPC", _write_error),
-    "read_error": FaultKind("EIO where a starting node reads its WAL", read_error),
-    "file_error": FaultKind("EIO or ENOSPC at a starting node's small files", file_error),
-    "full_disk": FaultKind("next to nothing is free on a disk", full_disk),
-    "truncated_wal": FaultKind("a node started on a WAL without its end", truncated_wal),
+    "read_error": FaultKind("a starting node's WAL reads fail with EIO", read_error),
+    "file_error": FaultKind("a starting node's small files fail with EIO or ENOSPC", file_error),
+    "full_disk": FaultKind("a disk has almost no free space", full_disk),
+    "truncated_wal": FaultKind("a node starts on a WAL without its end", truncated_wal),
     "metadata_outage": FaultKind(
         "the metadata store does not answer", _metadata_outage, hits_nodes=False, for_s=(0.5, 4.0)
     ),
@@ -547,14 +551,14 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
         "half of the metadata store's answers are lost", _metadata_loss, hits_nodes=False
     ),
     "metadata_slow": FaultKind(
-        "an overloaded metadata store", _metadata_slow, hits_nodes=False
+        "the metadata store is overloaded", _metadata_slow, hits_nodes=False
     ),
     "fewer_nodes": FaultKind(
-        "every log is told to do with fewer nodes, then with all again", _fewer_nodes,
+        "every log has fewer nodes, then all again", _fewer_nodes,
         hits_nodes=False,
     ),
     "clock_step": FaultKind("a clock jumps up to an hour", _clock_step, for_s=(0.0, 0.0)),
-    "clock_drift": FaultKind("a clock 5 % fast or slow", _clock_drift),
+    "clock_drift": FaultKind("a clock is 5 % fast or slow", _clock_drift),
     "rot": FaultKind("bits flip on a disk at rest", _rot, damages=True),
     "rotten_tables": FaultKind("bits flip in a LogsDB at rest", _rotten_tables, damages=True),
     "lost_partition": FaultKind(
@@ -562,10 +566,10 @@ FAULT_KINDS: Mapping[str, FaultKind] = MappingProxyType({
     ),
     "zeroed": FaultKind("blocks of a WAL at rest turn to zeros", zeroed_wal, damages=True),
     "lost_write": FaultKind(
-        "a write told done that never was, seen at the next start", _lost_write, damages=True
+        "a disk loses a write that it acknowledged; a start finds it", _lost_write, damages=True
     ),
     "misdirected_write": FaultKind(
-        "a write on other blocks, seen at the next start", _misdirected_write, damages=True
+        "a disk writes to other blocks; a start finds it", _misdirected_write, damages=True
     ),
 })  # fmt: skip
 """Every kind by its name."""
