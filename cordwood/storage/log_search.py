@@ -3,8 +3,9 @@
 The directory narrows it down to one partition; inside it, a binary search over LSNs looks at
 one index entry a step. No body is read. The cache is searched in memory.
 
-A node that does not know its own blocks does not answer: because it lost records, or has yet to
-drop blocks that recoveries decided against without it.
+A node that does not know its own blocks does not answer: because it lost records, because copies
+that have rotted may lie where the answer is (`scrub.damage_book`), or because it has yet to drop
+blocks that recoveries decided against without it.
 
 Source: docs/sources/logdevice.md 2.13 ("findTime: binary search directory, then in-partition
 search").
@@ -26,12 +27,14 @@ from cordwood.layout.log_questions import (
     TimeReply,
 )
 from cordwood.layout.logs_db import DirectoryEntry
+from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.protocol.log_position import Part, bytes_between
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db.index_search import last_counted, last_header, search
+from cordwood.storage.logs_db.logs_read import is_covered
 from cordwood.storage.logs_db.partition import Part as WantedPart
 from cordwood.storage.logs_db.partition import Partition
 
@@ -52,9 +55,10 @@ class LogSearch:
             Retryable: this node does not know all that it holds.
         """
         held = self._known(ask.log, ask.until)
+        rotten = self._rotten(ask.log)  # before the cache, which has what is mended meanwhile
         before, at = _in_cache(held, ask.time_us)
         tables, older = self._engine.logs.tables, []
-        for partition, entry in await self._engine.logs.directory(ask.log):
+        for partition, entry in await self._parts(ask.log):
             if entry.last_us < ask.time_us:
                 older.append((partition, entry))
             elif not ask.is_exact:
@@ -76,6 +80,7 @@ class LogSearch:
         self._known(ask.log, ask.until)  # Race: see `extent`.
         before = max(held.gone, min(before, ask.until))
         at = max(at, held.gone + 1)
+        self._check_between(ask.log, rotten, before, min(at, ask.until + 1))
         return TimeReply(held.trim, before, at if at <= ask.until else 0, held.tier)
 
     async def extent(self, ask: AskExtent) -> ExtentReply:
@@ -85,6 +90,7 @@ class LogSearch:
             Retryable: this node does not know all that it holds.
         """
         held = self._known(ask.log, ask.until)
+        rotten = self._rotten(ask.log)
         start = max(held.gone, ask.above) + 1
         first = await self._first_record(ask.log, start, ask.until)
         if first is None:
@@ -93,6 +99,7 @@ class LogSearch:
         # Race: a sequencer that nobody needs any more stored a block meanwhile, in an epoch that
         # was recovered without this node.
         self._known(ask.log, ask.until)
+        self._check_between(ask.log, rotten, last.last, ask.until + 1)
         return ExtentReply(
             held.trim,
             max(first.first, start),
@@ -132,6 +139,35 @@ class LogSearch:
             raise Retryable(f"this node has still to learn how epochs of log {log} ended")
         return held
 
+    def _rotten(self, log: int) -> list[DamagedRange]:
+        """The ranges of which this node knows nothing by now."""
+        damages = self._engine.logs.damages
+        return [each for each in damages.of_log(log) if not damages.is_mended(each)]
+
+    def _check_between(
+        self, log: int, before: Sequence[DamagedRange], above: int, below: int
+    ) -> None:
+        """Check that nothing rotten lies between two LSNs: a record there would be the answer.
+
+        Args:
+            before: what was rotten before anything was searched.
+        Raises:
+            Retryable: it does.
+        """
+        for each in (*before, *self._rotten(log)):
+            if each.last > above and each.first < below:
+                raise Retryable(f"this node cannot read log {log} at {each.first}")
+
+    async def _parts(self, log: int) -> list[tuple[Partition, DirectoryEntry]]:
+        """A log's parts of partitions, but those that are rotten as a whole: no row there counts,
+        and the table may be one that does not open, or an empty one in the place of a lost one."""
+        known = self._engine.logs.damages.of_log(log)
+        return [
+            (partition, entry)
+            for partition, entry in await self._engine.logs.directory(log)
+            if not is_covered(DamagedRange(partition.number, log, entry.first, entry.last), known)
+        ]
+
     async def _first_record(self, log: int, start: int, until: int) -> BlockHeader | None:
         """The first block with records of [start, until]."""
         found: list[BlockHeader] = []
@@ -166,7 +202,7 @@ class LogSearch:
                 found = block.header
                 break
         # Trap: a recovery stores the end of its epoch when later epochs may be in LogsDB already.
-        for partition, entry in _by_last(await self._engine.logs.directory(log)):
+        for partition, entry in _by_last(await self._parts(log)):
             if found is not None and entry.last <= found.last:
                 break
             if entry.first > until:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from made_blocks import Made, at, packed, run, turns
+from made_blocks import Made, at, block, packed, run, turns
 from scenarios import as_scenario
 
 from cordwood.block import BlockHeader, BlockKind
 from cordwood.errors import Retryable
+from cordwood.layout.engine_record import STORE_KIND
 from cordwood.layout.log_questions import AskExtent, AskTime
+from cordwood.layout.waves import store_head
+from cordwood.settings import StorageSettings
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.log_search import LogSearch
 
 LOG = 5
@@ -163,3 +167,64 @@ async def test_what_is_stored_amid_a_question_is_no_end_of_the_log() -> None:
     assert (await LogSearch(made.engine).extent(asked)).last == at(2)
     with pytest.raises(Retryable, match="still to learn"):
         await StoredMeanwhile(made).extent(asked)
+
+
+async def without_a_partition(number: int) -> Made:
+    """Three records in three partitions; one partition is gone from the disk."""
+    made = await Made.new(storage=StorageSettings(recent_bytes=0, partition_files=1))
+    for esn in (1, 2, 3):
+        made.store(packed(at(esn), time_us=10 * esn, lng=at(esn - 1)))
+        await flush(made)
+    await made.engine.purge(LOG, 1, seal=2, lng=at(3))
+    await made.engine.wal.close()
+    lost = f"logsdb/p{number:010}."
+    for path in [path for path in made.disk.small if path.startswith(lost)]:
+        del made.disk.small[path]
+    await made.open()
+    return made
+
+
+class TestAPartitionThatIsLost:
+    """The empty table in its place told that no record was there: where the other copies' node was
+    down, reading by time began behind acknowledged records, and the answer was called exact."""
+
+    @as_scenario(run)
+    async def test_has_a_record_of_that_time_for_all_this_node_knows(self) -> None:
+        made = await without_a_partition(2)
+        search = LogSearch(made.engine)
+        for time_us in (11, 20, 21, 30):
+            with pytest.raises(Retryable, match="cannot read log 5 at"):
+                await search.find_time(AskTime(LOG, time_us, ALL, True))
+        # What it knows all the same: the place lies elsewhere.
+        reply = await search.find_time(AskTime(LOG, 5, ALL, True))
+        assert (reply.before, reply.at) == (0, at(1))
+        reply = await search.find_time(AskTime(LOG, 31, ALL, True))
+        assert (reply.before, reply.at) == (at(3), 0)
+
+    @as_scenario(run)
+    async def test_may_hold_the_last_record(self) -> None:
+        made = await without_a_partition(3)
+        with pytest.raises(Retryable, match="cannot read log 5 at"):
+            await LogSearch(made.engine).extent(AskExtent(LOG, ALL))
+        made = await without_a_partition(2)
+        reply = await LogSearch(made.engine).extent(AskExtent(LOG, ALL))
+        assert (reply.first, reply.last) == (at(1), at(3))
+
+    @as_scenario(run)
+    async def test_costs_nothing_once_it_is_mended(self) -> None:
+        made = await without_a_partition(3)
+        again = block(at(3), time_us=30)
+        parts = [STORE_KIND, store_head(1), again.wire, again.body]
+        made.engine.append_store(0, parts, [again], (), lambda refused: None, by_recovery=False)
+        await turns()
+        damages = made.engine.logs.damages
+        for damaged in damages.of_log(LOG):
+            assert await made.engine.logs.note_mended(damaged, damaged.first)
+        search = LogSearch(made.engine)
+        reply = await search.find_time(AskTime(LOG, 25, ALL, True))
+        assert (reply.before, reply.at) == (at(2), at(3))
+        assert (await search.extent(AskExtent(LOG, ALL))).last == at(3)
+
+    def test_shows_the_planted_bug(self) -> None:
+        with planted(find_bug("rot-found-empty")), pytest.raises(pytest.fail.Exception):
+            self.test_may_hold_the_last_record()

@@ -22,6 +22,7 @@ from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.scenarios import ROT, both, cluster_of, planned, scenario, scrubbed
 from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.log_search import LogSearch
 from cordwood.storage.logs_db import logs_store, lost_partitions
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.lost_partitions import take_for_rotten
@@ -196,6 +197,11 @@ BUGS = (
                scenario=LOST_PARTITION),
     PlantedBug("lost-partition-short", "the last LSN of a lost partition is not called damaged",
                at(lost_partitions._ranges).around(_without_its_end), scenario=LOST_PARTITION),
+    PlantedBug("rot-found-empty", "a question where a time or the log's end lies takes what rotted "
+                                  "for empty",
+               at(LogSearch._check_between).instead(
+                   lambda self, log, before, above, below: None),
+               scene="tests/storage/test_log_search.py"),
     PlantedBug("repair-untrims", "repair brings back what other nodes trimmed",
                together(at(CachedLog._is_late).around(_trim_forgotten),
                         at(repair_plan.plan_repair, within=repairs).around(_whatever_was_trimmed)),

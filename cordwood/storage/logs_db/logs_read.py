@@ -176,7 +176,7 @@ async def _find(
             break
         if known:
             rest = max(query.start, entry.first)
-            if _is_covered(DamagedRange(partition.number, query.log, rest, entry.last), known):
+            if is_covered(DamagedRange(partition.number, query.log, rest, entry.last), known):
                 continue  # no row of it counts: a table that does not open costs nothing
         rows_max = _rows_wanted(entry, query.bytes_max, query.blocks_max)
         try:
@@ -191,7 +191,7 @@ async def _find(
             reached = rot.last if rot.last < entry.last else LSN_MAX
             if rot.first <= min(rot.last, query.bound):
                 here = DamagedRange(partition.number, query.log, rot.first, rot.last)
-                if not _is_covered(here, mended):
+                if not is_covered(here, mended):
                     logger.error("log %d in partition %d: %s", query.log, partition.number, error)
                     noticed.append(here)
                     damaged.append((max(start, rot.first), min(query.bound, rot.last)))
@@ -205,7 +205,7 @@ async def _find(
     return [each for each in found if each[0].last <= limit], limit, damaged
 
 
-def _is_covered(range_: DamagedRange, by: Iterable[DamagedRange]) -> bool:
+def is_covered(range_: DamagedRange, by: Iterable[DamagedRange]) -> bool:
     """Whether all of a range lies in others."""
     first = range_.first
     for each in sorted(by):
