@@ -30,9 +30,10 @@ from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Overloaded,
 _LAYOUT = struct.Struct("<8sHHI16sQII")
 _MAGIC = b"CORDWOOD"
 HELLO_BYTES = _LAYOUT.size
-VERSION = 3
+VERSION = 4
 """2: stores that amend, and what they and copysets that are rebuilt are refused with.
-3: TOKENS, without which nodes refuse appends to logs that ask for one."""
+3: TOKENS, without which nodes refuse appends to logs that ask for one.
+4: AddEntries with its entries as one run of bytes, and ReadRun."""
 ANY_CLUSTER = bytes(16)
 REFUSAL_BYTES_MAX = 512
 

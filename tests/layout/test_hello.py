@@ -128,6 +128,12 @@ def test_these_may_not_and_are_told_why(ours: Hello, theirs: Hello, why: str) ->
         check_hello(ours, theirs)
 
 
+def test_a_client_that_sends_entries_one_by_one_is_told_to_upgrade() -> None:
+    """Version 3 has other `AddEntries`: a node of ours would only say that a call is wrong."""
+    with pytest.raises(NotOurCluster, match=r"protocol 3 to 3.*upgrade the older one"):
+        check_hello(NODE_1, replace(CLIENT, low=3, high=3))
+
+
 @pytest.mark.parametrize(
     "error", [NotOurCluster("another"), Overloaded("crowded"), Unreachable("no member")]
 )
