@@ -32,6 +32,7 @@ from cordwood.layout.message_ledgers import (
     pack_items,
 )
 from cordwood.sim.memory_logs import MemoryTables
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 
 KEY = bytes(range(20))
@@ -366,3 +367,30 @@ async def test_a_flush_takes_what_was_there_and_leaves_what_came_since_or_again(
     assert made.engine.ledgers.held[LEDGER].entries == {}
     assert not made.engine.ledgers.cut()
     assert await found_of(store, 0, 1, 2, 3) == [Found.YES] * 4
+
+
+async def a_flush_waits_while_its_ledger_is_deleted() -> None:
+    """On a full disk a flush is tried again and again, and the sweep of deleted ledgers goes on."""
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    table = made.engine.logs.ledgers
+    await store.add(add(0, 1))
+    await table.flush(made.engine.ledgers.cut())
+    await store.add(add(2, 3))
+    waiting = made.engine.ledgers.cut()
+    await store.forget([LEDGER])
+    await table.flush(waiting)
+    made.engine.ledgers.evict(waiting)
+    assert await table.entries(LEDGER, [0, 1, 2, 3]) == [None] * 4
+    await made.crash(random.Random(1))
+    store = LedgerStore(made.engine)
+    assert (await store.add(add(2))).refusal is AddRefusal.GONE
+
+
+def test_a_flush_that_waited_brings_nothing_of_a_deleted_ledger_back() -> None:
+    run(a_flush_waits_while_its_ledger_is_deleted)
+
+
+def test_the_scene_catches_the_bug() -> None:
+    with planted(find_bug("ledger-flush-refills")), pytest.raises(AssertionError):
+        run(a_flush_waits_while_its_ledger_is_deleted)

@@ -227,6 +227,10 @@ def _flushes_states_only(right: Any, self: LedgerIndex) -> Any:
     return replace(right(self), added={})
 
 
+def _flushes_as_it_was(right: Any, self: LedgerIndex) -> Any:
+    return replace(right(self), is_empty=lambda _: False)
+
+
 def _forgets_fences(right: Any) -> Any:
     def cut(self: Any) -> Any:
         flags = {ledger: held.flags for ledger, held in self.held.items()}
@@ -320,6 +324,10 @@ BUGS = (
                "a writer adds so many fragments that the metadata cannot take the ledger's end",
                at(LedgerWriter._may_change).instead(_may_always_change),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-flush-refills",
+               "a flush that waited writes entries of a ledger that was deleted meanwhile",
+               at(LedgerIndex.cut).around(_flushes_as_it_was),
+               scene="tests/storage/test_ledger_store.py"),
     PlantedBug("ledger-jumps-the-queue",
                "an entry overtakes entries of calls that wait for free space",
                at(WritableLedger._has_waiting).instead(_sees_nobody),

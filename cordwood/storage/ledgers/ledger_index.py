@@ -122,9 +122,12 @@ class LedgerIndex:
         changed, self._changed = self._changed, {}
         added, self._added = self._added, {}
         # A flag may have taken all of a ledger away since.
-        kept = {each: added[each] for each in added if not self.held[each].flags.is_empty}
+        kept = {each: added[each] for each in added if not self._is_empty(each)}
         states = [(state_row_key(each), pack_state_row(self.held[each].row)) for each in changed]
-        return LedgerCut(kept, states)
+        return LedgerCut(kept, states, self._is_empty)
+
+    def _is_empty(self, ledger: int) -> bool:
+        return self.held[ledger].flags.is_empty
 
     def evict(self, cut: LedgerCut) -> None:
         """LogsDB has these rows: drop their entries from memory, except entries that arrived
