@@ -132,7 +132,7 @@ def _encode(group: Group) -> bytes:
             },
             {log: int(lsn) for log, lsn in group.positions.items()},
             {**group.resets},
-            {**group.marks},
+            {log: " ".join(marks) for log, marks in group.marks.items()},
         )
     )
 
@@ -155,5 +155,5 @@ def read_group(name: str, value: bytes | None) -> Group:
         },
         entry.positions,
         entry.resets,
-        entry.marks,
+        {log: tuple(marks.split()) for log, marks in entry.marks.items()},
     )

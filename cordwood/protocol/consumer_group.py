@@ -28,6 +28,10 @@ LEASE_US_MAX = 60_000_000
 for. A lease that ends later was written by a clock that was ahead. It would keep the logs of a dead
 member for as long as that clock was ahead, an hour in one test."""
 
+MARKS_MAX = 8
+"""Marks kept of a log. A second try comes within seconds of the first. Behind more calls of others
+than this it is refused, as a call of another would be."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
@@ -72,7 +76,8 @@ class Group:
             that is so.
         positions: by log, the first LSN not dealt with.
         resets: by log, how often its position was reset; logs that never were are left out.
-        marks: by log, the mark of the compare-and-set that moved its position last; see `save`.
+        marks: by log, the marks of the last MARKS_MAX calls that compared and set its position, the
+            oldest first; see `save`.
     """
 
     generation: int = 0
@@ -80,7 +85,7 @@ class Group:
     owners: Mapping[str, Owner] = field(default_factory=dict)
     positions: Mapping[str, int] = field(default_factory=dict)
     resets: Mapping[str, int] = field(default_factory=dict)
-    marks: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def logs_of(self, member: str) -> tuple[str, ...]:
         """The logs that a member reads, by name."""
@@ -227,19 +232,22 @@ def save(
         expected: the positions before this save, 0 for none: a compare-and-set.
         reset: let positions go back, and ignore the owners of the logs. They begin anew from there.
         resets: by log, how many resets the saver knows of: see `Group.resets`.
-        mark: of a compare-and-set, by which its second try knows the first one. Without, a position
-            that is there already counts as set by an earlier try.
+        mark: of a compare-and-set, by which its second try knows the first one, wherever the
+            position stands by then. Without, a position that is there already counts as set by an
+            earlier try.
     Raises:
         Fenced: a log has had another owner since that generation, or the consumer has members
             and the saver is none of them, or a position is not the expected one, or was reset
             since the saver looked.
         Rejected: a position would go back.
     """
+    # Race: an earlier try may have saved and its answer was lost. The retry succeeds, though others
+    # may have moved on from there since; another caller that wants the same does not.
+    if mark and is_same_call(group, positions, mark):
+        return group
     for log, was in (expected or {}).items():
         now = group.positions.get(log, 0)
-        # Race: an earlier try may have saved and its answer was lost. The retry succeeds; another
-        # caller that wants the same does not.
-        is_again = now == positions.get(log, was) and is_same_call(group, log, mark)
+        is_again = not mark and now == positions.get(log, was)
         if now != was and not is_again:
             raise Fenced(f"{log} stands at {now}, not at {was}: somebody saved in between")
     for log, known in (resets or {}).items():
@@ -260,14 +268,20 @@ def save(
             )
     if reset:
         group = read_anew(group, newly_reset(group, positions, expected or {}, resets or {}))
-    marks = {log: each for log, each in group.marks.items() if log not in positions}
-    marks |= dict.fromkeys(positions, mark) if mark else {}
-    return replace(group, positions={**group.positions, **positions}, marks=marks)
+    # Trap: after a reset the same call may come again, and move the position again.
+    kept = {log: each for log, each in group.marks.items() if not (reset and log in positions)}
+    marks = {log: with_mark(kept.get(log, ()), mark) for log in positions if mark}
+    return replace(group, positions={**group.positions, **positions}, marks={**kept, **marks})
 
 
-def is_same_call(group: Group, log: str, mark: str) -> bool:
-    """Whether a call may have moved the log's position in an earlier try."""
-    return not mark or group.marks.get(log) == mark
+def is_same_call(group: Group, positions: Mapping[str, int], mark: str) -> bool:
+    """Whether an earlier try of a call moved these positions."""
+    return bool(positions) and all(mark in group.marks.get(log, ()) for log in positions)
+
+
+def with_mark(marks: Sequence[str], mark: str) -> tuple[str, ...]:
+    """The marks of a log, with that of one more call."""
+    return (*marks, mark)[-MARKS_MAX:]
 
 
 def newly_reset(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from cordwood.errors import Fenced, Rejected
 from cordwood.protocol.consumer_group import (
     LEASE_US_MAX,
+    MARKS_MAX,
     Group,
     Owner,
     beat,
@@ -217,8 +216,29 @@ class TestSaving:
         later = save(save(mine, {"b": 2}), {"a": 6})
         with pytest.raises(Fenced, match="saved in between"):
             save(later, {"a": 6}, expected={"a": 1}, mark="other")
-        assert save(mine, {"a": 6}, expected={"a": 1}) == replace(mine, marks={}), "an older client"
+        assert save(mine, {"a": 6}, expected={"a": 1}) == mine, "an older client"
         assert without_logs(mine, {"a"}).marks == {}
+
+    def test_a_second_try_succeeds_though_others_went_on_from_there(self) -> None:
+        """It was refused, and nobody had the records that its first try had claimed."""
+        mine = save(save(Group(), {"a": 1}), {"a": 6}, expected={"a": 1}, mark="mine")
+        on = save(mine, {"a": 8}, expected={"a": 6}, mark="next")
+        for group in (on, save(mine, {"a": 9})):
+            assert save(group, {"a": 6}, expected={"a": 1}, mark="mine") == group
+        for at in range(8, 8 + MARKS_MAX):
+            on = save(on, {"a": at + 1}, expected={"a": at}, mark=f"at {at}")
+        assert len(on.marks["a"]) == MARKS_MAX
+        with pytest.raises(Fenced, match="saved in between"):
+            save(on, {"a": 6}, expected={"a": 1}, mark="mine")
+
+    def test_after_a_reset_a_compare_and_set_moves_again(self) -> None:
+        mine = save(save(Group(), {"a": 1}), {"a": 6}, expected={"a": 1}, mark="mine")
+        back = save(mine, {"a": 1}, reset=True)
+        assert back.marks == {}
+        assert save(back, {"a": 6}, expected={"a": 1}, mark="mine").positions == {"a": 6}
+        back = save(mine, {"a": 1}, expected={"a": 6}, reset=True, mark="back")
+        assert back.marks == {"a": ("back",)}
+        assert save(back, {"a": 1}, expected={"a": 6}, reset=True, mark="back") == back
 
     def test_positions_go_back_only_on_a_reset(self) -> None:
         group = save(Group(), {"a": 5, "b": 5})

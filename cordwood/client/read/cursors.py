@@ -7,18 +7,25 @@ Source: docs/design.md §6, §7; `protocol.consumer_group`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec.structs import replace
+
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.consumer_logs import Ask, named
-from cordwood.errors import CordwoodError, Fenced
+from cordwood.errors import CordwoodError, Fenced, Retryable
 from cordwood.layout.message import AskConsumers, ConsumerReply, ConsumersReply, SaveCursors
 from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
 
 RESETS_MAX = 16
 """Tries of a reset. A try fails if a member saves between its read and its write; members save
 every few seconds."""
+
+UNANSWERED_MAX = 256
+"""Compare-and-sets without an answer that a store remembers, for when they are made again."""
 
 ByLog = Mapping[str, int] | Mapping[int, int]
 """LSNs by the names of logs, or by their numbers."""
@@ -72,6 +79,8 @@ class Cursors:
         self._tail = tail
         self._names = names
         self._new_mark = new_mark
+        # By call, the marks of those without an answer, the oldest first.
+        self._unanswered: dict[bytes, str] = {}
 
     async def list(self, consumer: str = "") -> list[ConsumerReply]:
         """The state of one consumer, or of all: positions, members, and which member reads which
@@ -152,7 +161,9 @@ class Cursors:
             Fenced: a member reads one of the logs, or a position is not the expected one, or was
                 reset during the call.
             Rejected: one would go back, and `reset` was not asked for.
-            Retryable: the cluster did not answer; it may be saved, and may be saved again.
+            Retryable: the cluster did not answer; it may be saved, and may be saved again. With
+                `expected`, the same call of this store says then whether the position was moved by
+                the first one.
         """
         asked: set[AnyLog] = {*positions, *(expected or ())}
         infos = {log: await self._find(log) for log in sorted(asked, key=str)}
@@ -163,11 +174,28 @@ class Cursors:
         else:
             was = {keys[log]: int(lsn) for log, lsn in (expected or {}).items()}
             resets = await self._resets(consumer, new)
-            mark = self._new_mark() if was else ""
-            call = SaveCursors(consumer, "", 0, new, was, reset, resets=resets, mark=mark)
-            reply = await self._save(call)
+            call = SaveCursors(consumer, "", 0, new, was, reset, resets=resets)
+            reply = await (self._compare_and_set(call) if was else self._save(call))
         names = {keys[log]: info.name for log, info in infos.items()}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
+
+    async def _compare_and_set(self, call: SaveCursors) -> ConsumerReply:
+        """Save with a mark. A call that was not answered may be done; made again, it has the same
+        mark."""
+        claim = msgspec.json.encode(replace(call, resets={}), order="sorted")
+        mark = self._mark_of(claim)
+        try:
+            return await self._save(replace(call, mark=mark))
+        except (Retryable, asyncio.CancelledError):
+            self._unanswered[claim] = mark
+            while len(self._unanswered) > UNANSWERED_MAX:
+                self._unanswered.pop(next(iter(self._unanswered)))
+            raise
+
+    def _mark_of(self, claim: bytes) -> str:
+        """The mark for a compare-and-set. Of two calls at the same time that want the same, one at
+        most has that of a call before."""
+        return self._unanswered.pop(claim, "") or self._new_mark()
 
     async def _resets(self, consumer: str, logs: Iterable[str]) -> dict[str, int]:
         """The number of resets by log: a late save does not undo a newer reset."""

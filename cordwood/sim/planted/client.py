@@ -20,6 +20,7 @@ from cordwood.client.append.log_appends import LogAppends
 from cordwood.client.append.producer import Producer, ProducerCall
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.cursors import Cursors
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
 from cordwood.errors import CordwoodError, OutcomeUnknown, Retryable
@@ -268,7 +269,16 @@ BUGS = (
                             lambda group, now_us: group)),
                scene="tests/client/read/test_consumer_handover.py"),
     PlantedBug("claims-are-repeats", "a compare-and-set is taken for a repeat of another caller's",
-               at(consumer_group.is_same_call).instead(lambda group, log, mark: True),
+               at(consumer_group.is_same_call).instead(
+                   lambda group, positions, mark: positions.items() <= group.positions.items()),
+               scene="tests/client/read/test_consumer.py"),
+    PlantedBug("claims-are-forgotten", "the second try of a compare-and-set is refused, because "
+               "another caller went on from where the first one had moved the position",
+               at(consumer_group.with_mark).instead(lambda marks, mark: (mark,)),
+               scene="tests/client/read/test_consumer.py"),
+    PlantedBug("claims-begin-anew", "a compare-and-set that was not answered is another one when "
+               "it is made again, and is refused",
+               at(Cursors._mark_of).instead(lambda self, claim: self._new_mark()),
                scene="tests/client/read/test_consumer.py"),
     PlantedBug("calls-unmarked", "a node does not recognise the second try of a call",
                at(Cluster.new_mark).instead(lambda self: ""),

@@ -59,6 +59,66 @@ async def two_programs_claim_the_same_records(cluster: ClusterAtHand) -> None:
             await two.cursors.save("job", *claim)
 
 
+async def another_goes_on_before_a_second_try(cluster: ClusterAtHand) -> None:
+    """The first program's second try was refused: nobody had the records that it had claimed."""
+    async with cluster.client() as one, cluster.client() as two:
+        await fill(one, "log", 9)
+        await one.cursors.save("job", {"log": make_lsn(1, 1)})
+        right = one._cluster.call_any
+
+        async def twice(call: Call, *, timeout_s: float) -> Reply:
+            if isinstance(call, SaveCursors):
+                await right(call, timeout_s=timeout_s)
+                behind = {"log": make_lsn(1, 8)}, {"log": make_lsn(1, 6)}
+                assert await two.cursors.save("job", *behind) == {"/log": make_lsn(1, 8)}
+            return await right(call, timeout_s=timeout_s)
+
+        one._cluster.call_any = twice
+        claim = {"log": make_lsn(1, 6)}, {"log": make_lsn(1, 1)}
+        assert await one.cursors.save("job", *claim) == {"/log": make_lsn(1, 8)}
+
+
+async def a_claim_is_made_again_that_was_not_answered(cluster: ClusterAtHand) -> None:
+    """It had moved the position, and was refused when it was made again."""
+    async with cluster.client() as one, cluster.client() as two:
+        await fill(one, "log", 9)
+        await one.cursors.save("job", {"log": make_lsn(1, 1)})
+        right = one._cluster.call_any
+
+        async def unanswered(call: Call, *, timeout_s: float) -> Reply:
+            await right(call, timeout_s=timeout_s)
+            raise Unreachable("the answer was lost")
+
+        async def never(call: Call, *, timeout_s: float) -> Reply:
+            await right(call, timeout_s=timeout_s)
+            return await asyncio.Event().wait()
+
+        claim = {"log": make_lsn(1, 6)}, {"log": make_lsn(1, 1)}
+        for lost, error in ((unanswered, Unreachable), (never, TimeoutError)):
+            lost_calls = patched_for_saves(one, right, lost)
+            with pytest.raises(error):
+                async with asyncio.timeout(5.0):
+                    await one.cursors.save("job", *claim)
+            lost_calls.clear()
+        with pytest.raises(Fenced, match="somebody saved in between"):
+            await two.cursors.save("job", *claim)
+        assert await one.cursors.save("job", *claim) == {"/log": make_lsn(1, 6)}
+        with pytest.raises(Fenced, match="somebody saved in between"):
+            await one.cursors.save("job", *claim)
+
+
+def patched_for_saves(store: Any, right: Callable[..., Any], lost: Callable[..., Any]) -> list[Any]:
+    """The store's saves go to `lost` while this list has something in it."""
+    here = [lost]
+
+    async def ask(call: Call, *, timeout_s: float) -> Reply:
+        wanted = lost if here and isinstance(call, SaveCursors) else right
+        return await wanted(call, timeout_s=timeout_s)
+
+    store._cluster.call_any = ask
+    return here
+
+
 class TestPositions:
     @as_scenario(simulate)
     async def test_a_consumer_goes_on_where_it_was(self, cluster: ClusterAtHand) -> None:
@@ -116,6 +176,16 @@ class TestPositions:
         simulate(two_programs_claim_the_same_records)
         with planted(find_bug("claims-are-repeats")), pytest.raises(pytest.fail.Exception):
             simulate(two_programs_claim_the_same_records)
+
+    def test_a_claim_is_told_though_others_went_on_before_its_second_try(self) -> None:
+        simulate(another_goes_on_before_a_second_try)
+        with planted(find_bug("claims-are-forgotten")), pytest.raises(Fenced):
+            simulate(another_goes_on_before_a_second_try)
+
+    def test_a_claim_that_was_not_answered_is_told_when_it_is_made_again(self) -> None:
+        simulate(a_claim_is_made_again_that_was_not_answered)
+        with planted(find_bug("claims-begin-anew")), pytest.raises(Fenced):
+            simulate(a_claim_is_made_again_that_was_not_answered)
 
     @as_scenario(simulate)
     async def test_cursors_without_a_reader(self, cluster: ClusterAtHand) -> None:
