@@ -114,7 +114,8 @@ class StorageEngine:
         rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
         is_given_away: whether this node's own data lies elsewhere, or counts as gone.
         unsure: this node does not know yet whether its data is what the cluster has: it takes no
-            block of a sequencer but the event log's (docs/protocol/event-log.md).
+            block but the event log's, no staged block and no ledger entry
+            (docs/protocol/event-log.md).
         seals: the epochs that may still store; seals that are not durable yet are included.
         amends: the stores without bodies.
         read_only: the operator's reason for taking no blocks; "" while the node takes them.

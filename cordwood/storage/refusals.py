@@ -67,8 +67,9 @@ def refusal_of(
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
     if engine.rebuilding and (rebuilt := engine.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
-    if engine.unsure and not seal_epoch and not is_rebuilt and header.log != EVENT_LOG:
-        # It may be a lost node with its old disk: no copy may count on it before it knows.
+    if engine.unsure and header.log != EVENT_LOG:
+        # It may be a lost node with its old disk: no copy may count on it before it knows, be it a
+        # sequencer's, a recovery's or a donor's.
         return StoreRefusal(wave, header.log, Refusal.FULL)
     # A plug or an amend has no body. An epoch's end can lie on its own nodes only, like its seal.
     is_end = bool(seal_epoch) and not block.body

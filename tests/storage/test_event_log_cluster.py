@@ -7,14 +7,22 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from crc32c import crc32c
 from rebuild_scene import call_lost, healed, lose_disk, lost, missing, order, put_records
 from scenarios import as_scenario
 from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.store import Store
-from cordwood.errors import AccessDenied, NotOurCluster, OutcomeUnknown, Unreachable
+from cordwood.errors import (
+    AccessDenied,
+    NotOurCluster,
+    OutcomeUnknown,
+    Retryable,
+    Unreachable,
+)
 from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.layout.message_staging import AskStaged, FindStaged, PinStaged, StageBlock
 from cordwood.layout.rebuild_events import read_record
 from cordwood.lsn import EVENT_LOG, Lsn
 from cordwood.metadata.event_log import LSN_BELOW, StoredEventLog
@@ -239,6 +247,12 @@ async def test_an_unsure_node_serves_nobody_and_ends_if_its_data_lies_elsewhere(
     await asyncio.sleep(3)
     assert stale.engine.unsure
     assert stale._rights.may_read(1, "") is None
+    # What it took it would take along: nobody makes that anew, since its loss was dealt with.
+    crc, stage = crc32c(b"staged"), bytes(16)
+    staged = StageBlock(stage, 1, 60_000, 1, 0, 6, crc, crc, b"staged", [2, 3, 4])
+    for call in (staged, PinStaged("q", 1, [stage]), FindStaged([stage]), AskStaged(stage)):
+        with pytest.raises(Retryable, match="does not know yet"):
+            await stale._staging.answer(call)
     await cluster.start(1, 3, 4, 5)
     with pytest.raises(NotOurCluster, match="made anew on other nodes"):
         await ends

@@ -394,3 +394,16 @@ def test_a_flush_that_waited_brings_nothing_of_a_deleted_ledger_back() -> None:
 def test_the_scene_catches_the_bug() -> None:
     with planted(find_bug("ledger-flush-refills")), pytest.raises(AssertionError):
         run(a_flush_waits_while_its_ledger_is_deleted)
+
+
+@as_scenario(run)
+async def test_a_node_that_may_be_a_lost_one_takes_no_entries() -> None:
+    """It ends once it hears that its data lies elsewhere, and is emptied: the entry had one copy
+    less than its writer was told."""
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    made.engine.unsure = True
+    for recovery in (False, True):
+        assert (await store.add(add(0, recovery=recovery))).refusal is AddRefusal.FULL
+    made.engine.unsure = False
+    assert (await store.add(add(0))).refusal is AddRefusal.NONE

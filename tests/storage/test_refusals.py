@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from made_blocks import LOG, packed, payload
 
+from cordwood.block import EnvelopeFlag
 from cordwood.decisions import Decision, StoreRefused, listening
 from cordwood.layout.waves import Refusal, StoredBlock, read_store
-from cordwood.lsn import ESN_MAX, make_lsn
+from cordwood.lsn import ESN_MAX, EVENT_LOG, make_lsn
 from cordwood.protocol.seal import SealTable
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
@@ -23,6 +24,9 @@ class Held:
     """What a node knows of a log."""
 
     clean: int = 0
+
+    def counts_block(self, block: StoredBlock) -> bool:
+        return True
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Engine:
     clean: int = 0
     rebuilding: frozenset[int] = frozenset()
     read_only: str = ""
+    unsure: bool = False
     low_space: bool = False
     is_out_of_space: bool = False
     cache_left: int = 1 << 30
@@ -72,6 +77,17 @@ def block(
     return read_store(payload(made, seal=seal))[1][0]
 
 
+def from_donor() -> StoredBlock:
+    made = block()
+    envelope = replace(made.envelope, flags=made.envelope.flags | EnvelopeFlag.REBUILT)
+    return StoredBlock(made.header, envelope, made.wire, made.body)
+
+
+def of_event_log() -> StoredBlock:
+    made = block()
+    return StoredBlock(replace(made.header, log=EVENT_LOG), made.envelope, made.wire, made.body)
+
+
 FULL_DISK = Space(0)
 
 CASES: dict[str, tuple[Engine, StoredBlock, int, bool, tuple[Refusal, int] | None]] = {
@@ -96,6 +112,12 @@ CASES: dict[str, tuple[Engine, StoredBlock, int, bool, tuple[Refusal, int] | Non
     "read-only, a recovery": (
         Engine(read_only="an operator", sealed=4), block(seal=4), 4, False, (Refusal.NO_SPACE, 0)
     ),
+    "unsure": (Engine(unsure=True), block(), 0, False, (Refusal.FULL, 0)),
+    "unsure, a recovery": (
+        Engine(unsure=True, sealed=4), block(seal=4), 4, False, (Refusal.FULL, 0)
+    ),
+    "unsure, a donor": (Engine(unsure=True), from_donor(), 0, False, (Refusal.FULL, 0)),
+    "unsure, the event log": (Engine(unsure=True), of_event_log(), 0, False, None),
     "nearly full": (
         Engine(low_space=True, disk=FULL_DISK), block(), 0, False, (Refusal.NO_SPACE, 0)
     ),

@@ -200,7 +200,8 @@ class LedgerStore:
                 f"{engine.wal.record_bytes_max}"
             )
         is_full = size > engine.free_bytes and not call.recovery
-        if is_full or not engine.cache_takes(size, by_recovery=True):
+        # Unsure: no copy may count on it, as on a full node, before it knows whether it goes on.
+        if engine.unsure or is_full or not engine.cache_takes(size, by_recovery=True):
             return AddRefusal.FULL
         return AddRefusal.NONE
 

@@ -111,8 +111,15 @@ class Staging:
         """Do a client's call.
 
         Raises:
+            Retryable: this node does not know yet whether its data is what the cluster has.
             CordwoodError: see those below.
         """
+        if self._engine.unsure and not isinstance(call, Unstage):
+            # Trap: it may be a lost node with its old disk, which is about to be emptied. A copy
+            # here would be counted, and nobody would make it anew.
+            raise Retryable(
+                "this node does not know yet whether its data is what the cluster has: ask others"
+            )
         if isinstance(call, AskStaged):
             return await self.read(call)
         if isinstance(call, FindStaged):
