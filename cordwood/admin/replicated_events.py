@@ -320,6 +320,10 @@ class ReplicatedEventLog:
         if store is None or not self._joined.is_set() or not follower.wants_snapshot:
             return
         async with self._saying:
+            # Race: a record may have been found missing meanwhile. The set lacks all that came
+            # behind it, and still names the log's last record.
+            if self._follower is not follower or not follower.wants_snapshot:
+                return
             behind = follower.record
             lsn = await self._append(store, follower, pack_set(follower.set))
         if lsn is not None:

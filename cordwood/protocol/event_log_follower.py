@@ -82,6 +82,7 @@ class EventFollower:
 
     def _on_snapshot(self, lsn: int, found: RebuildingSet) -> Taken:
         if found.through >= lsn:
+            self.is_whole = False
             raise Corrupt(
                 f"the snapshot of the event log at {format_lsn(lsn)} is of {found.through}"
             )
@@ -90,6 +91,7 @@ class EventFollower:
             self.set, self.is_whole = found, True
             return Taken.BEGUN
         if found != self.set:
+            self.is_whole = False  # nothing is said by it any more
             raise Corrupt(
                 f"the snapshot of the event log at {format_lsn(lsn)} is another set than this "
                 "node has made of the same events"

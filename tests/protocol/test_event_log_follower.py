@@ -111,6 +111,15 @@ def test_a_snapshot_that_is_not_what_is_below_it_is_refused(steps: str) -> None:
         follow(steps)
 
 
+def test_nothing_is_said_by_a_set_that_a_snapshot_contradicts() -> None:
+    """For five seconds its node appended what it made of events by a set of its own."""
+    follower, _ = follow("lost3@1")
+    with pytest.raises(Corrupt, match="another set"):
+        follower.on_record(at(2), made("lost4@1"))
+    assert not follower.is_whole
+    assert follower.set == made("lost3@1"), "it stays known"
+
+
 @pytest.mark.parametrize(
     ("reached", "tail", "has_read"),
     [

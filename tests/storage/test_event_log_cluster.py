@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
@@ -351,6 +352,42 @@ async def test_the_log_is_trimmed_to_a_snapshot_that_others_begin_with(
         if isinstance(item, Record):
             late.on_record(int(item.lsn), read_record(item.value))
     assert late.set == await events.read()
+
+
+class Appended:
+    """A client of the event log that takes everything."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+
+    async def append(self, log: int, value: bytes, *, expected_tail: int) -> Lsn:
+        self.values.append(value)
+        return Lsn(expected_tail + 1)
+
+    async def trim(self, log: int, lsn: Lsn) -> None:
+        return None
+
+
+def test_no_snapshot_is_taken_of_a_set_that_lacks_records_by_now() -> None:
+    """It names the log's last record and lacks what came behind a loss, and all below it was
+    trimmed: no node knew any more that 3 is lost."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await until(lambda: moved(cluster))
+        log = cluster.running[1]._events.replicated
+        follower = event_log_follower.EventFollower(RebuildingSet())
+        follower.deltas = event_log_follower.SNAPSHOT_EVERY
+        appended: Any = Appended()
+        log._follower, log._store, log._kept = follower, appended, follower.set
+        async with log._saying:
+            keeping = asyncio.create_task(log.keep())
+            await asyncio.sleep(0)
+            follower.on_gap(follower.reached + 1, GapKind.DATA_LOSS)
+            follower.on_record(follower.reached + 1, NeedsRebuild(3, EVERY))
+        await keeping
+        assert not appended.values
+
+    simulate(scenario, nodes=5, replicated_events=True)
 
 
 @as_scenario(simulate, nodes=5, replicated_events=True)
