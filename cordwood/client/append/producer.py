@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cordwood.block import Buffer
 from cordwood.client.append.record_check import Headers
@@ -198,7 +198,8 @@ class Producer:
     """An identity to append with, for one client at a time.
 
     Two clients with one identity shut each other out or mix their sequences. A producer is of the
-    process that made it: a forked child makes its own. After a restart,
+    process that made it: a forked child makes its own, and so does whoever gets a copy, pickled or
+    not. After a restart,
     take the same id and a higher epoch, or say where the old one stopped. After an append that
     ended with an error, `again` sends the same records at the same place; a higher epoch would
     store a second copy of what may be stored.
@@ -228,6 +229,7 @@ class Producer:
         self.producer = producer
         self.epoch = epoch
         self._process = process_number()
+        self._is_copy = False
         self._lineage = Lineage({log: ProducerPlace(at) for log, at in (sequences or {}).items()})
         # By log number, where `again` made this producer.
         self._own: dict[int, ProducerPlace] = {}
@@ -324,13 +326,25 @@ class Producer:
         finally:
             place.calls -= 1
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self._copied()
+
+    def _copied(self) -> dict[str, Any]:
+        """The attributes of a copy, pickled or not, which appends nothing.
+
+        The number of its process would not tell: processes of two containers have the same, and a
+        copy may come back to the process that made it.
+        """
+        return {**self.__dict__, "_is_copy": True}
+
     def _check_process(self) -> None:
-        """Raise BadSetting in another process. Both would append at the same sequences, and what is
-        appended second would be taken for a repeat of other records."""
-        if self._process != process_number():
+        """Raise BadSetting in another process, and for a copy. Both would append at the same
+        sequences, and what is appended second would be taken for a repeat of other records."""
+        if self._is_copy or self._process != process_number():
+            of = "a copy of one that" if self._is_copy else f"of process {self._process}, which"
             raise BadSetting(
-                f"{self} is of process {self._process}, which may append under it as well: make "
-                "one of another id here, or of a higher epoch if that process is done with it"
+                f"{self} is {of} may append under it as well: make one of another id here, or of a "
+                "higher epoch if the other is done with it"
             )
 
     def _place(self, log: int) -> ProducerPlace:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
@@ -57,6 +60,7 @@ async def both_sides_of_a_fork_append(cluster: ClusterAtHand) -> None:
         for number in range(3):
             await store.append("log", b"%d" % number, producer=producer)
         child = copy.deepcopy(producer)
+        child._is_copy = False
         child._process += 1  # what the child's copy sees: it is of another process
         refused = 0
         for number in range(3, 6):
@@ -76,3 +80,34 @@ def test_no_record_of_either_side_is_lost() -> None:
 def test_the_scene_catches_producers_that_are_shared() -> None:
     with planted(find_bug("producer-of-any-process")), pytest.raises(AssertionError):
         simulate(both_sides_of_a_fork_append)
+
+
+async def a_copy_appends(cluster: ClusterAtHand, make: Callable[[Producer], Producer]) -> None:
+    """The second record was acknowledged with the place of the first, and lost: whoever made the
+    copy had a process of the same number, as in two containers, or was the same process."""
+    async with cluster.client() as store:
+        producer = Producer(7)
+        given = make(producer)
+        await store.append("log", b"0", producer=producer)
+        refused = False
+        try:
+            await store.append("log", b"other", producer=given)
+        except BadSetting as error:
+            refused = "a copy of" in str(error)
+        assert refused
+        await store.append("log", b"1", producer=producer)
+        assert await values(store, "log") == [b"0", b"1"]
+
+
+def by_pickle(producer: Producer) -> Producer:
+    """As Spark hands a task what its closure holds."""
+    return pickle.loads(pickle.dumps(producer))
+
+
+@pytest.mark.parametrize("make", [by_pickle, copy.deepcopy, copy.copy])
+def test_a_copy_appends_nothing(make: Callable[[Producer], Producer]) -> None:
+    simulate(partial(a_copy_appends, make=make))
+    with planted(find_bug("producer-of-any-process")), pytest.raises(AssertionError):
+        simulate(partial(a_copy_appends, make=make))
+    with planted(find_bug("producer-copies-append")), pytest.raises(AssertionError):
+        simulate(partial(a_copy_appends, make=make))
