@@ -17,11 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from cordwood.block import Buffer
+from cordwood.ledger import NO_ENTRY
 
 _HEAD = struct.Struct("<QqQI")
 _HEADS = np.dtype([("entry", "<u8"), ("lac", "<i8"), ("length", "<u8"), ("size", "<u4")])
 _SEARCHED = 8
 """A run of fewer entries is checked one by one: numpy takes some microseconds for any number."""
+
+LENGTH_MAX = 2**63 - 1
+"""The most bytes that a ledger tells of itself: a signed number in its metadata."""
 
 Head = tuple[int, int, int, int]
 """An entry, its LAC, its length and the bytes of its body."""
@@ -42,10 +46,14 @@ def is_run(packed: memoryview, first: int, count: int) -> bool:
     if count < _SEARCHED:
         heads = [*heads_of(packed, count)]
         follow = all(head[0] == entry for entry, head in enumerate(heads, first))
-        return follow and sum(head[3] for head in heads) == size
+        in_range = all(head[1] >= NO_ENTRY and head[2] <= LENGTH_MAX for head in heads)
+        return follow and in_range and sum(head[3] for head in heads) == size
     found = np.frombuffer(packed, _HEADS, count)
     wanted = np.arange(first, first + count, dtype=np.uint64)
-    return bool((found["entry"] == wanted).all()) and int(found["size"].sum(dtype=np.int64)) == size
+    # A faulty node may say any number: a digest covers those below 2^63 only.
+    in_range = found["lac"].min() >= NO_ENTRY and found["length"].max() <= LENGTH_MAX
+    follow = bool((found["entry"] == wanted).all())
+    return follow and bool(in_range) and int(found["size"].sum(dtype=np.int64)) == size
 
 
 def heads_of(packed: memoryview, count: int) -> Iterator[Head]:

@@ -29,6 +29,7 @@ from cordwood.layout import ledger_records, logs_db, staged, wal_block, wal_run
 from cordwood.layout.append_group import pack_group, read_group
 from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST, body_to_batch
 from cordwood.layout.body import parse_body
+from cordwood.layout.entry_run import bodies_of, heads_of, is_run, pack_run
 from cordwood.layout.frame import FrameParser, frame
 from cordwood.layout.json_text import read_json
 from cordwood.layout.ledger_entry import EntrySeal
@@ -39,7 +40,15 @@ from cordwood.layout.ledger_metadata import (
     read_ledger_key,
 )
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets
-from cordwood.layout.rebuild_events import pack_event, pack_set, read_event, read_set
+from cordwood.layout.rebuild_events import (
+    pack_base,
+    pack_event,
+    pack_set,
+    read_base,
+    read_event,
+    read_record,
+    read_set,
+)
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
 from cordwood.ledger import DigestKind
 from cordwood.local_cluster import ClusterShape
@@ -101,13 +110,14 @@ def rebuild_events(data: bytes) -> None:
     resealed = data[:4] + struct.pack("<I", crc32c(data[8:], crc32c(data[:4]))) + data[8:]
     if data[1:2] == b"\x02":
         found = read_set(resealed)
-        assert read_set(pack_set(found)) == found
+        assert read_set(pack_set(found)) == found == read_record(resealed)
+        assert read_base(pack_base(found)) == found
         for lsn in (found.through, found.through + 1):
             after = apply(found, lsn, Unrecoverable(1)).after
             assert read_set(pack_set(after)) == after
     else:
         event = read_event(resealed)
-        assert read_event(pack_event(event)) == event
+        assert read_event(pack_event(event)) == event == read_record(resealed)
         after = apply(RebuildingSet(), 1, event).after
         assert read_set(pack_set(after)) == after
 
@@ -307,3 +317,19 @@ def ledger_rows(data: bytes) -> None:
             for kind in DigestKind:
                 with suppress(CordwoodError):
                     EntrySeal(1, kind, b"testPasswd").read(0, -1, 3, rest)
+
+
+@target
+def entry_runs(data: bytes) -> None:
+    """A run of a ledger's entries as a node sends it; the first byte tells their number."""
+    if not data:
+        return
+    count, packed = data[0] or 1, memoryview(data)[1:]
+    if not is_run(packed, 0, count):
+        return
+    heads = [*heads_of(packed, count)]
+    assert [head[0] for head in heads] == [*range(count)]
+    assert sum(head[3] for head in heads) == len(bodies_of(packed, count))
+    assert pack_run(heads, [bodies_of(packed, count)]) == packed
+    for kind in DigestKind:
+        assert len(EntrySeal(1, kind, b"testPasswd").read_run(packed, count)) <= count

@@ -61,6 +61,9 @@ def test_what_is_no_run_is_known(count: int) -> None:
     bodies = [bytes(heads[0][3])] * count
     twice = pack_run([heads[0], heads[0], *heads[2:]], bodies)
     assert not is_run(memoryview(twice), 5, count)
+    for lac, length in ((-2, 0), (3, 1 << 63)):
+        far = pack_run([(5, lac, length, heads[0][3]), *heads[1:]], bodies)
+        assert not is_run(memoryview(far), 5, count), "a digest covers no such number"
 
 
 def test_an_answer_that_is_no_run_ends_the_connection() -> None:

@@ -104,6 +104,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(node_events.NodesetsKnown(recorder.now_us, 3, 1, 1, (entry,)))
     recorder.add(node_events.Gauged(recorder.now_us, 3, "wal_bytes", 5, 6))
     recorder.add(end_events.NodesLost(recorder.now_us, (1, 2)))
+    recorder.add(end_events.EventSetsDiffer(recorder.now_us, (1, 2)))
     recorder.add(end_events.DiskLost(recorder.now_us, 3))
     recorder.add(end_events.DisksReplaced(recorder.now_us, 1, (3,)))
     recorder.add(end_events.RebalanceOver(recorder.now_us, (3,)))
