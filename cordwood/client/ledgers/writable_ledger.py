@@ -147,7 +147,7 @@ class WritableLedger:
     @property
     def is_closed(self) -> bool:
         """Whether it takes no entries any more."""
-        return not self._writer.is_open
+        return not self._takes_entries()
 
     @property
     def is_ended(self) -> bool:
@@ -315,8 +315,13 @@ class WritableLedger:
     def _check(self, payload: Buffer) -> None:
         check_payload(payload)
         self._cluster.check_open()
-        if not self._writer.is_open or self._end is not None:
+        if not self._takes_entries():
             raise self._refusal()
+
+    def _takes_entries(self) -> bool:
+        """Whether it is open: the rule is not told of a writer that was given up, nor of a deleted
+        ledger."""
+        return self._end is None and self._writer.is_open
 
     def _refusal(self) -> CordwoodError:
         if self._end in _SHUT_OUT:
@@ -348,7 +353,7 @@ class WritableLedger:
         if not new:
             return
         self._new, self._new_bytes = [], 0
-        if not writer.is_open or self._end is not None:
+        if not self._takes_entries():
             # Race: the writer ended in this tick, after the calls that added these entries.
             for _, future in new:
                 _settle(future, self._refusal())
@@ -370,12 +375,11 @@ class WritableLedger:
         Trap: a caller must not do this for other callers. Each must be told about its own entry,
         and it may be cancelled.
         """
-        writer = self._writer
         if self._is_taking_ahead:
             return
         self._is_taking_ahead = True
         try:
-            while self._end is None and writer.is_open and self._has_room():
+            while self._takes_entries() and self._has_room():
                 held = self._ahead.pop(self.last_add_pushed + 1, None)
                 if held is None:
                     break
@@ -409,7 +413,7 @@ class WritableLedger:
             self._waiting[0].set()
 
     def _is_full(self) -> bool:
-        return not self._has_room() and self._writer.is_open
+        return not self._has_room() and self._takes_entries()
 
     async def _until_acked(self, future: asyncio.Future[int]) -> int:
         try:

@@ -227,6 +227,10 @@ def _flushes_states_only(right: Any, self: LedgerIndex) -> Any:
     return replace(right(self), added={})
 
 
+def _believes_the_rule(self: WritableLedger) -> bool:
+    return self._writer.is_open
+
+
 def _flushes_as_it_was(right: Any, self: LedgerIndex) -> Any:
     return replace(right(self), is_empty=lambda _: False)
 
@@ -331,6 +335,10 @@ BUGS = (
     PlantedBug("ledger-jumps-the-queue",
                "an entry overtakes entries of calls that wait for free space",
                at(WritableLedger._has_waiting).instead(_sees_nobody),
+               scene="tests/client/ledgers/test_ledger_order.py"),
+    PlantedBug("ledger-full-after-its-end",
+               "calls wait for free space of a writer that was given up",
+               at(WritableLedger._takes_entries).instead(_believes_the_rule),
                scene="tests/client/ledgers/test_ledger_order.py"),
     PlantedBug("ledger-denies-by-old-nodes",
                "a reader reports an entry as missing because replaced nodes do not have it",

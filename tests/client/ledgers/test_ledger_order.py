@@ -10,6 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate
 from swaps import swap_value
 
 from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.errors import LedgerFenced, OutcomeUnknown, Overloaded
 from cordwood.protocol.ledger_writer import Acked, Effect, WriterLimits
 from cordwood.sim.planted import find_bug, planted
 
@@ -51,12 +52,44 @@ async def one_that_waits_gives_up(cluster: ClusterAtHand) -> None:
         assert [each for each in told if isinstance(each, int)] == [0, 1, 2]
 
 
+async def a_writer_is_given_up_while_calls_wait(cluster: ClusterAtHand) -> None:
+    """They waited for room until their time was over, and were told to try again."""
+    async with cluster.client(timeout_s=20) as store:
+        made = await store.ledgers.create(
+            ensemble=3, write=3, ack=3, limits=WriterLimits(entries_max=1)
+        )
+        cluster.machine(3).pause()
+        first, *waiting = [asyncio.ensure_future(made.append(b"%d" % n)) for n in range(3)]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(1):
+            made.abandon()
+            with pytest.raises(OutcomeUnknown):
+                await first
+            for each in waiting:
+                with pytest.raises(LedgerFenced):
+                    await each
+            with pytest.raises(LedgerFenced):
+                await made.append(b"late")
+        assert made.is_closed
+        cluster.machine(3).resume()
+
+
 def test_calls_that_wait_for_room_have_their_order() -> None:
     simulate(a_call_comes_as_another_is_about_to_be_let_in)
 
 
 def test_one_that_gives_up_lets_the_next_one_in() -> None:
     simulate(one_that_waits_gives_up)
+
+
+def test_calls_that_wait_for_room_are_told_that_their_writer_was_given_up() -> None:
+    simulate(a_writer_is_given_up_while_calls_wait)
+
+
+def test_without_a_look_at_its_end_they_wait() -> None:
+    bug = find_bug("ledger-full-after-its-end")
+    with planted(bug), pytest.raises((TimeoutError, Overloaded)):
+        simulate(a_writer_is_given_up_while_calls_wait)
 
 
 def test_the_scene_catches_the_bug() -> None:
