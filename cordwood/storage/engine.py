@@ -109,6 +109,7 @@ class StorageEngine:
         reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
         waits: how long stores of foreground work took.
+        wants_flush: whether a writer waits for the space that a flush frees.
         is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
         low_space: why only recoveries may store (the disk is nearly full); "" if every sender may.
         rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
@@ -140,6 +141,7 @@ class StorageEngine:
         self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = self.damage = self.low_space = self.read_only = ""
         self.has_lost = self.is_out_of_space = self.is_given_away = False
+        self.wants_flush = False
         self.reached, self.stored_blocks, self.disk = logs.offset, 0, DiskRoom()
         self.waits = StoreWaits()
         self.rebuilding: frozenset[int] = frozenset()
@@ -258,8 +260,15 @@ class StorageEngine:
         """Have `on_gathered` called after each record that became durable."""
         self._on_gathered = on_gathered
 
+    def ask_for_flush(self) -> None:
+        """A writer was refused for want of the space that a flush frees."""
+        if self.cache.batch is not None:
+            self.wants_flush = True
+            self._on_gathered()
+
     def cut(self) -> FlushSet | None:
         """The changes since the last cut, for a flush; None without any."""
+        self.wants_flush = False
         batch = self.cache.cut(self._sealed_durably)
         if batch is not None:
             batch.staged, batch.ledgers = self.staged.cut(), self.ledgers.cut()

@@ -10,7 +10,13 @@ from cordwood.client.ledgers import ledger_nodes, readable_ledger
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.layout.ledger_records import LedgerEntries, LedgerFlag, unpack_entries
-from cordwood.layout.message_ledgers import AddEntries, AddReply, ForceEntries, SetLedger
+from cordwood.layout.message_ledgers import (
+    AddEntries,
+    AddRefusal,
+    AddReply,
+    ForceEntries,
+    SetLedger,
+)
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata import ledgers as ledger_metadata
@@ -231,6 +237,10 @@ def _believes_the_rule(self: WritableLedger) -> bool:
     return self._writer.is_open
 
 
+def _asks_for_nothing(self: LedgerStore) -> AddRefusal:
+    return AddRefusal.FULL
+
+
 def _flushes_as_it_was(right: Any, self: LedgerIndex) -> Any:
     return replace(right(self), is_empty=lambda _: False)
 
@@ -332,6 +342,10 @@ BUGS = (
                "a flush that waited writes entries of a ledger that was deleted meanwhile",
                at(LedgerIndex.cut).around(_flushes_as_it_was),
                scene="tests/storage/test_ledger_store.py"),
+    PlantedBug("ledger-full-asks-no-flush",
+               "a node without space for a large entry does not flush for it",
+               at(LedgerStore._is_full).instead(_asks_for_nothing),
+               scene="tests/client/ledgers/test_ledger_bounds.py"),
     PlantedBug("ledger-jumps-the-queue",
                "an entry overtakes entries of calls that wait for free space",
                at(WritableLedger._has_waiting).instead(_sees_nobody),

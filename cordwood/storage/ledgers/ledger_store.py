@@ -144,7 +144,7 @@ class LedgerStore:
         except RecordTooLarge:
             raise
         except Overloaded:
-            return AddReply(AddRefusal.FULL)
+            return AddReply(self._is_full())
         self._wake(call.ledger)
         return AddReply()
 
@@ -201,9 +201,17 @@ class LedgerStore:
             )
         is_full = size > engine.free_bytes and not call.recovery
         # Unsure: no copy may count on it, as on a full node, before it knows whether it goes on.
-        if engine.unsure or is_full or not engine.cache_takes(size, by_recovery=True):
+        if engine.unsure:
             return AddRefusal.FULL
+        if is_full or not engine.cache_takes(size, by_recovery=True):
+            return self._is_full()
         return AddRefusal.NONE
+
+    def _is_full(self) -> AddRefusal:
+        """There is no room now. A large entry may lack it while less than half of the WAL is in
+        use, which alone is no reason for a flush: its writer would wait until something ages."""
+        self._engine.ask_for_flush()
+        return AddRefusal.FULL
 
     def _takes_no_writers(self) -> bool:
         """Whether writers are to go elsewhere. A drained node is up, and its ledgers are marked as

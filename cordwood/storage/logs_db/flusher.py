@@ -161,6 +161,7 @@ class Flusher:
         return batch is not None and (
             batch.bytes >= self._settings.cache_bytes * CACHE_SHARE
             or self._is_asked_for_space
+            or self._engine.wants_flush
             or wal.used_bytes >= wal.capacity_bytes * WAL_SHARE
         )
 

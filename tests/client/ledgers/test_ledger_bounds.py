@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
@@ -111,6 +113,26 @@ class TestSmallWals:
                 await made.append(bytes(MIB // 2))
             found = await store.ledgers.metadata(made.ledger_id)
             assert (found.state, found.last) == (LedgerState.CLOSED, 0)
+
+
+async def large_entries_wait_for_a_flush(cluster: ClusterAtHand) -> None:
+    """Less than half of the WAL was in use, so no flush began, and the next entry had no room: it
+    was refused for a minute, the ledger went from node to node, and its close failed."""
+    async with cluster.client(timeout_s=20) as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=3)
+        async with asyncio.timeout(5):
+            assert await made.append_many([bytes(MIB * 45 // 100)] * 3) == [0, 1, 2]
+            await made.close()
+        assert len(made.metadata.fragments) == 1
+
+
+def test_large_entries_have_their_turn_after_a_flush() -> None:
+    simulate(large_entries_wait_for_a_flush, nodes=4, wal_bytes=MIB)
+
+
+def test_without_a_flush_for_them_large_entries_wait() -> None:
+    with planted(find_bug("ledger-full-asks-no-flush")), pytest.raises(TimeoutError):
+        simulate(large_entries_wait_for_a_flush, nodes=4, wal_bytes=MIB)
 
 
 async def a_writer_has_no_room_for_a_fragment(cluster: ClusterAtHand) -> None:
