@@ -28,6 +28,7 @@ from cordwood.sim.holdings import held_blocks
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.logs_db.lost_partitions import WHY_LOST
+from cordwood.storage.rebuild.donor import Donor
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.repair import repairs
 from cordwood.storage.repair.repairs import Repairs
@@ -601,3 +602,66 @@ def test_a_donor_that_does_not_wait_for_its_rotten_copies_is_caught(
 ) -> None:
     with planted(find_bug("rot-not-waited-for")), pytest.raises(AssertionError):
         test_a_donor_waits_for_its_rotten_copies(monkeypatch)
+
+
+def test_a_copy_that_is_mended_while_its_donor_looks_is_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The donor had read past it by then: it found nothing to move, nothing that was rotten any
+    more, and was done. The block kept one copy less."""
+    mends, looks = Repairs._round, Donor._waits_for_rot
+    begun = asyncio.Event()
+
+    async def when_told(self: Repairs) -> None:
+        if begun.is_set():
+            await mends(self)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1)
+        await flushed(cluster)
+        blocks = (await copies(cluster)).values()
+        lost_one, donor, *_ = next(c for nodes in blocks for c in nodes.values() if len(c) == 3)
+
+        async def after_the_mending(self: Donor, *seen: Any) -> bool:
+            if self._me == donor:
+                begun.set()
+                await until(lambda: not ranges(cluster, donor))
+            return await looks(self, *seen)
+
+        swap(monkeypatch, Donor._waits_for_rot, after_the_mending)
+        assert rot(cluster, donor, 1, most=100)
+        await until(lambda: bool(ranges(cluster, donor)))
+        lose_disk(cluster, lost_one)
+        await call_lost(cluster, lost_one)
+        cluster.keep_starting(lost_one)
+        await healed(cluster)
+        assert begun.is_set()
+        assert not await missing(cluster)
+        # The next loss finds all copies: nobody looks for those again.
+        lose_disk(cluster, donor)
+        await call_lost(cluster, donor)
+        cluster.keep_starting(donor)
+        await healed(cluster)
+        assert not await missing(cluster)
+
+    swap(monkeypatch, Repairs._round, when_told)
+    simulate(scenario, nodes=5, storage=SCRUBBED)
+
+
+@as_scenario(simulate, nodes=5, storage=UNSCRUBBED)
+async def test_a_copy_that_a_donor_finds_rotten_as_it_moves_it_is_moved_once_it_is_mended(
+    cluster: ClusterAtHand,
+) -> None:
+    """Looking reads heads only, so that the move is the first to read a body. What it could not
+    read was passed over, and the donor was done."""
+    await put_records(cluster, logs=1)
+    await flushed(cluster)
+    blocks = (await copies(cluster)).values()
+    lost_one, donor, *_ = next(c for nodes in blocks for c in nodes.values() if len(c) == 3)
+    assert rot(cluster, donor, 1, most=100)
+    lose_disk(cluster, lost_one)
+    await call_lost(cluster, lost_one)
+    cluster.keep_starting(lost_one)
+    await healed(cluster)
+    await until(mended(cluster, donor))
+    assert not await missing(cluster)

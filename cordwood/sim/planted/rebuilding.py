@@ -161,7 +161,7 @@ async def _rot_unstirred(right: Any, self: Donor, log: int, now: Pass) -> None:
 
 
 async def _no_rot_waited_for(
-    self: Donor, log: int, rotten: Any, losses: Losses, epochs: EpochNodesets
+    self: Donor, log: int, unread: Any, rotten: Any, losses: Losses, epochs: EpochNodesets
 ) -> bool:
     return False
 

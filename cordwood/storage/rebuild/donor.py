@@ -315,6 +315,7 @@ class Donor:
         found = _ToDo(log, 0)
         epochs = told_nodesets(self._engine, log, self._members())
         is_unsettled = False
+        unread = self._unmended(log)
         rotten: list[tuple[int, int]] = []
         at = held.trim + 1
         while at <= LSN_MAX:
@@ -339,31 +340,42 @@ class Donor:
         if log not in self._deleted:
             if is_unsettled:
                 now.unsettled.append(log)
-            if rotten and await self._waits_for_rot(log, rotten, now.losses, epochs):
+            if rotten and await self._waits_for_rot(log, unread, rotten, now.losses, epochs):
                 now.rotten.append(log)
                 now.report.trouble = f"log {log}: copies have rotted here"
         if found.blocks:
             now.todo.append(found)
         now.is_uncertain = now.is_uncertain or not self._is_certain(log, now.rebuilding)
 
+    def _unmended(self, log: int) -> list[DamagedRange]:
+        book, gone = self._engine.logs.damages, self._engine.gone_of(log)
+        return [each for each in book.of_log(log) if each.last > gone and not book.is_mended(each)]
+
     async def _waits_for_rot(
-        self, log: int, rotten: Iterable[tuple[int, int]], losses: Losses, epochs: EpochNodesets
+        self,
+        log: int,
+        unread: Iterable[DamagedRange],
+        rotten: Iterable[tuple[int, int]],
+        losses: Losses,
+        epochs: EpochNodesets,
     ) -> bool:
         """Whether a copy that has rotted may be this node's to move, so that it has to be repaired
-        first. Others keep nobody waiting: of a log with one copy no rotten block is ever repaired.
+        first, or looked at once it is. Others keep nobody waiting: of a log with one copy no rotten
+        block is ever repaired.
 
         Args:
+            unread: what was known as rotten before the log was read.
             rotten: what a read could not read; the book may not have all of it yet.
         """
-        book, gone = self._engine.logs.damages, self._engine.gone_of(log)
-        known = [each for each in book.of_log(log) if each.last > gone]
+        gone, known = self._engine.gone_of(log), self._unmended(log)
+        # Race: what was mended since may have been mended behind the read, which has not seen it.
+        if any(each.last > gone and each not in known for each in unread):
+            return True
         for first, last in rotten:
             if not any(each.first <= first and last <= each.last for each in known):
                 return True
         held = self._engine.cache.log(log)
         for each in known:
-            if book.is_mended(each):
-                continue
             heads = await rotten_heads(self._engine.logs, each)
             if heads is None:
                 # A copy that is the only one was moved by nobody and names no other node.
@@ -434,6 +446,8 @@ class Donor:
             )
             return Part.WHOLE if is_wanted else Part.NOTHING
 
+        unread = self._unmended(log)
+        rotten: list[tuple[int, int]] = []
         at = max(todo.first, held.trim + 1)
         try:
             while at <= LSN_MAX and not is_old():
@@ -446,8 +460,17 @@ class Donor:
                     await self._moves.carry_out(
                         run.blocks, now.losses, epochs, held.released, flow, now.report
                     )
+                rotten += run.damaged
                 at = run.next
                 await asyncio.sleep(0)
+            # The look before read no bodies: what only this read found is looked at once more.
+            is_kept = log not in self._deleted
+            if (
+                is_kept
+                and rotten
+                and await self._waits_for_rot(log, unread, rotten, now.losses, epochs)
+            ):
+                now.report.trouble = f"log {log}: copies have rotted here"
         except (TablesFailed, Corrupt) as error:
             now.report.trouble = f"log {log}: {error}"
 
