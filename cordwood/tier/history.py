@@ -27,7 +27,7 @@ from functools import partial
 from typing import Generic, Protocol, Self, TypeVar
 
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
-from cordwood.errors import Malformed, NoObject
+from cordwood.errors import CordwoodError, Malformed, NoObject
 from cordwood.host.seams import Host
 from cordwood.layout.object_columns import BODY_COLUMNS
 from cordwood.layout.object_file import (
@@ -183,6 +183,8 @@ class HistorySpans(Generic[Part]):
     async def next(self) -> Part | Gap | None:
         """The next part or gap; None where `until` was given out, or the history ends.
 
+        After an error, or cancelled, it may be called again, and goes on at `next_lsn`.
+
         Raises:
             Corrupt: an object or the manifest differs from what was written.
             Retryable: the store does not answer.
@@ -195,6 +197,11 @@ class HistorySpans(Generic[Part]):
                     return None
             except NoObject as error:
                 await self._begin_anew(error)
+            except (CordwoodError, asyncio.CancelledError):
+                # Trap: a generator that an error went through has ended. Asked again, it would say
+                # that the history ends here.
+                await self.close()
+                raise
         item = self._out.popleft()
         self.next_lsn = int(item.last) + 1
         return item

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from scenarios import as_scenario
 from test_uploader import LOG, history, source, uploader_of
 
 from cordwood.block import Gap, GapKind
-from cordwood.errors import CordwoodError, Malformed
+from cordwood.errors import CordwoodError, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
 from cordwood.layout.object_file import MAGIC
@@ -261,6 +262,55 @@ class TestCosts:
                     await reader.next()
             await reader.close()
             assert asyncio.all_tasks() == before
+
+        on_history(act)
+
+    @pytest.mark.parametrize("after_s", [0.5, 1.5, 2.5, 3.5])
+    def test_a_reader_that_was_cancelled_goes_on(self, after_s):
+        """It said that the history ended there."""
+
+        async def act(made: Made, bucket: Bucket, host: Host) -> None:
+            bucket.faults = BucketFaults(latency_s=(1.0, 1.0))
+            found = []
+            async with reader_of(bucket, host, made.first) as reader:
+                for wait_s in (after_s, after_s, 60.0):
+                    try:
+                        async with asyncio.timeout(wait_s):
+                            while (item := await reader.next()) is not None:
+                                found.append(item)
+                    except TimeoutError:
+                        assert wait_s < 60.0
+            assert seen(found) == wanted(made, made.first, made.next - 1)
+
+        on_history(act)
+
+    @pytest.mark.parametrize("failing", [1, 2, 3, 9])
+    def test_a_reader_goes_on_behind_a_failure(self, failing):
+        """It said that the history ended there, or told of the failure again and again."""
+
+        async def act(made: Made, bucket: Bucket, host: Host) -> None:
+            found, gets = [], 0
+            async with reader_of(bucket, host, made.first) as reader:
+                get = reader._store.get
+
+                async def fails_once(*args: Any, timeout_s: float) -> bytes:
+                    nonlocal gets
+                    gets += 1
+                    if gets == failing:
+                        raise Unreachable("the store does not answer")
+                    return await get(*args, timeout_s=timeout_s)
+
+                reader._store.get = fails_once
+                failures = 0
+                while True:
+                    try:
+                        if (item := await reader.next()) is None:
+                            break
+                        found.append(item)
+                    except Unreachable:
+                        failures += 1
+            assert failures == 1
+            assert seen(found) == wanted(made, made.first, made.next - 1)
 
         on_history(act)
 
