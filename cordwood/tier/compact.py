@@ -189,6 +189,6 @@ def _count(done: Compacted, log: int, run: Sequence[Entry], entry: Entry) -> Non
     done.rows += entry.rows
     done.bytes += entry.bytes
     logger.info(
-        "log %d: %d objects from %s to %s are one now, %s of %d bytes", log, len(run),
+        "log %d: %d objects from %s to %s are merged into %s, %d bytes", log, len(run),
         Lsn(entry.first), Lsn(entry.last), entry.name, entry.size,
     )  # fmt: skip

@@ -152,7 +152,7 @@ def sync_table(catalog: Any, name: str, address: str, whole: Collection[str]) ->
                 if new:
                     change.add_files(new)
         except CommitFailedException as error:
-            raise ObjectChanged(f"the table {name} was changed meanwhile: run it again") from error
+            raise ObjectChanged(f"the table {name} changed meanwhile: run it again") from error
     return Synced(len(new), len(gone), len(there) - len(gone))
 
 
@@ -173,7 +173,7 @@ def _opened(catalog: Any, name: str) -> Any:
 
     namespace, dot, _ = name.rpartition(".")
     if not dot:
-        raise BadSetting(f"{name!r} is no table's name: write namespace.table")
+        raise BadSetting(f"{name!r} is not a table's name: write namespace.table")
     try:
         table = catalog.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError):

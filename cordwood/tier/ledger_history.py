@@ -95,7 +95,7 @@ class LedgerHistory:
             if info is None:
                 raise NoObject(f"main storage lacks {name}")
             if info.size != part.size:
-                raise Malformed(f"{name} has {info.size} bytes, and had {part.size}")
+                raise Malformed(f"{name} has {info.size} bytes, but had {part.size}")
 
     def together(self, entry: int) -> range:
         """The entries that cannot be read where this one could not: those of its row group, or of

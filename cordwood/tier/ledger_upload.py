@@ -140,7 +140,7 @@ class _Upload:
         if (self._next - 1, self._length) != (metadata.last, metadata.length):
             raise Malformed(
                 f"ledger {metadata.ledger} ends at entry {metadata.last}, with {metadata.length} "
-                f"bytes, and its entries end at {self._next - 1}, with {self._length}"
+                f"bytes, but its entries end at {self._next - 1}, with {self._length}"
             )
         manifest = LedgerManifest(
             metadata.ledger, self._attempt, metadata.creator, metadata.created_us,
@@ -175,7 +175,7 @@ async def check_put(
     tail = await store.get(name, part.size - part.footer_bytes, part.size, timeout_s=CALL_S)
     footer = read_ledger_footer(tail, part.footer_crc, part.size)
     if footer.index != made.footer.index:
-        raise ChecksumMismatch(f"{name} is another object than was put")
+        raise ChecksumMismatch(f"{name} is not the object that was put")
     for number, group in enumerate(footer.index.groups):
         content = await store.get(name, group.start, group.stop, timeout_s=CALL_S)
         check_ledger_group(footer, number, content)

@@ -94,7 +94,7 @@ class LocalStore:
                 found = self._etag(name)
                 if found != expected:
                     durable.unlink(staged)
-                    raise ObjectChanged(f"{name} is not the object that was to be replaced")
+                    raise ObjectChanged(f"{name} is not the object to replace")
                 self._publish(staged, name)
 
         await self._run(act, name, timeout_s, writes=True)
@@ -198,7 +198,7 @@ class LocalStore:
             file.seek(start)
             content = file.read(stop - start)
         if len(content) != stop - start:
-            raise Malformed(f"{name} ends at byte {start + len(content)}, and not behind {stop}")
+            raise Malformed(f"{name} ends at byte {start + len(content)}, before byte {stop}")
         return content
 
     def _read_whole(self, name: str) -> bytes:

@@ -263,7 +263,7 @@ class LogManifest:
         def change(head: Head | None) -> Head:
             pages.clear()
             if head is None or head.end != entries[0].first:
-                raise ObjectChanged(f"the manifest of log {self._log} was changed meanwhile")
+                raise ObjectChanged(f"the manifest of log {self._log} changed meanwhile")
             made = rule.extend(head, entries, fence, self._holder, seal)
             return made._replace(merging=Merging(merges))
 
@@ -298,7 +298,7 @@ class LogManifest:
             return None
         if await self.load_whole() is None:
             return etag
-        raise BadSetting(f"the manifest of log {self._log} can be read: there is nothing to repair")
+        raise BadSetting(f"the manifest of log {self._log} is readable: there is nothing to repair")
 
     async def find(self, lsn: int) -> Entry | None:
         """The entry that holds an LSN, None if it is trimmed or not uploaded yet.

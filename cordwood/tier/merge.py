@@ -105,8 +105,8 @@ async def _made(store: ObjectStore, host: Host, task: MergeTask) -> FinishedObje
     (run,) = made.footer.index.runs
     if run.last != last.last or rows != sum(entry.rows for entry in task.run):
         raise BadSetting(
-            f"log {task.log}: the objects from {Lsn(first.first)} to {Lsn(last.last)} do not hold "
-            "what their entries say: they are not merged"
+            f"log {task.log}: the objects from {Lsn(first.first)} to {Lsn(last.last)} differ "
+            "from their entries: they are not merged"
         )
     return made
 

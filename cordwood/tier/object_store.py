@@ -145,7 +145,7 @@ def check_name(name: str) -> str:
         or max(map(len, name.split("/"))) > PART_BYTES_MAX
     ):
         raise BadSetting(
-            f"{name[:64]!r} is no object's name: write a path such as a/b.parquet, of letters, "
+            f"{name[:64]!r} is not an object's name: write a path such as a/b.parquet, of letters, "
             f"digits, _ = . and -, no part beginning with . or -, {PART_BYTES_MAX} bytes a part "
             f"and {NAME_BYTES_MAX} in all"
         )
@@ -160,7 +160,9 @@ def check_prefix(prefix: str) -> str:
     """
     if prefix:
         if not prefix.endswith("/"):
-            raise BadSetting(f"{prefix[:64]!r} is no prefix: write a path that ends with a slash")
+            raise BadSetting(
+                f"{prefix[:64]!r} is not a prefix: write a path that ends with a slash"
+            )
         check_name(prefix[:-1])
     return prefix
 
@@ -185,7 +187,7 @@ def check_range(name: str, start: int, stop: int) -> None:
     """
     check_name(name)
     if not 0 <= start < stop:
-        raise BadSetting(f"[{start}, {stop}) of {name} is no range of bytes")
+        raise BadSetting(f"[{start}, {stop}) of {name} is not a range of bytes")
 
 
 def check_deletion(names: Sequence[str]) -> None:
@@ -197,4 +199,4 @@ def check_deletion(names: Sequence[str]) -> None:
     for name in names:
         check_name(name)
     if len(names) > DELETE_MAX:
-        raise BadSetting(f"{len(names)} objects to delete: name {DELETE_MAX} at most in one call")
+        raise BadSetting(f"{len(names)} objects to delete: one call takes {DELETE_MAX} at most")

@@ -124,7 +124,7 @@ class ObstoreStore:
         call = obstore.get_range_async(self._store, name, start=start, end=stop)
         content = bytes(await self._run(call, name, timeout_s, ranged=True))
         if len(content) != stop - start:
-            raise Malformed(f"{name} ends at byte {start + len(content)}, and not behind {stop}")
+            raise Malformed(f"{name} ends at byte {start + len(content)}, before byte {stop}")
         return content
 
     async def head(self, name: str, *, timeout_s: float) -> ObjectInfo | None:
@@ -212,7 +212,7 @@ class ObstoreStore:
             case FileNotFoundError() | exceptions.NotFoundError():
                 return NoObject(f"{self._address} has no object {what}")
             case exceptions.AlreadyExistsError() | exceptions.PreconditionError():
-                return ObjectChanged(f"{what} is not the object that was to be replaced")
+                return ObjectChanged(f"{what} is not the object to replace")
             case exceptions.PermissionDeniedError() | exceptions.UnauthenticatedError():
                 return AccessDenied(
                     f"{self._address} refuses {what}: see that the credentials in force may read, "

@@ -37,8 +37,8 @@ async def check_origin(store: ObjectStore, log: int, created_us: int) -> bool:
         return False
     if unpack_origin(log, data) != created_us:
         raise BadSetting(
-            f"this store holds the history of another log {log}, which was made at another time, "
-            "as by another cluster: give every cluster a store, or a prefix, of its own"
+            f"this store holds the history of another log {log}, with another creation time, maybe "
+            "of another cluster: give every cluster a store, or a prefix, of its own"
         )
     return True
 

@@ -42,7 +42,7 @@ async def check_owner(store: ObjectStore, cluster: str) -> bool:
         return False
     if (owner := unpack_owner(data)) != cluster:
         raise BadSetting(
-            f"this store belongs to cluster {owner}, and this one is {cluster}: give every cluster "
+            f"this store belongs to cluster {owner}, not to cluster {cluster}: give every cluster "
             "a store, or a prefix, of its own"
         )
     return True

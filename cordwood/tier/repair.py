@@ -177,7 +177,7 @@ async def repair_log(
         return await _continue_log(store, manifest, head, end, accept=accept)
     found = await survey_log(store, log, start, end)
     if not found.entries and not found.holes:
-        raise Unrepairable(f"log {log}: no object of it is left that can be read")
+        raise Unrepairable(f"log {log}: no readable object of it is left")
     _check_accepted(log, found, accept=accept)
     await manifest.write_anew(
         _with_holes(found), found.fence + TURNS_SKIPPED, found.merges + TURNS_SKIPPED
@@ -193,7 +193,7 @@ async def _continue_log(
         raise BadSetting(f"log {head.log} was deleted: there is nothing to repair")
     if end < head.end:
         raise BadSetting(
-            f"the manifest of log {head.log} can be read, and reaches {Lsn(head.end - 1)}: there "
+            f"the manifest of log {head.log} is readable and reaches {Lsn(head.end - 1)}: there "
             f"is nothing to repair up to {Lsn(end)}"
         )
     found = await survey_log(store, head.log, head.end, end)
@@ -218,7 +218,7 @@ def _check_accepted(log: int, found: Found, *, accept: bool) -> None:
         is_first = not found.entries or found.holes[0][0] < found.entries[0].first
         trimmed = ", or say where the log begins if its beginning was trimmed" if is_first else ""
         raise Unrepairable(
-            f"log {log}: {len(found.holes)} ranges are in no object that is left ({named}{more}); "
+            f"log {log}: {len(found.holes)} ranges are in no object any more ({named}{more}); "
             f"accept the loss to repair the rest{trimmed}"
         )
 

@@ -100,7 +100,7 @@ class LedgerDrops:
             await self._store.let_go(gone)
             self.let_go += len(gone)
         if gone:
-            logger.info("this node lets go of %d ledgers that main storage has", len(gone))
+            logger.info("this node drops its copies of %d ledgers that main storage has", len(gone))
 
     def _next(self) -> list[int]:
         held = self._store.index.held

@@ -77,7 +77,7 @@ class LedgerTend:
         store = await self._objects.store()
         if not await self._objects.is_ours():
             self._said.warning(
-                "main storage does not say whose it is: the objects of deleted ledgers stay"
+                "main storage does not name its cluster: the objects of deleted ledgers stay"
             )
             return
         done, self._after = await collect_ledgers(

@@ -135,7 +135,7 @@ class LocalDrops:
             through = self._would_drop(log, parts, policy, end)
             readable = engine.cache.log(log).readable
             if gone < through <= readable:
-                logger.info("log %d: this node lets go of what is up to %d", log, through)
+                logger.info("log %d: this node drops its copies up to %d", log, through)
                 await engine.tier(log, through, readable)
 
     def _would_drop(self, log: int, parts: list[Part], policy: TierPolicy, end: int) -> int:
@@ -153,7 +153,7 @@ class LocalDrops:
         if head is None or head.end <= head.start:
             return 0  # a turn has begun, and nothing is committed
         if not await check_origin(await self._objects.store(), log, info.created_us):
-            raise BadSetting(f"main storage does not say of which log {log} its history is")
+            raise BadSetting(f"main storage has no origin for its history of log {log}")
         lost = await self._lost_but_here(log, manifest, gone + 1, min(last, head.end - 1))
         if lost is None:
             return head.end

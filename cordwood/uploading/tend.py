@@ -135,7 +135,9 @@ class Tend:
         Args:
             why: `time` or `space`.
         """
-        logger.info("%s is trimmed up to %s for want of %s", info.name, format_lsn(lsn), why)
+        logger.info(
+            "%s is trimmed up to %s by its retention by %s", info.name, format_lsn(lsn), why
+        )
         return int((await client.trim(int(info.log_id), lsn)).lsn)
 
     async def _too_old(self, manifest: LogManifest, head: Head, backlog_s: float) -> int:
@@ -162,7 +164,7 @@ class Tend:
     async def _is_ours(self) -> bool:
         if not await self._objects.is_ours():
             self._said_unowned.warning(
-                "main storage does not say whose it is, and holds records of logs that may be "
+                "main storage does not name its cluster, and holds records of logs that may be "
                 "another cluster's: the objects of deleted logs stay, and of logs with tier=off"
             )
             return False
@@ -179,7 +181,7 @@ class Tend:
                 continue
             head = await manifest.load()
             if head is not None and head.start < head.end:
-                logger.info("log %d was deleted: its objects go", log)
+                logger.info("log %d was deleted: its objects are deleted too", log)
                 await retire_log(manifest)
             await self._collect_log(manifest, log)
 

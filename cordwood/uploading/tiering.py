@@ -117,7 +117,7 @@ class Tiering:
             raise BadSetting("this node has no main storage: start it with `--tier-store`")
         if not await self._objects.is_ours():
             raise BadSetting(
-                "main storage does not say whose it is, and holds records of logs that may be "
+                "main storage does not name its cluster, and holds records of logs that may be "
                 "another cluster's"
             )
 

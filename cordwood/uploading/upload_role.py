@@ -250,7 +250,7 @@ class UploadRole:
         try:
             return await client.released_by_number(logs)
         except CordwoodError as error:
-            logger.debug("not all logs say up to where they are released: %s", error)
+            logger.debug("some logs do not tell their release: %s", error)
         tails: dict[int, Lsn] = {}
         for log in logs:
             try:
@@ -381,7 +381,7 @@ class UploadRole:
         await self._logs.refresh()
         info = self._logs.tiered.get(log)
         if info is None or not info.attributes.is_uploaded:
-            raise BadSetting(f"log {log} is not to be uploaded any more, by its attributes")
+            raise BadSetting(f"the attributes of log {log} no longer ask for uploads")
 
     async def _upload_several(
         self,
