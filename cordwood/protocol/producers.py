@@ -110,6 +110,9 @@ class ProducerTable:
     def __len__(self) -> int:
         return sum(map(len, self._kinds))
 
+    def __contains__(self, producer: int) -> bool:
+        return producer in self._kind(producer)
+
     def all(self) -> tuple[Produced, ...]:
         """Every producer, by id."""
         users, queries = self._kinds

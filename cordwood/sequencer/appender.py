@@ -244,6 +244,8 @@ class LogAppender:
             self._refuse_pending(self._full())
             return
         self._append_time_us = max(self._append_time_us, now_us)
+        if self._checks is not None:
+            self._checks.tick(now)
         pending, self._pending = self._pending, []
         blocks_max, is_full = self.attributes.max_writes_in_flight or 1, False
         contents, count, room = RunContents(), 0, 0

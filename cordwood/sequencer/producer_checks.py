@@ -19,7 +19,7 @@ from cordwood.errors import (
 )
 from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import format_lsn
-from cordwood.protocol.producers import ProducerVerdict, budget_of, is_query
+from cordwood.protocol.producers import QUERIES, USERS, ProducerVerdict, budget_of, is_query
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.run_contents import Waiting
 from cordwood.sequencer.settled_queries import SettledQueries
@@ -27,6 +27,10 @@ from cordwood.wire.connection import Connection
 
 Ack = tuple[Connection, int, int]
 """Connection, token, first LSN."""
+
+
+HEARD_MAX = 2 * (USERS.most + QUERIES.most)
+"""Twice as many producers as a log remembers: the others are forgotten now and then."""
 
 
 class ProducerChecks:
@@ -43,8 +47,28 @@ class ProducerChecks:
         self._queries = queries
         self._producers = below.producers
         self._tail = below.tail
+        # When this sequencer heard of a producer's last block; of all others at `_since_s`.
+        self._heard_s: dict[int, float] = {}
+        self._since_s: float | None = None
+        self._now_s = 0.0
         self.repeats: list[tuple[int, Ack]] = []
         self.misplaced: list[tuple[int, Waiting, OutOfSequence]] = []
+
+    def tick(self, now_s: float) -> None:
+        """The loop's clock, before entries are checked and noted."""
+        self._now_s = now_s
+        if self._since_s is None:
+            self._since_s = now_s
+
+    def _not_before_us(self, replaced: Produced, now_us: int) -> int:
+        """`now_us`, or the append time that it would be by this sequencer's own clock.
+
+        A sequencer before may have had a clock that was ahead of time. Append time stands still
+        then, perhaps for hours, and no producer would ever seem idle.
+        """
+        since_s = self._now_s if self._since_s is None else self._since_s
+        idle_s = self._now_s - self._heard_s.get(replaced.producer, since_s)
+        return max(now_us, replaced.last_us + int(1e6 * idle_s))
 
     def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
         """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
@@ -58,6 +82,9 @@ class ProducerChecks:
             UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
         """
         if entry.producer:
+            replaced = self._producers.replaced_by(entry.producer)
+            if replaced is not None:
+                now_us = self._not_before_us(replaced, now_us)
             verdict, first = self._producers.look(
                 entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count, now_us,
                 is_late=bool(entry.flags & AppendFlag.LATE),
@@ -69,7 +96,6 @@ class ProducerChecks:
             if verdict is not ProducerVerdict.NEXT:
                 expected = self._producers.expected(entry.producer, entry.producer_epoch)
                 raise _refusal(verdict, entry, expected)
-            replaced = self._producers.replaced_by(entry.producer)
             if (
                 replaced is not None
                 and is_query(replaced.producer)
@@ -98,6 +124,10 @@ class ProducerChecks:
         """A producer's block was numbered."""
         place = ProducedBlock(entry.producer_sequence, entry.count, first, time_us)
         self._producers.note(entry.producer, entry.producer_epoch, place)
+        self._heard_s[entry.producer] = self._now_s
+        if len(self._heard_s) > HEARD_MAX:
+            known = self._producers
+            self._heard_s = {each: at_s for each, at_s in self._heard_s.items() if each in known}
 
     def misplace(self, waiting: Waiting, error: OutOfSequence) -> None:
         """A block is out of its sequence; `take_misplaced` says when its client is told."""
