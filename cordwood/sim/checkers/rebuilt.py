@@ -22,7 +22,11 @@ from cordwood.sim.end_events import (
     StaleServed,
     WordsLeft,
 )
-from cordwood.sim.history import DumpedSlots, NodeDumped
+from cordwood.sim.history import DumpedSlots, FaultStruck, NodeDumped
+
+UNSEEN = frozenset({"lost_write", "misdirected_write"})
+"""Faults that a node need not notice: nothing behind a WAL's last write tells whether the write was
+durable, or cut short by the crash (seed 38000817)."""
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
@@ -79,11 +83,17 @@ def _false_envelopes(evidence: Evidence) -> Iterator[Violation]:
             if slots.copyset and slots.intact and not slots.set_aside:
                 place = (event.log, slots.first, slots.last)
                 holders.setdefault(place, {})[event.node] = slots
+    unsure = {
+        node
+        for _, event in evidence.of(FaultStruck)
+        if isinstance(event, FaultStruck) and event.kind in UNSEEN
+        for node in event.nodes
+    }
     for (log, first, last), nodes in sorted(holders.items()):
         if last <= evidence.trim_held(log):
             continue
         best = max(nodes.values(), key=_order)
-        lacking = [node for node in best.copyset if node not in nodes]
+        lacking = [node for node in best.copyset if node not in nodes and node not in unsure]
         if lacking:
             text = (
                 f"the copyset of the block at {format_lsn(first)} is {list(best.copyset)}, "
