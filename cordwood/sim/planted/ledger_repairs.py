@@ -19,6 +19,7 @@ from cordwood.protocol.ledger_check import Copy
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, placement_of
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
 from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 
 SCENE = "tests/storage/test_ledger_autorecovery_bugs.py"
@@ -140,7 +141,9 @@ BUGS = (
     _scene("same-node", "the node that replaces a lost node in one fragment replaces it in each",
            at(LedgerRepair._may_take).instead(_takes_it_anywhere)),
     _scene("waits-for-no-flush", "a repair gives up at a node that is full until its next flush, "
-           "and begins anew", value(lambda: entry_calls.FULL_AGAIN_S, 3600.0)),
+           "and begins anew, and the node asks for no flush",
+           together(value(lambda: entry_calls.FULL_AGAIN_S, 3600.0),
+                    at(StorageEngine.ask_for_flush).instead(lambda self: None))),
     _scene("drained-stays", "a drained node takes a writer's entries, until a recovery shuts it out",
            at(LedgerStore._takes_no_writers).instead(lambda self: bool(self._engine.read_only))),
     _scene("copies-first", "a node gets copies before the metadata says so",
