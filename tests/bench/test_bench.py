@@ -66,6 +66,7 @@ class TestVerbs:
         assert figure["unit"] == "records/s"
         assert figure["parameters"]["records"] == 1000
 
+    @pytest.mark.slow
     def test_read_at_the_tail(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         small = TailProfile(seconds=0.2, rate=400, records=128, readers=3)
         swap_value(monkeypatch, lambda: read_tail_module.TAIL, small)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from verbs_at_hand import run_verb
 
 from cordwood.bench.node import BLOCKS, MANY_LOGS
 
 
+@pytest.mark.slow
 def test_a_tiny_run_has_a_figure_for_each_profile(tmp_path: Path) -> None:
     done = run_verb(
         ["bench", "node", "--waves", "40", "--repeat", "1", "--dir", str(tmp_path), "--json"]

@@ -60,6 +60,7 @@ def test_gets_at_the_same_time_are_waited_for_once(
     assert run_on_uvloop(measure()) == (3, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_reads_objects_beside_its_own_reader(tmp_path: Path) -> None:
     work = bench_tier_spark(
