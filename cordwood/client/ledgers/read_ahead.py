@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cordwood.errors import Unreachable
 from cordwood.layout.message_ledgers import RUN_ENTRIES_MAX
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class ReadAhead:
         self._begin(last)
         until, task = self._parts[0]
         found = await task
+        if not found:
+            # A faulty store may give entries of which none passes its check.
+            raise Unreachable(f"no node has a whole copy of the entries up to {until}")
         self._parts.popleft()
         if found[-1].entry < until:
             # The entries are larger than those before them.

@@ -173,3 +173,14 @@ async def test_nothing_is_read_above_what_is_confirmed() -> None:
         assert [each.entry for each in await ahead.take(2)] == [0, 1, 2]
         assert [each.entry for each in await ahead.take(3)] == [3]
         assert [each.entry for each in await ahead.take(9)] == [*range(4, 10)]
+
+
+async def nothing(first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
+    return []
+
+
+@as_scenario(run)
+async def test_a_read_that_gives_no_entry_is_an_error_that_says_so() -> None:
+    async with ReadAhead(nothing, 0) as ahead:
+        with pytest.raises(Unreachable, match="no node has a whole copy"):
+            await ahead.take(10)
