@@ -154,11 +154,11 @@ class LogsStore:
             store._noted = logs_db.read_lost(noted)
         states = await store._read_states()
         for partition in missing:
-            await take_for_rotten(store, tables, partition)
+            await take_for_rotten(store, partition)
             await tables.create(partition.table)
         for partition in store.partitions[-OPEN_PARTITIONS:]:
             if partition not in missing and not await can_be_read(tables, partition):
-                await take_for_rotten(store, tables, partition)
+                await take_for_rotten(store, partition)
         return store, states
 
     def note_lost(self, damage: Sequence[Range]) -> bool:
@@ -261,7 +261,8 @@ class LogsStore:
             logger.info("dropping table %s, which no flush finished", table)
             await self._tables.drop(table)
         self._next_number = max((each.number for each in self.partitions), default=0) + 1
-        return [each for each in self.partitions if each.table not in names]
+        there = {*names}
+        return [each for each in self.partitions if each.table not in there]
 
     async def _read_states(self) -> dict[int, LogState]:
         states: dict[int, LogState] = {}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from cordwood.errors import Corrupt
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.layout.scrub_rows import DamagedRange
+from cordwood.storage.logs_db.logs_read import is_covered
 from cordwood.storage.logs_db.partition import Partition
 from cordwood.storage.logs_db.tables import Tables
 
@@ -57,20 +58,24 @@ async def can_be_read(tables: Tables, partition: Partition) -> bool:
     return True
 
 
-async def take_for_rotten(store: LogsStore, tables: Tables, partition: Partition) -> None:
-    """Note all that a partition held as damaged, durably.
+async def take_for_rotten(store: LogsStore, partition: Partition) -> None:
+    """Note all ranges of a partition as damaged, durably, but for ranges that are noted already.
 
     Raises:
         TablesFailed, TablesNoSpace, Corrupt: the metadata cannot be read or written.
     """
     parts = await store.parts(partition)
+    ranges = [each for log, entry in parts.items() for each in _ranges(partition, log, entry)]
+    # An earlier start may have noted them, and a repair may have mended a part of each since.
+    new = [each for each in ranges if not is_covered(each, store.damages.of_log(each.log))]
+    if not new:
+        return
     logger.error(
         "partition %d of LogsDB is lost, with copies of %d logs (%d bytes): "
         "they are fetched from other nodes",
         partition.number, len(parts), partition.bytes,
     )  # fmt: skip
-    ranges = [each for log, entry in parts.items() for each in _ranges(partition, log, entry)]
-    await store.note_all_damage(ranges, WHY_LOST)
+    await store.note_all_damage(new, WHY_LOST)
 
 
 def _ranges(partition: Partition, log: int, entry: DirectoryEntry) -> list[DamagedRange]:

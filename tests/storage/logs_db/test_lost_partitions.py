@@ -123,3 +123,25 @@ def test_a_mended_range_of_a_table_that_does_not_open_is_passed_over(tmp_path: P
             await tables.close()
 
     asyncio.run(main())
+
+
+def test_a_part_that_was_mended_since_is_not_called_damaged_again(tmp_path: Path) -> None:
+    """The newest partition does not open, and is found anew at each start."""
+
+    async def main() -> None:
+        async with real_host() as host, asyncio.timeout(60):
+            tables = rocks_tables(str(tmp_path), ONE_FLUSH, host)
+            store, _ = await LogsStore.open(tables, ONE_FLUSH, OWNER)
+            both = [block(at(turn), time_us=turn) for turn in (1, 2)]
+            await store.flush(both, {LOG: LogState(append_time_us=2)}, 1, 1)
+            await tables.close()
+            _no_file(tmp_path / "partitions" / "p0000000001")
+            whole, first = DamagedRange(1, LOG, at(1), at(2)), DamagedRange(1, LOG, at(1), at(1))
+            for damaged in (whole, first):
+                tables = rocks_tables(str(tmp_path), ONE_FLUSH, host)
+                store, _ = await LogsStore.open(tables, ONE_FLUSH, OWNER)
+                assert [each for each, _ in store.damages.all()] == [damaged]
+                await store.note_mended(whole, at(2))
+                await tables.close()
+
+    asyncio.run(main())
