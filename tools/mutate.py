@@ -67,6 +67,9 @@ which is checked at the end."""
 
 SIM_SEEDS = 10
 
+LAST_LINES = 20
+"""Lines of output shown of a step that fails without a change: enough for a traceback's end."""
+
 ENOUGH = 20
 """The share of fewer mutants says little: a single mutant without a visible effect would decide
 it."""
@@ -218,16 +221,17 @@ def draw(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 
 class Tree:
-    """A copy of the tree to make changes in."""
+    """A copy of the tree to make changes in.
+
+    It holds everything but hidden directories and the built site: tests also read pages of `docs`,
+    scripts of `tools` and the `Makefile`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        for name in ("cordwood", "tests"):
-            shutil.copytree(
-                ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__")
-            )
-        for name in ("pyproject.toml", "pyspark_cordwood.py", "README.md"):
-            shutil.copy(ROOT / name, directory / name)
+        self.last_lines = ""
+        skipped = shutil.ignore_patterns(".*", "__pycache__", "site")
+        shutil.copytree(ROOT, directory, ignore=skipped, dirs_exist_ok=True)
 
     def judge(self, mutant: Mutant, sim_seed: int) -> str:
         """The step that notices a mutant, "" if none does."""
@@ -260,16 +264,21 @@ class Tree:
         return ""
 
     def _fails(self, command: Sequence[str], limit_s: float) -> str | None:
-        """How a step fails: "" for a failure, NO_END if it does not come to an end."""
+        """How a step fails: "" for a failure, NO_END if it does not come to an end.
+
+        `last_lines` then holds the end of the step's output.
+        """
         environment = {**os.environ, "PYTHONPATH": str(self._directory)}
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
         try:
             done = subprocess.run(
                 command, cwd=self._directory, env=environment, timeout=limit_s,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
+            self.last_lines = ""
             return NO_END
+        self.last_lines = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
         return "" if done.returncode else None
 
 
@@ -314,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed = tree.check(path, options.seed)
             if failed:
                 print(f"{failed} fails for {path} without any change", file=sys.stderr)
+                print(tree.last_lines, file=sys.stderr)
                 return 2
     noticed = sum(bool(verdict.noticed_by) for verdict in verdicts)
     if options.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,3 +68,20 @@ def test_a_step_that_comes_to_no_end_is_told_apart(tmp_path: Path) -> None:
     assert tree._fails([sys.executable, "-c", "while True: pass"], 0.2) == mutate.NO_END
     assert tree._fails([sys.executable, "-c", "exit(1)"], 60) == ""
     assert tree._fails([sys.executable, "-c", ""], 60) is None
+
+
+def test_the_copy_holds_every_file_that_a_test_may_read(tmp_path: Path) -> None:
+    mutate.Tree(tmp_path)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    tracked = [name for name in listed.stdout.splitlines() if not name.startswith(".")]
+    assert len(tracked) > 1000
+    assert [name for name in tracked if not (tmp_path / name).exists()] == []
+
+
+def test_a_step_that_fails_without_a_change_shows_why(tmp_path: Path) -> None:
+    tree = mutate.Tree(tmp_path)
+    (tmp_path / "tests/protocol/test_seal.py").write_text("def test_a():\n    assert 1 == 2\n")
+    assert tree.check("cordwood/protocol/seal.py", sim_seed=1) == "unit"
+    assert "assert 1 == 2" in tree.last_lines
