@@ -43,7 +43,7 @@ from cordwood.metadata.log_rights import Check, anybody
 from cordwood.metadata.store import MetadataStore, Versioned
 
 RENAMES_MAX = 4
-"""Renames of one log between two readings of it, one behind the other; a person makes them."""
+"""Renames of one log between two readings of it, one after the other; a person makes them."""
 
 READ_AGAIN = 32
 """Logs that a listing reads again at once, by number, where names and numbers disagree."""

@@ -82,7 +82,7 @@ class AppendInvoked(HistoryEvent, frozen=True, gc=False, tag="append-invoked"):
         session: run of calls of this client whose submission order must hold; a client that
             reconnects on purpose or restarts takes a new number.
         timeout_us: the call's deadline, 0 if it is not known.
-        atomic: the records are one atomic group: all or none are stored, one behind the other.
+        atomic: the records are one atomic group: all or none are stored, one after the other.
         producer: the producer that appended, 0 for none.
         producer_epoch: the producer's epoch.
         expected_tail: the tail that a conditional append expects; None for other appends.

@@ -33,7 +33,7 @@ MEET_S = 0.5
 """They begin at whole multiples of this."""
 
 CALLS_MAX = 3
-"""Calls of one administrator each time, one behind the other."""
+"""Calls of one administrator each time, one after the other."""
 
 GIVE_UP_S = 0.05
 """Longest wait for a call on which its caller gives up: the time of several of its steps."""

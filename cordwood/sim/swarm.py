@@ -138,7 +138,7 @@ SPLIT_CHANCE, OFTEN_SPLIT_CHANCE = 0.03, 0.3
 frames of a run, or some thousand, then arrive in pieces. Each piece costs a further step."""
 
 FAR_BURST = 30
-"""Records of a call over far links: this many, one behind the other, take two of a client's five
+"""Records of a call over far links: this many, one after the other, take two of a client's five
 seconds."""
 
 DISKS_SHARE = 0.1 / ((1 - DAMAGE_SHARE) * (1 - FILLS_SHARE) * (1 - ALONE_SHARE))

@@ -95,7 +95,7 @@ def test_a_producers_group_above_a_hole_is_a_hole_as_a_whole() -> None:
 
 @st.composite
 def groups(draw):
-    """Groups of one to four blocks, one behind the other, and which of their blocks are held."""
+    """Groups of one to four blocks, one after the other, and which of their blocks are held."""
     at, made = 1, []
     for _ in range(draw(st.integers(1, 8))):
         sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))

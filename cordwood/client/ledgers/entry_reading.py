@@ -91,7 +91,7 @@ class EntryReading:
                 if order:
                     by_node.setdefault(order[0], []).append(entry)
                 if is_full:
-                    break  # no entry behind it may be given before it
+                    break  # no entry after it may be given before it
             await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
             self._take_late()
             if bytes_max is not None and self._bytes >= bytes_max and self._left:

@@ -19,7 +19,7 @@ TOLD = frozenset({GapKind.TRIM, GapKind.DATA_LOSS, GapKind.ACCESS, GapKind.FILTE
 
 
 def check_groups(evidence: Evidence) -> list[Violation]:
-    """S22: an atomic group is there whole, its records one behind the other, or not at all.
+    """S22: an atomic group is there whole, its records one after the other, or not at all.
 
     A part of it is never released, and a reader that has passed it was given all of it. After one
     record of it was read, holes and bridges in its place mean that the rest is missing.

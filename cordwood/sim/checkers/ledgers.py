@@ -121,7 +121,7 @@ def _wrong(number: int, ledger: _Ledger) -> Iterator[Violation]:
 
 
 def check_ledger_ends(evidence: Evidence) -> list[Violation]:
-    """S34: a ledger has one writer and one end, and no entry behind the end is confirmed."""
+    """S34: a ledger has one writer and one end, and no entry after the end is confirmed."""
     found: list[Violation] = []
     for number, ledger in sorted(_ledgers(evidence).items()):
         if len(ledger.made) > 1:

@@ -15,7 +15,7 @@ Sight = dict[int, tuple[int, int, Event]]
 
 
 def check_published(evidence: Evidence) -> list[Violation]:
-    """S29: a published batch is in its logs whole, once, and behind the batch before it.
+    """S29: a published batch is in its logs whole, once, and after the batch before it.
 
     One of the tries of a batch counts. After a part of it is seen, or its publisher was told that
     it is in, a reader that reads all of one of its logs finds that log's part.

@@ -23,7 +23,7 @@ END = 60
 layouts = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 5), st.integers(1, 40)), min_size=1, max_size=8
 )
-"""Blocks one behind the other: LSNs left out before it, its records, its bytes."""
+"""Blocks one after the other: LSNs left out before it, its records, its bytes."""
 
 
 def told(part: BlockRun) -> list[tuple[int, int]]:
