@@ -53,6 +53,8 @@ async def ask_until(
     async def guarded(node: NodeId) -> None:
         try:
             answers[node] = await ask(node)
+        # An error of one node is its answer. Any other exception is a fault of ours, and ends the
+        # group.
         except CordwoodError as error:
             answers[node] = error
 
@@ -60,6 +62,7 @@ async def ask_until(
         asked = {tasks.create_task(guarded(node)) for node in nodes}
         ends_at: float | None = None
         while asked:
+            # All that are expected have answered: the grace would only delay the log.
             if ends_at is not None and answers.keys() | set(silent) >= set(nodes):
                 break
             left = None if ends_at is None else max(0.0, ends_at - loop.time())
@@ -68,6 +71,7 @@ async def ask_until(
                 ends_at = loop.time() + (GRACE_S if grace_s is None else grace_s)
             if ends_at is not None and loop.time() >= ends_at:
                 break
+        # No task outlives the question: a late answer belongs to an attempt that is over.
         for late in asked:
             late.cancel()
     unheard = Unreachable("no answer yet, when enough others had answered")

@@ -85,6 +85,7 @@ class DigestReads:
             return
         head, blocks = read_blocks_frame(frame.payload)
         reading = self._open.get((connection, head.stream))
+        # Race: frames of a read that ended or timed out are still under way on the connection.
         if reading is None or reading.done.done():
             return
         for block in blocks:
@@ -96,11 +97,13 @@ class DigestReads:
                 return
             reading.bytes += block.wire_bytes
         reading.blocks += blocks
+        # The node may hear of releases and trims while it sends, so each frame has newer ones.
         reading.released = max(reading.released, head.released)
         reading.trim = max(reading.trim, head.trim)
         if reading.bytes > DIGEST_BYTES_MAX:
             text = f"node {node} sends more than {DIGEST_BYTES_MAX} bytes of an epoch's tail"
             reading.done.set_exception(Overloaded(text))
+        # The node has sent all that it holds: only now is it known what it does not hold.
         elif head.next > reading.request.until:
             reading.done.set_result(None)
         else:
@@ -147,6 +150,8 @@ class DigestReads:
             ) from None
         finally:
             del self._open[connection, stream]
+            # Also after a timeout: the node would otherwise keep the stream, and its memory, until
+            # the connection ends.
             connection.send(Kind.STOP, 0, (pack_stop(stream),))
         return HeldTail(reading.blocks, reading.released, reading.trim)
 
@@ -226,9 +231,12 @@ async def collect_digest(
     released = [tail.released for tail in heard.values()]
     # If a trim point lies in a higher epoch, only this epoch's bridge is left to mend.
     trims = [min(tail.trim, int(make_lsn(epoch, ESN_MAX - 1))) for tail in heard.values()]
+    # Race: a node trims and releases while the digest is read. Below the highest such LSN records
+    # are on full copysets or trimmed, and a missing copy there is no hole.
     lng = max([lng, *trims, *(each for each in released if each >> 32 == epoch)])
     digest: Digest[StoredBlock] = Digest(epoch, lng)
     for tail in heard.values():
+        # A plug is the outcome of an earlier recovery, and counts whatever its append time.
         digest.add(
             Copy(block.header, block.envelope, block)
             for block in tail.blocks
@@ -239,6 +247,8 @@ async def collect_digest(
     holders: dict[BlockHeader, frozenset[NodeId]] = {}
     for node, tail in heard.items():
         for block in tail.blocks:
+            # By the whole header, with its checksum: two attempts may have left different blocks at
+            # one LSN.
             holders[block.header] = holders.get(block.header, frozenset()) | {node}
     verdict = weigh(heard.keys(), nodeset, replication, away)
     tell(DigestWeighed(log, epoch, verdict.name))

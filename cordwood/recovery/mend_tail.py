@@ -115,6 +115,8 @@ def _outcomes(job: MendJob, mend: Mend[StoredBlock]) -> Iterator[tuple[BlockHead
     for copy in mend.blocks:
         yield copy.header, copy.body.body
     for first, last in mend.holes:
+        # A plug takes the time of the block before it, so that append time does not fall along the
+        # log.
         before = [time for end, time in times if end < first]
         time_us = before[-1] if before else job.append_time_us
         yield _plug(job.log, first, last, BlockKind.HOLE, time_us), b""
@@ -176,6 +178,8 @@ async def store_wave(
                 answers = {node: _answer(channel, node, each) for node, each in missing.items()}
                 refused = {node: _check(job.log, node, await answers[node]) for node in missing}
                 full = [node for node in missing if refused[node] is Refusal.FULL]
+                # Race: the node sent its copy in the digest, and lost or trimmed it since. It gets
+                # the body too.
                 lacking = [node for node in missing if refused[node] is Refusal.NOT_HELD]
                 missing = {node: missing[node] for node in full} | dict.fromkeys(lacking, whole)
                 if full:
@@ -212,6 +216,8 @@ def _choose(
             copyset = choose_copyset(
                 _sparing(nodeset, holders), job.replication, nodes, host.random
             )
+            # The order of tries: first without nodes that take no records, then with them; in each,
+            # first without nodes that are being rebuilt.
             if copyset is not None:
                 return copyset
     read_only = [m.node for m in job.nodeset.members if m.read_only and m.node in everybody]

@@ -56,6 +56,7 @@ async def purge_log(log: int, store: Store, others: Sequence[NodeId], peers: Pee
         end = await _ask_end(log, epoch, others, peers)
         logger.info("log %d epoch %d was recovered without this node: purging", log, epoch)
         await store.purge(log, epoch, end.seal, end.lng, end.produced, end.attempt)
+    # Nothing of the epochs up to `last_over` is held here, so no peer needs to be asked for them.
     if not epochs or epochs[-1] < last_over:
         await store.purge(log, last_over, 0, 0)
 
@@ -72,6 +73,8 @@ async def _ask_end(log: int, epoch: int, others: Sequence[NodeId], peers: Peers)
     ends = known(answers)
     if not ends:
         raise Unreachable(f"no peer knows how epoch {epoch} of log {log} ended")
+    # Two recoveries, or two attempts of one, may have ended the epoch. The later one may have kept
+    # more, and no node may keep less than that.
     return max(ends, key=lambda end: (end.seal, end.attempt))
 
 
@@ -111,6 +114,8 @@ class Purges:
         while self._is_behind(log):
             try:
                 await purge_log(log, self._store, self._others(), self._peers())
+            # Peers may be down for hours. This node stays unreadable for the log until one of them
+            # answers.
             except CordwoodError as error:
                 logger.info("log %d cannot be purged yet: %s", log, error)
                 await asyncio.sleep(RETRY_S)

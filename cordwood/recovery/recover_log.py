@@ -130,6 +130,8 @@ async def seal_log(
             statuses=tools.statuses(log), silent=tools.silent(),
         )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
+        # Unsure members may have lost the newest record. This node's clock is the best guess then, and
+        # `is_latest` says that it is a guess.
         if weigh(tally.sure, nodeset, replication, {}) is QuorumVerdict.NONE:
             time_us, is_latest = max(time_us, tools.host.clock.now_us()), False
     return Begins(time_us, is_latest)
@@ -170,10 +172,15 @@ async def recover_log(
             log, epoch, unclean, nodeset, replication, tools, latest_us
         )
         time_us = max(time_us, tally.append_time_us)
+        # A node that stored a record with a clock ahead reports that record's time. The record was
+        # never acknowledged if it is younger than the epoch above, so its time does not count.
         if latest_us is not None:
             time_us = min(latest_us, time_us)
+        # Race: two recoveries of one log may run at once, and the other one was faster.
         if found.over_by > unclean > record.clean_epoch:
             await _refuse_ended(log, unclean, found.over_by, tools)
+        # Members without data count for nothing here: the copies spread as far as the members that
+        # answered allow.
         job = MendJob(
             log, epoch, found.lng, found.nodes, nodeset,
             attainable(set(found.nodes), nodeset, replication), time_us, tools.run_bytes(),
@@ -182,14 +189,19 @@ async def recover_log(
         mend = found.digest.mend(is_authoritative=found.is_authoritative)
         counts = len(mend.blocks), len(mend.holes), mend.bridge or 0
         tell(TailDecided(log, unclean, *counts, found.digest.earlier_marks))
+        # In LSN order: first the blocks up to the LNG, which are on full copysets, then the kept
+        # tail.
         tally.note_produced(unclean, found.lng, producers)
         for copy in mend.blocks:
             if copy.header.producer:
                 header = copy.header
                 producers.note(header.producer, header.producer_epoch, header.place)
+        # An epoch without records ends at (E, 0), and must not raise the tail of the log.
         if mend.end > make_lsn(unclean, 0):
             tail = max(tail, mend.end)
         stored = await finish_epoch(unclean, job, mend, tail, pack_produced(producers.all()), tools)
+        # The metadata store decides between two recoveries. A higher epoch that was recovered there
+        # makes this sequencer an old one.
         if stored.clean_epoch >= epoch:
             raise Fenced(f"log {log}: epoch {epoch} is recovered", stored.clean_epoch + 1)
         # An earlier recovery may have found records that are trimmed by now.
@@ -232,6 +244,8 @@ async def _last_known(
         answers = await _ask_end(log, clean, nodeset.nodes, least, tools.peers)
         ends = [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
         best = max(ends, key=_place, default=None)
+        # A lower place is the answer of a member that heard of the end from an earlier attempt,
+        # which may have kept other records.
         if best is not None and _place(best) >= least:
             return read_produced(best.produced), clean
         heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
@@ -244,6 +258,8 @@ async def _last_known(
             refuse_absent(log, f"learning the producers of epoch {clean}", failures)
         if best is not None:
             return read_produced(best.produced), clean  # no member knows more
+        # Only the last clean epoch has its place in the metadata store. Any answer counts for lower
+        # ones.
         least = 0, 0
         logger.warning(
             "log %d: nodes %s have all forgotten how epoch %d ended: it is recovered once more",
@@ -325,6 +341,8 @@ async def _seal_and_read(
         except NoSequencer:
             if everyone or len(tally.sealed) == len(nodeset.nodes):
                 raise
+            # Number: the second round waits SEAL_TIMEOUT_S for silent members, and the first one
+            # does not.
             everyone = True
 
 
@@ -351,6 +369,8 @@ async def finish_epoch(
             "kept with nodes %s, and readers are told of a loss where nothing is left",
             job.log, unclean, format_lsn(job.lng), len(mend.blocks), job.nodes,
         )  # fmt: skip
+    # The outcome is durable before any node hears that the epoch is over. A node that hears it
+    # drops what the outcome does not keep.
     await mend_tail(job, mend, tools.channel, tools.host)
     await _check_absent(unclean, job, tools)
     clean = Clean(job.log, unclean, job.seal, job.lng, produced, job.attempt)
@@ -358,6 +378,9 @@ async def finish_epoch(
         job.nodes, lambda node: tools.peers.call(node, clean, timeout_s=CLEAN_TIMEOUT_S)
     )
     failures = {n: a for n, a in answers.items() if isinstance(a, CordwoodError)}
+    # Trap: a member that misses `Clean` would purge by another member's answer later. Every member
+    # that was read must know the end, because recoveries of higher epochs ask these members for the
+    # producers.
     if failures:
         refuse_absent(job.log, f"cleaning epoch {unclean}", failures)
     assert all(isinstance(answer, DoneReply) for answer in answers.values()), "Clean is answered"

@@ -42,6 +42,7 @@ async def tell_nodesets(
     entry = record.entry(epoch)
     nodeset, replication = entry.nodeset(members), entry.replication
     history = [each.told for each in record.history]
+    # Old nodes too: a reader of old records asks them where the log goes on.
     audience = sorted({NodeId(node) for each in record.history for node in each.nodes})
 
     def enough(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:

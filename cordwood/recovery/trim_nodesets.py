@@ -49,9 +49,12 @@ def trimmed_since(
     since = record.history[0].since
     for before, entry in zip(record.history, record.history[1:], strict=False):
         end = make_lsn(entry.since - 1, ESN_MAX)
+        # Entries go from the oldest on. The first one that must stay keeps all later ones.
         if entry.since > record.clean_epoch or end > trim:
             break
         there = [NodeId(n) for n in before.nodes if statuses.get(NodeId(n)) in (None, *HAS_DATA)]
+        # Trap: a silent node counts as one that holds records. With its entry gone, no reader would
+        # ask it, and would take its records for a gap.
         if not all(node in extents and not 0 < extents[node].first <= end for node in there):
             break
         since = entry.since
@@ -83,6 +86,8 @@ async def trim_nodesets(
     stay = _audience([each for each in record.history if each.since >= since])
     told = await ask_all(stay, lambda node: peers.call(node, trim, timeout_s=ASK_TIMEOUT_S))
     for node, answer in told.items():
+        # Trap: the entry may go only after every remaining node keeps the trim point. A reader that
+        # begins below it would otherwise look for nodes that nobody can name.
         if isinstance(answer, CordwoodError) and statuses.get(node) in (None, *HAS_DATA):
             raise answer
         assert isinstance(answer, CordwoodError | TrimReply), "Trim is answered with TrimReply"
