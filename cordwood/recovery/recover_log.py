@@ -130,8 +130,8 @@ async def seal_log(
             statuses=tools.statuses(log), silent=tools.silent(),
         )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
-        # Unsure members may have lost the newest record. This node's clock is the best guess then, and
-        # `is_latest` says that it is a guess.
+        # Unsure members may have lost the newest record. This node's clock is the best guess then,
+        # and `is_latest` says that it is a guess.
         if weigh(tally.sure, nodeset, replication, {}) is QuorumVerdict.NONE:
             time_us, is_latest = max(time_us, tools.host.clock.now_us()), False
     return Begins(time_us, is_latest)

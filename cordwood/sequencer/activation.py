@@ -93,6 +93,8 @@ class Activation:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
                 tell(EpochOvertaken(log, epoch, fenced.epoch))
                 del self._taken[log]
+                # The metadata store may be behind the nodes, as after a restore of an older copy:
+                # the next epoch has to be above every seal that a node has told of.
                 above = fenced.epoch
         raise NoSequencer(f"log {log}: other nodes took every epoch that this one tried")
 
@@ -103,6 +105,7 @@ class Activation:
         )
         self._taken[log] = (epoch, record)
         old, peers = NodeId(record.owner_before), self._recovery.peers
+        # Number: asking a node that is dead or suspect would cost YIELD_TIMEOUT_S before the seal.
         if old and old != self._node and old not in self._view.silent and peers.get(old):
             try:
                 await peers.call(old, Yield(log, epoch, self._node), timeout_s=YIELD_TIMEOUT_S)
@@ -196,6 +199,8 @@ class Activation:
             await self._recovery.epochs.note_begun(log, epoch, time_us)
         entry = record.entry(epoch)
         nodeset, replication = entry.nodeset(members), entry.replication
+        # The epoch begins: a later failure must not let another appender begin it again, with LSNs
+        # that this one gave out.
         del self._taken[log]
         self._begins[log] = (epoch, begins)
         self._attempts[log] = 0
@@ -207,6 +212,8 @@ class Activation:
         )
         appender.token, appender.holder = record.token, record.holder
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
+        # Nothing is below the first epoch, so there is nothing to recover, and readers need its
+        # nodeset.
         if epoch == 1:
             await tell_nodesets(log, epoch, record, members, self._recovery.peers)
             appender.on_recovered(Recovered(ProducerTable(), 0))
@@ -232,6 +239,7 @@ class Activation:
         members = await self._located(log, record)
         begun, begins = self._begins[log]
         assert begun == epoch, "an epoch begins before those below it are recovered"
+        # Before the first store: an attempt that dies half-way has used its number.
         self._attempts[log] += 1
         await tell_nodesets(log, epoch, record, members, self._recovery.peers)
         return await recover_log(

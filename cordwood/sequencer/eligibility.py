@@ -61,6 +61,7 @@ class Eligibility:
 
     def note_successor(self, log: int, successor: NodeId) -> None:
         """`successor` took `log` over from this node."""
+        # Forgetting costs a redirected client one more question, and never a record.
         if len(self._successors) >= SUCCESSORS_MAX:
             self._successors.clear()
         self._successors[log] = successor, self._now() + SUCCESSOR_S

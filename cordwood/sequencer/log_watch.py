@@ -90,6 +90,7 @@ class LogWatch:
                 looked_s = loop.time()
                 was, count = count, await self._logs.changes()
                 self.changes = count
+                # Before the comparison: an epoch that drains too long ends even if nothing changed.
                 self._end_late()
                 # Trap: the mark counts every write of the metadata store, so it seldom stays.
                 is_late = looked_s - checked_s >= WATCH_S
@@ -100,6 +101,7 @@ class LogWatch:
                     self._growth.on_looked_at(growing)
             except CordwoodError as error:
                 logger.warning("the log tree could not be read: %s", error)
+                # What was not read may have changed: the next round checks all logs.
                 count = None
                 await asyncio.sleep(AGAIN_S)
 

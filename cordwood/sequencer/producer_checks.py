@@ -83,6 +83,7 @@ class ProducerChecks:
         """
         if entry.producer:
             replaced = self._producers.replaced_by(entry.producer)
+            # A new producer in a full memory takes the place of the one that is idle longest.
             if replaced is not None:
                 now_us = self._not_before_us(replaced, now_us)
             verdict, first = self._producers.look(
@@ -102,6 +103,7 @@ class ProducerChecks:
                 and not self._queries.is_settled(replaced.producer, replaced.epoch)
             ):
                 raise _unsettled(entry, replaced)
+        # After the check for repeats: the retry of a stored block finds its own record at the tail.
         if entry.flags & AppendFlag.CONDITIONAL:
             self.check_tail(entry, last)
         return None

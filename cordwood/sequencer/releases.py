@@ -82,6 +82,7 @@ class Releases:
     def on_peer_up(self, node: NodeId) -> None:
         """A node connected: it may have missed any release."""
         for log, told in self._logs.items():
+            # A log whose audience does not hold the node has nothing there.
             if node in told.audience:
                 self._queue(log, told.lsn, (node,))
 
@@ -105,12 +106,15 @@ class Releases:
             peer = self._peers.get(node)
             if peer is not None:
                 numbers = [number for pair in due[node].items() for number in pair]
+                # A lost frame is no fault: the release is repeated, and a node that connects hears
+                # it again.
                 peer.send(Kind.RELEASE, 0, (pack_pairs(numbers),))
 
     def _say(self, log: int, audience: Sequence[NodeId], lsn: int, repeats: int) -> None:
         told = self._logs.get(log)
         if told is None:
             told = self._logs[log] = _Told(audience)
+        # A reminder must not cut the repeats of a release that has just moved.
         told.audience, told.lsn, told.left = audience, lsn, max(told.left, repeats)
         self._queue(log, lsn, audience)
 

@@ -149,6 +149,7 @@ class SequencerRole:
                 appender = await asyncio.shield(row.ready)
             if row.successor is not None:
                 raise NoSequencer(f"log {ask.log}: another node takes over just now", row.successor)
+            # Before that the tail could lie above records that the recovery makes into holes.
             await asyncio.shield(row.recovered)
             self.remind(row)
             if await self._still_rules(ask.log, row, appender):
@@ -188,6 +189,8 @@ class SequencerRole:
         """Take no more entries for `log`, store its runs, and stop; clients go to `successor`."""
         appender = row.appender
         assert appender is not None, "only an active log finishes"
+        # From here on `_admit` sends entries back: an entry that joins now could be numbered after
+        # the seal.
         row.successor = successor
         if successor:
             self._eligibility.note_successor(log, successor)
@@ -196,6 +199,7 @@ class SequencerRole:
             self._in_flight_bytes -= waiting.entry.stored_bytes
             self._answers.send_back(waiting.connection, waiting.entry, error, successor)
         await self._wait_stored(lambda: appender.in_flight, FINISH_S)
+        # Runs that are not stored by now end as unknown: their stores may still arrive.
         self._table.end(log, row, 0)
 
     async def _wait_stored(self, in_flight: Callable[[], int], timeout_s: float) -> None:

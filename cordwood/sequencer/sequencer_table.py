@@ -132,6 +132,7 @@ class SequencerTable:
             return
         tell(EpochRestarted(log, epoch))
         row = self.start(log)
+        # In this order: the pending entries came before the ones that wait for the recovery.
         row.waiting = old.appender.take_pending() + old.waiting
         row.waiting_bytes = sum(each.entry.stored_bytes for each in row.waiting)
 
@@ -224,6 +225,7 @@ class SequencerTable:
         tell(NotRecoveredTold(log, str(error)))
         if not row.recovered.done():
             row.recovered.set_exception(error)
+            # Read here, because nobody may wait for it: asyncio reports an error that nobody read.
             row.recovered.exception()
         row.recovered = asyncio.get_running_loop().create_future()
         waiting, row.waiting, row.waiting_bytes = row.waiting, [], 0
@@ -247,6 +249,8 @@ class SequencerTable:
             return
         del self.rows[log]
         self._releases.forget(log)
+        # Race: the recovery itself may have found that its epoch is fenced, and must not cancel
+        # itself.
         if row.recovery is not None and row.recovery is not asyncio.current_task():
             row.recovery.cancel()
         over = NoSequencer(f"log {log} is not sequenced here any more")
