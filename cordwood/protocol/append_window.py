@@ -75,6 +75,7 @@ class InFlightRun(Generic[Contents]):
 
     def note_holders(self) -> None:
         """This wave is given up: note the nodes that confirmed it as holders of the run."""
+        # They hold the body already: the next wave sends them an amend of some hundred bytes.
         confirmed = {node for node in self.copyset if node not in self.waiting}
         self.holders = (self.holders | confirmed) - self.lacking
 
@@ -139,8 +140,11 @@ class AppendWindow(Generic[Contents]):
         """The number of runs at the left end that are stored and form whole groups."""
         whole = 0
         for at, run in enumerate(self._runs, 1):
+            # A stored run above one that is not stored waits: acknowledgements follow the order of
+            # LSNs.
             if not run.stored:
                 break
+            # A part of an atomic group is not acknowledged before its last run is stored.
             if run.ends_group:
                 whole = at
         return whole

@@ -206,6 +206,8 @@ def let_go(group: Group, member: str, logs: Iterable[str], generation: int) -> G
     owners = dict(group.owners)
     for log in logs:
         own = group.owners.get(log)
+        # Race: the call may be late. A log that came back to this member since then is not let go
+        # of.
         if own is not None and own.member == member and own.since <= generation and own.successor:
             owners[log] = Owner(own.successor, now)
     if owners == group.owners:
@@ -246,6 +248,7 @@ def save(
     if mark and is_same_call(group, positions, mark):
         return group
     for log, was in (expected or {}).items():
+        # All logs are compared before any position moves: a save is done whole or not at all.
         now = group.positions.get(log, 0)
         is_again = not mark and now == positions.get(log, was)
         if now != was and not is_again:
@@ -342,6 +345,7 @@ def _assign(group: Group, now_us: int) -> Group:
     target: dict[str, str] = {}
     for log in logs:
         own = group.owners.get(log)
+        # A successor was told of the log already: it would lose it before it read a record.
         for name in () if own is None else (own.successor, own.member):
             if name in takers[log]:
                 target[log] = name
@@ -368,10 +372,12 @@ def _next_owner(
     Args:
         stays: the present owner, if it is alive and willing to read the log; else None.
     """
+    # The owner keeps its generation, so that its saves under way stay valid.
     if own.member == target:
         return replace(own, successor="", due_us=0)
     if stays is None:
         return Owner(target, generation)
+    # Number: the owner has until the end of its lease. A later round does not lengthen that.
     due_us = own.due_us if own.successor == target else stays.expires_us
     if due_us <= now_us:
         return Owner(target, generation)
@@ -386,6 +392,7 @@ def _even_out(
     share: dict[str, list[str]], takers: Mapping[str, Sequence[str]], target: dict[str, str]
 ) -> None:
     """Move a log while its member has at least two logs more than another willing member."""
+    # Each move makes the shares more even by one log, so this ends.
     moved = True
     while moved:
         moved = False

@@ -73,10 +73,13 @@ class Digest(Generic[Body]):
         for copy in copies:
             header = copy.header
             assert header.first >> 32 == self._epoch, "a digest is of one epoch"
+            # All of it is on a full copyset, so no recovery decides about it again.
             if header.last <= self._lng:
                 continue
             key = (header.first, header.last, header.kind)
             best = self._best.get(key)
+            # Copies of one block differ only in their envelopes. The one of the latest recovery,
+            # attempt or wave names the copyset that counts.
             if best is None or copy.envelope.precedence > best.envelope.precedence:
                 self._best[key] = copy
 
@@ -111,11 +114,13 @@ class Digest(Generic[Body]):
                 # A non-authoritative recovery keeps the blocks above a missing range: nothing
                 # shows that they were not acknowledged.
                 kept.append(block)
+            # Also after a hole in place of a block: its LSNs are dealt with.
             expected = block.header.last + 1
         end = kept[-1].header.last if kept else self._lng
         assert end & ESN_MAX < ESN_MAX, "sequencers leave the last esn to the bridge"
         if not is_authoritative:
             return Mend(tuple(kept), *self.found_plugs(kept, end), end, False)
+        # Nothing is kept above the last block, so the bridge covers the holes there.
         holes = [(first, last) for first, last in holes if first < end]
         return Mend(tuple(kept), tuple(_joined(holes)), end + 1, end)
 
@@ -135,6 +140,7 @@ class Digest(Generic[Body]):
             if plug.kind == BlockKind.HOLE
         )
         holes = _without(found, [(copy.header.first, copy.header.last) for copy in kept])
+        # The hole reaches the bridge, so the epoch is over at its first LSN already.
         if bridge is not None and holes and holes[-1] == (end + 1, bridge - 1):
             return tuple(holes[:-1]), end + 1
         return tuple(holes), bridge

@@ -155,6 +155,7 @@ class ReadBuffer(Generic[Item]):
         """Take a block; False if a copy of it is here or was given out."""
         header = block.header
         key = (header.first, header.last, header.kind)
+        # The other copies of a block come from other nodes; one is enough.
         if header.last < self.next or key in self._ranges:
             return False
         self._ranges.add(key)
@@ -209,6 +210,7 @@ class ReadBuffer(Generic[Item]):
         # Trap: the node does not know what it holds in that range, so its silence means nothing.
         bad = self._bad.setdefault(node, [])
         bad.append((first, last))
+        # Memory is bounded against a node whose disk is bad all over.
         if len(bad) > BAD_RANGES_MAX:
             self._unknown.add(node)
 
@@ -224,6 +226,7 @@ class ReadBuffer(Generic[Item]):
         """Whether all of `nodes`, at least one, have come past `next`, and no block covers it."""
         found = False
         for node in nodes:
+            # A marker at `next` says nothing of `next` itself.
             if self._markers.get(node, 0) <= self.next:
                 return False
             found = True
@@ -254,6 +257,7 @@ class ReadBuffer(Generic[Item]):
         self.wants_grace = False
         if self.is_done:
             return None
+        # Before all else: a record below the trim point is not given out, even if a copy is here.
         if 0 < self._trim >= self.next:
             gap = self._gap(self._trim, GapKind.TRIM)
             self._drop_passed()
@@ -263,6 +267,7 @@ class ReadBuffer(Generic[Item]):
         self._drop_passed()
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)
+        # A block goes before main storage and before every verdict: what is here is not lost.
         if self._is_here():
             return self.deliver_block(heapq.heappop(self._heap)[3])
         if self.tiered_up_to:
@@ -280,6 +285,8 @@ class ReadBuffer(Generic[Item]):
 
     def _drop_passed(self) -> None:
         while self._heap and self._heap[0][3].header.last < self.next:
+            # Two blocks may overlap: recovery kept one, and a node that has not purged sent the
+            # other.
             block = heapq.heappop(self._heap)[3]
             self._forget(block.header)
             if not isinstance(block, _LeftOut):
@@ -288,6 +295,7 @@ class ReadBuffer(Generic[Item]):
     def _left_out(self, last: int) -> Gap:
         """One gap for consecutive ranges that were left out."""
         heap = self._heap
+        # The reader gets one gap, and not one for each block that its filter left out.
         while heap and isinstance(heap[0][3], _LeftOut) and heap[0][0] <= last + 1:
             last = max(last, heapq.heappop(heap)[3].header.last)
         return self._gap(last, GapKind.FILTERED)
@@ -324,14 +332,20 @@ class ReadBuffer(Generic[Item]):
     def judge_loss(self, judge: Judge, grace_over: bool) -> Gap | None:
         """A DATA_LOSS gap, as long as one verdict holds for all of it; None to wait."""
         reached = {node: at for node in self._markers if (at := self.knows_upto(node)) > self.next}
+        # The longest range first, with the fewest nodes that know all of it; then shorter ones with
+        # more nodes.
         for known in sorted(set(reached.values()), reverse=True):
             heard = {node for node, at in reached.items() if at >= known}
             verdict = _amount(judge, heard - self._damaged, heard & self._damaged)
             if verdict is QuorumVerdict.NONE:
                 continue
+            # Number: a silent node gets the grace period, because it may be about to send the
+            # block.
             if verdict is QuorumVerdict.INCOMPLETE and not grace_over:
                 self.wants_grace = True
                 continue
+            # The loss ends before the next block that is here, and at the end of the epoch: the
+            # next epoch has another nodeset, and so another verdict.
             end = min(known, self._heap[0][0]) if self._heap else known
             return self._gap(min(end - 1, self.next | ESN_MAX), GapKind.DATA_LOSS)
         return None
@@ -342,6 +356,7 @@ class ReadBuffer(Generic[Item]):
             return 0
         upto = self._markers[node]
         bad = [each for each in self._bad.get(node, ()) if each[1] >= self.next]
+        # Ranges below `next` were dealt with: they no longer bound what the node knows.
         if bad:
             self._bad[node] = bad
             upto = min(upto, min(first for first, _ in bad))

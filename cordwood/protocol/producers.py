@@ -171,6 +171,7 @@ class ProducerTable:
         """
         known = self._kind(producer).get(producer)
         if known is None:
+            # Trap: the first blocks may be in the log and forgotten, and this one may be a repeat.
             if sequence:
                 return ProducerVerdict.UNKNOWN, 0
             if self._is_full(producer, now_us):
@@ -178,6 +179,7 @@ class ProducerTable:
             # A memory that was never full has forgotten nobody, and one that was stays full.
             has_forgotten = len(self._kind(producer)) >= budget_of(producer).most
             return ProducerVerdict.UNKNOWN if is_late and has_forgotten else ProducerVerdict.NEXT, 0
+        # Before the sequence: an older life may repeat no block either, because it is fenced.
         if epoch < known.epoch:
             return ProducerVerdict.FENCED, 0
         if epoch > known.epoch:
@@ -187,6 +189,8 @@ class ProducerTable:
         if sequence > known.next_sequence:
             return ProducerVerdict.GAP, 0
         for place in known.places:
+            # The count is compared too: a block that was cut otherwise is no repeat, and its LSNs
+            # would be wrong.
             if (place.sequence, place.count) == (sequence, count):
                 return ProducerVerdict.REPEAT, place.first
         return ProducerVerdict.FORGOTTEN, 0
@@ -198,6 +202,7 @@ class ProducerTable:
         if known is not None and epoch < known.epoch:
             return
         places = known.places if known is not None and known.epoch == epoch else ()
+        # Recoveries and donors tell blocks again, and in any order.
         if places and place.first <= places[-1].first:
             return
         kind.pop(producer, None)  # move it to the end: the first in the order is forgotten first

@@ -93,6 +93,7 @@ class ReadWindow:
         self._adapt(now)
         self._reserve(nodes)
         high = self._end(upto)
+        # Nodes were told of the old end and may have sent up to it: it never falls.
         if high <= self.high:
             return False
         self._set(upto, high)
@@ -119,6 +120,8 @@ class ReadWindow:
     def _adapt(self, now: float) -> None:
         """Raise or lower the wanted credit, by how long the last window lasted."""
         took_s, self._moved_at = now - self._moved_at, now
+        # A window that is used up quickly was too small for the round trip, and one that lasts
+        # holds memory for nothing.
         if took_s < QUICK_S:
             self._wanted = min(self._bytes_max, self._wanted * 2)
         elif took_s > SLOW_S:

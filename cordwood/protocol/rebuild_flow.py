@@ -102,6 +102,7 @@ class RebuildFlow:
         """Seconds until the pace lets the next move begin, 0 for at once; None if the window is
         full and a move has to end first."""
         is_full = len(self._flights) >= self._limits.moves_max
+        # Compared before the move, so that one block that exceeds the bound still moves.
         if is_full or self._bytes >= self._limits.bytes_max:
             return None
         return self._bucket.debt_s(now) if self._bucket is not None else 0.0
@@ -119,6 +120,7 @@ class RebuildFlow:
             self._bucket.spend(now, max(BLOCK_COST_BYTES, sent))
         flight = _Flight(move, Step.STORE, set(move.stores))
         if noted:
+            # The copies are durable: the note was written after them.
             flight = _Flight(move, Step.AMEND, set(move.amends))
         self._flights[key] = flight
         self._bytes += move.block.stored_bytes
@@ -147,6 +149,7 @@ class RebuildFlow:
         flight = self._flights.pop(_key(block), None)
         if flight is not None:
             self._bytes -= block.stored_bytes
+            # The progress must not pass this partition: the move is not done.
             self._failed.add(block.partition)
 
     def on_stuck(self, block: Held) -> None:
@@ -185,6 +188,7 @@ class RebuildFlow:
         if flight.step is Step.STORE and not flight.waits:
             flight.step = Step.NOTE
         if flight.step is Step.NOTE and not move.changes:
+            # A copy went back under the old envelope, so no envelope is amended.
             flight.step = Step.DONE
         if flight.step is Step.AMEND and not flight.waits:
             flight.step = Step.OWN

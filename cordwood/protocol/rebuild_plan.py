@@ -170,6 +170,7 @@ def plan_move(
         None if `me` is not the donor, or no copy is missing.
     """
     missing = losses.missing(block) - (has_again - losses.barred)
+    # One donor for each block: its first live member. Two donors would choose two copysets.
     if not missing or not (noted or losses.donor(block) == me):
         return None
     kept = [NodeId(node) for node in block.copyset if node not in missing]
@@ -186,10 +187,12 @@ def plan_move(
         and node not in losses.lacking
         and node in available
     ]
+    # After that the block has its copyset again, and this move changes no envelope.
     if restored:
         return Move(block, tuple(map(NodeId, block.copyset)), tuple(restored), (), changes=False)
     takers = candidates(nodeset, available, {*losses.barred, *kept})
     stores = augment(kept, takers, nodeset, replication, random)
+    # Too few nodes are up. The block is looked at again when one comes back.
     if stores is None:
         return Stuck(block, max(1, replication.copies - len(kept)))
     copyset = _in_place(block.copyset, missing, (*kept, *stores))
@@ -219,6 +222,8 @@ def after_asking(move: Move, known: Mapping[int, Known]) -> tuple[Move, int]:
     block = move.block
     if move.changes:
         waves = [known[node].wave for node in (*move.stores, *move.amends) if node in known]
+        # Trap: a move that was given up half-way left copies with a wave of its own. An equal wave
+        # would make two envelopes of the same precedence.
         return move, max([block.wave, *waves]) + 1
     found = {node: known[node] for node in move.stores if node in known}
     back = [n for n, k in found.items() if k.wave >= block.wave and k.copyset == block.copyset]
@@ -272,11 +277,13 @@ def augment(
     fresh = {
         scope: len({member.domain(scope) for member in takers} - used[scope]) for scope in used
     }
+    # Decided before the first draw, so that a block that is stuck takes no random numbers.
     if len(takers) < draws or any(fresh[scope] < wants[scope] for scope in wants):
         return None
     left, drawn = list(takers), []
     for draws_left in range(draws, 0, -1):
         for scope, count in replication.spans:
+            # Every remaining draw has to be in a new domain of this scope.
             if count - len(used[scope]) >= draws_left:
                 left = [member for member in left if member.domain(scope) not in used[scope]]
         member = left.pop(draw_member(left, random))

@@ -116,6 +116,7 @@ def plan_repair(
     """
     gone = max((each.gone for each in said.values()), default=0)
     start = max(first, gone + 1)
+    # The range is trimmed or in main storage elsewhere. This node hears of that by itself.
     if start > last:
         return RepairPlan(start, (), is_whole=False, waits=_TRIMMED)
     held = {copy.place: copy for copy in mine}
@@ -129,8 +130,10 @@ def plan_repair(
     takes = []
     for place, by_node in sorted(found.items()):
         due, own = _due(me, by_node), held.get(place)
+        # With the index entry of the rotten block at hand, only that very block may take its place.
         if due is None or (known is not None and due.header != known):
             continue
+        # A newer envelope that this node holds elsewhere must not be replaced by an older one.
         if own is None or own.rank < due.rank:
             holders = tuple(
                 node
@@ -143,6 +146,7 @@ def plan_repair(
         is_found = known in (copy.header for copy in (*others, *held.values()))
         waits = "" if is_found else _WANTED.format([int(node) for node in sorted(said)])
         return RepairPlan(start, tuple(takes), is_found, waits)
+    # Where it is not known what rotted, only an f-majority can say that nothing is missing.
     sure = {node for node, each in said.items() if each.is_sure} - {me}
     for nodeset, replication in epochs:
         if not weigh_replies(sure, nodeset, replication, statuses).is_f_majority:

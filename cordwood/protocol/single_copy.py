@@ -75,6 +75,7 @@ def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
     local = [node for node in order if node in rule.local]
     for group in (local, order):
         first = next((at for at, node in enumerate(group) if node not in rule.known_down), None)
+        # The reader keeps such a node off on purpose, as a slow one in its probation.
         if first is not None and rule.quiet and me in rule.known_down:
             return False
         if first is not None:
@@ -84,6 +85,7 @@ def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
 
 def _spares(order: Sequence[int], first: int, rule: CopyFilter) -> Sequence[int]:
     """The nodes that send beside `first`. With local delivery `first` may stand anywhere."""
+    # Number: with S members that may lack the block, S + 1 senders contain one that has it.
     spare = len(order) - rule.copies if rule.copies else 0
     up = [node for node in order if node not in rule.known_down and node != first]
     return up[-spare:] if spare > 0 else ()
@@ -189,17 +191,20 @@ class SenderChoice:
         self._due = self._at_once = False
         self.version = self.version % 0xFFFF_FFFF + 1
         self.rewinds += 1
+        # Blocks of the old order say nothing of who sends by the new one.
         self._shipped.clear()
         return True
 
     def on_doubt(self, node: NodeId, why: Doubt) -> None:
         """Stop counting on `node` until it sends a block, or until `on_settled`."""
         known = self._doubts.get(node)
+        # A weaker doubt would be lifted by the next block, and the lasting one with it.
         if known in _LASTING and why is not Doubt.DAMAGED:
             return
         was_single = self.is_single
         self._doubts[node] = why
         self._shipped.discard(node)
+        # A reader that asks for all copies gets those of the other nodes already.
         if known is None and was_single:
             self._ask_anew(at_once=why is not Doubt.SLOW)
 
@@ -241,6 +246,7 @@ class SenderChoice:
         fresh = [node for node in sorted(behind) if node not in self._doubts]
         for node in fresh:
             self.on_doubt(node, Doubt.SILENT)
+        # Trap: without this a reader whose nodes are all doubted would wait for ever.
         if not fresh:
             self.on_suspicion()
 

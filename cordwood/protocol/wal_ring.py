@@ -140,6 +140,7 @@ class RingSpace:
         """Give `size` bytes (header and body) a place; None, and no change, if the ring is full."""
         placement = self.find_placement(size)
         stop = align_up(placement.offset + size)
+        # Writing on would overwrite a record that is not durably trimmed yet.
         if stop > self.space_stop(use_reserve):
             return None
         if placement.opens_block:
@@ -156,6 +157,7 @@ class RingSpace:
     def find_placement(self, size: int) -> Placement:
         if self._block is not None:
             stop = self._next + size
+            # A block never crosses the end of the ring: one write is one range of the file.
             if stop - self._block <= self._block_soft and align_up(stop) <= self._lap_stop():
                 return Placement(self._next, opens_block=False)
         start = self.next
@@ -220,6 +222,7 @@ class WriteWindow:
         None if the limit forbids it: then the block waits until `start` moves on.
         """
         needed = stop - self.start
+        # A longer window would make every recovery read more, for one slow write.
         if needed > self._limit:
             return None
         return min(align_up(needed + self._step), self._limit)
@@ -315,6 +318,7 @@ class WalScan:
         A header of an earlier lap does not. From the resume offset on, a header of an earlier
         incarnation does not.
         """
+        # A lower incarnation after a higher one is left from before the last start.
         if offset != self.cursor or incarnation < self._incarnation_seen:
             return False
         return offset < self._resume or incarnation >= self._incarnation_least
@@ -358,6 +362,7 @@ class WalScan:
 
     def on_bad_body(self, stop: int, durable: int, incarnation: int, is_last: bool) -> None:
         """An admitted header is good, but its body is damaged."""
+        # The header tells the length, so the scan goes on after the record instead of unit by unit.
         hole_start = self.cursor if self._hole_start is None else self._hole_start
         self._hole_start = None
         self.on_record(stop, durable, incarnation, is_last)
@@ -372,6 +377,7 @@ class WalScan:
     def on_later_lap(self, size: int, is_last: bool) -> None:
         """A record of a later lap, `size` bytes with its header, stands at `cursor`."""
         self._hole_start = None
+        # A later lap overwrote all before it, so what was missing there is trimmed by now.
         self._holes.clear()
         stop = self.cursor + size
         self.cursor = self._reached = self._scan = align_up(stop) if is_last else stop
@@ -383,6 +389,7 @@ class WalScan:
 
     def verdict(self) -> ScanVerdict:
         """The verdict; call it once, when `is_over`."""
+        # Records up to `durable` were acknowledged, and no new record may take their place.
         resume = align_up(max(self._reached, self._resume, self._durable))
         # This includes the missing end of a torn block, behind its last good record.
         self._close_hole(resume)
@@ -391,6 +398,8 @@ class WalScan:
             resume=resume,
             # Places more than a lap back were written over, whatever trim an older slot names.
             scan=max(self._scan, resume - self._ring),
+            # Above `durable` nothing was acknowledged: a range without a record was never written.
+            # Below it, it held records.
             holes=_clip(untold, self._durable, resume),
             damage=_clip(untold, 0, self._durable),
             incarnation=max(self._incarnation_least, self._incarnation_seen),
