@@ -187,6 +187,7 @@ class StorageEngine:
         staged = StagedIndex(await logs.staged.heads())
         ledgers = LedgerIndex(await logs.ledgers.states())
         engine = cls(wal, logs, states, settings, on_change, staged, unheard, ledgers)
+        # The records between the two are in neither place, so a start would lose them in silence.
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -306,6 +307,7 @@ class StorageEngine:
         if not blocks:
             self._store_nothing(wave, payload, settled)
             return
+        # Before any check of the blocks: whether the epoch was handed out is not known yet.
         if self.unheard is not None and self.unheard.holds(self, wave, payload, blocks, settled):
             return
         taken: list[StoredBlock] = []
@@ -320,10 +322,12 @@ class StorageEngine:
             else:
                 refused[block.header.log] = refusal
                 tell_refusal(self, block, seal_epoch, refusal)
+        # Only refused or trimmed blocks: nothing needs to be durable before the answer.
         if not taken:
             settled(tuple(refused.values()))
             return
         parts: list[Buffer] = [STORE_KIND, payload]
+        # The WAL must hold what counts and no more: a replay would insert a refused block.
         if len(taken) < len(blocks):
             parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
             for block in taken:
@@ -400,6 +404,8 @@ class StorageEngine:
                 self.fail(error)
                 give_up(Refusal.FAILED)
                 return
+            # First the cache, then the answer: a reader that hears of the release must find the
+            # block.
             self._insert(offset, taken)
             settled(refused)
             if is_foreground:
@@ -456,6 +462,7 @@ class StorageEngine:
             ruling = self.seals.of(log)
             tell(SealRefused(log, epoch, ruling))
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
+        # The table refuses older stores already, also while the mark is on its way.
         if self._sealed_durably.get(log) != epoch:
             # Trap: a recovery that is retried many times would fill the ring with its seal.
             await self.write_mark(
@@ -473,6 +480,7 @@ class StorageEngine:
             Overloaded: the WAL has no free space even for this.
         """
         ruling = self.seals.of(log)
+        # Race: a higher recovery decides anew about this epoch, and this outcome may differ.
         if ruling > end.seal:
             raise Fenced(f"log {log} is sealed by a higher epoch than {end.seal}", ruling)
         if not self.cache.log(log).has_ended(epoch, end):
@@ -516,6 +524,7 @@ class StorageEngine:
                 f"log {log} is released up to {format_lsn(released)}, and {format_lsn(lsn)} is "
                 "above that: trim what readers may see"
             )
+        # A repeated trim writes nothing: clients and peers repeat trims for ever.
         if lsn > self.cache.log(log).trim:
             record = TrimRecord(log, lsn, released)
             await self.write_mark(log, pack_trim(record), lambda: self.on_trimmed(record))
@@ -570,6 +579,7 @@ class StorageEngine:
             Retryable: it failed.
         """
         held = self.cache.log(log)
+        # A late call of an older sequencer must not shorten the history.
         if epoch > held.nodesets[0]:
             packed = pack_nodesets(untrimmed(history, held.trim))
             mark = pack_nodes(NodesetsRecord(log, epoch, packed))
@@ -583,6 +593,7 @@ class StorageEngine:
             Retryable: it failed.
         """
         known = self.cache.log(log).ends.get(epoch)
+        # The end of an earlier recovery or attempt must not replace a later one.
         if known is None or known.place < end.place:
             await self._close_epoch(log, epoch, end)
 

@@ -143,12 +143,14 @@ class CachedLog:
             return False
         self.append_time_us = max(self.append_time_us, header.append_time_us)
         self._note_lng(block.envelope.lng)
+        # A purge has to look at this epoch, if it is recovered while this node is away.
         if header.first >> 32 > self.clean:
             self._held.add(header.first >> 32)
         if header.producer and header.first >> 32 not in self.ends:
             # Trap: an epoch's end carries its producers. An index entry here, for blocks that a
             # retried recovery stored, would hide all other producers.
             self.produced.note(header, self.lngs.get(header.first >> 32, 0))
+        # The usual case: blocks come in the order of their LSNs.
         if not self._lasts or header.last > self._lasts[-1]:
             self._lasts.append(header.last)
             self._blocks.append(block)
@@ -190,6 +192,8 @@ class CachedLog:
 
     def replace_copy(self, at: int, block: StoredBlock) -> bool:
         held = self._blocks[at]
+        # Waves and recoveries may arrive in any order: an older envelope must not win because it
+        # came late.
         if held.envelope.precedence >= block.envelope.precedence:
             return False
         self._blocks[at] = block

@@ -153,6 +153,7 @@ class LogsStore:
         if noted is not None:
             store._noted = logs_db.read_lost(noted)
         states = await store._read_states()
+        # After the states were read: the losses are noted for each log that had blocks there.
         for partition in missing:
             await take_for_rotten(store, partition)
             await tables.create(partition.table)
@@ -171,6 +172,7 @@ class LogsStore:
         """
         # A record that ends past `offset` may be the record of `offset`, or a missing one.
         known = max(self.offset, self._accepted)
+        # Below `known` LogsDB has the record, or an operator has accepted its loss.
         lost = [each for each in damage if each[1] > known]
         self.lost = united((*self.lost, *lost))
         return bool(lost)
@@ -312,6 +314,7 @@ class LogsStore:
     ) -> None:
         assert offset > self.offset, "a flush goes on where the last one ended"
         homes = await self.homes_of(blocks)
+        # An amended block goes to the partition of its body, so it fills no new one.
         rolled = self._rolled([each for each in blocks if id(each) not in homes], now_us)
         if rolled is not None:
             await self._tables.create(rolled.table)
@@ -320,6 +323,8 @@ class LogsStore:
         shares = self._shares(blocks, homes)
         for share in shares:
             await self.write_rows(share.partition.table, share.rows())
+        # Order matters: the rows are durable before the metadata that names them. A crash between
+        # leaves rows that nobody reads, and the WAL still has the blocks.
         for share in shares:
             await self._tables.flush(share.partition.table)
         if staged:

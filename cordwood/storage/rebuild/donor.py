@@ -182,6 +182,8 @@ class Donor:
         now = Pass(rebuilding, losses, began_s=loop.time())
         self._pass = now
         try:
+            # Race: a store that was submitted before this pass may name the lost node, and the look
+            # would not see it.
             await self._settle_stores()
             for log in sorted(self._engine.cache.logs):
                 if is_old():
@@ -200,10 +202,14 @@ class Donor:
         except (TablesFailed, Corrupt, TimeoutError) as error:
             now.report.trouble = str(error) or "the WAL takes too long"
         if now.is_done:
+            # Trap: an unsure first member is passed over as a donor. If it lost the block and
+            # nobody knew, no donor would give it.
             await self._hear_who_lost(silent, now, is_old)
         if is_old():
             now.report.again += 1
         if now.is_done:
+            # Only at the end: the others then know all that this node knew as it gave its last
+            # block.
             await self._tell_known()
         for log in [*now.unsettled, *now.rotten][:STIRRED_MAX]:
             await self._stir(log)
@@ -327,6 +333,8 @@ class Donor:
                 is_mine = self._is_mine(block, now.losses)
                 if not is_mine and not self._gives(block, now, epochs):
                     continue
+                # Trap: recovery may still drop the block, or make a hole of it. A copy that was
+                # moved before would come back later.
                 if not is_settled(held, block):
                     # A rebalance leaves it where it is.
                     is_unsettled = is_unsettled or is_mine
@@ -395,8 +403,10 @@ class Donor:
     def _is_mine(self, block: StoredBlock, losses: Losses) -> bool:
         """Whether a block is this node's to move."""
         flags = block.envelope.flags
+        # It was given away already.
         if flags & EnvelopeFlag.DRAINED:
             return False
+        # This node began to move it, and no other node knows the new copyset.
         if flags & EnvelopeFlag.MOVING:
             return True
         held = held_of(block)
@@ -408,6 +418,7 @@ class Donor:
             return False
         held = held_of(block)
         share = gives(now.losses, held, self._me)
+        # Without the nodeset of the block's epoch nothing can be said of its failure domains.
         known = epochs.of(held.epoch) if share is not None else None
         if share is None or known is None or plan_given(held, share, *known) is not None:
             return share is not None

@@ -230,6 +230,8 @@ class Wal:
         # Until a RESUME record tells of the holes, "all below is durable" is not yet true.
         self._known_durable = verdict.durable if verdict.holes else verdict.resume
         self._untold_holes = verdict.holes
+        # Both slots: if one of them cannot be read later, the other must not lead back before this
+        # start.
         for _ in range(WAL_SLOTS):
             await self._write_header(
                 graceful=False,
@@ -263,6 +265,7 @@ class Wal:
             return start
         self._check_usable()
         stop = self._space.next
+        # A record in flight could become durable after the trim that lets go of it.
         if self._window.start != stop:
             raise BadSetting(f"{self._path}: reset at {stop}, but what was appended is in flight")
         await self._write_header(trim=stop - 1, scan=stop, durable=self._known_durable)
@@ -360,6 +363,7 @@ class Wal:
         batches = plan_batches(bodies, self._limits.block_bytes - WAL_RECORD_HEADER_BYTES)
         self._begin_append(max((batch.size for batch in batches), default=0))
         sizes = [WAL_RECORD_HEADER_BYTES + batch.size for batch in batches]
+        # All or none: a call that stored a part of its records could not tell its outcome.
         if not self._space.takes(sizes, use_reserve=reserve_ok):
             raise wal_full(self._path, self.used_bytes, self.capacity_bytes)
         offsets = np.empty(0, np.int64)
@@ -382,6 +386,8 @@ class Wal:
             raise RecordTooLarge(
                 f"{self._path}: a record of {length} bytes; it takes {self.record_bytes_max}"
             )
+        # The holes are told in the record before the first append: else this append's `durable`
+        # would cover places that were never written.
         if self._untold_holes:
             self.tell_holes()
 
@@ -399,6 +405,7 @@ class Wal:
             offset = self._place(WAL_RECORD_HEADER_BYTES + length, reserve_ok)
         assert self._current is not None
         self._current.add(kind, parts, length, checksum)
+        # At the end of the tick, so that all records of one tick go out in one write.
         if not self._pump_scheduled and self._blocks_in_flight < self._most_in_flight():
             self._pump_scheduled = True
             self._loop.call_soon(self._on_tick_end)
@@ -462,6 +469,8 @@ class Wal:
             if not self._pending:
                 self._space.seal()
                 self._take_current()
+            # Recovery reads no farther than the window, so no record may be written past it before
+            # the header that widens it is durable.
             if not self._window.admits(self._pending[0].stop):
                 self.grow_window(self._pending[0].stop)
                 return
@@ -491,6 +500,7 @@ class Wal:
         self._writing.append(block)
         position = wal_position(block.start, header.ring)
         writes = list(cut_writes(position, parts, DIRECT_WRITE_BYTES_MAX))
+        # Before the first write: one that fails at once reports while this loop runs.
         block.writes_left = len(writes)
         on_written = functools.partial(self.on_block_written, block)
         for at, piece in writes:
@@ -506,6 +516,8 @@ class Wal:
         if block.writes_left:
             return
         self._blocks_in_flight -= 1
+        # A block counts only with all before it: recovery stops at a hole, and would not find this
+        # block.
         waiters = self._slide()
         if self._pending:
             self._pump()  # first the disk, which has the least to do
@@ -541,6 +553,8 @@ class Wal:
         logger.error("%s", self._failure)
         self._device.stop_waiting()
         self._take_current()
+        # Trap: a block that was written after the failed one may be on the disk. Its outcome is
+        # unknown all the same, because recovery may not reach it.
         left = (*self._writing, *self._pending)
         waiters = [on_durable for block in left for on_durable in block.waiters]
         self._writing.clear()
@@ -573,6 +587,8 @@ class Wal:
             is_all = offset >= self._last_offset and self._window.start == self._space.next
             await self._write_header(
                 trim=offset,
+                # A scan has to begin at a header, and the header of a batch stands before its
+                # records.
                 scan=self._window.start if is_all else self._batches.header_of(offset),
                 durable=self._known_durable,
             )

@@ -168,6 +168,7 @@ class WalDevice:
             error: BaseException | None = OSError(errno.ECANCELED, "the write was cancelled")
         else:
             error = done.exception()
+        # Race: `_give_up` has failed it already, and a late success must not be told after that.
         if write not in self._in_flight:
             return  # given up before
         del self._in_flight[write]

@@ -171,6 +171,8 @@ class LiveRecords:
             async for found in scanning:
                 for each in found:
                     run = self._run(each)
+                    # A block that holds one live record comes back as a whole. Its trimmed records
+                    # are left out here.
                     if run is not None and len(run := run.above(trim)):
                         self.records += len(run)
                         self.bytes += run.bytes
@@ -303,6 +305,7 @@ def _scan_piece(
         elif kind is WalKind.PADDING:
             scan.on_record(body_stop, durable, incarnation, is_last)
             found.append((record, b""))
+        # The header is good, so the missing bytes of the body are worth another read.
         elif body_stop > stop:
             return body_stop - cursor
         else:
@@ -370,6 +373,7 @@ class RingReader:
         pieces = self._pieces
         while pieces and pieces[0].start + len(pieces[0].data) <= offset:
             pieces.popleft()
+        # The scan jumped, over damage or to a later lap: what was read ahead is of no use.
         if offset < pieces[0].start if pieces else align_down(offset) != self._stop:
             await self.aclose()
             pieces.clear()
@@ -391,6 +395,7 @@ class RingReader:
         data = await (self._ahead or self._read(start))
         self._ahead = None
         self._stop += len(data)
+        # Past the apparent end a read would be wasted, unless a record moves the end.
         if self._stop < end:
             self._ahead = asyncio.ensure_future(self._read(self._stop))
             await asyncio.sleep(0)  # so that it is under way before this piece is looked at
