@@ -81,6 +81,7 @@ def weigh_replies(
     complete = all(member.node in heard for member, status in rest if status in HAS_DATA)
     if _meet_every_copyset(heard, rest, replication):
         return QuorumVerdict.COMPLETE if complete else QuorumVerdict.INCOMPLETE
+    # A silent node that has data may hold the record, so nothing can be concluded without it.
     return QuorumVerdict.NON_AUTHORITATIVE if complete else QuorumVerdict.NONE
 
 
@@ -107,6 +108,7 @@ def meets(
     full: dict[str, bool] = {}
     for member, status in rest:
         domain = member.domain(scope)
+        # A domain counts only as a whole: one silent node of a rack may hold the copy of that rack.
         answered = status in HAS_DATA and member.node in heard
         full[domain] = full.get(domain, True) and answered
     return sum(full.values()) >= len(full) - copies + 1

@@ -316,6 +316,8 @@ class LogAppends:
 
         A producer with the most blocks in flight that a log remembers keeps filling its batch.
         """
+        # The log remembers PLACES_MAX blocks of a producer: with more in flight, the repeat of the
+        # oldest would not be known.
         if not self._must_wait:
             self._cut()
         self._pump()
@@ -385,6 +387,7 @@ class LogAppends:
         assert entry is not None, "a queued batch was cut"
         flags: int = AppendFlag.ACTIVATE_HERE if self._activate_here else 0
         if not self._sent:
+            # All earlier blocks are answered, so the sequencer need not send later ones back.
             flags |= AppendFlag.AFRESH
         if batch.expected_tail is not None:
             flags |= AppendFlag.CONDITIONAL
@@ -455,6 +458,8 @@ class LogAppends:
         found = self._sent.get(token)
         if found is not None:
             last = (first & ESN_MAX) + found[0].count - 1
+            # A faulty node must not acknowledge what was sent to another one, nor name an LSN that
+            # no sequencer gives out.
             if found[1] is not by or first >> 32 == 0 or not first & ESN_MAX or last >= ESN_MAX:
                 raise Malformed(f"an append to log {self.log} is said to be at {format_lsn(first)}")
             del self._sent[token]
@@ -476,6 +481,7 @@ class LogAppends:
         if found is None:
             return
         is_unknown = isinstance(error, (Fenced, OutcomeUnknown))
+        # A producer's block may be sent again after an unknown outcome: the log knows the repeat.
         if isinstance(error, Retryable) or (is_unknown and self._producer is not None):
             found[0].maybe = found[0].maybe or is_unknown
             self._come_back(found[0], token, error, node)
@@ -536,6 +542,7 @@ class LogAppends:
         """A connection is gone: the blocks sent on it may or may not be stored."""
         if self._target is connection:
             self._target = None
+        # Sent is not stored, and not lost either: only a producer can find out by sending it again.
         lost = [token for token, (_, used) in self._sent.items() if used is connection]
         if lost:
             tell(AppendsLost(self.log, len(lost)))

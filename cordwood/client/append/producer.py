@@ -145,6 +145,8 @@ class ProducerCall:
         self._values, self._keys = values, keys
         self._headers, self._times = headers, times_us
         near = [each for each in self._doubts if each.first < self._end and first < each.end]
+        # The same records in the same call may be sent again. Others would be acknowledged with the
+        # LSN of the earlier ones, and not stored.
         if near and set(near) != {self.doubt()}:
             self._values = ()
             raise OutOfSequence(
@@ -156,6 +158,7 @@ class ProducerCall:
     def ended_well(self) -> None:
         """Its records are stored."""
         place = self.place
+        # Calls may end in another order than they began.
         if self._end > place.answered:
             if self._headers is not None or sum(map(len, self._values)) > KEPT_BYTES:
                 self.doubt()
@@ -198,11 +201,10 @@ class Producer:
     """An identity to append with, for one client at a time.
 
     Two clients with one identity shut each other out or mix their sequences. A producer is of the
-    process that made it: a forked child makes its own, and so does whoever gets a copy, pickled or
-    not. After a restart,
-    take the same id and a higher epoch, or say where the old one stopped. After an append that
-    ended with an error, `again` sends the same records at the same place; a higher epoch would
-    store a second copy of what may be stored.
+    process that made it: a forked child makes its own, and so does the holder of a copy, pickled or
+    not. After a restart, take the same id and a higher epoch, or say where the old one stopped.
+    After an append that ended with an error, `again` sends the same records at the same place; a
+    higher epoch would store a second copy of what may be stored.
 
     Args:
         producer: 1 to 2**62 - 1; the same over the lives of an application. Ids above are
@@ -310,6 +312,7 @@ class Producer:
         self._check_process()
         place = self._place(log)
         place.calls += 1
+        # Before the claims are looked at: `again` counts the calls after it has put its claim.
         place.is_crossed |= place.calls > 1 or place.has_failed
         call = ProducerCall(place, self._lineage.doubts.setdefault(log, set()))
         try:

@@ -298,6 +298,7 @@ class Consumer:
     async def _save_all(self) -> dict[str, Lsn]:
         positions = self._positions(self.logs)
         new = {log: int(lsn) for log, lsn in positions.items() if self._saved.get(log) != lsn}
+        # Before the call: a cluster that does not answer is not asked again at once.
         self._saved_at = self._loop.time()
         if not new:
             return positions
@@ -463,10 +464,12 @@ class Consumer:
             # Noted before the first await: after a cancellation the next turn continues from it.
             self._unbegun = {log: self._unbegun.get(log) for log in wanted}
             self._begin_at = 0.0
+            # Only now: a save that ran before is of the reading before.
             self.generation = group.generation
             for log in wanted:
                 await self._begin(log, group, is_start=is_start)
             self._begin_at = self._loop.time() + BEGIN_AGAIN_S
+            # Letting go of a log made a new generation, which may give this member another log.
             if self._group is None or self._group is group or not leaving:
                 break
             group = self._group
@@ -576,6 +579,7 @@ async def _beat(
                 await ended.wait()
         if (consumer := known()) is None:
             break
+        # Taken anew after the pause: a beat with an older generation would be refused.
         generation = consumer._known_generation()
         del consumer
         if ended.is_set():

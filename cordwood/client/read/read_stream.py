@@ -296,6 +296,7 @@ class ReadStream(StreamItems):
             return
         self._senders.on_reading(node, connection, status, version, trim)
         self._news.set()
+        # A stream that waited for a place would hold the reader up in silence.
         if status == ReadStatus.FULL:
             self.fail(
                 Overloaded(f"node {node} has no room for one more read stream of this client")
@@ -350,6 +351,7 @@ class ReadStream(StreamItems):
             raise Closed("this read stream was closed")
         if self._queue is not None:
             return self._take_shared(self._queue)
+        # Until every node has told its trim point, a record could be given out that is trimmed.
         if self._buffer.is_held:
             self._senders.look_for_trims()
         judge = self._judge if self.may_conclude() else None
@@ -357,6 +359,7 @@ class ReadStream(StreamItems):
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
             # At once: a period takes a timer's wait at least, and there may be many losses.
             taken = self._buffer.take(judge, grace_over=True)
+        # What was missing is here, or the verdict no longer depends on the silent nodes.
         if not self._buffer.wants_grace:
             self._grace.end()
         if taken is None and self._buffer.tiered_up_to:
@@ -365,6 +368,7 @@ class ReadStream(StreamItems):
             self._senders.on_consumed(taken.block)
         elif isinstance(taken, Gap):
             tell(GapConcluded(self.info.log_id, taken.first, taken.last, taken.kind.name))
+        # Their bytes go back to the node's credit too, or it would stop sending.
         for block in self._buffer.take_passed():
             self._senders.on_consumed(block)
         if taken is not None:
@@ -396,6 +400,7 @@ class ReadStream(StreamItems):
         if self._tier_lost is not None and self._tier_lost.last >= self._buffer.next:
             return self._take_lost(self._tier_lost)
         read = self._tier_read
+        # The tier point moves on while objects are read: the next piece reaches to the new one.
         if read is None or read.until < self._buffer.next:
             self._end_tier_read()
             if self._tier is None:
@@ -456,6 +461,7 @@ class ReadStream(StreamItems):
         is_asking = self._choice.is_rewind_due or self._senders.is_switching
         if is_asking or not {*heard} >= {*self._senders_now()}:
             return None
+        # Nodes that are away may still hold what main storage lost.
         if self._judge({*heard}) is QuorumVerdict.NONE:
             return None
         upto = min([self._buffer.first_here, *map(self._buffer.marker, heard)])
@@ -492,6 +498,7 @@ class ReadStream(StreamItems):
             self.info = replace(leader.info, name=self.info.name)
         if self._tails is None or self._buffer.is_done:
             return
+        # Trap: a stream that fell out of a queue because it is slow would fall out of the next one.
         if not (self.trouble or self._owes_itself):
             self._queue = self._tails.join_again(self)
         if self._queue is None:
@@ -530,6 +537,7 @@ class ReadStream(StreamItems):
     def _judge(self, heard: Set[NodeId]) -> QuorumVerdict:
         """See `gap_detection.Judge`; an epoch with an unknown nodeset proves nothing."""
         found = self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
+        # Without the nodeset nobody knows who could have stored it.
         if found is None:
             return QuorumVerdict.NONE
         # Whoever sends is there, whatever is said of it.

@@ -313,8 +313,7 @@ class Wal:
         Returns:
             The record's offset, and a future of `durable_offset`. The future is done once this
                 record and all records before it are on stable storage, in the order of the appends.
-                It
-            fails with WalFailed. Cancelling it cancels nothing else.
+                It fails with WalFailed. Cancelling it cancels nothing else.
         Raises:
             WalFull: no room; nothing was allocated.
             WalStalled, WalNoSpace: the disk does not keep up; nothing was allocated.
