@@ -43,11 +43,11 @@ from cordwood.errors import BadSetting
 
 
 class Group(TyperGroup):
-    """Verbs that belong together: without one, their help."""
+    """Verbs that belong together. Without a verb: the help, or the group's own work."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Show the help for an empty command line. That is not an error, so the exit code is 0."""
-        if not args and not ctx.resilient_parsing:
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)

@@ -72,6 +72,14 @@ def test_a_group_without_a_verb_shows_its_help_and_ends_with_0(run, verb) -> Non
     assert run(*verb, "no-such-verb").exit_code == 2
 
 
+def test_rebuild_without_a_verb_does_its_own_work(run) -> None:
+    """A group with work of its own does not show its help: here it looks for a cluster."""
+    outcome = run("rebuild")
+    assert outcome.exit_code == 1
+    assert "no cluster runs on" in outcome.output
+    assert "Usage" not in outcome.output
+
+
 class TestHelp:
     @pytest.mark.parametrize(
         "verb",
