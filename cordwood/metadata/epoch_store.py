@@ -305,6 +305,8 @@ class EpochStore:
                 owner_before=record.owner_before if known in tried else record.owner,
                 history=_extended(log_id, record, wanted(record)),
             )
+            # Race: the answer of a write may be lost. The next try finds that write, and must not
+            # take this node for the owner before.
             tried.append(after)
             return msgspec.json.encode(after)
 
@@ -389,6 +391,7 @@ class EpochStore:
 
         def decide(found: bytes | None) -> bytes | None:
             record = _known(log_id, found)
+            # Another recovery was first, and its outcome counts: two outcomes would give two ends.
             if epoch <= record.clean_epoch:
                 return None
             _check_clean(log_id, record, epoch, tail)
@@ -398,6 +401,8 @@ class EpochStore:
                     record,
                     clean_epoch=epoch,
                     clean_tail=int(tail),
+                    # This recovery asked only the nodes of its epoch, and they may have no record
+                    # of earlier ones.
                     clean_time_us=max(record.clean_time_us, time_us),
                     clean_seal=by[0],
                     clean_attempt=by[1],
@@ -429,6 +434,8 @@ class EpochStore:
             record = _known(log_id, found)
             if epoch >= record.next_epoch:
                 raise BadSetting(f"log {log_id}: epoch {epoch} was not handed out")
+            # A higher epoch's recovery goes by the bounds that it read. A bound noted after that
+            # would drop records that it kept.
             if epoch < record.sealed:
                 raise Fenced(f"log {log_id} is sealed by epoch {record.sealed}", record.sealed)
             begun = record.begun if time_us is None else with_begun(record, epoch, time_us)
@@ -453,6 +460,7 @@ class EpochStore:
             if since < record.history[0].since:
                 return None  # somebody trimmed more
             left = tuple(each for each in record.history if each.since >= since)
+            # The last clean epoch keeps its nodeset: recoveries ask its nodes how it ended.
             if not left or left[0].since != since or since > max(record.clean_epoch, 1):
                 raise BadSetting(
                     f"log {log_id}: its nodesets cannot be trimmed up to epoch {since}, its last "
@@ -551,6 +559,7 @@ def _extended(
     entry = _nodeset_since(record.next_epoch, *wanted)
     if msgspec.structs.replace(entry, since=newest.since) == newest:
         return record.history
+    # No epoch was begun with the newest entry, so it says nothing of a record.
     if newest.since == entry.since:
         return (*before, entry)
     if not record.has_room:

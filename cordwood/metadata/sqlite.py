@@ -247,6 +247,7 @@ class SqliteMetadata:
                 )
                 return answer
         except TimeoutError:
+            # It was not begun, or changes nothing: it may be repeated without a question.
             if self._calls.give_up(call) or write is None:
                 raise self._no_answer() from None
             raise OutcomeUnknown(
@@ -288,6 +289,8 @@ class SqliteMetadata:
             for at in calls:
                 if not at.is_write:
                     self._calls.end(at, at.work(db))
+            # One transaction for all: a commit takes a sync of the disk, however many writes are in
+            # it.
             writes = [each for each in calls if each.is_write]
             if writes:
                 at = writes[0]
@@ -313,6 +316,7 @@ class SqliteMetadata:
         A full disk cuts the WAL short of its commit frame, so nothing was written. After
         any other error the frame may lie in the file, for the next recovery to find.
         """
+        # No version was as expected, so there is nothing to write.
         if not any(answers):
             db.execute("ROLLBACK")
         else:

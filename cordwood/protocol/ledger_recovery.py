@@ -217,6 +217,8 @@ class LedgerRecovery:
         # The answers may all be of fragments before: an entry of the last one tells the LAC as it
         # was when the entry was added. Nothing below its first entry can be open (#2615).
         self.last = self._source.first - 1
+        # All members, also those that the last entries did not go to: each could still take an
+        # entry.
         self._poll = _Poll({*range(self._striping.ensemble)})
         return [AskFence(node) for node in self._source.nodes]
 
@@ -271,6 +273,8 @@ class LedgerRecovery:
                 self.length = length - size
             self._length_read = length
             return self._re_add()
+        # Enough members of every possible quorum say that they do not have it. Silence is no such
+        # answer.
         if proves_absence(self._denials(), entry, self._striping):
             return self._measure()
         if not self._poll.waits:
@@ -305,10 +309,13 @@ class LedgerRecovery:
         self._poll.waits.discard(place)
         if not stored:
             self._unspared.add(place)
+            # The place stays open meanwhile: without it the quorum may still come together.
             return [PickSpare(entry, place, self.ensemble)]
         self._stored.add(place)
         if not is_acknowledged(self._stored, entry, self._striping):
             return self._check_quorum()
+        # Always re-added, also an entry that had its quorum: whether it had one cannot be seen from
+        # here.
         self.last, self.length = entry, self._length_read
         return self._read()
 

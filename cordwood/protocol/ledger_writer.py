@@ -219,6 +219,7 @@ class LedgerWriter:
         count = len(sets)
         for entry in entries:
             add = adds.get(entry)
+            # It is acknowledged already: with Qw > Qa the last node answers late.
             if add is None:
                 self._answered_late(entry, bit)
             elif sets[entry % count] & bit:
@@ -251,6 +252,8 @@ class LedgerWriter:
         if refusal is Refusal.TOO_LARGE:
             # Others would be asked in turn, for ever. It is stored nowhere that counts.
             return self._close(End.TOO_LARGE)
+        # Under deferred sync no copy is known to be on a disk, so a lost member cannot be replaced
+        # from the others.
         if self._limits.defers_sync:
             return self._close(End.WRITE_FAILED)
         add, bit = self._adds.get(entry), 1 << place
@@ -334,6 +337,7 @@ class LedgerWriter:
             return []
         ready: list[tuple[int, _Add]] = []
         for entry, add in self._adds.items():
+            # Acknowledgements follow the order of entries: the LAC covers all entries below it.
             if not self._is_stored(entry, add):
                 break
             ready.append((entry, add))
@@ -378,6 +382,7 @@ class LedgerWriter:
         if not nodes:
             return self._close(End.TOO_FEW_NODES)
         ensemble = tuple(nodes.get(place, node) for place, node in enumerate(self.ensemble))
+        # A place that keeps its node is sent the entries again: its failure may have passed.
         self._kept = self._asked - nodes.keys()
         # A member that failed since the nodes were asked for has its turn after this change.
         self._failed = {p: n for p, n in self._failed.items() if p not in self._asked}
@@ -407,6 +412,7 @@ class LedgerWriter:
             self._forget_if_answered(entry, add)
         effects: list[Effect] = []
         for entry, add in self._adds.items():
+            # A copy on a node that was replaced counts no more: no reader will ask that node.
             add.stored &= ~changed
             add.waits &= ~changed
             effects += self._send_again(entry, add, sent_to)
@@ -462,6 +468,7 @@ class LedgerWriter:
     def _found_while_closing(self, held: Versioned) -> list[Effect]:
         found = held.metadata
         if found.state is LedgerState.CLOSED:
+            # Our own close, of which the answer was lost; or a recovery that found the same end.
             if (found.last, found.length) == (self.lac, self.length):
                 self._held = held
                 return self._finish()
@@ -489,6 +496,7 @@ class LedgerWriter:
 
     def _write_close(self, held: Versioned) -> list[Effect]:
         self.phase = Phase.CLOSING
+        # At the LAC, and not at the last entry sent: entries above it were never acknowledged.
         self._proposed = held.metadata.closed(self.lac, self.length)
         return [WriteMetadata(held.version, self._proposed)]
 
@@ -503,6 +511,7 @@ class LedgerWriter:
 
     def _stop(self, end: End, outcome: Outcome) -> list[Effect]:
         self.phase = Phase.ENDED
+        # Every entry gets an outcome, and only one.
         effects: list[Effect] = [Failed(entry, outcome) for entry in self._adds]
         self._adds.clear()
         self._slow.clear()

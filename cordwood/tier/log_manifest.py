@@ -121,6 +121,7 @@ class LogManifest:
             return rule.append(head, entry, self._fence, seal)
 
         async def is_done(head: Head | None) -> bool:
+            # Another turn has begun, or the entry is not there: the rule decides what to do.
             if head is None or head.fence != self._fence or entry.last >= head.end:
                 return False
             found = await self._find(head, entry.last)
@@ -413,6 +414,7 @@ class LogManifest:
         if page is None:
             data = await self._store.get(name, 0, ref.size, timeout_s=self._timeout_s)
             page = unpack_page(self._log, data, ref)
+            # A page of another size or order would lead a reader past entries, without an error.
             rule.check_page(page, ref)
             self._pages[name] = page
             if len(self._pages) > PAGES_KEPT:
@@ -432,6 +434,7 @@ class LogManifest:
                 return await search(head)
             except NoObject as error:
                 newer = await self._load()
+                # The page is missing, and no trim has taken it.
                 if newer is not None and newer.version == head.version:
                     raise Malformed(
                         f"the manifest of log {self._log}: {error}: repair it"
@@ -466,6 +469,8 @@ class LogManifest:
                 if changed is None:
                     return self.head
                 for name, data in pages:
+                    # Order matters: pages are durable before the head that names them. A crash
+                    # between leaves orphans.
                     await self._store.put(name, [data], timeout_s=self._timeout_s)
                 try:
                     return await self._swap(changed)
@@ -501,6 +506,8 @@ class LogManifest:
                 except NoObject:
                     if before is not None:
                         raise ObjectChanged(f"{name} is gone") from None
+                    # The store says that there is no head. Ours may still arrive, if none was
+                    # expected.
                     found, etag = b"", None
                 except Unreachable as error:
                     raise OutcomeUnknown(f"{name}: {error}") from error

@@ -115,6 +115,8 @@ class LocalDrops:
             head = await (await self._objects.manifest(log)).load()
             if info is None or head is None or head.end < 2:
                 continue
+            # A log of the same number that was deleted is another log, and its history is not this
+            # one's.
             if await check_origin(store, log, info.created_us):
                 await self._engine.tier(log, head.end - 1, head.end - 1)
 
@@ -134,6 +136,7 @@ class LocalDrops:
             end = await self._end_of(log, info, gone, max(part.last for part in parts))
             through = self._would_drop(log, parts, policy, end)
             readable = engine.cache.log(log).readable
+            # Only released records: the end of an epoch that is not recovered may still change.
             if gone < through <= readable:
                 logger.info("log %d: this node drops its copies up to %d", log, through)
                 await engine.tier(log, through, readable)
@@ -176,6 +179,7 @@ class LocalDrops:
                         log, first, entry.last, lambda block: Reading.HEAD,
                         bytes_max=LOOK_BYTES, blocks_max=1,
                     )  # fmt: skip
+                    # A damaged copy counts as one: it may be repaired, and is perhaps the last.
                     if run.blocks or run.damaged:
                         return entry
             lsn = page[-1].last + 1

@@ -199,6 +199,7 @@ class Connection:
         self._out_bytes = 0
         self._parser.drop()
         self._writable.set()
+        # Every call ends here: none may wait for an answer on a connection that is gone.
         told = self.error_for_callers(error)
         for call in self._calls.values():
             if not call.done():
@@ -252,6 +253,7 @@ class Connection:
         for part in parts:
             length += len(part)
         crc = checksum(parts) if payload_crc is None else payload_crc
+        # By its number the other side notices a frame that is missing or doubled.
         self._sent = next_number(self._sent)
         self._out.append(frame_header(kind, request, length, crc, self._sent))
         self._out.extend(parts)
@@ -295,6 +297,7 @@ class Connection:
         """
         try:
             async with asyncio.timeout(timeout_s):
+                # A ping that stood behind a hundred slow calls would report a live node as dead.
                 if self._turns is None or isinstance(message, _AT_ONCE):
                     return await self._ask(message, answer_s)
                 if self._waiting >= CLIENT_CALLS_WAITING_MAX:
@@ -349,8 +352,10 @@ class Connection:
         except TimeoutError:
             raise self._silent(message, answer_s or 0) from None
         finally:
+            # Also after a timeout: the answer may still come, and is dropped then.
             self._calls.pop(request, None)
         try:
+            # A faulty node may answer with another kind, or for another log.
             check_answer(message, reply)
         except Malformed as error:
             self.fail(error)
@@ -416,6 +421,7 @@ class Connection:
             return
         parts, self._out, self._out_bytes = self._out, [], 0
         self._transport.writelines(parts)
+        # Memory is bounded for a peer that does not read.
         if self._transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
             self.fail(Unreachable(f"{self} does not read: {BACKLOG_BYTES_MAX} bytes wait for it"))
 
@@ -443,6 +449,8 @@ class Connection:
             raise Malformed("a greeting of the wrong kind")
         theirs = unpack_hello(frame.payload)
         try:
+            # Before the first frame is taken: a peer of another cluster must not store anything
+            # here.
             check_hello(self._ours, theirs)
             if self.admit is not None:
                 self.admit(theirs)
@@ -455,6 +463,7 @@ class Connection:
             self.send(Kind.WELCOME, 0, (pack_hello(self._ours),))
         self._parser.greeted = True
         self.ready.set_result(None)
+        # Frames may have come in one piece with the greeting.
         for frame in self._parser.feed(b""):
             self._on_frame(frame)
 
@@ -492,6 +501,7 @@ async def dial(
         connection.fail(Unreachable(f"{address} did not greet within {timeout_s:g} s"))
         raise Unreachable(f"{address} did not greet within {timeout_s:g} s") from None
     except asyncio.CancelledError:
+        # Trap: a dial that is given up must not leave an open connection that nobody owns.
         connection.close()
         raise
     return connection

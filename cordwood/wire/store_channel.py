@@ -130,6 +130,7 @@ class StoreChannel:
             self._ship(connection, numbered, parts, payload_crc, length, settled)
             return True
         held = self._held.get(node)
+        # In the order of the calls: what is held leaves before what comes next.
         if held is None or held.bytes + length > self.together_bytes:
             self._ship_held(node)
             held = self._held[node] = _Held()
@@ -214,6 +215,7 @@ class StoreChannel:
         numbered.room = stored_space(frame.payload)
         numbered.has_told = True
         done: list[tuple[int, int, Settled]] = []
+        # One answer settles all frames up to it, because a node answers in the order of its WAL.
         while numbered.open and numbered.open[0][0] <= wave:
             done.append(numbered.open.popleft())
         # All of them first: whoever is told next may send more.
@@ -234,6 +236,8 @@ class StoreChannel:
         if numbered is not None:
             self._forget(numbered, numbered.unsettled)
             for _, _, settled in numbered.open:
+                # Lost is neither stored nor refused: the frame may have arrived before the
+                # connection ended.
                 settled(node, None)
             if held is not None:
                 held.settle(node, None)
