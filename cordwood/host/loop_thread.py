@@ -142,6 +142,9 @@ class LoopThread:
         # Calls that threads wait for, which `close` wakes if the loop never came to them.
         self._open: set[_Call[Any]] = set()
         self._futures: set[ThreadFuture[Any]] = set()
+        # What ends the loop, and the last work that it does first.
+        self._ending: asyncio.Task[None] | None = None
+        self._last: Coroutine[Any, Any, object] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -151,6 +154,14 @@ class LoopThread:
             self._loop.run_forever()
         finally:
             self._has_ended = True
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        """End the waits for calls that the loop does not come to any more."""
+        for call in list(self._open):
+            call.wake()
+        for future in list(self._futures):
+            future.cancel()
 
     @property
     def _is_alive(self) -> bool:
@@ -351,23 +362,35 @@ class LoopThread:
         if self.is_own_thread:
             _refuse(last)
             raise Rejected(_OWN_THREAD)
-        with self._lock:
-            was_closing, self._is_closing = self._is_closing, True
         failed: list[BaseException] = []
-        if self._has_ended or was_closing:
-            _refuse(last)
-        else:
-            asyncio.run_coroutine_threadsafe(self._end(last, timeout_s, failed), self._loop)
+        with self._lock:
+            self._is_closing = True
+            # Trap: a signal handler may raise at any moment of this, and the caller closes again.
+            # So each call hands over the end, and the loop takes the first that it gets.
+            if not self._has_ended:
+                with suppress(RuntimeError):  # a handler's own call closed the loop just now
+                    self._loop.call_soon_threadsafe(self._begin_end, last, timeout_s, failed)
         if not self._has_ended:
             self._thread.join(timeout_s + STOP_TIMEOUT_S + 2 * END_S)
-        for call in list(self._open):
-            call.wake()
-        for future in list(self._futures):
-            future.cancel()
+        self._wake_all()
+        if self._has_ended and self._last is not last:
+            _refuse(last)
         if self._has_ended and not self._loop.is_closed():
             self._loop.close()
         for error in failed:
             raise error
+
+    def _begin_end(
+        self,
+        last: Coroutine[Any, Any, object] | None,
+        timeout_s: float,
+        failed: list[BaseException],
+    ) -> None:
+        if self._ending is not None:
+            _refuse(last)
+            return
+        self._last = last
+        self._ending = self._loop.create_task(self._end(last, timeout_s, failed))
 
     async def _end(
         self,

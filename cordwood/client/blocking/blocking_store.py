@@ -338,8 +338,14 @@ class BlockingStore(Facade[Store]):
 
     def close(self) -> None:
         """Close everything. Safe to call twice."""
+        try:
+            self._thread.close(self._inner.close(), timeout_s=self._timeout_s)
+        except Exception:
+            self._stay()
+            raise
+        # Not before: a signal handler may raise at any moment of it, and the program's end is to
+        # tell then what is not stored.
         self._stay()
-        self._thread.close(self._inner.close(), timeout_s=self._timeout_s)
 
     def __enter__(self) -> BlockingStore:
         return self

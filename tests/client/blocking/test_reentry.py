@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -109,6 +110,56 @@ def test_a_signal_handler_may_call_wherever_it_interrupts(called: str, tmp_path:
 
     assert outcome(work) > 2
     store.close()
+
+
+class Soft(Exception):
+    """What a signal handler raises."""
+
+
+def interrupted(at: int, work: Callable[[], object]) -> bool:
+    """Raise Soft at one of the moments of `work` at which CPython runs signal handlers: as a
+    Python function begins, or a C function has returned. False where there is none so late."""
+    seen = 0
+
+    def interrupt(_: FrameType, event: str, __: Any) -> None:
+        nonlocal seen
+        seen += event in ("call", "c_return")
+        if seen == at:
+            sys.setprofile(None)
+            raise Soft
+
+    sys.setprofile(interrupt)
+    try:
+        work()
+    except Soft:
+        pass
+    finally:
+        sys.setprofile(None)
+    return seen >= at
+
+
+def test_a_close_that_was_broken_off_at_any_moment_can_be_made_again() -> None:
+    """The loop was never told to end: the second close waited for it for 80 s, and left an embedded
+    store open, and its directory locked."""
+    at = 0
+    is_over = False
+    while not is_over:
+        at += 1
+        ended: list[int] = []
+        thread = LoopThread("test")
+
+        async def last(ended: list[int] = ended) -> None:
+            ended.append(1)
+
+        first, second = last(), last()
+        is_over = not interrupted(at, partial(thread.close, first))
+        began = time.monotonic()
+        thread.close(second)
+        assert time.monotonic() - began < 3, f"the second close waited, after an error at {at}"
+        assert ended == [1]
+        first.close()
+        second.close()
+    assert at > 10
 
 
 @pytest.mark.parametrize("kind", ["stream", "reader", "consumer"])
