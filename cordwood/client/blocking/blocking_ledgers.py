@@ -5,13 +5,14 @@ Source: docs/ledgers.md; docs/design.md §7.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from cordwood.block import Buffer
-from cordwood.client.blocking.facade import Facade, blocking
+from cordwood.client.blocking.facade import Facade, Until, blocking
+from cordwood.client.ledgers.ledger_following import Following
 from cordwood.client.ledgers.ledgers import Ledgers, UnderReplicated
 from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
@@ -22,7 +23,7 @@ from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 
 
 class BlockingWritableLedger(Facade[WritableLedger]):
@@ -142,17 +143,20 @@ class BlockingReadableLedger(Facade[ReadableLedger]):
         """See `ReadableLedger.arrow`."""
         return self._each(self._inner.arrow(columns, start=start, until=until))
 
-    def _each(self, batches: AsyncIterator[Batch]) -> Iterator[Batch]:
-        async def following() -> Batch | None:
-            return await anext(batches, None)
-
-        while (batch := self._thread.call(following())) is not None:
-            yield batch
-
     def follow(self, start: int = 0) -> Iterator[LedgerEntry]:
         """See `ReadableLedger.follow`."""
-        for batch in self.batches(start):
-            yield from batch
+        return self._each(self._inner.follow(start))
+
+    def _each(self, following: Following[Item]) -> Iterator[Item]:
+        """What an exception in a call that waits, from a signal handler too, loses nothing of."""
+
+        def next_item() -> Item | None:
+            while (item := following.take()) is None:
+                if not self._thread.call(following.fill()):
+                    return None
+            return item
+
+        return Until(next_item)
 
     def __iter__(self) -> Iterator[LedgerEntry]:
         return self.follow()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
+from cordwood.client.blocking.facade import Until
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import LogInfo
 from cordwood.client.read.consumer import Consumer
@@ -109,7 +110,7 @@ class BlockingReader:
 
     def blocks(self) -> Iterator[Delivery[HeldBlock] | Gap]:
         """Whole blocks and gaps with unopened bodies, for callers that make columns of them."""
-        return _Until(self._next_block)
+        return Until(self._next_block)
 
     def _next_block(self) -> Delivery[HeldBlock] | Gap | None:
         while (taken := self._hand.block(in_hand=True)) is None:
@@ -135,7 +136,7 @@ class BlockingReader:
                     return None
             return run
 
-        return _Until(next_run)
+        return Until(next_run)
 
     def senders(self) -> list[SenderView]:
         """The nodes that send, as this reader sees them."""
@@ -168,7 +169,7 @@ class BlockingReader:
                     return None
             return batch
 
-        return _Until(next_batch)
+        return Until(next_batch)
 
     def close(self) -> None:
         """Stop reading."""
@@ -230,7 +231,7 @@ class BlockingLogsReader:
                     return None
             return given
 
-        return _Until(next_batch)
+        return Until(next_batch)
 
     def deliver(self, accept: Callable[[str, Record | Gap], bool | None]) -> None:
         """Give everything to a callback until every log was read to its end; see `Reader.deliver`.
@@ -326,23 +327,6 @@ class BlockingConsumer:
     def __next__(self) -> tuple[str, Record | Gap]:
         while (given := self._consumer.item()) is None:
             self._thread.call(self._filled(None))
-        return given
-
-
-class _Until(Generic[Result]):
-    """Iterates over a call's results until a result is None. An error of the call does not end the
-    iteration."""
-
-    def __init__(self, call: Callable[[], Result | None]) -> None:
-        self._call = call
-
-    def __iter__(self) -> Iterator[Result]:
-        return self
-
-    def __next__(self) -> Result:
-        given = self._call()
-        if given is None:
-            raise StopIteration
         return given
 
 

@@ -8,7 +8,7 @@ Source: docs/design.md §7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -62,3 +62,20 @@ def blocking(
         return self._thread.call(work, timeout_s=timeout_s, changes=changes)
 
     return call
+
+
+class Until(Generic[Result]):
+    """Iterates over a call's results until a result is None. An error of the call does not end the
+    iteration."""
+
+    def __init__(self, call: Callable[[], Result | None]) -> None:
+        self._call = call
+
+    def __iter__(self) -> Iterator[Result]:
+        return self
+
+    def __next__(self) -> Result:
+        given = self._call()
+        if given is None:
+            raise StopIteration
+        return given

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cordwood.errors import Unreachable
 from cordwood.layout.message_ledgers import RUN_ENTRIES_MAX
@@ -36,6 +36,14 @@ ReadPart = Callable[[int, int, int], Awaitable[list["LedgerEntry"]]]
 first ones, but at least one."""
 
 
+class _Part(NamedTuple):
+    """Entries under way, from the first to the last number."""
+
+    first: int
+    until: int
+    task: asyncio.Task[list[LedgerEntry]]
+
+
 class ReadAhead:
     """See the module. A context manager, which ends the reading."""
 
@@ -44,8 +52,7 @@ class ReadAhead:
         self._next = start
         self._count = FEW
         self._is_measured = False
-        # The last entry of each part in flight.
-        self._parts: deque[tuple[int, asyncio.Task[list[LedgerEntry]]]] = deque()
+        self._parts: deque[_Part] = deque()
 
     async def __aenter__(self) -> ReadAhead:
         return self
@@ -56,13 +63,21 @@ class ReadAhead:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        tasks = [task for _, task in self._parts]
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Have nothing in flight any more. The next call begins behind what was taken."""
+        if self._parts:
+            self._next = self._parts[0].first
+        tasks = [part.task for part in self._parts]
+        self._parts.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def take(self, last: int) -> list[LedgerEntry]:
-        """The next entries, at least one, none above `last`.
+        """The next entries, at least one, none above `last`. A call that is cancelled, or failed,
+        takes nothing: the next one goes on there.
 
         Args:
             last: not below that of an earlier call, nor below the next entry.
@@ -71,15 +86,20 @@ class ReadAhead:
             CordwoodError: an error of the read, at its place in the order.
         """
         self._begin(last)
-        until, task = self._parts[0]
-        found = await task
+        part = self._parts[0]
+        if not part.task.done():
+            # A part stays under way when its caller is cancelled.
+            await asyncio.wait([part.task])
+        found = [] if part.task.cancelled() or part.task.exception() else part.task.result()
         if not found:
+            await self.stop()
             # A faulty store may give entries of which none passes its check.
-            raise Unreachable(f"no node has a whole copy of the entries up to {until}")
+            part.task.result()
+            raise Unreachable(f"no node has a whole copy of the entries up to {part.until}")
         self._parts.popleft()
-        if found[-1].entry < until:
+        if found[-1].entry < part.until:
             # The entries are larger than those before them.
-            self._parts.appendleft((until, self._start(found[-1].entry + 1, until)))
+            self._parts.appendleft(self._start(found[-1].entry + 1, part.until))
         size = sum([len(each.payload) for each in found])
         self._count = max(1, min(RUN_ENTRIES_MAX, PART_BYTES * len(found) // max(1, size)))
         self._is_measured = True
@@ -90,8 +110,16 @@ class ReadAhead:
         at_once = PARTS if self._is_measured else 1
         while len(self._parts) < at_once and self._next <= last:
             until = min(last, self._next + self._count - 1)
-            self._parts.append((until, self._start(self._next, until)))
+            self._parts.append(self._start(self._next, until))
             self._next = until + 1
 
-    def _start(self, first: int, until: int) -> asyncio.Task[list[LedgerEntry]]:
-        return asyncio.ensure_future(self._read(first, until, PART_BYTES))
+    def _start(self, first: int, until: int) -> _Part:
+        task = asyncio.ensure_future(self._read(first, until, PART_BYTES))
+        task.add_done_callback(_retrieved)
+        return _Part(first, until, task)
+
+
+def _retrieved(task: asyncio.Task[list[LedgerEntry]]) -> None:
+    """Mark its error as read: its reader may not come back."""
+    if not task.cancelled():
+        task.exception()

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_reading import AGAIN_S, SPECULATE_S, EntryReading
 from cordwood.client.ledgers.lac_polls import is_known, wait_for_news
+from cordwood.client.ledgers.ledger_following import LedgerBatches, LedgerEntries, LedgerTables
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.read_ahead import FEW, ReadAhead
@@ -32,8 +32,6 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Host
-from cordwood.layout.batch_columns import COLUMNS
-from cordwood.layout.entry_arrow import entries_to_batch
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
     RUN_ENTRIES_MAX,
@@ -52,9 +50,6 @@ from cordwood.quorum.entry_order import Rank, read_order
 from cordwood.tier.ledger_history import LedgerHistory
 from cordwood.tier.patient_store import PatientStore
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 logger = logging.getLogger(__name__)
 
 READ_S = 2.0
@@ -64,11 +59,7 @@ ENTRIES_AT_ONCE = 256
 """Number of entries in one call."""
 
 BATCH_BYTES = 4 << 20
-"""Approximate bytes of payloads in one batch of a follower, and in one answer of a node."""
-
-ARROW_ROWS = 8192
-"""Approximate number of entries in an Arrow batch; Spark's own number (docs/sources/spark.md
-§3)."""
+"""Approximate bytes of payloads that are copied, or taken from main storage, at once."""
 
 SAME_NODE = 64
 """Number of consecutive entries that are asked of the same node first, if every node has each
@@ -243,51 +234,34 @@ class ReadableLedger:
         (found,) = await self.read(last, last)
         return found
 
-    async def follow(self, start: int = 0) -> AsyncIterator[LedgerEntry]:
-        """Yield entries from `start` on, as they are confirmed, to the end of the ledger.
+    def follow(self, start: int = 0) -> LedgerEntries:
+        """Iterate entries from `start` on, as they are confirmed, to the end of the ledger.
 
-        Waits for new entries of an open ledger, and ends when the ledger is closed.
+        Waits for new entries of an open ledger, and ends when the ledger is closed. A step may fail
+        or be cancelled: the next one goes on there, and no entry is lost.
 
         Raises:
+            BadSetting: `start` is below 0.
             UnknownLedger: it was deleted.
             Unreachable: an entry's nodes did not answer in time.
         """
-        async with aclosing(self.batches(start)) as batches:
-            async for batch in batches:
-                for each in batch:
-                    yield each
+        return LedgerEntries(self.batches(start))
 
-    async def batches(
-        self, start: int = 0, until: int | None = None
-    ) -> AsyncGenerator[list[LedgerEntry]]:
+    def batches(self, start: int = 0, until: int | None = None) -> LedgerBatches:
         """As `follow`, in batches of about a megabyte; the next entries are read meanwhile.
 
         Args:
             until: the last wanted entry, which the caller knows to be confirmed.
         Raises:
-            BadSetting: `start` is below 0.
             CordwoodError: see `follow`.
         """
-        if start < 0:
-            raise BadSetting(f"a ledger has no entry {start}")
-        wanted = ENTRY_MAX if until is None else until
         if until is not None:
             self._raise_to(until)
-        entry = start
-        async with ReadAhead(self._read_part, start) as ahead:
-            while entry <= wanted:
-                if entry <= self.last_add_confirmed:
-                    some = await ahead.take(min(self.last_add_confirmed, wanted))
-                    entry = some[-1].entry + 1
-                    yield some
-                elif self.is_closed:
-                    return
-                else:
-                    await self.wait_confirmed(self.last_add_confirmed, timeout_s=POLL_S)
+        return LedgerBatches(self, start, until)
 
-    async def arrow(
+    def arrow(
         self, columns: Sequence[str] | None = None, *, start: int = 0, until: int | None = None
-    ) -> AsyncIterator[pa.RecordBatch]:
+    ) -> LedgerTables:
         """As `batches`, in Arrow batches of thousands of small entries; a batch does not wait for
         more entries.
 
@@ -298,21 +272,9 @@ class ReadableLedger:
             BadSetting: an unknown column.
             CordwoodError: see `batches`.
         """
-        held: list[LedgerEntry] = []
-        size = 0
-        async with aclosing(self.batches(start, until)) as batches:
-            async for some in batches:
-                held += some
-                size += sum(len(each.payload) for each in some)
-                is_full = len(held) >= ARROW_ROWS or size >= BATCH_BYTES
-                if is_full or held[-1].entry in (self.last_add_confirmed, until):
-                    payloads = [each.payload for each in held]
-                    yield entries_to_batch(
-                        self.ledger_id, held[0].entry, payloads, columns or COLUMNS
-                    )
-                    held, size = [], 0
+        return LedgerTables(self, columns, self.batches(start, until), until)
 
-    def __aiter__(self) -> AsyncIterator[LedgerEntry]:
+    def __aiter__(self) -> LedgerEntries:
         return self.follow()
 
     def _check_range(self, first: int, last: int) -> None:
@@ -453,6 +415,10 @@ class ReadableLedger:
             await self._wait_awhile(above, min(POLL_S, left_s))
             left_s -= max(loop.time() - began, AGAIN_S)
         return self.last_add_confirmed
+
+    async def _wait_more(self) -> None:
+        """Wait for an entry that is not confirmed yet, or for the end, for a while."""
+        await self.wait_confirmed(self.last_add_confirmed, timeout_s=POLL_S)
 
     async def _wait_awhile(self, above: int, timeout_s: float) -> None:
         """Wait for a higher LAC from the nodes of the newest known fragment, then read the metadata

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cordwood.client.ledgers import ledger_nodes, readable_ledger
+from cordwood.client.ledgers.ledger_following import Following
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.layout.ledger_records import LedgerEntries, LedgerFlag, unpack_entries
@@ -264,6 +265,14 @@ def _evicts_all(right: Any, self: LedgerIndex, cut: LedgerCut) -> None:
         held.entries.clear()
 
 
+async def _ends_with_its_step(right: Any, self: Following[Any]) -> Any:
+    try:
+        return await right(self)
+    except BaseException:
+        await self.aclose()
+        raise
+
+
 async def _keeps_what_it_knows(self: ReadableLedger) -> LedgerMetadata:
     return self.metadata
 
@@ -346,6 +355,10 @@ BUGS = (
                "a node without space for a large entry does not flush for it",
                at(LedgerStore._is_full).instead(_asks_for_nothing),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-ends-with-a-step",
+               "a reader whose step failed or was cancelled says that the ledger ends there",
+               at(Following.fill).around(_ends_with_its_step),
+               scene="tests/client/ledgers/test_ledger_following.py"),
     PlantedBug("ledger-jumps-the-queue",
                "an entry overtakes entries of calls that wait for free space",
                at(WritableLedger._has_waiting).instead(_sees_nobody),

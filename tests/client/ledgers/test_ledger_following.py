@@ -1,0 +1,181 @@
+"""Readers go on behind an error or a cancelled step: they never take a part for the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
+
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.store import Store
+from cordwood.embedded import connect_blocking
+from cordwood.errors import CordwoodError, Unreachable
+from cordwood.sim.planted import find_bug, planted
+
+
+def entries_of(item: Any) -> list[bytes]:
+    """The payloads of what a step gives: an entry, a batch, or a table."""
+    if isinstance(item, list):
+        return [each.payload for each in item]
+    if hasattr(item, "payload"):
+        return [item.payload]
+    return list(item.column("value").to_pylist())
+
+
+async def within(seconds: float, following: AsyncIterator[Any]) -> Any | None:
+    """The next item, None if there is none in time."""
+    try:
+        return await asyncio.wait_for(anext(following), seconds)
+    except TimeoutError:
+        return None
+
+
+Ways = [ReadableLedger.follow, ReadableLedger.batches, ReadableLedger.arrow]
+
+
+async def written(store: Store, count: int) -> tuple[int, list[bytes]]:
+    payloads = [b"%d" % number for number in range(count)]
+    async with await store.ledgers.create(ensemble=3, write=3, ack=3) as made:
+        await made.append_many(payloads)
+    return made.ledger_id, payloads
+
+
+Way = Callable[[ReadableLedger], AsyncIterator[Any]]
+
+
+async def steps_are_cancelled_at_the_end(cluster: ClusterAtHand, way: Way) -> None:
+    async with cluster.client() as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=2)
+        await made.append_many([b"a", b"b"])
+        following = way(await store.ledgers.open(made.ledger_id))
+        got: list[bytes] = []
+        for wanted in (b"c", b"d"):
+            while (item := await within(0.5, following)) is not None:
+                got += entries_of(item)
+            await made.append(wanted)
+        await made.close()
+        async for item in following:
+            got += entries_of(item)
+        assert got == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("way", Ways)
+def test_a_step_that_is_cancelled_ends_nothing(way: Way) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await steps_are_cancelled_at_the_end(cluster, way)
+
+    simulate(scenario)
+
+
+def test_a_reader_that_ends_with_its_step_is_caught() -> None:
+    with planted(find_bug("ledger-ends-with-a-step")), pytest.raises(StopAsyncIteration):
+        test_a_step_that_is_cancelled_ends_nothing(ReadableLedger.batches)
+
+
+@pytest.mark.parametrize("way", Ways)
+@as_scenario(simulate)
+async def test_steps_are_cancelled_at_any_time(cluster: ClusterAtHand, *, way: Way) -> None:
+    async with cluster.client() as store:
+        ledger, payloads = await written(store, 3000)
+        for pause_s in (0.0, 0.0002, 0.0005, 0.001, 0.002):
+            following = way(await store.ledgers.open(ledger))
+            got: list[bytes] = []
+            while True:
+                step = asyncio.ensure_future(anext(following, None))
+                await asyncio.sleep(pause_s)
+                step.cancel()
+                try:
+                    item = await step
+                except asyncio.CancelledError:
+                    await asyncio.sleep(0.001)
+                    continue
+                if item is None:
+                    break
+                got += entries_of(item)
+            assert got == payloads
+
+
+@pytest.mark.parametrize("way", Ways)
+@as_scenario(simulate)
+async def test_a_step_that_fails_ends_nothing(cluster: ClusterAtHand, *, way: Way) -> None:
+    async with cluster.client(timeout_s=3) as store:
+        ledger, payloads = await written(store, 100)
+        opened = await store.ledgers.open(ledger)
+        following = way(opened)
+        got: list[bytes] = []
+        if way is not ReadableLedger.arrow:
+            got += entries_of(await anext(following))
+        for node in opened.metadata.newest.nodes:
+            cluster.machine(node).pause()
+        error: CordwoodError | None = None
+        while error is None:
+            try:
+                got += entries_of(await anext(following))
+            except CordwoodError as found:
+                error = found
+        assert isinstance(error, Unreachable)
+        for node in opened.metadata.newest.nodes:
+            cluster.machine(node).resume()
+        await asyncio.sleep(3)
+        async for item in following:
+            got += entries_of(item)
+        assert got == payloads
+
+
+@as_scenario(simulate)
+async def test_steps_at_once_get_a_batch_each(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        ledger, payloads = await written(store, 3000)
+        following = (await store.ledgers.open(ledger)).batches()
+        steps = [anext(following, []) for _ in range(5)]
+        got = [entry for batch in await asyncio.gather(*steps) for entry in entries_of(batch)]
+        assert got == payloads
+
+
+@as_scenario(simulate)
+async def test_a_reader_that_was_stopped_gives_nothing_more(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        ledger, _ = await written(store, 3000)
+        before = asyncio.all_tasks()
+        for way in Ways:
+            following = way(await store.ledgers.open(ledger))
+            await anext(following)
+            await following.aclose()
+            assert [item async for item in following] == []
+            assert asyncio.all_tasks() - before == set()
+
+
+class Interrupted(Exception):
+    """A signal handler raised it."""
+
+
+def test_a_signal_in_a_waiting_thread_ends_nothing(tmp_path: Path) -> None:
+    def interrupt(signum: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with connect_blocking(str(tmp_path)) as store:
+            made = store.ledgers.create(ensemble=1, write=1, ack=1)
+            made.append(b"a")
+            opened = store.ledgers.open(made.ledger_id)
+            ways = [opened.follow(), opened.batches(), opened.arrow()]
+            got = [[*entries_of(next(each))] for each in ways]
+            for each in ways:
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                with pytest.raises(Interrupted):
+                    next(each)
+            made.append(b"b")
+            made.close()
+            for each, some in zip(ways, got, strict=True):
+                for item in each:
+                    some += entries_of(item)
+            assert got == [[b"a", b"b"]] * 3
+    finally:
+        signal.signal(signal.SIGALRM, before)
