@@ -25,7 +25,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
-from sqlalchemy import create_engine
+from sqlalchemy import URL, create_engine
 from sqlalchemy.pool import NullPool
 
 from cordwood.durable import make_directories, sync_files
@@ -94,7 +94,9 @@ class IcebergTable:
         self._location = path.as_uri() if path.as_uri() == f"file://{path}" else str(path)
         ours = path / OURS
         make_directories(ours)
-        uri = f"sqlite:///{ours / 'catalog.db'}"
+        # A name with % or ? is none of a URL as it stands, and another table's catalog would be
+        # opened, or none.
+        uri = URL.create("sqlite", database=str(ours / "catalog.db")).render_as_string()
         self._catalog = _SyncingCatalog(NAMESPACE, uri=uri, warehouse=self._location)
         # Its own engine keeps connections until somebody closes it, and a table has no end: each
         # landing left one, of which Python 3.13 warns. Without a pool each ends with its use.

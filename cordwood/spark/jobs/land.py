@@ -39,7 +39,7 @@ from cordwood.spark.jobs.decode import (
     with_error,
 )
 from cordwood.spark.jobs.json_columns import Column, add_columns
-from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle
+from cordwood.spark.jobs.landing import EVENT_DATE, Landing, open_table, settle, table_path
 from cordwood.spark.jobs.notes import damaged, offset_of, read_columns, read_note
 from cordwood.spark.jobs.parquet_table import remove_staging
 from cordwood.spark.jobs.partitions import may_be_unwritable, quoted, unwritable
@@ -50,7 +50,6 @@ from cordwood.spark.jobs.table import (
     LakeTable,
     StagedBatch,
     StagedFile,
-    check_path,
     only_writer,
     staged_files,
 )
@@ -106,7 +105,7 @@ def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> La
         StreamingQueryException: the query failed; started again, it goes on.
     """
     _check_classic(spark)
-    path = check_path(landing.table)
+    path = table_path(landing)
     began = time.monotonic()
     landed = Landed()
     with ExitStack() as stack:

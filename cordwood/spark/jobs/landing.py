@@ -20,7 +20,7 @@ from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.jobs.notes import damaged, read_note
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.partitions import check_partition_columns
-from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_path
+from cordwood.spark.jobs.table import FORMATS, OURS, LakeTable, check_name, check_path
 from cordwood.spark.offsets import check_cluster, parse_offset
 from cordwood.spark.options import parse_options
 from cordwood.spark.runs import records_in
@@ -83,6 +83,17 @@ class Planned:
     first: int
     stop: int
     records: int
+
+
+def table_path(landing: Landing) -> Path:
+    """The table's directory.
+
+    Raises:
+        BadSetting: it is none of this machine, or its name is none for the format.
+    """
+    path = check_path(landing.table)
+    check_name(path, landing.format)
+    return path
 
 
 def open_table(path: Path, landing: Landing) -> LakeTable:
@@ -161,7 +172,7 @@ def dry_run(landing: Landing) -> list[Planned]:
     Raises:
         BadSetting: something about the landing is wrong.
     """
-    path = check_path(landing.table)
+    path = table_path(landing)
     _check_same(path, landing)
     last = Checkpoint(path / OURS / "checkpoint").done()
     if last is None and (path / OURS).exists():

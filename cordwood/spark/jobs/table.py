@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 from cordwood.durable import check_file, make_directories, open_private, publish, sync_files
 from cordwood.errors import BadSetting, Corrupt, StoreInUse
@@ -31,6 +33,8 @@ FORMATS = ("parquet", "delta", "iceberg")
 
 OURS = "_cordwood"
 """Where a table keeps the checkpoint, staged files and notes."""
+
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,24 @@ def check_path(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise BadSetting(f"{text} is a file; a table is a directory")
     return path
+
+
+def check_name(path: Path, format_: str) -> None:
+    """Check that a format's library finds a table by the name of its directory.
+
+    Trap: `deltalake` writes a table where it is told to, and decodes the name of the directory
+    before it reads the table. It resolves symbolic links first, and decodes a URL twice, so no
+    other name leads to the directory.
+
+    Raises:
+        BadSetting: it would read another directory.
+    """
+    if format_ == "delta" and (escape := _ESCAPE.search(str(path))):
+        raise BadSetting(
+            f"{path}: the library of Delta tables (deltalake) takes {escape[0]} in the name of a "
+            f"directory for {unquote(escape[0])!r}, and reads another directory: choose a "
+            "directory without it, or another format"
+        )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cordwood.errors import BadSetting
-from cordwood.spark.jobs.table import FORMATS, OURS, is_hidden
+from cordwood.spark.jobs.table import FORMATS, OURS, check_name, is_hidden
 
 _BEYOND_FILES = ("deletionVectors", "columnMapping")
 """Delta's features that make a file differ from its rows in the table."""
@@ -30,6 +30,7 @@ def table_files(path: Path, format_: str) -> list[Path]:
     """
     if format_ not in FORMATS:
         raise BadSetting(f"a table is {', '.join(FORMATS)}, not {format_!r}")
+    check_name(path, format_)
     try:
         files = _FINDERS[format_](path)
     except ImportError as error:

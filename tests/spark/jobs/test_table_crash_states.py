@@ -15,14 +15,16 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, MapType, StructField, StructType
 
 from cordwood import durable
-from cordwood.errors import Corrupt
+from cordwood.errors import BadSetting, Corrupt
 from cordwood.sim.crash_states.enumerate import CrashStates
 from cordwood.sim.crash_states.fates import UNTORN
 from cordwood.sim.crash_states.file_recorder import FileRecorder, build
 from cordwood.spark.jobs import delta_table, iceberg_table, parquet_table, table
 from cordwood.spark.jobs.land import with_nulls
+from cordwood.spark.jobs.landing import Landing, table_path
 from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.jobs.table import FORMATS, OURS, StagedBatch, StagedFile, staged_files
+from cordwood.spark.jobs.table_files import table_files
 
 BATCHES = 3
 ROWS = 4
@@ -278,3 +280,27 @@ def test_delta_finds_the_end_behind_commits_of_others(tmp_path: Path):
         kept = {"delta.logRetentionDuration": f"interval {30 + day} days"}
         other.alter.set_table_properties(kept)
     assert lake.last_offset() == OFFSET
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a b", "a%b", "a?b", "a#b", "a%25b"])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_directory_of_any_name_holds_its_own_table(tmp_path: Path, format_, name):
+    """Delta's library reads `a b` in place of `a%20b`, whatever it is told: that is refused before
+    there is a table. Iceberg's catalog was opened in the wrong directory, or in none."""
+    (tmp_path / "a b").mkdir()
+    root = tmp_path / name
+    if format_ == "delta" and name in ("a%20b", "a%25b"):
+        with pytest.raises(BadSetting, match="reads another directory"):
+            table_path(Landing({}, str(root), format_))
+        with pytest.raises(BadSetting, match="reads another directory"):
+            table_files(root, format_)
+        return
+    assert table_path(Landing({}, str(root), format_)) == root
+    for batch in range(2):
+        lake = opened(root, format_)
+        land(root, lake, batch)
+    files = table_files(root, format_)
+    assert all(file.is_relative_to(root) for file in files)
+    rows = sorted(lsn for file in files for lsn in pq.ParquetFile(file).read()["lsn"].to_pylist())
+    assert (lake.published("q"), rows) == (1, list(range(2 * ROWS)))
+    assert {path.name for path in tmp_path.iterdir()} == {name, "a b"}
