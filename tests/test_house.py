@@ -32,6 +32,8 @@ LONG = {
     "cordwood/sequencer/appender.py": "one class: a log's appender, over its window of runs",
     "cordwood/client/append/log_appends.py": "one class: appends to one log, from call to answer",
     "cordwood/client/read/read_stream.py": "one class: a read stream, from senders to items",
+    "cordwood/client/read/consumer.py": "one class: a consumer, from joining to leaving",
+    "cordwood/metadata/epoch_store.py": "one record: a log's epochs, with every change of it",
     "cordwood/storage/engine.py": "one class: every change that a storage node makes",
     "cordwood/storage/logs_db/logs_store.py": "one class: LogsDB, over its partitions and tables",
     "cordwood/storage/wal/delta_wal.py": "one class: an open WAL, from recovery to close",

@@ -46,6 +46,7 @@ from cordwood.layout.object_file import (
     fault_in_groups,
     footer_bytes,
     read_group_rows,
+    read_index,
 )
 from cordwood.layout.object_writer import COMPRESSION, GROUP_BYTES, ObjectSink
 from cordwood.ledger import DigestKind
@@ -229,23 +230,9 @@ def read_ledger_footer(tail: Buffer, crc: int, size: int) -> LedgerFooter:
         ChecksumMismatch: it is not the footer that was written.
         Malformed: it is no footer of a ledger's object.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tail = bytes(tail)
-    if crc32c(tail) != crc:
-        raise ChecksumMismatch("the footer of a ledger's object: its checksum is wrong")
-    if len(tail) != footer_bytes(tail):
-        raise Malformed(f"a footer of {footer_bytes(tail)} bytes in {len(tail)}")
-    try:
-        metadata = pq.read_metadata(pa.BufferReader(tail))
-        schema = metadata.schema.to_arrow_schema()
-        text = (metadata.metadata or {})[INDEX_KEY]
-        index = msgspec.json.decode(text, type=LedgerIndex)
-    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(f"the footer of a ledger's object cannot be read: {error}") from error
-    if not schema.equals(ledger_object_schema()):
-        raise Malformed("a ledger's object has other columns than ours")
+    index, metadata = read_index(
+        tail, crc, "a ledger's object", INDEX_KEY, LedgerIndex, ledger_object_schema()
+    )
     fault = fault_in_groups(index.groups, metadata, size - len(tail))
     if index.version != VERSION:
         fault = f"version {index.version}, and this program reads {VERSION}"

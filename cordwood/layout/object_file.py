@@ -30,7 +30,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAGIC = b"PAR1"
+Index = TypeVar("Index", bound=msgspec.Struct)
+
 INDEX_KEY = b"cordwood"
 VERSION = 1
 
@@ -168,25 +170,42 @@ def read_footer(tail: Buffer, crc: int, size: int) -> Footer:
         ChecksumMismatch: it is not the footer that was written.
         Malformed: it is no footer of ours.
     """
+    index, metadata = read_index(tail, crc, "an object", INDEX_KEY, ObjectIndex, object_schema())
+    _check_index(index, metadata, size - len(tail))
+    return Footer(index, metadata, len(tail))
+
+
+def read_index(
+    tail: Buffer, crc: int, what: str, key: bytes, kind: type[Index], schema: pa.Schema
+) -> tuple[Index, Any]:
+    """The index in a footer, and Parquet's own metadata.
+
+    Args:
+        tail, crc: as of `read_footer`.
+        what: the kind of object, in words.
+        key, kind: the place of the index in the footer, and its type.
+        schema: the columns that the object must have.
+    Raises:
+        ChecksumMismatch, Malformed: as `read_footer`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     tail = bytes(tail)
     if crc32c(tail) != crc:
-        raise ChecksumMismatch("the footer of an object: its checksum is wrong")
+        raise ChecksumMismatch(f"the footer of {what}: its checksum is wrong")
     if len(tail) != footer_bytes(tail):
         raise Malformed(f"a footer of {footer_bytes(tail)} bytes in {len(tail)}")
     try:
         metadata = pq.read_metadata(pa.BufferReader(tail))
-        schema = metadata.schema.to_arrow_schema()
-        text = (metadata.metadata or {})[INDEX_KEY]
-        index = msgspec.json.decode(text, type=ObjectIndex)
+        columns = metadata.schema.to_arrow_schema()
+        text = (metadata.metadata or {})[key]
+        index = msgspec.json.decode(text, type=kind)
     except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(f"the footer of an object cannot be read: {error}") from error
-    if not schema.equals(object_schema()):
-        raise Malformed("an object has other columns than ours")
-    _check_index(index, metadata, size - len(tail))
-    return Footer(index, metadata, len(tail))
+        raise Malformed(f"the footer of {what} cannot be read: {error}") from error
+    if not columns.equals(schema):
+        raise Malformed(f"{what} has other columns than ours")
+    return index, metadata
 
 
 def check_object(content: Buffer, crc: int) -> Footer:

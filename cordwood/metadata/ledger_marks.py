@@ -15,9 +15,10 @@ import msgspec
 
 from cordwood.errors import OutcomeUnknown
 from cordwood.layout.json_text import read_json
-from cordwood.layout.ledger_metadata import SHORT_IDS, ledger_key, read_ledger_key
+from cordwood.layout.ledger_metadata import SHORT_IDS, ledger_key
 from cordwood.layout.message_ledgers import LEDGERS_MAX
 from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.ledger_pages import ledger_page
 from cordwood.metadata.store import MetadataStore
 from cordwood.protocol.ledger_autorecovery import Mark, merged
 
@@ -76,16 +77,7 @@ class LedgerMarks:
 
     async def page(self, after: int, limit: int) -> list[int]:
         """Ledgers above `after` that have marks, rising, at most `limit` of them."""
-        found: list[int] = []
-        if after < SHORT_IDS:
-            start = _key(after) if after >= 0 else ""
-            keys = await self._store.keys_after(_SHORT, start, limit)
-            found = [read_ledger_key(key.removeprefix(_SHORT)) for key in keys]
-        if len(found) < limit:
-            start = _key(after) if after >= SHORT_IDS else ""
-            keys = await self._store.keys_after(_LONG, start, limit - len(found))
-            found += [read_ledger_key(key.removeprefix(_LONG)) for key in keys]
-        return found
+        return await ledger_page(self._store, _SHORT, _LONG, after, limit)
 
     async def all(self) -> AsyncIterator[int]:
         """Every ledger that has a mark; those that come or go meanwhile may be among them."""

@@ -50,6 +50,7 @@ from cordwood.layout.message_ledgers import (
 )
 from cordwood.ledger import LEDGER_MAX, LedgerMetadata, LedgerState, Versioned, may_follow
 from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.ledger_pages import ledger_page
 from cordwood.metadata.store import MetadataStore
 
 _SHORT = "ledgers/"
@@ -243,16 +244,7 @@ class LedgerMetadataStore:
 
     async def page(self, after: int, limit: int) -> list[int]:
         """Ids above `after`, at most `limit` of them."""
-        found: list[int] = []
-        if after < SHORT_IDS:
-            start = _key(after) if after >= 0 else ""
-            keys = await self._store.keys_after(_SHORT, start, limit)
-            found = [read_ledger_key(key.removeprefix(_SHORT)) for key in keys]
-        if len(found) < limit:
-            start = _key(after) if after >= SHORT_IDS else ""
-            keys = await self._store.keys_after(_LONG, start, limit - len(found))
-            found += [read_ledger_key(key.removeprefix(_LONG)) for key in keys]
-        return found
+        return await ledger_page(self._store, _SHORT, _LONG, after, limit)
 
     async def all(self) -> AsyncIterator[Versioned]:
         """Every ledger, by id; those that come or go meanwhile may be among them or not."""
