@@ -25,6 +25,7 @@ from cordwood.durable import make_directories, write_whole
 from cordwood.errors import BadSetting
 from cordwood.spark.catalog import Catalog, select
 from cordwood.spark.jobs.notes import damaged, read_note, text_of
+from cordwood.spark.jobs.partitions import partition_value
 from cordwood.spark.jobs.table import check_path, only_writer
 from cordwood.spark.jobs.table_files import steps, table_files
 from cordwood.spark.options import parse_options
@@ -293,9 +294,7 @@ def _write_step(
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    # Columns that came later are in some files only, and the schema of one would drop them.
-    reader = spark.read.option("basePath", str(table)).option("mergeSchema", "true")
-    frame = reader.parquet(*map(str, files))
+    frame = _rows(spark, table, files)
     in_order = ordered and "lsn" in frame.columns
     keep_log = "log" not in {name.lower() for name in sink}
     if ordered:
@@ -308,6 +307,44 @@ def _write_step(
     options = {**sink, "deliveryMode": AT_LEAST_ONCE}
     frame.write.format("cordwood").options(**options).mode("append").save()
     return int(seen.get["records"])
+
+
+def _rows(spark: SparkSession, table: Path, files: Sequence[Path]) -> DataFrame:
+    """The rows of some files, with the columns that only directories have.
+
+    Trap: Spark takes a directory's value for a number, a day or a time of its session where it
+    looks like one. A key `5` was refused then as a number, and a time in UTC was shifted.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    # Columns that came later are in some files only, and the schema of one would drop them.
+    reader = spark.read.option("basePath", str(table)).option("mergeSchema", "true")
+    frame = reader.parquet(*map(str, files))
+    by = TAKEN.keys() & _directory_columns(table, files)
+    if not by:
+        return frame
+    schema = StructType(
+        [
+            StructField(each.name, StringType()) if each.name in by else each
+            for each in frame.schema.fields
+        ]
+    )
+    frame = reader.schema(schema).parquet(*map(str, files))
+    if "timestamp" not in by:
+        return frame
+    text = f.col("timestamp")
+    # A landing writes UTC and does not say so. Others may write days, or say an offset.
+    ways = (f.concat(text, f.lit("Z")), f.concat(text, f.lit("T00:00:00Z")), text)
+    odd = f.raise_error(f.concat(f.lit("a directory names no time: timestamp="), text))
+    read = f.coalesce(*map(f.try_to_timestamp, ways), odd.cast("timestamp"))
+    return frame.withColumn("timestamp", f.when(text.isNotNull(), read))
+
+
+def _directory_columns(table: Path, files: Sequence[Path]) -> set[str]:
+    """The columns that the names of directories give values of."""
+    parts = {part for file in files for part in file.relative_to(table).parts[:-1]}
+    return {partition_value(part)[0] for part in parts if "=" in part}
 
 
 def _columns(frame: DataFrame, *, keep_log: bool) -> DataFrame:

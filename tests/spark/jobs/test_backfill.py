@@ -124,6 +124,56 @@ def test_an_iceberg_table_is_written_back_with_what_came_later(
         backfill(spark, str(tmp_path / "moved"), sink, str(tmp_path / "n2"), format_="iceberg")
 
 
+def test_a_table_of_directories_of_times_is_written_back(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+):
+    """Spark took the directories' times for its session's, which is not UTC, or for days."""
+    times = [0, 1_700_000_000_123_456, 1_700_000_000_120_000, 86_400_000_000]
+    times.sort()
+    store.append_many(log, [b"%d" % n for n in range(4)], timestamps=times)
+    source = {SERVERS: cluster.url, "subscribe": log}
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    for format_, name in (("parquet", "a%20b"), ("delta", "a b?c"), ("iceberg", "x%20y?z")):
+        table, back = tmp_path / name, f"{log}/{format_}"
+        by = ("timestamp", "log") if format_ == "parquet" else ("timestamp",)
+        land(spark, Landing(source, str(table), format_, by))
+        sink, notes = {SERVERS: cluster.url, "log": back}, str(tmp_path / f"notes-{format_}")
+        done = backfill(session, str(table), sink, notes, format_=format_, ordered=True)
+        assert done.records == 4
+        with store.read(back) as reader:
+            copied = [item for item in reader if isinstance(item, Record)]
+        assert {(int(item.value), item.timestamp_us) for item in copied} == set(enumerate(times))
+
+
+def test_a_directory_of_a_number_is_a_key(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+):
+    """Spark took it for an int, and the sink has no place for one."""
+    table, by_day = tmp_path / "table", tmp_path / "by_day"
+    for key in ("key=5", "key=__HIVE_DEFAULT_PARTITION__", "key=a%3Db"):
+        (table / key).mkdir(parents=True)
+        pq.write_table(pa.table({"value": [key.encode()]}), table / key / "part-0.parquet")
+    for day in ("2026-01-02", "2026-01-02 03%3A04%3A05+01%3A00"):
+        (by_day / f"timestamp={day}").mkdir(parents=True)
+        pq.write_table(pa.table({"value": [b"x"]}), by_day / f"timestamp={day}" / "part-0.parquet")
+    sink = {SERVERS: cluster.url, "log": log}
+    assert backfill(spark, str(table), sink, str(tmp_path / "notes")).records == 3
+    with store.read(log) as reader:
+        copied = {item.value: item.key for item in reader if isinstance(item, Record)}
+    null = b"key=__HIVE_DEFAULT_PARTITION__"
+    assert copied == {b"key=5": b"5", null: None, b"key=a%3Db": b"a=b"}
+    sink = {SERVERS: cluster.url, "log": f"{log}/days"}
+    assert backfill(spark, str(by_day), sink, str(tmp_path / "notes-2")).records == 2
+    with store.read(f"{log}/days") as reader:
+        found = sorted(item.timestamp_us for item in reader if isinstance(item, Record))
+    assert found == [1_767_312_000_000_000, 1_767_319_445_000_000]
+    (by_day / "timestamp=soon").mkdir()
+    pq.write_table(pa.table({"value": [b"x"]}), by_day / "timestamp=soon" / "part-0.parquet")
+    with pytest.raises(Exception, match="a directory names no time: timestamp=soon"):
+        backfill(spark, str(by_day), sink, str(tmp_path / "notes-2"))
+
+
 def test_the_verbs_say_what_they_would_do(
     cluster: LiveCluster, store: BlockingStore, log: str, capfd: pytest.CaptureFixture[str]
 ):
