@@ -62,9 +62,18 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
             self.release()
             return take(waiter, FOREVER if timeout is None else max(timeout, 0.0))
         finally:
-            # A signal handler may have raised before the release.
-            if not self._is_owned():  # type: ignore[attr-defined]
-                self.acquire()
+            try:
+                self._take_again()
+            except BaseException:
+                # A signal handler raised right here. Without the lock, its `with` block would raise
+                # RuntimeError in the place of that error.
+                self._take_again()
+                raise
+
+    def _take_again(self) -> None:
+        # A signal handler may have raised before the release.
+        if not self._is_owned():  # type: ignore[attr-defined]
+            self.acquire()
 
     def wait_for(self, holds: Callable[[], bool], timeout: float) -> bool:
         """Wait until `holds`, for `timeout` seconds at most; whether it does."""

@@ -417,9 +417,16 @@ def open_blocking(
 ) -> BlockingStore:
     """Run a store in a thread of its own."""
     thread = LoopThread("cordwood-client")
+    timeout_s = settings.timeout_s + MARGIN_S
+    opened: list[Store] = []
+
+    async def make_it() -> None:
+        opened.append(await make())
+
     try:
-        store = thread.call(make(), timeout_s=settings.timeout_s + MARGIN_S)
+        thread.call(make_it(), timeout_s=timeout_s)
+        # Inside: an error of a signal handler must leave no store open that nobody has.
+        return BlockingStore(thread, opened[0], timeout_s)
     except BaseException:
-        thread.close()
+        thread.close(*(each.close() for each in opened), timeout_s=timeout_s)
         raise
-    return BlockingStore(thread, store, settings.timeout_s + MARGIN_S)

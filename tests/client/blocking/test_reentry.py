@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -13,12 +14,16 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from swaps import swap
 
-from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.client.blocking import blocking_store
+from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.embedded import connect_blocking
 from cordwood.errors import CordwoodError, Rejected
 from cordwood.host.loop_thread import LoopThread
+from cordwood.host.waits import Condition
 from cordwood.lsn import make_lsn
+from cordwood.settings import ClientSettings
 
 WITHIN_S = 30.0
 
@@ -160,6 +165,67 @@ def test_a_close_that_was_broken_off_at_any_moment_can_be_made_again() -> None:
         first.close()
         second.close()
     assert at > 10
+
+
+def test_a_wait_that_was_broken_off_at_any_moment_raises_the_handler_s_error() -> None:
+    """It raised RuntimeError: the lock was not held when its block was left."""
+    at = 0
+    is_over = False
+    while not is_over:
+        at += 1
+        condition = Condition()
+
+        def wait(condition: Condition = condition) -> None:
+            with condition:
+                condition.wait(0.001)
+
+        is_over = not interrupted(at, wait)
+        assert condition.acquire(blocking=False)
+        condition.release()
+    assert at > 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_connect_that_was_broken_off_at_any_moment_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handler's error between the opening and the return left an embedded store open, which
+    nobody had."""
+    threads: list[LoopThread] = []
+    swap(monkeypatch, LoopThread, lambda _: threads[-1], within=blocking_store)
+    at = 0
+    is_over = False
+    while not is_over:
+        at += 1
+        threads.append(LoopThread("test"))
+        opened = _Opened()
+        found: list[BlockingStore] = []
+
+        def connect(opened: _Opened = opened, found: list[BlockingStore] = found) -> None:
+            found.append(open_blocking(opened.open, ClientSettings()))  # type: ignore[arg-type]
+
+        is_over = not interrupted(at, connect)
+        for each in found:
+            each.close()
+        assert opened.opens == opened.closes, f"it stays open, after an error at {at}"
+        threads[-1].close()
+        gc.collect()
+    assert at > 20
+
+
+class _Opened:
+    """Counts how often a store was opened and closed."""
+
+    def __init__(self) -> None:
+        self.opens = self.closes = 0
+
+    async def open(self) -> _Opened:
+        self.opens += 1
+        return self
+
+    async def close(self) -> None:
+        self.closes += 1
 
 
 @pytest.mark.parametrize("kind", ["stream", "reader", "consumer"])
