@@ -23,6 +23,7 @@ from cordwood.client.append.record_check import (
     check_log_name,
     own_headers,
     record_bytes,
+    to_us,
 )
 from cordwood.errors import Closed, CordwoodError, Overloaded
 from cordwood.host.byte_gate import ByteGate, ByteShare
@@ -40,20 +41,20 @@ class _Handed:
         is_given_up: its caller was broken off, by an error of a signal handler.
     """
 
-    __slots__ = ("headers", "is_given_up", "key", "log", "share", "timestamp", "told", "value")
+    __slots__ = ("headers", "is_given_up", "key", "log", "share", "time_us", "told", "value")
 
     def __init__(
         self,
         log: str,
         value: bytes,
         key: bytes | None,
-        timestamp: Timestamp | None,
+        time_us: int | None,
         headers: Headers | None,
     ) -> None:
         self.log = log
         self.value = value
         self.key = key
-        self.timestamp = timestamp
+        self.time_us = time_us
         self.headers = headers
         self.share = ByteShare(record_bytes(value, key, None, headers))
         self.told: Future[Lsn] = ThreadFuture()
@@ -102,17 +103,19 @@ class BlockingBufferedWriter:
 
         Raises:
             Overloaded: there was none within the client's timeout; it was not appended.
-            BadSetting: the log's name is no text, or the value, the key or a header no bytes.
+            BadSetting: the log's name is no text, the value, the key or a header no bytes, or the
+                timestamp none.
             Closed: the client was closed.
         """
         self._thread.check_process()
         check_log_name(log)
-        # The caller may fill its buffers again while the loop's thread has not come to this.
+        # The caller may fill its buffers again while the loop's thread has not come to this. Code
+        # of the caller's own, as of a time zone, may fail: it runs here and not there.
         record = _Handed(
             log,
             as_bytes(value),
             None if key is None else as_bytes(key, "key"),
-            timestamp,
+            None if timestamp is None else to_us(timestamp),
             None if headers is None else own_headers(headers),
         )
         try:
@@ -221,7 +224,7 @@ class BlockingBufferedWriter:
                 record.log,
                 record.value,
                 key=record.key,
-                timestamp=record.timestamp,
+                timestamp=record.time_us,
                 headers=record.headers,
             )
         except CordwoodError as error:

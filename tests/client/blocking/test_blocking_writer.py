@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import cordwood
 from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
-from cordwood.errors import Closed, RecordTooLarge
+from cordwood.errors import BadSetting, Closed, RecordTooLarge
 
 
 def test_records_of_many_threads_are_gathered_and_stored(tmp_path: Path) -> None:
@@ -54,3 +56,25 @@ def test_errors_come_by_the_future_or_at_once(tmp_path: Path) -> None:
         writer.close()
         with pytest.raises(Closed):
             writer.append("log", b"late")
+
+
+class _Broken(datetime.tzinfo):
+    """A time zone of the caller's own, which fails."""
+
+    def utcoffset(self, _: datetime.datetime | None) -> datetime.timedelta:
+        raise ZeroDivisionError
+
+
+def test_a_time_zone_that_fails_stops_no_record_and_holds_no_room(tmp_path: Path) -> None:
+    """It failed on the client's thread: `append` waited for ever, as did records behind it."""
+    with cordwood.connect(tmp_path) as store:
+        writer = store.buffered_writer()
+        when = datetime.datetime(2020, 1, 1, tzinfo=_Broken())
+        # The loop takes what is handed over meanwhile together.
+        store._thread.soon(lambda: time.sleep(0.2))
+        with pytest.raises(ZeroDivisionError):
+            writer.submit("log", b"broken", timestamp=when).result(5)
+        assert writer.submit("log", b"behind").result(5)
+        with pytest.raises(BadSetting, match="a timestamp is"):
+            writer.submit("log", b"no time", timestamp="noon")  # type: ignore[arg-type]
+        assert writer._memory.bytes == 0
