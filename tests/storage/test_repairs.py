@@ -22,10 +22,11 @@ from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import NodeId
+from cordwood.rebuilding import PARTS, Transfer
 from cordwood.settings import MIB, StorageSettings
-from cordwood.sim.damage import damage_tables, lose_partition
+from cordwood.sim.damage import TABLES_PATH, damage_tables, lose_partition
 from cordwood.sim.holdings import held_blocks
-from cordwood.sim.memory_logs import MemoryTables
+from cordwood.sim.memory_logs import MemoryTables, files_of_tables
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.logs_db.lost_partitions import WHY_LOST
 from cordwood.storage.rebuild.donor import Donor
@@ -665,3 +666,75 @@ async def test_a_copy_that_a_donor_finds_rotten_as_it_moves_it_is_moved_once_it_
     await healed(cluster)
     await until(mended(cluster, donor))
     assert not await missing(cluster)
+
+
+ONE_FLUSH = replace(UNSCRUBBED, partition_files=1)
+"""Each flush fills a partition."""
+
+
+async def rebalanced(cluster: ClusterAtHand, source: int, target: int) -> None:
+    """All blocks of a node that may go to another one are there."""
+    before = cluster.running[source]._rebuild.set.version
+    async with cluster.client() as store:
+        await store.rebalance([Transfer(source, target, PARTS)])
+
+    def is_over() -> bool:
+        sets = [node._rebuild.set for node in cluster.running.values()]
+        return all(
+            each.version > before and each.rebalancing is not None and not each.rebalancing.left
+            for each in sets
+        )
+
+    await until(is_over)
+    await flushed(cluster)
+
+
+def test_a_copy_that_was_given_away_before_does_not_fill_a_lost_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its envelope is old: by it the node is no donor, although others count on it."""
+    right = Repairs._mend
+    begun = asyncio.Event()
+
+    async def when_told(self: Repairs, damaged: DamagedRange) -> str:
+        is_due = damaged.log != 1 or begun.is_set()
+        return await right(self, damaged) if is_due else "its turn comes later"
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1, records=1)
+        await flushed(cluster)
+        ((place, nodes),) = (await copies(cluster)).items()
+        donor = next(iter(nodes.values()))[0]
+        await rebalanced(cluster, donor, next(n for n in cluster.numbers if n not in nodes))
+        for _ in range(3):
+            async with cluster.client() as store:
+                for number in range(6):
+                    await store.append(f"other-{number}", b"value")
+            await flushed(cluster)
+        (other,) = (await copies(cluster))[place].keys() - nodes.keys()
+        await rebalanced(cluster, other, donor)
+        held = await cluster.running[donor].engine.logs.directory(1)
+        first, *_, last = [partition for partition, _ in held]
+        assert first.number < last.number
+        cluster.kill(donor)
+        tree = cluster.machine(donor).disk.tree
+        for name in files_of_tables(tree.names(TABLES_PATH))[last.table]:
+            tree.lose(f"{TABLES_PATH}/{name}")
+        await cluster.start(donor)
+        lost_one = (await copies(cluster))[place].keys() - {donor}
+        lose_disk(cluster, min(lost_one))
+        await call_lost(cluster, min(lost_one))
+        cluster.keep_starting(min(lost_one))
+        await asyncio.sleep(30)
+        begun.set()
+        await healed(cluster)
+        await until(lambda: not ranges(cluster, donor))
+        assert not await missing(cluster)
+
+    swap(monkeypatch, Repairs._mend, when_told)
+    simulate(scenario, nodes=5, storage=ONE_FLUSH)
+
+
+def test_a_range_that_any_copy_fills_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with planted(find_bug("rot-filled-by-any-copy")), pytest.raises(AssertionError):
+        test_a_copy_that_was_given_away_before_does_not_fill_a_lost_partition(monkeypatch)

@@ -23,7 +23,8 @@ from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.scenarios import ROT, both, cluster_of, planned, scenario, scrubbed
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.log_search import LogSearch
-from cordwood.storage.logs_db import logs_store, lost_partitions
+from cordwood.storage.logs_db import logs_read, logs_store, lost_partitions
+from cordwood.storage.logs_db.logs_read import Found
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.lost_partitions import take_for_rotten
 from cordwood.storage.repair import repairs
@@ -114,6 +115,12 @@ def _without_its_end(right: Any, *what: Any, **named: Any) -> list[DamagedRange]
     return [*most, short] if short.first <= short.last else most
 
 
+def _by_any_copy(right: Any, found: Sequence[Found], *what: Any, **named: Any) -> Any:
+    left, bad = right(found, *what, **named)
+    there = {(key.first, key.last) for key, _, _ in left}
+    return left, [each for each in bad if each not in there]
+
+
 async def _one_answer(
     right: Any,
     self: Repairs,
@@ -197,6 +204,10 @@ BUGS = (
                scenario=LOST_PARTITION),
     PlantedBug("lost-partition-short", "the last LSN of a lost partition is not called damaged",
                at(lost_partitions._ranges).around(_without_its_end), scenario=LOST_PARTITION),
+    PlantedBug("rot-filled-by-any-copy", "an earlier copy in another partition fills a range that "
+                                         "rotted",
+               at(logs_read._without_damaged).around(_by_any_copy),
+               scene="tests/storage/test_repairs.py"),
     PlantedBug("rot-found-empty", "a question where a time or the log's end lies takes what rotted "
                                   "for empty",
                at(LogSearch._check_between).instead(

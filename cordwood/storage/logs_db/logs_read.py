@@ -220,7 +220,7 @@ def _without_damaged(
     query: IndexQuery,
     mended: Set[DamagedRange] = frozenset(),
 ) -> tuple[list[Found], list[tuple[int, int]]]:
-    """The entries without known damaged copies, and the ranges that no other copy fills."""
+    """The entries without known damaged copies, and the ranges that no later copy fills."""
 
     def is_bad(each: Found) -> bool:
         key, _, partition = each
@@ -230,18 +230,20 @@ def _without_damaged(
         )
 
     left = [each for each in found if not is_bad(each)]
-    whole = {
-        (key.first, key.last)
-        for key, _, _ in left
-        if query.counts(key.last, key.seal_epoch, key.wave)
-    }
+    latest: dict[tuple[int, int], int] = {}
+    for key, _, partition in left:
+        if query.counts(key.last, key.seal_epoch, key.wave):
+            place = (key.first, key.last)
+            latest[place] = max(latest.get(place, 0), partition.number)
     bad = [
         (max(each.first, query.start), each.last)
         for each in known
         if each not in mended
         and each.last >= query.start
         and each.first <= query.bound
-        and (each.first, each.last) not in whole  # a repair stored it again, elsewhere
+        # Trap: a copy of an earlier partition does not fill the range. A move may have replaced its
+        # envelope, or set it aside, by the copy that rotted.
+        and latest.get((each.first, each.last), 0) <= each.partition
     ]
     return left, bad
 
