@@ -80,7 +80,7 @@ def upload(
 ) -> None:
     """Upload a log's readable records that are not uploaded yet.
 
-    Ends with 1 where records are lost: nothing is uploaded past them.
+    Ends with 1 where records are lost, or no node sends them: nothing is uploaded past them.
     """
     url = find_target(cluster).url
 
@@ -115,6 +115,12 @@ def upload(
             )
         if done.blocked:
             typer.echo(f"records are lost from {format_lsn(done.blocked)} on", err=True)
+            raise typer.Exit(1)
+        if source.silent is not None:
+            typer.echo(
+                f"no node sends {format_lsn(source.silent)}: run it again when its nodes are up",
+                err=True,
+            )
             raise typer.Exit(1)
 
     _run(store, option, act)

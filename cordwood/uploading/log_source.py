@@ -1,7 +1,12 @@
-"""A log's blocks and gaps, as a client reads them, for an upload."""
+"""A log's blocks and gaps, as a client reads them, for an upload.
+
+A client's reader waits for silent nodes without a limit. An upload holds up those of other logs, so
+it goes no further than to a place that nodes do not send for a while, and it says so.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Self, TypeGuard
 
@@ -15,19 +20,31 @@ if TYPE_CHECKING:
     from cordwood.tier.uploader import Item
 
 
+PATIENCE_S = 30.0
+"""For the next block or gap. A block comes within seconds, even where one node after another has to
+be asked; a node that restarts is back as soon."""
+
+
 class LogSource:
     """The readable records of a log at the time of the entry.
 
     Args:
         next_lsn: where to begin; 0 for the log's beginning.
+        barrier: the first LSN that is known to be lost or silent; None for none.
     Attributes:
         first: the first LSN: behind the trim point, if the beginning was requested.
+        silent: the LSN that nodes did not send within PATIENCE_S; None where all came. It may be
+            asked for again.
     """
 
-    def __init__(self, client: Store, log: int, next_lsn: int) -> None:
+    def __init__(
+        self, client: Store, log: int, next_lsn: int, *, barrier: int | None = None
+    ) -> None:
         self.first = next_lsn
+        self.silent: Lsn | None = None
         self._client = client
         self._log = log
+        self._barrier = barrier
         self._stream: ReadStream | None = None
         self._held: Item | None = None
 
@@ -35,7 +52,8 @@ class LogSource:
         start: Lsn | str = Lsn(self.first) if self.first else "oldest"
         if self.first and self.first > await self._client.tail(self._log):
             return self  # all is uploaded
-        self._stream = await self._client.read(self._log, start, "tail")
+        until: Lsn | str = "tail" if self._barrier is None else Lsn(self._barrier - 1)
+        self._stream = await self._client.read(self._log, start, until)
         if not self.first:
             self._held = await self._next()
             while isinstance(self._held, Gap) and self._held.kind is GapKind.TRIM:
@@ -69,7 +87,14 @@ class LogSource:
 
     async def _next(self) -> Item | None:
         assert self._stream is not None
-        taken = await self._stream.next()
+        if self.silent is not None:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                taken = await self._stream.next()
+        except TimeoutError:
+            self.silent = Lsn(self._stream.taken_lsn)
+            return None
         if taken is None:
             return None
         if isinstance(taken, Gap):

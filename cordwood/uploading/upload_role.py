@@ -73,7 +73,8 @@ class _Seen:
         next: the end of its manifest; -1 if unknown. upto: headers are read up to this LSN,
             exclusive; 0 for none. bytes, oldest_us: of the waiting blocks: bytes of bodies, and
             append time of the first. barrier: the first lost or unknown LSN; None if there is none.
-        failures, rest_until: failed tries in a row, and the end of the log's rest.
+        failures, rest_until: failed tries in a row, to upload or to read headers, and the end of
+            the log's rest.
     """
 
     next: int = -1
@@ -328,6 +329,8 @@ class UploadRole:
                         seen.upto = int(taken.last) + 1
             except TimeoutError:
                 seen.barrier = stream.taken_lsn
+                # Each look would wait as long for the same nodes, and so would other logs.
+                self._rest_of(seen)
 
     # Uploading.
 
@@ -361,12 +364,16 @@ class UploadRole:
                 await self._objects.store(), await self._objects.manifest(log), self._host, log,
                 info.name, created_us=info.created_us,
             )  # fmt: skip
-            async with LogSource(client, log, await uploader.next_lsn()) as source:
+            async with self._source(client, log, await uploader.next_lsn()) as source:
                 await self._check_wanted(log)
                 items = _paced(source.items(), rate)
                 self._on_uploaded(log, await uploader.run(items, source.first))
         except CordwoodError as error:
             self._on_failed(log, error)
+
+    def _source(self, client: Store, log: int, next_lsn: int) -> LogSource:
+        """What of a log is there to read, up to its barrier."""
+        return LogSource(client, log, next_lsn, barrier=self._seen[log].barrier)
 
     async def _check_wanted(self, log: int) -> None:
         """See that a log whose tail is fixed is still to be uploaded.
@@ -399,10 +406,12 @@ class UploadRole:
                 uploader = LogUploader(
                     store, manifest, self._host, each.log, info.name, created_us=info.created_us
                 )
-                async with LogSource(client, each.log, await uploader.next_lsn()) as source:
+                async with self._source(client, each.log, await uploader.next_lsn()) as source:
                     await self._check_wanted(each.log)
                     items, lost = await gather(_paced(source.items(), rate), each.bytes_max)
                     first = source.first
+                if source.silent is not None and not items:
+                    self._seen[each.log] = _Seen()  # its headers say where the barrier is
             except CordwoodError as error:
                 self._on_failed(each.log, error)
                 continue
@@ -433,12 +442,17 @@ class UploadRole:
         """Leave a log alone for a while, longer each time."""
         seen = self._seen[log]
         seen.next = -1  # another node may have gone on, or this one's commit be answered late
+        rest_s = self._rest_of(seen)
+        level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
+        logger.log(level, "log %d: its upload waits for %.1f s: %s", log, rest_s, error)
+
+    def _rest_of(self, seen: _Seen) -> float:
+        """Have a log rest after a failed try; for how many seconds."""
         seen.failures += 1
         rest_s = min(PAUSE_MAX_S, self._settings.look_s * 2.0 ** min(seen.failures, 16))
         rest_s *= 0.5 + self._host.random.random() / 2
         seen.rest_until = asyncio.get_running_loop().time() + rest_s
-        level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
-        logger.log(level, "log %d: its upload waits for %.1f s: %s", log, rest_s, error)
+        return rest_s
 
 
 def _count(seen: _Seen, taken: Delivery) -> None:  # type: ignore[type-arg]

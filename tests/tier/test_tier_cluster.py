@@ -20,7 +20,8 @@ from cordwood.errors import BadSetting, Corrupt, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.object_names import LOGS, OWNER, head_name, origin_name
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import Lsn
+from cordwood.lsn import Lsn, make_lsn
+from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.holdings import held_blocks
@@ -117,6 +118,66 @@ class TestTheWholeWay:
             for node in cluster.running.values():
                 assert node.engine.gone_of(1) == 0, "whose history it is, nobody knows"
                 assert node.engine.gone_of(2) == await store.tail("b")
+
+
+WAITS = LogAttributes(tier=True, local_retention=3600, tier_after_s=20)
+
+
+class TestSilentNodes:
+    @as_scenario(simulate, nodes=5, copies=2, seed=2, storage=STORAGE, tier=TIER)
+    async def test_records_that_no_node_sends_hold_up_no_other_log(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """An upload that had begun waited for them, and its uploader's other logs with it. What was
+        before them waited too."""
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=WAITS)
+            await write(store, "log", 20, 0.1)
+            before = await store.tail("log")
+            uploader = cluster.sequencer_of(1)
+            cluster.kill(uploader)
+            await asyncio.sleep(3)
+            await write(store, "log", 5, 0.1)
+            epoch_2 = await store.tail("log")
+            await cluster.start(uploader)
+            await asyncio.sleep(8)
+            await write(store, "log", 5, 0.1)
+            assert cluster.sequencer_of(1) == uploader
+            silent = [
+                number
+                for number, node in cluster.running.items()
+                if any(at.header.last == epoch_2 for at in await held_blocks(node.engine, 1))
+            ]
+            assert len(silent) == 2
+            assert uploader not in silent, "with this seed"
+            for number in silent:
+                cluster.kill(number)
+            await asyncio.sleep(10)
+            later = [f"later-{n}" for n in range(8)]
+            for log in later:
+                await store.create_log(log, attributes=WAITS)
+                await store.append(log, b"x")
+            numbers = {log: int((await store.log(log)).log_id) for log in later}
+            beside = {n for n in numbers.values() if cluster.sequencer_of(n) == uploader}
+            assert beside, "this uploader has other logs"
+            await asyncio.sleep(120)
+            host = cluster.client_host()
+            objects = await cluster.open_objects(host, BUCKET)
+            for log in (1, *numbers.values()):
+                head = await LogManifest(objects, log, host, "test").load()
+                assert head is not None
+                if log == 1:
+                    assert before < head.end < epoch_2, "with the end of its epoch, or without"
+                else:
+                    assert head.end == make_lsn(1, 2)
+            blocked = cluster.running[NodeId(uploader)]._tiering.uploads.blocked
+            assert list(blocked) == [1]
+            assert before < blocked[1] <= epoch_2
+            await cluster.start(*silent)
+            await asyncio.sleep(90)
+            head = await LogManifest(objects, 1, host, "test").load()
+            assert head is not None
+            assert head.end == await store.tail("log") + 1
 
 
 KEEPS = replace(STORAGE, retention_every_s=86_400)
