@@ -117,8 +117,13 @@ class Waiting:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something waits, and a barrier stands before all of it."""
-        return self.barrier is not None and self.barrier <= self.next < self.stop
+        """Whether something waits, and a barrier stands before all of it.
+
+        Before the barrier there may be gaps, as at the end of an epoch. They wait for records.
+        """
+        if self.barrier is None or self.barrier >= self.stop:
+            return False
+        return self.next < self.stop and (self.barrier <= self.next or not self.bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,12 @@ class TestHowFar:
         assert went == ([goes] if goes else [])
         assert made.blocked == (((1, blocked),) if blocked else ())
 
+    @pytest.mark.parametrize(("barrier", "is_told"), [(150, True), (199, True), (200, False)])
+    def test_it_is_told_where_gaps_alone_come_before_it(self, barrier, is_told):
+        """As the end of an epoch does, before another one whose first records are lost."""
+        made = plan(waiting(bytes=0, barrier=barrier))
+        assert made == Plan((), ((1, barrier),) if is_told else ())
+
     def test_a_blocked_log_does_not_hold_up_others(self):
         made = plan(waiting(1, 99, barrier=100), waiting(2, 99))
         assert shares(made) == [[(2, "size")]]
@@ -171,7 +177,8 @@ class TestAlways:
             assert each.bytes <= OBJECT_BYTES
             assert len(numbers) == 1 or all(by_log[n].bytes < SPLIT_BYTES for n in numbers)
         for log in logs:
-            is_blocked = log.barrier is not None and log.barrier <= log.next < log.stop
+            can_go = log.barrier is None or (log.bytes > 0 and log.barrier > log.next)
+            is_blocked = not can_go and log.next < log.stop and log.barrier < log.stop
             assert ((log.log, log.barrier) in made.blocked) is is_blocked
             is_due = (
                 log.bytes > 0
