@@ -16,7 +16,7 @@ from typing import cast
 from cordwood.block import Buffer
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.host.address import join_address, split_address
-from cordwood.host.local_socket import bind_beside, reach_beside
+from cordwood.host.local_socket import bind_beside, reach_beside, widen
 from cordwood.host.seams import DirectReceiver, StreamHandler
 
 ACCEPT_BACKLOG = 512
@@ -65,6 +65,12 @@ class RealTransport(asyncio.Transport):
         self._inner.abort()
 
 
+def _real(transport: asyncio.BaseTransport) -> RealTransport:
+    """Of both ends: an accepted Unix socket inherits no buffer from the one that listens."""
+    widen(transport.get_extra_info("socket"))
+    return RealTransport(cast(asyncio.Transport, transport))
+
+
 class _Introduction(asyncio.Protocol):
     """Stands between a loop and a handler for as long as it takes to pass a `RealTransport`.
 
@@ -82,7 +88,7 @@ class _Introduction(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.is_open = True
-        self.handler.connection_made(RealTransport(cast(asyncio.Transport, transport)))
+        self.handler.connection_made(_real(transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.is_open:  # once: see `RealNetwork.connect`
@@ -109,7 +115,7 @@ class _DirectIntroduction(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.is_open = True
-        self.handler.connection_made(RealTransport(cast(asyncio.Transport, transport)))
+        self.handler.connection_made(_real(transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.is_open:  # once: see `RealNetwork.connect`

@@ -6,18 +6,27 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import uvloop
 from scenarios import as_scenario
 
 from cordwood.errors import NotOurCluster, Unreachable
-from cordwood.host.local_socket import bind_beside, reach_beside, socket_name
+from cordwood.host.local_socket import (
+    SEND_BUFFER_BYTES,
+    bind_beside,
+    reach_beside,
+    socket_name,
+    widen,
+)
 from cordwood.host.real_network import RealNetwork
 from cordwood.layout.hello import Hello
 from cordwood.layout.message import Call, DoneReply, Ping, Reply
 from cordwood.wire.connection import Connection, Frame, dial
 from cordwood.wire.server import Server
+
+GRANTED_BYTES = min(SEND_BUFFER_BYTES, int(Path("/proc/sys/net/core/wmem_max").read_text()))
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -37,10 +46,11 @@ def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None
 
 class Quiet(asyncio.Protocol):
     def __init__(self) -> None:
-        self.lost = asyncio.Event()
+        self.made, self.lost = asyncio.Event(), asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
+        self.made.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set()
@@ -66,6 +76,36 @@ async def family_between(
 @as_scenario("run")
 async def test_a_caller_of_this_machine_takes_the_unix_socket(*, address: str) -> None:
     assert await family_between(RealNetwork(), RealNetwork(), address) == socket.AF_UNIX
+
+
+@as_scenario("run")
+async def test_both_ends_have_room_for_a_batch_of_blocks() -> None:
+    far, near = Quiet(), Quiet()
+    listener = await RealNetwork().listen("127.0.0.1:0", lambda: far)
+    await RealNetwork().connect(listener.address, lambda: near, timeout_s=5)
+    await far.made.wait()
+    for end in (far, near):
+        sock = end.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 2 * GRANTED_BYTES
+    near.transport.close()  # type: ignore[attr-defined]
+    await near.lost.wait()
+    await far.lost.wait()
+    await listener.close()
+
+
+def test_a_wider_buffer_than_ours_stays() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * SEND_BUFFER_BYTES)
+        before = made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        widen(made)
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= before
+
+
+def test_the_buffer_of_a_tcp_socket_is_left_to_the_kernel() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as made:
+        before = made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        widen(made)
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
 
 
 @pytest.mark.parametrize(("listens", "dials"), [(False, True), (True, False)])
