@@ -90,7 +90,6 @@ from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
 from cordwood.quorum.authority import REBUILT
-from cordwood.rebuilding import RebuildingSet
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
 from cordwood.recovery.purge import Purges
@@ -334,7 +333,8 @@ class Node:
         self._exit.push_async_callback(self.server.close)
         await self.server.listen(settings.listen)
         await self._refresh_members()
-        replicated.on_change = self._on_events
+        replicated.on_change = self._rebuild.take
+        self._rebuild.on_change = self._take_members
         works = (
             self._refresh(),
             self._sequencer.run(),
@@ -350,6 +350,7 @@ class Node:
             self._engine.amends.run(),
             self._rebuild.run(),
             self._rebuild.watch(),
+            self._rebuild.tell_news(),
             events.run_move(),
             self._become_sure(),
             self._repairs.run(),
@@ -530,11 +531,6 @@ class Node:
     async def _read_anew(self, *, strictly: bool) -> None:
         self._said = await read_members(self._membership, self.settings.node, self._renew_seals)
         await self._rebuild.refresh(strictly=strictly)
-        self._take_members()
-
-    def _on_events(self, found: RebuildingSet) -> None:
-        """The event log has another set."""
-        self._rebuild.take(found)
         self._take_members()
 
     def _take_members(self) -> None:

@@ -24,7 +24,7 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import NotOurCluster
 from cordwood.layout.ledger_records import LedgerFlag
 from cordwood.layout.message_rebuilding import RebuildOrder
-from cordwood.nodes import Authority
+from cordwood.nodes import Authority, NodeId
 from cordwood.sim.stored_tree import StoredTree
 from cordwood.storage.rebuild.moves import Moves
 
@@ -60,6 +60,21 @@ async def test_a_lost_disk_is_made_anew_by_the_others_and_its_node_comes_in_empt
     assert after.keys() >= before.keys()
     assert not any(2 in nodes for place, nodes in after.items() if place in before)
     await all_there(cluster)
+
+
+@as_scenario(with_either_log, nodes=5)
+async def test_all_donors_hear_of_a_loss_before_they_read_the_member_list_again(
+    cluster: ClusterAtHand,
+) -> None:
+    await put_records(cluster)
+    lose_disk(cluster, 2)
+    await call_lost(cluster, 2)
+    await asyncio.sleep(0.1)  # the member list is read every half second
+    assert lost(cluster) == {2}
+    heard = [node._rebuild.set.entry(NodeId(2)) for node in cluster.running.values()]
+    assert None not in heard
+    judged = [node._members[NodeId(2)].authority for node in cluster.running.values()]
+    assert Authority.FULLY_AUTHORITATIVE not in judged, "sequencers go by it too"
 
 
 @as_scenario(with_either_log, nodes=5, rebuild_after_s=10.0)
@@ -118,7 +133,9 @@ async def test_a_node_that_is_back_with_its_data_stays_as_it_was(cluster: Cluste
     await call_lost(cluster, 2)
     await asyncio.sleep(3)
     assert lost(cluster) == {2}
-    await cluster.start(2, donor_waits_for)
+    # Once the last donor is up, the rebuilding may end before the node has said that it is back.
+    await cluster.start(2)
+    await cluster.start(donor_waits_for)
     await healed(cluster)
     after = await copies(cluster)
     assert all(2 in after[place] for place, nodes in before.items() if 2 in nodes)

@@ -4,6 +4,8 @@ The event log (`metadata.event_log`) is heard together with the member list, and
 readings of that where it is a log. The status of a node's data is derived from it here, over what
 an operator said by hand. While nothing is heard, the last set that was read counts.
 
+- *News*: a node that added an event with more work, or less, asks the others for their state. They
+  read the event log anew for the answer, so donors begin within milliseconds and all together.
 - *Watch*: a node that has been dead for `rebuild_after_s` is lost.
 - *Donor*: while the set has work for this node, it makes one pass after another.
 - *Self*: a node that is in the set although it has its data reports this. If its data was rebuilt
@@ -83,6 +85,10 @@ LOOK_S = 1.0
 PROGRESS_S = 5.0
 """Pause between two events of progress: each is a write of the whole set."""
 
+NEWS_TIMEOUT_S = 2.0
+"""As long as a node waits for another that it tells of an event: the other hears of it by itself
+with the next member list."""
+
 
 class RebuildRole:
     """See the module.
@@ -90,6 +96,8 @@ class RebuildRole:
     Attributes:
         set: the rebuilding set as last read.
         staging: the staged blocks of this node, set before `connect`.
+        on_change: called after each later set, so that all of the node goes by what its donor goes
+            by.
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class RebuildRole:
         """
         self.set = RebuildingSet()
         self.staging: Staging
+        self.on_change: Callable[[], None] = lambda: None
         self._settings = settings
         self._host = host
         self._me = settings.node
@@ -124,11 +133,13 @@ class RebuildRole:
         self._owes_seals = False
         self._watch = LossWatch(self._me, settings.rebuild_after_s)
         self._changed = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._told: str = ""
         self._given = Gave(self._me, 0)
         self._donor: Donor
         self._held = HeldGroups(engine, members, read_record)
         self._pace: DonorPace
+        self._peers: Peers
         self._dead: Callable[[], Set[NodeId]] = frozenset
 
     def connect(
@@ -150,6 +161,7 @@ class RebuildRole:
         )
         self._pace = DonorPace(float(self._settings.storage.rebuild_bytes_s), self._engine.waits)
         self._dead = dead
+        self._peers = peers
         self._donor = Donor(
             self._me, self._engine, self._members, self._read_record, peers, moves, staged,
             self._pace, run_bytes,
@@ -187,6 +199,7 @@ class RebuildRole:
             # list would name a lost node, and no donor would move it.
             self._engine.rebuilding |= frozenset(map(NodeId, refuses(found)))
             self._changed.set()
+            self.on_change()
 
     def overlaid(self, members: Iterable[Member]) -> tuple[Member, ...]:
         """Members with the status that the set gives them. New epochs leave out a node that is
@@ -279,9 +292,29 @@ class RebuildRole:
         return True
 
     async def _say(self, event: RebuildEvent) -> Verdict:
+        before = self.set.version
         after, verdict = await self._events.say(event)
         self.take(after)
+        if verdict is Verdict.TAKEN and after.version != before:
+            self._has_news.set()
         return verdict
+
+    async def tell_news(self) -> None:
+        """Have the others read each new version of the set that this node wrote, until cancelled.
+
+        They would read it with their next member list, and a rebuilding ends with its last donor.
+        """
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            others = [node for node in self._peers.up if node != self._me]
+            await asyncio.gather(*map(self._tell_news_to, others))
+
+    async def _tell_news_to(self, node: NodeId) -> None:
+        try:
+            await self._peers.call(node, AskRebuilding(), timeout_s=NEWS_TIMEOUT_S)
+        except CordwoodError as error:
+            logger.debug("node %d hears of rebuilding later: %s", node, error)
 
     async def watch(self) -> None:
         """Look for dead nodes, and at the reported status of this node itself, until cancelled.
