@@ -48,8 +48,9 @@ LEASE_S = 120.0
 """The auditor's, which it renews at each look; and one ledger's, renewed while it is worked at."""
 
 REPAIR_S = 100.0
-"""How long one ledger is worked at without a copy that is made. One that is cut short begins anew:
-so a bound of the whole would leave a large ledger without its copies for ever."""
+"""How long one ledger is worked at without a copy that is made, or an entry of its end that is
+found. One that is cut short begins anew: so a bound of the whole would leave a large ledger without
+its copies for ever."""
 
 STEPS_MAX = 4
 """Recover, repair, take the mark away, and see that it did not grow meanwhile."""
@@ -309,7 +310,9 @@ class LedgerAutorecovery:
                 # Nodes that were filled in their own places are named still.
                 await self._marks.finish(mark.ledger, version)
             case Step.RECOVER if metadata is not None:
-                await store.ledgers.recover(mark.ledger, metadata.password)
+                await store.ledgers.recover(
+                    mark.ledger, metadata.password, on_progress=lambda _: _extend(patience)
+                )
             case _:
                 return False
         return True

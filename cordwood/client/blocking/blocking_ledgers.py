@@ -176,7 +176,7 @@ class BlockingReadableLedger(Facade[ReadableLedger]):
 class BlockingLedgers(Facade[Ledgers]):
     """See `ledgers.Ledgers`."""
 
-    recover = blocking(Ledgers.recover, changes=True)
+    recover = blocking(Ledgers.recover, changes=True, timed=False)
     fence = blocking(Ledgers.fence, changes=True)
     repair = blocking(Ledgers.repair, changes=True, timed=False)
     tier = blocking(Ledgers.tier, changes=True, timed=False)
@@ -226,7 +226,12 @@ class BlockingLedgers(Facade[Ledgers]):
         self, ledger: int, password: bytes = b"", *, recovery: bool = False
     ) -> BlockingReadableLedger:
         """See `ledgers.Ledgers.open`."""
-        opened = self._call(self._inner.open(ledger, password, recovery=recovery), changes=recovery)
+        # A recovery has a deadline for each step.
+        timeout_s = None if recovery else self._timeout_s
+        opened = self._thread.call(
+            self._inner.open(ledger, password, recovery=recovery),
+            timeout_s=timeout_s, changes=recovery,
+        )  # fmt: skip
         return BlockingReadableLedger(self._thread, opened, self._timeout_s)
 
     def list(self, after: int = -1) -> Iterator[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from cordwood.client.cluster import Cluster
@@ -40,7 +40,7 @@ from cordwood.layout.message_ledgers import (
 )
 from cordwood.ledger import ENTRY_MAX, LedgerMetadata, LedgerState, Versioned
 from cordwood.protocol import ledger_recovery as rule
-from cordwood.protocol.ledger_recovery import Failure, LedgerRecovery
+from cordwood.protocol.ledger_recovery import Failure, LedgerRecovery, Stage
 from cordwood.quorum.ensemble import Answer, is_written_to
 from cordwood.quorum.ensemble_choice import Placement
 
@@ -70,6 +70,16 @@ _ANSWERS = {
 }
 
 
+_WAITED_FOR = {
+    Stage.READ: Failure.UNDECIDED,
+    Stage.RE_ADD: Failure.NOT_READDED,
+    Stage.MEASURE: Failure.NO_LENGTH,
+}
+
+OnProgress = Callable[[int], object]
+"""Called with the last entry that is certain."""
+
+
 async def recover(
     ledger: int,
     password: bytes,
@@ -77,33 +87,36 @@ async def recover(
     cluster: Cluster,
     *,
     timeout_s: float,
+    on_progress: OnProgress | None = None,
 ) -> Versioned:
     """Close a ledger, even if it is being written. Returns its metadata. Tries until an attempt
-    succeeds.
+    succeeds, or until none has come further for `timeout_s`.
 
+    Args:
+        on_progress: called with the last entry that is certain, as that rises.
     Raises:
         UnknownLedger: there is no ledger with this id. AccessDenied: it has another password.
         Undecided: too few nodes answered in time; the call may be repeated.
         Unreachable, Overloaded: the metadata store did not answer.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    patience = Patience(timeout_s, on_progress)
     while True:
         held = await calls.get(ledger)
         if held.metadata.password != password:
             raise AccessDenied(f"ledger {ledger} has another password")
-        attempt = _Attempt(held, calls, cluster)
+        attempt = _Attempt(held, calls, cluster, patience)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with patience.limit():
                 failure = await attempt.run()
         except TimeoutError:
-            failure = (Failure.NOT_COVERED, attempt.last)
+            failure = (_WAITED_FOR.get(attempt.stage, Failure.NOT_COVERED), attempt.last)
         if failure is None:
             return await calls.get(ledger)
         why, entry = failure
         if why is Failure.DENIED:
             raise AccessDenied(f"a node knows ledger {ledger} by another password")
-        if loop.time() + AGAIN_S >= deadline:
+        if loop.time() + AGAIN_S >= patience.deadline:
             raise Undecided(
                 f"ledger {ledger} cannot be recovered yet: {why.value} (entry {entry}); its nodes "
                 f"are {', '.join(map(str, held.metadata.newest.nodes))}: start those that are down"
@@ -111,11 +124,48 @@ async def recover(
         await asyncio.sleep(AGAIN_S)
 
 
+class Patience:
+    """How long a recovery is tried: a ledger with deferred sync may have millions of entries above
+    its LAC. An attempt that was cut short begins again at the LAC, so a bound of the whole would
+    leave such a ledger without its end for ever.
+
+    Attributes:
+        deadline: when it is given up, unless an attempt comes further before.
+    """
+
+    def __init__(self, timeout_s: float, on_progress: OnProgress | None) -> None:
+        self.deadline = asyncio.get_running_loop().time() + timeout_s
+        self._timeout_s = timeout_s
+        self._on_progress = on_progress
+        self._furthest: int | None = None
+        self._limit: asyncio.Timeout | None = None
+
+    def limit(self) -> asyncio.Timeout:
+        """The bound of an attempt."""
+        self._limit = asyncio.timeout_at(self.deadline)
+        return self._limit
+
+    def note(self, last: int) -> None:
+        """An attempt is certain of all entries up to this one. What an earlier attempt had reached
+        is no progress: attempts that fail at one entry come to an end."""
+        if self._furthest is not None and last <= self._furthest:
+            return
+        self._furthest = last
+        self.deadline = asyncio.get_running_loop().time() + self._timeout_s
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(self.deadline)
+        if self._on_progress is not None:
+            self._on_progress(last)
+
+
 class _Attempt:
     """One attempt: events of nodes and of the metadata store into the rule, effects out of it."""
 
-    def __init__(self, held: Versioned, calls: LedgerMetadataCalls, cluster: Cluster) -> None:
+    def __init__(
+        self, held: Versioned, calls: LedgerMetadataCalls, cluster: Cluster, patience: Patience
+    ) -> None:
         metadata = held.metadata
+        self._patience = patience
         self._ledger = metadata.ledger
         self._striping = metadata.striping
         # The placement is not enforced: a ledger that cannot be ended is worse than entries in one
@@ -141,6 +191,11 @@ class _Attempt:
     def last(self) -> int:
         """The last entry that is certain."""
         return self._rule.last
+
+    @property
+    def stage(self) -> Stage:
+        """What it does now."""
+        return self._rule.stage
 
     async def run(self) -> tuple[Failure, int] | None:
         """None when the ledger is closed; otherwise the reason why this attempt is over."""
@@ -338,6 +393,8 @@ class _Attempt:
             elif is_stored and each > self._rule.last:
                 self._re_added[each, node] = True
         self._act(self._rule.on_readded(first, node, is_stored))
+        if is_stored:
+            self._patience.note(self._rule.last)
         self._forget()
 
     def _forget(self) -> None:

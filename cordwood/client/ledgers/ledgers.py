@@ -43,6 +43,7 @@ from cordwood.ledger import (
     LedgerMetadata,
     LedgerState,
     Striping,
+    Versioned,
 )
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.ledger_check import LedgerCheck
@@ -212,27 +213,41 @@ class Ledgers:
         Raises:
             UnknownLedger: there is none of this id.
             AccessDenied: it has another password.
-            Undecided: it cannot be recovered, because too many of its nodes are down.
+            Undecided: it cannot be recovered, because too many of its nodes are down. A recovery
+            that comes further is not given up.
             Unreachable, Overloaded: the metadata store did not answer.
         """
-        timeout_s = self._settings.timeout_s
         if recovery:
-            held = await recover(ledger, password, self._calls, self._cluster, timeout_s=timeout_s)
+            held = await self._recovered(ledger, password)
         else:
             held = await self._calls.get(ledger)
             if held.metadata.password != password:
                 raise AccessDenied(f"ledger {ledger} has another password")
+        timeout_s = self._settings.timeout_s
         return ReadableLedger(
             held, self._calls, self._cluster, self._host, timeout_s, self._objects
         )
 
-    async def recover(self, ledger: int, password: bytes = b"") -> LedgerMetadata:
+    async def recover(
+        self, ledger: int, password: bytes = b"", *, on_progress: OnProgress | None = None
+    ) -> LedgerMetadata:
         """Close a ledger whose writer is gone, or must be shut out. Returns its metadata.
+
+        Args:
+            on_progress: called with the last entry that is certain, as that rises.
 
         Raises:
             CordwoodError: see `open`.
         """
-        return (await self.open(ledger, password, recovery=True)).metadata
+        return (await self._recovered(ledger, password, on_progress)).metadata
+
+    async def _recovered(
+        self, ledger: int, password: bytes, on_progress: OnProgress | None = None
+    ) -> Versioned:
+        return await recover(
+            ledger, password, self._calls, self._cluster,
+            timeout_s=self._settings.timeout_s, on_progress=on_progress,
+        )  # fmt: skip
 
     async def fence(self, ledger: int, password: bytes = b"") -> dict[int, bool]:
         """Shut the writer of a ledger out at once, and leave the end to a recovery.

@@ -8,6 +8,7 @@ from typing import Any
 
 from cordwood.client.ledgers import ledger_nodes, readable_ledger
 from cordwood.client.ledgers.ledger_following import Following
+from cordwood.client.ledgers.ledger_recovering import Patience
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.layout.ledger_records import LedgerEntries, LedgerFlag, unpack_entries
@@ -265,6 +266,10 @@ def _evicts_all(right: Any, self: LedgerIndex, cut: LedgerCut) -> None:
         held.entries.clear()
 
 
+def _forgets_progress(self: Patience, last: int) -> None:
+    """All attempts have one deadline."""
+
+
 async def _ends_with_its_step(right: Any, self: Following[Any]) -> Any:
     try:
         return await right(self)
@@ -346,6 +351,10 @@ BUGS = (
     PlantedBug("ledger-fragments-unbounded",
                "a writer adds so many fragments that the metadata cannot take the ledger's end",
                at(LedgerWriter._may_change).instead(_may_always_change),
+               scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-recovery-begins-again",
+               "a recovery that takes longer than the client's timeout begins again for ever",
+               at(Patience.note).instead(_forgets_progress),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
     PlantedBug("ledger-flush-refills",
                "a flush that waited writes entries of a ledger that was deleted meanwhile",

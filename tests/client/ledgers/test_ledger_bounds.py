@@ -9,8 +9,9 @@ from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
 from swaps import swap_value
 
+from cordwood.admin import ledger_autorecovery
 from cordwood.client.ledgers import ledgers
-from cordwood.errors import BadSetting, Closed, Unreachable
+from cordwood.errors import BadSetting, Closed, Undecided, Unreachable
 from cordwood.layout.ledger_metadata import CREATED_BYTES_MAX, METADATA_BYTES_MAX, pack_ledger
 from cordwood.ledger import (
     CUSTOM_BYTES_MAX,
@@ -24,8 +25,13 @@ from cordwood.ledger import (
     Striping,
     fragments_max,
 )
+from cordwood.metadata.ledger_marks import LedgerMarks
+from cordwood.nodes import NodeId
 from cordwood.protocol import ledger_writer
-from cordwood.settings import MIB
+from cordwood.protocol.ledger_autorecovery import Mark
+from cordwood.protocol.ledger_writer import WriterLimits
+from cordwood.settings import MIB, ClientSettings
+from cordwood.sim.links import LinkSettings
 from cordwood.sim.planted import find_bug, planted
 
 FILL = {f"part {number}": bytes(62_000) for number in range(16)}
@@ -154,3 +160,78 @@ def test_a_writer_without_room_for_a_fragment_closes_its_ledger(
     simulate(a_writer_has_no_room_for_a_fragment, nodes=4)
     with planted(find_bug("ledger-fragments-unbounded")), pytest.raises(pytest.fail.Exception):
         simulate(a_writer_has_no_room_for_a_fragment, nodes=4)
+
+
+SLOW = LinkSettings(delay_min_s=0.02)
+"""256 entries in a tenth of a second or so."""
+
+
+async def left_unforced(cluster: ClusterAtHand, count: int = 8000) -> int:
+    """A ledger whose writer died before its first force; its number."""
+    async with cluster.client() as store:
+        limits = WriterLimits(defers_sync=True)
+        made = await store.ledgers.create(ensemble=3, write=3, ack=2, limits=limits)
+        for _ in range(count // 1000):
+            await made.append_many([b"entry"] * 1000)
+        made.abandon()
+    return made.ledger_id
+
+
+async def a_recovery_takes_longer_than_a_call(cluster: ClusterAtHand) -> None:
+    """Each attempt began again at the LAC, and was cut short by the client's timeout: the ledger
+    was in recovery for ever, and all its nodes were said to be down."""
+    ledger = await left_unforced(cluster)
+    cluster.simulation.network.links.default = SLOW
+    async with cluster.client(timeout_s=1) as store:
+        began = asyncio.get_running_loop().time()
+        assert (await store.ledgers.recover(ledger)).last == 7999
+        assert asyncio.get_running_loop().time() - began > 2
+
+
+def test_a_recovery_goes_on_while_it_comes_further() -> None:
+    simulate(a_recovery_takes_longer_than_a_call)
+
+
+def test_a_recovery_with_one_deadline_never_ends_a_long_ledger() -> None:
+    with planted(find_bug("ledger-recovery-begins-again")), pytest.raises(Undecided):
+        simulate(a_recovery_takes_longer_than_a_call)
+
+
+@as_scenario(simulate)
+async def test_a_recovery_that_comes_no_further_is_given_up(cluster: ClusterAtHand) -> None:
+    """Also where each attempt comes as far as the one before."""
+    ledger = await left_unforced(cluster)
+    cluster.simulation.network.links.default = SLOW
+    reached: list[int] = []
+
+    def on_progress(last: int) -> None:
+        reached.append(last)
+        if len(reached) == 3:
+            cluster.machine(2).pause()
+            cluster.machine(3).pause()
+
+    loop = asyncio.get_running_loop()
+    async with cluster.client(timeout_s=4) as store:
+        began = loop.time()
+        with pytest.raises(Undecided, match="start those that are down"):
+            await store.ledgers.recover(ledger, on_progress=on_progress)
+        assert loop.time() - began < 12
+        assert reached == sorted({*reached})
+        assert reached[-1] < 7999
+
+
+@as_scenario(simulate, nodes=4)
+async def test_auto_recovery_ends_a_long_ledger(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap_value(monkeypatch, lambda: ledger_autorecovery.REPAIR_S, 1.0)
+    swap_value(monkeypatch, lambda: ledger_autorecovery.CLIENT, ClientSettings(timeout_s=1.0))
+    ledger = await left_unforced(cluster)
+    cluster.simulation.network.links.default = SLOW
+    node = cluster.running[NodeId(1)]
+    async with cluster.client() as store:
+        metadata = await store.ledgers.metadata(ledger)
+        mark = Mark(ledger, metadata.newest.nodes[:1], 0, 0)
+        await LedgerMarks(cluster.metadata).add(mark)
+        await node._ledgers._autorecovery.look()
+        assert (await store.ledgers.metadata(ledger)).last == 7999
