@@ -24,6 +24,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from cordwood.block import BlockHeader, Envelope, EnvelopeFlag
+from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol.rebuild_compare import rank_of
 from cordwood.quorum.f_majority import weigh_replies
@@ -64,11 +65,13 @@ class Said(NamedTuple):
         copies: that it holds there.
         is_sure: whether these are all, so that it holds nothing else there.
         gone: up to where the log left that node, trimmed or into main storage.
+        upto: the last LSN of which it spoke; it may end before the range does.
     """
 
     copies: Sequence[HeldCopy]
     is_sure: bool = True
     gone: int = 0
+    upto: int = LSN_MAX
 
 
 class Take(NamedTuple):
@@ -83,6 +86,7 @@ class RepairPlan(NamedTuple):
 
     Attributes:
         start: from where on the range is dealt with.
+        last: up to where it is; all of it may not have been asked for at once.
         takes: by place.
         is_whole: once these are stored, nothing is missing in the range.
         waits: why not, "" if it is whole.
@@ -92,6 +96,22 @@ class RepairPlan(NamedTuple):
     takes: tuple[Take, ...]
     is_whole: bool
     waits: str = ""
+    last: int = LSN_MAX
+
+
+def part_to_plan(first: int, last: int, said: Mapping[NodeId, Said]) -> tuple[int, int]:
+    """The part of `[first, last]` that can be planned by these answers: all nodes spoke of it.
+
+    It is empty if some node spoke only of LSNs that others trimmed. Then ask again behind these.
+
+    Returns:
+        Its first and last LSN.
+    """
+    gone = max((each.gone for each in said.values()), default=0)
+    upto = min((each.upto for each in said.values()), default=last)
+    if upto >= last or gone >= last:
+        return first, last
+    return (first, upto) if upto > gone else (max(first, gone + 1), gone)
 
 
 def plan_repair(
@@ -118,7 +138,7 @@ def plan_repair(
     start = max(first, gone + 1)
     # The range is trimmed or in main storage elsewhere. This node hears of that by itself.
     if start > last:
-        return RepairPlan(start, (), is_whole=False, waits=_TRIMMED)
+        return RepairPlan(start, (), is_whole=False, waits=_TRIMMED, last=last)
     held = {copy.place: copy for copy in mine}
     found: dict[Place, dict[NodeId, HeldCopy]] = {}
     for node, each in said.items():
@@ -145,15 +165,15 @@ def plan_repair(
         others = (copy for by_node in found.values() for copy in by_node.values())
         is_found = known in (copy.header for copy in (*others, *held.values()))
         waits = "" if is_found else _WANTED.format([int(node) for node in sorted(said)])
-        return RepairPlan(start, tuple(takes), is_found, waits)
+        return RepairPlan(start, tuple(takes), is_found, waits, last)
     # Where it is not known what rotted, only an f-majority can say that nothing is missing.
     sure = {node for node, each in said.items() if each.is_sure} - {me}
     for nodeset, replication in epochs:
         if not weigh_replies(sure, nodeset, replication, statuses).is_f_majority:
             lacking = sorted(set(nodeset.nodes) - sure - {me})
             waits = f"nodes {[int(n) for n in lacking]} do not say all that they hold there"
-            return RepairPlan(start, tuple(takes), is_whole=False, waits=waits)
-    return RepairPlan(start, tuple(takes), is_whole=True)
+            return RepairPlan(start, tuple(takes), is_whole=False, waits=waits, last=last)
+    return RepairPlan(start, tuple(takes), is_whole=True, last=last)
 
 
 _TRIMMED = "it is trimmed on other nodes, and not here yet"

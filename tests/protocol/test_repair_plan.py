@@ -15,6 +15,7 @@ from cordwood.protocol.repair_plan import (
     RepairPlan,
     RepairTurns,
     Said,
+    part_to_plan,
     plan_repair,
 )
 
@@ -142,6 +143,20 @@ def test_what_is_trimmed_elsewhere_stays_damaged_and_is_not_taken() -> None:
 
 def replace_gone(said: Said, gone: int) -> Said:
     return said._replace(gone=gone)
+
+
+def test_a_part_that_all_nodes_spoke_of_is_planned_first() -> None:
+    def part(*said: Said) -> tuple[int, int]:
+        by_node = {NodeId(node): each for node, each in enumerate(said, start=2)}
+        return part_to_plan(E + 10, E + 20, by_node)
+
+    short, whole = Said((), upto=E + 12), Said((), upto=E + 20)
+    assert part() == part(NOTHING, whole) == (E + 10, E + 20)
+    assert part(whole, short, NOTHING) == (E + 10, E + 12)
+    assert part(short, replace_gone(whole, E + 11)) == (E + 10, E + 12)
+    first, last = part(short, replace_gone(whole, E + 14))
+    assert (first, last < first) == (E + 15, True), "the rest is asked for anew"
+    assert part(short, replace_gone(whole, E + 20)) == (E + 10, E + 20), "all of it is trimmed"
 
 
 def test_what_lies_outside_of_the_range_is_left_alone() -> None:

@@ -12,7 +12,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import call_lost, copies, healed, lose_disk, lost, missing, order, put_records
 from scenarios import as_scenario
-from swaps import swap
+from swaps import swap, swap_value
 
 from cordwood.block import Envelope
 from cordwood.errors import OutcomeUnknown
@@ -31,7 +31,7 @@ from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.logs_db.lost_partitions import WHY_LOST
 from cordwood.storage.rebuild.donor import Donor
 from cordwood.storage.rebuild.moves import Moves
-from cordwood.storage.repair import repairs
+from cordwood.storage.repair import copy_fetch, repairs
 from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.space.kept_bytes import kept_here
 
@@ -738,3 +738,41 @@ def test_a_copy_that_was_given_away_before_does_not_fill_a_lost_partition(
 def test_a_range_that_any_copy_fills_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with planted(find_bug("rot-filled-by-any-copy")), pytest.raises(AssertionError):
         test_a_copy_that_was_given_away_before_does_not_fill_a_lost_partition(monkeypatch)
+
+
+def test_a_range_with_more_heads_than_one_fetch_takes_is_mended_part_by_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = 150
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, logs=1, records=records)
+        await flushed(cluster)
+        held = [node for nodes in (await copies(cluster)).values() for node in nodes]
+        node, other = sorted(set(held), key=held.count)[-2:]
+        assert held.count(node) > records // 2
+        cluster.kill(node)
+        assert lose_partition(cluster.machine(node).disk, random.Random(1))
+        await cluster.start(node)
+        damages = cluster.running[node].engine.logs.damages
+        assert len(ranges(cluster, node)) == 1
+        await until(lambda: not damages.all(), timeout_s=60)
+        assert damages.mended == 1, "its parts are one mended range"
+        assert not await missing(cluster)
+        lose_disk(cluster, other)
+        await call_lost(cluster, other)
+        cluster.keep_starting(other)
+        await healed(cluster)
+        assert not await missing(cluster)
+
+    swap_value(monkeypatch, lambda: copy_fetch.HEADS_BYTES, 4000)
+    swap_value(monkeypatch, lambda: copy_fetch.CREDIT_BYTES, 3000)
+    unflushed = replace(UNSCRUBBED, flush_age_s=3600.0, flush_quiet_s=60.0)
+    simulate(scenario, nodes=5, storage=unflushed)
+
+
+def test_a_part_of_a_range_that_passes_for_all_of_it_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with planted(find_bug("repair-part-is-all")), pytest.raises(AssertionError):
+        test_a_range_with_more_heads_than_one_fetch_takes_is_mended_part_by_part(monkeypatch)

@@ -84,8 +84,10 @@ async def _one_bit_flipped(
     return blocks
 
 
-async def _neighbour_voided(right: Any, self: LogsStore, damaged: DamagedRange, start: int) -> bool:
-    done = bool(await right(self, damaged, start))
+async def _neighbour_voided(
+    right: Any, self: LogsStore, damaged: DamagedRange, start: int, last: int | None = None
+) -> bool:
+    done = bool(await right(self, damaged, start, last))
     wider = damaged._replace(first=damaged.last + 1, last=damaged.last + 2)
     await self.note_damage(wider, "a bug says so")
     return bool(await right(self, wider, wider.first)) or done
@@ -204,6 +206,10 @@ BUGS = (
                scenario=LOST_PARTITION),
     PlantedBug("lost-partition-short", "the last LSN of a lost partition is not called damaged",
                at(lost_partitions._ranges).around(_without_its_end), scenario=LOST_PARTITION),
+    PlantedBug("repair-part-is-all", "a range is mended once the first part of it that nodes told is",
+               at(repair_plan.part_to_plan, within=repairs).instead(
+                   lambda first, last, said: (first, last)),
+               scene="tests/storage/test_repairs.py"),
     PlantedBug("rot-filled-by-any-copy", "an earlier copy in another partition fills a range that "
                                          "rotted",
                at(logs_read._without_damaged).around(_by_any_copy),

@@ -540,10 +540,10 @@ class LogsStore:
         async with self._writing:
             await self.damages.note_all(found, why)
 
-    async def note_mended(self, damaged: DamagedRange, start: int) -> bool:
+    async def note_mended(self, damaged: DamagedRange, start: int, last: int | None = None) -> bool:
         """See `DamageBook.note_mended`."""
         async with self._writing:
-            return await self.damages.note_mended(damaged, start)
+            return await self.damages.note_mended(damaged, start, last)
 
     async def note_progress(self, progress: Progress) -> None:
         """Remember over a restart how far scrubbing has come.

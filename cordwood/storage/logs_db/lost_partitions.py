@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 WHY_LOST = "its partition is gone from the disk, or cannot be opened"
 
 BLOCKS_OF_RANGE = 1 << 16
-"""Blocks of one damaged range, about: their heads are fetched together, and have 64 MiB at most
-(`copy_fetch`)."""
+"""Blocks of one damaged range, about: one fetch of heads (`copy_fetch`), so that little has to be
+done again after a failed try."""
 
 RANGES_OF_LOG = 32
 """The most ranges for the part of one log; the book of damage keeps 64."""

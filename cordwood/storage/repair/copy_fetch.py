@@ -43,16 +43,31 @@ CREDIT_BYTES = 4 << 20
 """What a node may send ahead of our word that it came."""
 
 FETCH_BYTES_MAX = 64 << 20
-"""What one fetch holds in memory: the largest block, and all heads of a range."""
+"""The most bodies that one fetch holds in memory: the largest block, many times."""
+
+HEADS_BYTES = 8 << 20
+"""Heads after which a fetch of them ends before its range does: some 60,000, which a busy node
+reads within a fraction of FETCH_TIMEOUT_S. The caller goes on behind them."""
 
 FIRST_STREAM = 1 << 31
 
 
 class _Fetch:
-    """One fetch from one node."""
+    """One fetch from one node.
 
-    def __init__(self, request: ReadRequest) -> None:
+    Attributes:
+        upto: the last LSN up to which everything came.
+    """
+
+    def __init__(self, request: ReadRequest, bytes_max: int, *, in_pieces: bool) -> None:
+        """
+        Args:
+            in_pieces: whether it may end before its range does.
+        """
         self.request = request
+        self.bytes_max = bytes_max
+        self.in_pieces = in_pieces
+        self.upto = request.start - 1
         self.blocks: list[StoredBlock] = []
         self.bytes = 0
         self.gone = 0
@@ -115,10 +130,14 @@ class CopyFetches:
 
     def _go_on(self, connection: Connection, fetch: _Fetch, next_lsn: int) -> None:
         request = fetch.request
-        if fetch.bytes > FETCH_BYTES_MAX:
-            fetch.fail(Overloaded(f"it sends more than {FETCH_BYTES_MAX} bytes of a range"))
-        elif next_lsn > request.until:
+        fetch.upto = max(fetch.upto, next_lsn - 1)
+        if next_lsn > request.until:
             fetch.done.set_result(None)
+        elif fetch.bytes > fetch.bytes_max:
+            if fetch.in_pieces and fetch.upto >= request.start:
+                fetch.done.set_result(None)
+            else:
+                fetch.fail(Overloaded(f"it sends more than {fetch.bytes_max} bytes of a range"))
         else:
             limit = fetch.bytes + CREDIT_BYTES
             connection.send(Kind.WINDOW, 0, (pack_window(request.stream, request.until, limit),))
@@ -132,7 +151,7 @@ class CopyFetches:
     async def heads(
         self, node: NodeId, log: int, first: int, last: int, *, digest: bool = False
     ) -> Said:
-        """What `node` holds of `[first, last]`, without bodies.
+        """What `node` holds of `[first, last]`, without bodies, or of a first part of it.
 
         Args:
             digest: also what is not released, of an epoch that the node has sealed; nodes send that
@@ -140,9 +159,10 @@ class CopyFetches:
         Raises:
             CordwoodError: the node is down, or did not finish within FETCH_TIMEOUT_S.
         """
-        fetch = await self._fetch(node, log, first, last, heads_only=not digest, digest=digest)
+        request = self._request(log, first, last, heads_only=not digest, digest=digest)
+        fetch = await self._fetch(node, _Fetch(request, HEADS_BYTES, in_pieces=True))
         copies = [HeldCopy(block.header, block.envelope) for block in fetch.blocks]
-        return Said(copies, fetch.is_sure, fetch.gone)
+        return Said(copies, fetch.is_sure, fetch.gone, fetch.upto)
 
     async def bodies(
         self, node: NodeId, log: int, first: int, last: int, *, digest: bool = False
@@ -152,21 +172,25 @@ class CopyFetches:
         Raises:
             CordwoodError: as `heads`.
         """
-        fetch = await self._fetch(node, log, first, last, heads_only=False, digest=digest)
+        request = self._request(log, first, last, heads_only=False, digest=digest)
+        fetch = await self._fetch(node, _Fetch(request, FETCH_BYTES_MAX, in_pieces=False))
         return fetch.blocks
 
-    async def _fetch(
-        self, node: NodeId, log: int, first: int, last: int, *, heads_only: bool, digest: bool
-    ) -> _Fetch:
+    def _request(
+        self, log: int, first: int, last: int, *, heads_only: bool, digest: bool
+    ) -> ReadRequest:
+        return ReadRequest(
+            next(self._streams), log, first, last, last, CREDIT_BYTES,
+            digest=digest, heads_only=heads_only,
+        )  # fmt: skip
+
+    async def _fetch(self, node: NodeId, fetch: _Fetch) -> _Fetch:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + FETCH_TIMEOUT_S
         connection = await self._peers.wait_for(node, timeout_s=CONNECT_S)
-        stream = next(self._streams)
-        request = ReadRequest(
-            stream, log, first, last, last, CREDIT_BYTES, digest=digest, heads_only=heads_only
-        )
-        fetch = self._open[connection, stream] = _Fetch(request)
-        connection.send(Kind.READ, 0, (pack_read(request),))
+        stream = fetch.request.stream
+        self._open[connection, stream] = fetch
+        connection.send(Kind.READ, 0, (pack_read(fetch.request),))
         try:
             async with asyncio.timeout_at(ends_s):
                 await fetch.done

@@ -46,6 +46,7 @@ from cordwood.protocol.repair_plan import (
     RepairTurns,
     Said,
     Take,
+    part_to_plan,
     plan_repair,
 )
 from cordwood.protocol.write_pace import TokenBucket
@@ -191,13 +192,21 @@ class Repairs:
         epoch = damaged.last >> 32
         if digest and (self._engine.sealed(log) <= epoch or first >> 32 != epoch):
             return "it is not released yet"
-        plan = await self._plan(damaged, first, digest=digest)
-        if digest and any(_is_by_recovery(take.copy) for take in plan.takes):
-            return "its epoch is being recovered"
-        await self._take(log, plan.takes, digest=digest)
-        if plan.is_whole and await self._logs.note_mended(damaged, plan.start):
-            logger.warning("log %d: %s is mended", log, _words(damaged))
-        return plan.waits
+        while True:
+            plan = await self._plan(damaged, first, digest=digest)
+            if digest and any(_is_by_recovery(take.copy) for take in plan.takes):
+                return "its epoch is being recovered"
+            await self._take(log, plan.takes, digest=digest)
+            if not plan.is_whole:
+                return plan.waits
+            last = min(plan.last, damaged.last)
+            if not await self._logs.note_mended(damaged, plan.start, last):
+                return ""  # its partition was dropped meanwhile
+            logger.warning("log %d: %s is mended", log, _words(damaged._replace(last=last)))
+            if last == damaged.last:
+                return ""
+            first = last + 1
+            damaged = damaged._replace(first=first)
 
     async def may_hold(self, log: int) -> bool:
         """Whether this node is in a nodeset of a log that is not trimmed away.
@@ -219,13 +228,18 @@ class Repairs:
         Raises:
             CordwoodError: LogsDB cannot be read or written, or no holder has a good copy.
         """
-        if first > last:
-            return RepairPlan(first, (), is_whole=True)
-        plan = await self._plan_range(log, first, last, known=None)
-        if plan.start > last:
-            return plan._replace(is_whole=True, waits="")
-        await self._take(log, plan.takes, digest=False)
-        return plan
+        takes: list[Take] = []
+        start = first
+        while start <= last:
+            plan = await self._plan_range(log, start, last, known=None)
+            if plan.start > last:
+                break
+            await self._take(log, plan.takes, digest=False)
+            takes += plan.takes
+            if not plan.is_whole:
+                return plan._replace(takes=tuple(takes))
+            start = plan.last + 1
+        return RepairPlan(first, tuple(takes), is_whole=True)
 
     async def _plan(self, damaged: DamagedRange, first: int, *, digest: bool) -> RepairPlan:
         known = await self._known(damaged)
@@ -234,7 +248,7 @@ class Repairs:
     async def _plan_range(
         self, log: int, first: int, last: int, known: BlockHeader | None, *, digest: bool = False
     ) -> RepairPlan:
-        """See `protocol.repair_plan`.
+        """See `protocol.repair_plan`; of a range with many blocks only the first part is planned.
 
         Args:
             digest: the range is not released, and this node has sealed its epoch. Recovery may wait
@@ -248,6 +262,10 @@ class Repairs:
         members = {node for nodeset, _ in epochs for node in nodeset.nodes}
         nodes = sorted(members - {self._me} - self._dead())
         said = await self._ask(log, first, last, nodes, digest=digest)
+        start, upto = part_to_plan(first, last, said)
+        if start > upto:
+            return await self._plan_range(log, start, last, known, digest=digest)
+        last = upto
         statuses = {
             member.node: member.authority
             for member in self._members().values()

@@ -139,32 +139,51 @@ class DamageBook:
         await self._tables.flush(META_TABLE)
         return True
 
-    async def note_mended(self, damaged: DamagedRange, start: int) -> bool:
-        """All that this node should hold from `start` on is durable elsewhere; False if the range
-        is not known any more. Where it is called nobody else writes to the tables.
+    async def note_mended(self, damaged: DamagedRange, start: int, last: int | None = None) -> bool:
+        """All that this node should hold in `[start, last]` is durable elsewhere; False if the
+        range is not known any more. Where it is called nobody else writes to the tables.
 
         Args:
-            start: an LSN of the range; the part below it stays damaged.
+            start, last: LSNs of the range; the parts below and above stay damaged. None for all
+                from `start` on.
         Raises:
             TablesFailed, TablesNoSpace: the range is taken for damaged as before.
         """
         if damaged not in self._whys:
             return False
-        why, mended, rows = self._whys[damaged], damaged, []
-        if start > damaged.first:
-            mended = damaged._replace(first=start)
-            rest = damaged._replace(last=start - 1)
-            rows = [(damage_key(damaged), None), (damage_key(rest), pack_why(why))]
-            rows.append((damage_key(mended), pack_why(why)))
+        why, last = self._whys[damaged], damaged.last if last is None else last
+        mended = damaged._replace(first=start, last=last)
+        # A range that is mended part by part leaves one mended range, and not many.
+        before = next((each for each in self._mended_of(damaged) if each.last == start - 1), None)
+        if before is not None:
+            mended = mended._replace(first=before.first)
+        rest = [
+            damaged._replace(first=first, last=end)
+            for first, end in ((damaged.first, start - 1), (last + 1, damaged.last))
+            if first <= end
+        ]
+        gone = [each for each in (damaged, before) if each is not None and each != mended]
+        rows: list[Row] = [(damage_key(each), None) for each in gone]
+        rows += [(mended_key(each), None) for each in gone if each is before]
+        rows += [(damage_key(each), pack_why(why)) for each in (*rest, mended)]
         await self._tables.write(META_TABLE, [*rows, (mended_key(mended), b"")])
         await self._tables.flush(META_TABLE)
-        if start > damaged.first:
-            self._forget(damaged)
-            self._know(rest, why)
-            self._know(mended, why)
+        for each in gone:
+            self._forget(each)
+            self._mended.discard(each)
+        for each in (*rest, mended):
+            self._know(each, why)
         self._mended.add(mended)
-        tell(RotMended(mended.log, mended.first, mended.last))
+        tell(RotMended(mended.log, start, last))
         return True
+
+    def _mended_of(self, damaged: DamagedRange) -> Sequence[DamagedRange]:
+        """The mended ranges of a damaged range's log and partition."""
+        return [
+            each
+            for each in self._by_log.get(damaged.log, ())
+            if each.partition == damaged.partition and each in self._mended
+        ]
 
     def _without(self, gone: Sequence[DamagedRange]) -> list[Row]:
         rows: list[Row] = []
