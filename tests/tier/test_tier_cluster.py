@@ -449,6 +449,83 @@ class TestPositions:
         async with cluster.client() as store:
             assert (await store.data_size("log")).bytes >= 20 * len(b"ours")
 
+    @pytest.mark.parametrize("what", ["head", "newest", "nothing"])
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_what_main_storage_lost_is_not_taken_for_nothing(
+        self, cluster: ClusterAtHand, *, what: str
+    ) -> None:
+        """Without its manifest a log was said to be empty, and all times lay at its tail."""
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, "log", 40)
+            await asyncio.sleep(20)
+            assert min(gone(cluster)) == await store.tail("log")
+            records = [each for each in await read_all(store, "log") if isinstance(each, Record)]
+            whole = await store.data_size("log")
+            lacks = records[-1].lsn + 1
+            if what != "nothing":
+                lacks = records[0].lsn
+                cluster.bucket.delete(head_name(1))
+            if what == "newest":
+                cluster.bucket.delete(objects(cluster)[-1])
+                found = await repair_log(bucket, LogManifest(bucket, 1, host, "operator"), 1)
+                lacks = Lsn(found.entries[-1].last + 1)
+            is_whole = what == "nothing"
+            assert (await store.data_size("log")).is_partial is not is_whole
+            assert ((await store.data_size("log")).bytes < whole.bytes) is not is_whole
+            for each in records:
+                place = await store.find_time("log", each.append_time_us)
+                assert place.lsn == min(each.lsn, lacks)
+                assert place.is_partial == (each.lsn >= lacks)
+            extent = await store.extent("log")
+            assert extent.is_partial is not is_whole
+            if is_whole:
+                assert await store.tail_attributes("log") == extent.last
+            else:
+                with pytest.raises(Unreachable, match="names less of log than nodes let go of"):
+                    await store.tail_attributes("log")
+            if what == "head":
+                with pytest.raises(Unreachable, match="so it is not known that it is empty"):
+                    await store.is_empty("log")
+                with pytest.raises(Unreachable, match="names less of log"):
+                    await store.head_attributes("log")
+            else:
+                assert not await store.is_empty("log")
+                _, first = await store.head_attributes("log")
+                assert first == Point(records[0].lsn, records[0].append_time_us)
+
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_a_node_holds_the_first_records_that_main_storage_lost(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """The first record was said to be main storage's first one, and times lay too early."""
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        async with cluster.client() as store:
+            kept = LogAttributes(local_retention=60).over(TIERED)
+            await store.create_log("log", attributes=kept)
+            await write(store, "log", 40)
+            await until(lambda: len(objects(cluster)) > 2)
+            await store.log_tree.set_attributes("log", LogAttributes(tier=False))
+            await asyncio.sleep(3)
+            assert max(gone(cluster)) == 0
+            records = [each for each in await read_all(store, "log") if isinstance(each, Record)]
+            start = records[0].lsn
+            cluster.bucket.delete(objects(cluster)[0])
+            cluster.bucket.delete(head_name(1))
+            manifest = LogManifest(bucket, 1, host, "operator")
+            found = await repair_log(bucket, manifest, 1, start=int(start), accept=True)
+            ((_, last),) = found.holes
+            for node in list(cluster.running.values())[:2]:
+                await node.engine.tier(1, last + 2, last + 2)
+            assert await read_all(store, "log") == records
+            extent = await store.extent("log")
+            assert extent.first == Point(start, records[0].append_time_us)
+            for each in records:
+                assert (await store.find_time("log", each.append_time_us)).lsn == each.lsn
+
 
 class TestDeletion:
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)

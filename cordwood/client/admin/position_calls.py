@@ -185,6 +185,11 @@ class PositionCalls(TailCalls):
 
 def _too_few(what: str, log: AnyLog, found: Extent) -> Unreachable:
     reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(found.missing.items()))
+    if not reasons:
+        return Unreachable(
+            f"main storage names less of {log} than nodes let go of, so it is not known {what}: "
+            "`cordwood tier repair` writes its manifest anew"
+        )
     return Unreachable(f"too few nodes answer to know of {log} {what}: {reasons}")
 
 

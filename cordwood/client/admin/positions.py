@@ -85,7 +85,8 @@ class TimePosition:
     Attributes:
         lsn: where to read from: no record from there on is older than the time.
         tail: the log's, as of then.
-        is_partial: too few nodes answered for it to be exact; it errs to the early side.
+        is_partial: too few nodes answered for it to be exact, or main storage has less than nodes
+            let go of; it errs to the early side.
         missing: nodes that did not answer, and why.
     """
 
@@ -128,7 +129,8 @@ class Extent:
         trim: all up to it was trimmed, e0n0 for none.
         tail: what readers may see ends here; not always a record's LSN.
         first, last: the first and the last record in between, None in an empty log.
-        is_partial: too few nodes answered: there may be records before and after these.
+        is_partial: too few nodes answered, or main storage has less than nodes let go of: there may
+            be records before and after these.
         missing: nodes that did not answer, and why.
     """
 
@@ -158,7 +160,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """About how many bytes; `is_partial` where too few nodes answered."""
+    """About how many bytes; `is_partial` where too few nodes answered, or main storage has less
+    than nodes let go of."""
 
     bytes: int
     is_partial: bool
@@ -223,11 +226,13 @@ class Positions:
         found = find_time(answers, tail, heard_all=self.is_enough(info, tail, told))
         lsn, is_partial = found.lsn, not found.is_complete
         trim = max(each.trim for each in told.values())
-        tiered = await self._tiered(info, trim, told.values())
+        tiered, lacks = await self._tiered(info, trim, told.values())
         if tiered is not None:
             older = await tiered.find_time(time_us, trim, is_exact=not approximate)
             if older is not None:
                 lsn, is_partial = min(lsn, older), False
+        if lacks is not None and lacks < lsn:
+            lsn, is_partial = Lsn(lacks), True
         return TimePosition(Lsn(lsn), tail, is_partial, missing)
 
     async def find_key(self, log: AnyLog, key: bytes) -> KeyPosition:
@@ -282,13 +287,19 @@ class Positions:
         first = min(((e.first, e.first_us) for e in held), default=(0, 0))
         last = max(((e.last, e.last_us) for e in held), default=(0, 0))
         is_partial = not self.is_enough(info, tail, told)
-        tiered = await self._tiered(info, trim, told.values())
+        tiered, lacks = await self._tiered(info, trim, told.values())
         if tiered is not None:
-            first = await tiered.first(trim) or first
+            # A node may hold a record of a range that main storage lost.
+            ends = (first, await tiered.first(trim))
+            first = min((each for each in ends if each and each[0]), default=first)
             if last[0] <= tiered.up_to:
                 # A node that trims late may hold none of the last records that the other nodes
                 # trimmed.
                 last = max(last, await tiered.last(trim) or last)
+        if lacks is not None:
+            # What is not known begins at `lacks`, and ends below all that nodes hold alone.
+            up_to = max(each.tier for each in told.values())
+            is_partial |= not 0 < first[0] < lacks or last[0] <= up_to
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
 
     async def tiered(self, log: AnyLog) -> Tiered:
@@ -309,10 +320,11 @@ class Positions:
         told, missing = await self._ask_nodes(info, call, SizeReply)
         copies = info.history[-1].copies if info.history else info.replication.copies
         size = size_of((each.bytes for each in told.values()), len(told) + len(missing), copies)
-        tiered = await self._tiered(info, 0, told.values())
+        tiered, lacks = await self._tiered(info, 0, told.values())
         if tiered is not None:
             size += await tiered.bytes_between(start_us, stop_us)
-        return Size(size, not self.is_enough(info, tail, told), missing)
+        is_partial = lacks is not None or not self.is_enough(info, tail, told)
+        return Size(size, is_partial, missing)
 
     async def epoch_end(self, info: LogInfo, last: int) -> Lsn | None:
         """Where the bridge that covers an epoch's last LSN begins, by main storage; None if it is
@@ -325,13 +337,22 @@ class Positions:
 
     async def _tiered(
         self, info: LogInfo, trim: int, told: Collection[TimeReply | ExtentReply | SizeReply]
-    ) -> TierPositions | None:
-        """What main storage says below the nodes' tier points; None if nothing is there."""
+    ) -> tuple[TierPositions | None, int | None]:
+        """What main storage says below the nodes' tier points, None if nothing is there; and the
+        first LSN that nodes let go of and main storage does not name, None if it names all.
+
+        Its manifest may be lost, or be repaired from a part of its objects.
+        """
         up_to = max((each.tier for each in told), default=0)
         if up_to <= trim:
-            return None
+            return None, None
         manifest = await self._tier.manifest(info)
-        return None if manifest is None else TierPositions(self._tier, manifest, info, up_to)
+        head = manifest.head if manifest is not None else None
+        if manifest is None or head is None:
+            return None, max(OLDEST, trim + 1)
+        lacks = max(head.end, trim + 1)
+        found = TierPositions(self._tier, manifest, info, up_to)
+        return found, lacks if lacks <= up_to else None
 
     def _token(self, info: LogInfo) -> str:
         """See `check_read_token`; a node's client needs none."""

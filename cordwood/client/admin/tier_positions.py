@@ -47,10 +47,13 @@ class TierPositions:
             is_exact: else the answer may lie up to an object too early.
         """
         entry = await self._manifest.find_append_time(time_us)
+        while entry is not None and is_lost(entry):
+            # No record of it is here. Nodes answer for those that they hold.
+            entry = await self._manifest.find(entry.last + 1)
         if entry is None or entry.first > self.up_to:
             return None
         start = max(entry.first, trim + 1)
-        if not is_exact or entry.append_first_us >= time_us or is_lost(entry):
+        if not is_exact or entry.append_first_us >= time_us:
             return start
         async with await self._tier.history(self._info, start, entry.last) as blocks:
             async for item in blocks:
