@@ -14,6 +14,11 @@ class StoreWaits:
     def __init__(self) -> None:
         self._stores, self._seconds = 0, 0.0
 
+    @property
+    def stores(self) -> int:
+        """How many since then."""
+        return self._stores
+
     def add(self, seconds: float) -> None:
         """One is durable, so long after it came."""
         self._stores += 1

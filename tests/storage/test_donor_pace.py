@@ -9,7 +9,7 @@ from rebuild_scene import put_records
 from scenarios import as_scenario
 
 from cordwood.protocol.rebuild_pace import FLOOR_BYTES_S
-from cordwood.storage.rebuild.donor_pace import RUN_S, DonorPace
+from cordwood.storage.rebuild.donor_pace import FIRST_S, RUN_S, DonorPace
 from cordwood.storage.store_waits import StoreWaits
 
 
@@ -28,6 +28,25 @@ async def test_stores_of_appends_count_and_those_of_donors_do_not(cluster: Clust
     found = [node.engine.waits.take() for node in cluster.running.values()]
     assert sum(stores for stores, _ in found) >= 15, "three copies of each"
     assert all(0 < wait_s < 1 for stores, wait_s in found if stores)
+
+
+def test_a_donor_on_a_quiet_node_goes_fast_after_a_tenth_of_a_second() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        for stores, expected in ((0, 32 << 20), (1, FLOOR_BYTES_S)):
+            waits = StoreWaits()
+            waits.add(0.001)  # of before
+            pace = DonorPace(float(32 << 20), waits)
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(pace.watch())
+                await asyncio.sleep(FIRST_S / 2)
+                for _ in range(stores):
+                    waits.add(0.001)
+                assert pace.bytes_s == FLOOR_BYTES_S
+                await asyncio.sleep(FIRST_S)
+                assert pace.bytes_s == expected
+                watching.cancel()
+
+    simulate(scenario, nodes=1)
 
 
 def test_a_donor_gives_way_to_slow_stores_and_goes_on_fast_when_they_end() -> None:

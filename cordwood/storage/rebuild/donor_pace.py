@@ -18,6 +18,10 @@ from cordwood.storage.store_waits import StoreWaits
 LAG_EVERY_S = 0.025
 """Number of looks at the loop in each period; each costs a few microseconds."""
 
+FIRST_S = 0.1
+"""A first look that finds out only whether there is foreground work. On a node without any, a donor
+would else spend most of a short rebuilding at the floor."""
+
 HEAD_COST_BYTES = 128
 """The cost of a look at a block's head, in bytes of a donor's pace: about a tenth of a move."""
 
@@ -66,6 +70,9 @@ class DonorPace:
         """Pace the donor, until cancelled."""
         loop = asyncio.get_running_loop()
         self._waits.take()  # of before
+        await asyncio.sleep(FIRST_S)
+        if not self._waits.stores:
+            self._look(0, 0.0)
         looks = max(1, round(PERIOD_S / LAG_EVERY_S))
         while True:
             late_s = 0.0
@@ -74,7 +81,10 @@ class DonorPace:
                 await asyncio.sleep(LAG_EVERY_S)
                 late_s += max(0.0, loop.time() - due_s)
             stores, waited_s = self._waits.take()
-            before = self._rule.bytes_s
-            self._rule.on_look(stores, waited_s + late_s / looks)
-            if self._rule.bytes_s != before:
-                self._turn(self._rule.bytes_s, loop.time())
+            self._look(stores, waited_s + late_s / looks)
+
+    def _look(self, stores: int, wait_s: float) -> None:
+        before = self._rule.bytes_s
+        self._rule.on_look(stores, wait_s)
+        if self._rule.bytes_s != before:
+            self._turn(self._rule.bytes_s, asyncio.get_running_loop().time())

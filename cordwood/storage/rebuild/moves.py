@@ -376,7 +376,7 @@ class Moves:
         # Trap: moves end only when all moves of their run have begun, so a run waits for a place
         # before its first move, and not between two.
         while (wait_s := flow.wait_s(loop.time())) is None or wait_s > 0:  # noqa: ASYNC110
-            await asyncio.sleep(FULL_PAUSE_S if wait_s is None else wait_s)
+            await asyncio.sleep(FULL_PAUSE_S if wait_s is None else min(wait_s, FULL_PAUSE_S))
         for work in works:
             work.step = flow.begin(work.move, loop.time(), noted=work.step is Step.AMEND)
         for step in (Step.STORE, Step.NOTE, Step.AMEND, Step.OWN):
