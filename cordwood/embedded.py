@@ -80,6 +80,7 @@ async def embedded_store(
             listen=ADDRESS,
             default_replication=Replication(1, 1),
             create_logs=True,
+            replicated_events=False,
             storage=storage or StorageSettings(wal_bytes),
             tier=TierSettings(os.path.join(path, "history")),
         )

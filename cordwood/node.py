@@ -86,10 +86,11 @@ from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
 from cordwood.metadata.store import MetadataStore
-from cordwood.nodes import Authority, Member, NodeId
+from cordwood.nodes import Authority, Member, NodeId, Nodeset
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
 from cordwood.quorum.authority import REBUILT
+from cordwood.quorum.copyset import can_lose
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
 from cordwood.recovery.purge import Purges
@@ -171,6 +172,7 @@ class Node:
         self._membership = Membership(metadata)
         self._metadata = metadata
         base = replicate_across(settings.default_replication)
+        self._stored_events = StoredEventLog(metadata)
         self._logs = LogTree(metadata, LogAttributes(replicate_across=base).over(DEFAULTS))
         self._epochs = EpochStore(metadata)
         self._consumers = ConsumerCalls(Consumers(metadata), self._logs, host.clock.now_us)
@@ -256,11 +258,11 @@ class Node:
         self._lock = host.disk.lock_dir(settings.directory, f"node {settings.node}")
         self._exit.callback(self._lock.release)
         self._cluster = await self._membership.ensure_cluster(host.random)
-        stored = StoredEventLog(self._metadata)
+        stored = self._stored_events
         replicated = ReplicatedEventLog(host, stored, self._event_addresses, self._greeting)
         events = self._events = ClusterEvents(
             stored, replicated, moves=self.settings.replicated_events,
-            has_place=self._has_place_for_events,
+            may_move=self._may_move_events,
         )  # fmt: skip
         self._exit.callback(self._tasks.create_task(events.run()).cancel)
         admission = Admission(settings, host, self._membership, events)
@@ -351,7 +353,7 @@ class Node:
             self._rebuild.run(),
             self._rebuild.watch(),
             self._rebuild.tell_news(),
-            events.run_move(),
+            events.run_move(settings.node, member.incarnation),
             self._become_sure(),
             self._repairs.run(),
             self._healing.run(),
@@ -583,15 +585,27 @@ class Node:
         members = await self._membership.members()
         return [m.address for m in members if m.node != me or hasattr(self, "server")]
 
-    async def _has_place_for_events(self) -> bool:
-        """Whether the event log would have a place for all its copies with R - 1 nodes lost.
+    async def _may_move_events(self) -> bool:
+        """Whether the event log would have a place for all its copies with any R - 1 nodes lost,
+        and every member follows it.
 
         An epoch keeps the nodeset that it begins with, and until the log has said that a node is
-        lost its recovery counts on that node.
+        lost its recovery counts on that node. With one copy, a lost node takes events along.
         """
         info = await self._logs.by_id(EVENT_LOG)
-        able = [each for each in self._members.values() if each.weight > 0]
-        return info is not None and len(able) >= 2 * info.replication.copies - 1
+        members = await self._membership.members()
+        able = tuple(each for each in members if each.weight > 0)
+        if info is None or not able or info.replication.copies < 2:
+            return False
+        if not can_lose(info.replication.copies - 1, Nodeset(able), info.replication):
+            return False
+        # Race: a node that starts with an older version behind this look follows nothing, as any
+        # older version does that starts after the move.
+        behind = await self._stored_events.not_following(members)
+        if behind:
+            logger.info("events stay in the metadata store: nodes %s may not follow the log",
+                        ", ".join(map(str, behind)))  # fmt: skip
+        return not behind
 
     async def _become_sure(self) -> None:
         """Read what became of this node's data, if its start could not.

@@ -278,7 +278,8 @@ class NodeSettings:
             minutes: a machine that restarts is back before that, and no copies move for it.
         replicated_events: move what is said of lost nodes from the metadata store into the event
             log, so that it can be said while the metadata store is away; once moved, it stays
-            there, and holds for every node. Off until all nodes run a version that knows of it.
+            there, and holds for every node. The move waits until the cluster has nodes enough
+            (docs/protocol/event-log.md), and all of them run a version that follows the log.
     """
 
     node: NodeId

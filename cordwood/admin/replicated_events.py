@@ -31,6 +31,7 @@ from cordwood.layout.hello import Hello
 from cordwood.layout.rebuild_events import pack_event, pack_set, read_record
 from cordwood.lsn import EVENT_LOG, Lsn, format_lsn
 from cordwood.metadata.event_log import AtStart, EventsMoved, StoredEventLog
+from cordwood.nodes import NodeId
 from cordwood.protocol.event_log import Outcome, Verdict
 from cordwood.protocol.event_log_follower import EventFollower
 from cordwood.rebuilding import RebuildEvent, RebuildingSet
@@ -63,6 +64,10 @@ find that a sequencer is dead, and start another."""
 
 Addresses = Callable[[], Awaitable[Sequence[str]]]
 
+
+MOVE_MAX_S = 30.0
+"""Longest pause between two looks whether the events can move: nodes that are missing, or run an
+older version, come minutes later."""
 
 class ReplicatedEventLog:
     """See the module; `run` follows the log.
@@ -367,14 +372,14 @@ class ClusterEvents:
         replicated: ReplicatedEventLog,
         *,
         moves: bool,
-        has_place: Callable[[], Awaitable[bool]],
+        may_move: Callable[[], Awaitable[bool]],
     ) -> None:
         """
         Args:
             moves: whether this node moves the events into the log.
-            has_place: whether the cluster has nodes enough for the log.
+            may_move: whether the cluster has nodes enough for the log, and all follow it.
         """
-        self._has_place = has_place
+        self._may_move = may_move
         self.replicated = replicated
         self._stored = stored
         self._moves = moves
@@ -392,17 +397,26 @@ class ClusterEvents:
             tasks.create_task(self.replicated.run())
             tasks.create_task(self.replicated.run_keep())
 
-    async def run_move(self) -> None:
-        """Move the events into the log if this node is to; for a node that serves by now."""
-        while self._moves and not self.has_moved:
+    async def run_move(self, node: NodeId, incarnation: int) -> None:
+        """Say that this start of a node follows the log, and move the events there if this node is
+        to; for a node that serves by now."""
+        is_said = False
+        pause_s = AGAIN_S
+        while not self.has_moved:
             try:
-                if await self._has_place():
+                if not is_said:
+                    await self._stored.note_follower(node, incarnation)
+                    is_said = True
+                if not self._moves:
+                    return
+                if await self._may_move():
                     await self._stored.move()
                     self._has_moved.set()
                     return
             except CordwoodError as error:
                 logger.info("what is said of lost nodes stays in the metadata store: %s", error)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOVE_MAX_S)
 
     async def at_start(self) -> AtStart:
         """See `EventLog`."""

@@ -15,17 +15,23 @@ Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9; `protocol.eve
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import Annotated, NamedTuple, Protocol
+
+import msgspec
 
 from cordwood.errors import Retryable
+from cordwood.layout.json_text import read_json
 from cordwood.layout.rebuild_events import is_base, pack_base, pack_set, read_base, read_set
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
+from cordwood.nodes import Member, NodeId
 from cordwood.protocol.event_log import Outcome, Verdict, apply
 from cordwood.rebuilding import RebuildEvent, RebuildingSet
 
 _PREFIX = "rebuilding/"
 _KEY = "rebuilding/set"
+_FOLLOWERS = "event-log-followers/"
 
 LSN_BELOW = 1 << 32
 """LSNs counted here stay below that of the first record of any log."""
@@ -44,6 +50,12 @@ class AtStart(NamedTuple):
 
     set: RebuildingSet
     is_sure: bool
+
+
+class _Follower(msgspec.Struct, frozen=True):
+    """`event-log-followers/<node>`; a later version may add fields."""
+
+    incarnation: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class EventLog(Protocol):
@@ -143,6 +155,27 @@ class StoredEventLog:
         if found is None or not is_base(found.value):
             return None
         return read_base(found.value)
+
+    async def note_follower(self, node: NodeId, incarnation: int) -> None:
+        """Say that this start of a node follows the event log from the move on.
+
+        A start of an earlier version says nothing, and has another incarnation.
+        """
+        said = msgspec.json.encode(_Follower(incarnation))
+        key = f"{_FOLLOWERS}{node}"
+        await change_repeatably(self._store, key, lambda found: said if found != said else None)
+
+    async def not_following(self, members: Iterable[Member]) -> tuple[NodeId, ...]:
+        """The members whose present start may not follow the event log, in node order.
+
+        Raises:
+            Malformed: what a node said cannot be read.
+        """
+        said = {
+            key.removeprefix(_FOLLOWERS): read_json(found.value, _Follower, key).incarnation
+            for key, found in await self._store.list(_FOLLOWERS)
+        }
+        return tuple(sorted(m.node for m in members if said.get(str(m.node)) != m.incarnation))
 
     async def move(self) -> RebuildingSet:
         """Let the events go on in the event log: from here on nothing is said here any more.

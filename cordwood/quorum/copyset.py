@@ -14,6 +14,7 @@ Source: docs/sources/logdevice.md 2.5, 2.6; docs/design.md §3 ("spread").
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 from typing import Protocol
 
@@ -40,6 +41,23 @@ def can_replicate(nodes: Set[NodeId], nodeset: Nodeset, replication: Replication
     return len(members) >= replication.copies and all(
         len({member.domain(scope) for member in members}) >= count
         for scope, count in replication.spans
+    )
+
+
+def can_lose(lost: int, nodeset: Nodeset, replication: Replication) -> bool:
+    """Say whether the others could be a copyset whichever `lost` nodes of a nodeset are away."""
+
+    def left(scope: str) -> int:
+        """The fewest domains that are left: whoever is away fills the smallest domains first."""
+        sizes = Counter(member.domain(scope) for member in nodeset.members)
+        away, gone = lost, 0
+        for size in sorted(sizes.values()):
+            away -= size
+            gone += away >= 0
+        return len(sizes) - gone
+
+    return len(nodeset.members) - lost >= replication.copies and all(
+        left(scope) >= count for scope, count in replication.spans
     )
 
 

@@ -13,7 +13,7 @@ from cordwood.errors import ChecksumMismatch, Malformed, Retryable, Unreachable
 from cordwood.layout.rebuild_events import pack_set
 from cordwood.metadata.event_log import StoredEventLog
 from cordwood.metadata.memory import MemoryMetadata
-from cordwood.nodes import Authority
+from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.event_log import Verdict, authority_of, replay
 from cordwood.rebuilding import (
     Acked,
@@ -148,5 +148,37 @@ class TestReading:
                     await StoredEventLog(memory).say(NeedsRebuild(3, EVERY))
             found = await memory.get("rebuilding/set")
             assert found.value == packed[:-1] + b"\x08", "what cannot be read is left as it is"
+
+        run_patiently(main())
+
+
+class TestFollowers:
+    @as_scenario("pair")
+    async def test_a_start_that_said_nothing_does_not_follow(self, one, other) -> None:
+        members = [Member(NodeId(n), "", incarnation=n) for n in (1, 2, 12)]
+        log = StoredEventLog(one)
+        assert await log.not_following(members) == (1, 2, 12)
+        await log.note_follower(NodeId(1), 1)
+        await log.note_follower(NodeId(12), 12)
+        await log.note_follower(NodeId(3), 3)
+        assert await StoredEventLog(other).not_following(members) == (2,)
+        await log.note_follower(NodeId(2), 1)
+        assert await log.not_following(members) == (2,), "of an earlier start"
+        await log.note_follower(NodeId(2), 2)
+        await log.note_follower(NodeId(2), 2)
+        assert await log.not_following(members) == ()
+
+    def test_what_a_later_version_said_counts_and_noise_does_not(self, memory: MemoryMetadata):
+        members = [Member(NodeId(1), "", incarnation=3)]
+
+        async def main() -> None:
+            log = StoredEventLog(memory)
+            key = "event-log-followers/1"
+            version = await memory.compare_and_set(key, b'{"incarnation":3,"more":1}', 0)
+            assert await log.not_following(members) == ()
+            for value in (b"", b"[]", b'{"incarnation":0}', b"{}"):
+                version = await memory.compare_and_set(key, value, version)
+                with pytest.raises(Malformed):
+                    await log.not_following(members)
 
         run_patiently(main())

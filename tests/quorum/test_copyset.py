@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.nodes import SCOPES, Member, NodeId, Nodeset, Replication
-from cordwood.quorum.copyset import choose_copyset
+from cordwood.quorum.copyset import can_lose, can_replicate, choose_copyset
 
 DRAWS = 6_000
 """Enough for a tolerance of 4 standard deviations to be about 2.5 % of a share."""
@@ -149,3 +149,13 @@ def test_a_rack_with_fewer_nodes_is_not_starved_of_the_spread():
     assert set(pairs) == {("a", "b"), ("a", "c"), ("b", "c")}
     # Drawn by hand: a then b or b then a, 2 · 2/5 · 2/3.
     assert abs(pairs["a", "b"] / DRAWS - 8 / 15) < 0.03
+
+
+@given(situations(), st.integers(0, 6))
+def test_what_may_be_lost_leaves_a_copyset_whoever_it_is(situation, lost):
+    members, wanted, _ = situation
+    every = frozenset(members.nodes)
+    lost = min(lost, len(every))
+    rests = [every - {*away} for away in itertools.combinations(sorted(every), lost)]
+    slow = all(can_replicate(rest, members, wanted) for rest in rests)
+    assert can_lose(lost, members, wanted) is slow

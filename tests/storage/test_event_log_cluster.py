@@ -84,6 +84,81 @@ async def test_events_move_into_the_log_once_and_go_on_from_what_was_said(
     assert len({each.through for each in sets(cluster)}) == 1
 
 
+def test_a_rolling_upgrade_moves_once_the_last_node_runs_this_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that cannot read the log would go on by its last set, and others by the log."""
+    older = {*EVERY}
+    right = StoredEventLog.note_follower
+
+    async def said(self: StoredEventLog, node: NodeId, incarnation: int) -> None:
+        if node not in older:
+            await right(self, node, incarnation)
+
+    async def restart(cluster: ClusterAtHand, number: int) -> None:
+        await cluster.stop(number)
+        await cluster.start(number)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        lose_disk(cluster, 5)
+        await call_lost(cluster, 5)
+        cluster.keep_starting(5)
+        for number in (1, 2, 3, 4):
+            older.discard(number)
+            await restart(cluster, number)
+            await asyncio.sleep(8)
+            assert await base_of(cluster) is None
+        await healed(cluster)
+        # One goes back to the older version as the last one is upgraded.
+        older.add(4)
+        await restart(cluster, 4)
+        older.discard(5)
+        await restart(cluster, 5)
+        await asyncio.sleep(20)
+        assert await base_of(cluster) is None
+        await order(cluster, 2, RebuildOrder.DRAIN)
+        await until(lambda: lost(cluster) == {2})
+        older.discard(4)
+        await restart(cluster, 4)
+        await until(lambda: moved(cluster), timeout_s=60)
+        base = await base_of(cluster)
+        assert base is not None
+        assert base.entry(2) is not None
+        await order(cluster, 2, RebuildOrder.UNDRAIN)
+        await heard(cluster)
+        assert len({each.through for each in sets(cluster)}) == 1
+        assert not await missing(cluster)
+
+    swap(monkeypatch, StoredEventLog.note_follower, said)
+    simulate(scenario, nodes=5, replicated_events=True)
+
+
+@as_scenario(
+    simulate,
+    nodes=5,
+    copies=2,
+    racks=2,
+    locations={n: "a" if n < 5 else "b" for n in EVERY},
+    replicated_events=True,
+)
+async def test_events_stay_where_a_lost_rack_of_one_node_leaves_the_log_no_place(
+    cluster: ClusterAtHand,
+) -> None:
+    """Without node 5 nothing has copies in two racks: the log could not say that it is lost."""
+    await asyncio.sleep(10)
+    assert await base_of(cluster) is None
+    cluster.add_nodes(1)
+    await cluster.start(6)
+    await until(lambda: moved(cluster), timeout_s=60)
+
+
+@as_scenario(simulate, nodes=3, copies=1, replicated_events=True)
+async def test_events_stay_where_logs_have_one_copy(cluster: ClusterAtHand) -> None:
+    await asyncio.sleep(10)
+    assert await base_of(cluster) is None
+
+
 @as_scenario(simulate, nodes=4, replicated_events=True)
 async def test_events_stay_in_the_metadata_store_of_a_cluster_that_is_too_small(
     cluster: ClusterAtHand,
