@@ -582,7 +582,13 @@ class Node:
     async def _event_addresses(self) -> list[str]:
         """Where the nodes listen that may have the event log; this one too, once it does."""
         me = self.settings.node
-        members = await self._membership.members()
+        try:
+            members = await self._membership.members()
+        except CordwoodError as error:
+            if not self._said:
+                raise
+            logger.info("the event log is looked for where nodes were: %s", error)
+            members = self._said
         return [m.address for m in members if m.node != me or hasattr(self, "server")]
 
     async def _may_move_events(self) -> bool:

@@ -46,6 +46,9 @@ kilobytes."""
 READ_S = 5.0
 """How long the records up to the tail may take to come."""
 
+READ_ON_S = 2.0
+"""How long an event without an effect waits for the tail: a caller waits for five seconds."""
+
 SAY_S = 15.0
 """How long an event may take: two calls that the log's nodes left unanswered, and a third."""
 
@@ -62,12 +65,12 @@ START_S = 4.0
 """How long a node that starts asks the others before it goes by the base: longer than they take to
 find that a sequencer is dead, and start another."""
 
-Addresses = Callable[[], Awaitable[Sequence[str]]]
-
-
 MOVE_MAX_S = 30.0
 """Longest pause between two looks whether the events can move: nodes that are missing, or run an
 older version, come minutes later."""
+
+Addresses = Callable[[], Awaitable[Sequence[str]]]
+
 
 class ReplicatedEventLog:
     """See the module; `run` follows the log.
@@ -86,7 +89,7 @@ class ReplicatedEventLog:
         """
         Args:
             stored: has the base.
-            addresses: reads from the metadata store where nodes listen.
+            addresses: where nodes listen.
             greeting: of this node, None before it is a member; only members append.
         """
         self.on_change: Callable[[RebuildingSet], None] = lambda found: None
@@ -267,9 +270,11 @@ class ReplicatedEventLog:
     async def _read_on(self) -> bool:
         """Read up to the tail; False if nobody tells it: what was heard has to do."""
         try:
-            await self.read()
-        except CordwoodError as error:
-            logger.info("an event is answered by what was heard: %s", error)
+            async with asyncio.timeout(READ_ON_S):
+                await self.read()
+        except (CordwoodError, TimeoutError) as error:
+            why = str(error) or "nobody tells its tail in time"
+            logger.info("an event is answered by what was heard: %s", why)
             return False
         return True
 

@@ -14,6 +14,7 @@ from scenarios import as_scenario
 from swaps import swap, swap_value
 
 from cordwood.block import Gap, GapKind, Record
+from cordwood.client.admin.nodes import ASK_EACH_S
 from cordwood.client.store import Store
 from cordwood.errors import (
     AccessDenied,
@@ -22,9 +23,9 @@ from cordwood.errors import (
     Retryable,
     Unreachable,
 )
-from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.layout.message_rebuilding import AskRebuilding, RebuildOrder
 from cordwood.layout.message_staging import AskStaged, FindStaged, PinStaged, StageBlock
-from cordwood.layout.rebuild_events import read_record
+from cordwood.layout.rebuild_events import read_record, read_set
 from cordwood.lsn import EVENT_LOG, Lsn
 from cordwood.metadata.event_log import LSN_BELOW, StoredEventLog
 from cordwood.nodes import Authority, NodeId
@@ -134,6 +135,25 @@ def test_a_rolling_upgrade_moves_once_the_last_node_runs_this_version(
     simulate(scenario, nodes=5, replicated_events=True)
 
 
+def test_without_a_look_at_the_members_a_node_goes_on_by_an_older_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Node 5 runs an older version, which cannot read a base, and hears of nothing any more."""
+    right = StoredEventLog.note_follower
+
+    async def said(self: StoredEventLog, node: NodeId, incarnation: int) -> None:
+        if node != 5:
+            await right(self, node, incarnation)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await asyncio.sleep(15)
+        assert await base_of(cluster) is not None
+
+    swap(monkeypatch, StoredEventLog.note_follower, said)
+    with planted(find_bug("events-moved-early")):
+        simulate(scenario, nodes=5, replicated_events=True)
+
+
 @as_scenario(
     simulate,
     nodes=5,
@@ -213,6 +233,45 @@ async def test_a_loss_is_said_and_heard_while_the_metadata_store_is_away(
     cluster.keep_starting(gone)
     await healed(cluster)
     assert not await missing(cluster)
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_a_dead_sequencer_is_replaced_before_anything_is_said(
+    cluster: ClusterAtHand,
+) -> None:
+    """None begins while the metadata store is away, so the next event would come too late. Idle
+    followers ask for the tail."""
+    await until(lambda: moved(cluster))
+    await asyncio.sleep(15)
+    gone = cluster.sequencer_of(EVENT_LOG)
+    assert gone
+    cluster.kill(gone)
+    await asyncio.sleep(25)
+    cluster.metadata.is_out = True
+    some = cluster.running[min(cluster.running)]
+    said = await some._events.say(NeedsRebuild(int(gone), EVERY))
+    assert said.verdict is Verdict.TAKEN
+    await heard(cluster, int(gone))
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_a_question_is_answered_in_time_while_nobody_tells_the_tail(
+    cluster: ClusterAtHand,
+) -> None:
+    await until(lambda: moved(cluster))
+    await cluster.running[1]._events.say(NeedsRebuild(3, EVERY, drain=True))
+    await heard(cluster, 3)
+    cluster.metadata.is_out = True
+    loop = asyncio.get_running_loop()
+    for node in cluster.running.values():
+        began = loop.time()
+        reply = await node._rebuild.answer(AskRebuilding())
+        assert loop.time() - began < ASK_EACH_S
+        assert read_set(reply.set).entry(3) is not None
+    began = loop.time()
+    said = await cluster.running[2]._events.say(NeedsRebuild(3, EVERY, drain=True))
+    assert said.verdict is Verdict.UNCHANGED
+    assert loop.time() - began < 3
 
 
 @as_scenario(simulate, nodes=5, replicated_events=True, rebuild_after_s=5.0)

@@ -6,6 +6,7 @@ Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ from cordwood.admin.replicated_events import ReplicatedEventLog
 from cordwood.client.store import Store
 from cordwood.errors import OutcomeUnknown
 from cordwood.lsn import EVENT_LOG
+from cordwood.metadata.event_log import StoredEventLog
+from cordwood.nodes import Member, NodeId
 from cordwood.protocol.event_log import apply
 from cordwood.protocol.event_log_follower import EventFollower, Taken
 from cordwood.rebuilding import RebuildEvent, RebuildingSet
@@ -54,6 +57,10 @@ def _gap_passed(right: Any, self: EventFollower, last: int, kind: Any) -> None:
     self.is_whole = is_whole
 
 
+async def _all_follow(self: StoredEventLog, members: Iterable[Member]) -> tuple[NodeId, ...]:
+    return ()
+
+
 BUGS = (
     PlantedBug("event-tail-unchecked", "what is said of a node is appended wherever the event log "
                "ends by now: a word that arrives late counts once more",
@@ -69,4 +76,8 @@ BUGS = (
                scene="tests/protocol/test_event_log_follower.py"),
     PlantedBug("missing-events-passed", "a follower applies events behind records that it missed",
                at(EventFollower.on_gap).around(_gap_passed), scenario=EVENTS_REPLICATED),
+    PlantedBug("events-moved-early", "events move into the event log while a node runs a version "
+               "that does not follow it: it goes on by an older set",
+               at(StoredEventLog.not_following).instead(_all_follow),
+               scene="tests/storage/test_event_log_cluster.py"),
 )  # fmt: skip

@@ -82,6 +82,10 @@ AGAIN_S = 1.0
 LOOK_S = 1.0
 """Pause between two looks for dead nodes."""
 
+ANSWER_S = 1.0
+"""How long a person's question waits for the tail of the event log, before the set as known
+answers it: callers that ask each node wait for two seconds."""
+
 PROGRESS_S = 5.0
 """Pause between two events of progress: each is a write of the whole set."""
 
@@ -380,8 +384,9 @@ class RebuildRole:
             await self._rebalance(call)
         else:
             try:
-                await self.refresh(strictly=True)
-            except Retryable:
+                async with asyncio.timeout(ANSWER_S):
+                    await self.refresh(strictly=True)
+            except (Retryable, TimeoutError):
                 await self.refresh()
         return RebuildingReply(pack_set(self.set), self._donor.state(), self._healing())
 
