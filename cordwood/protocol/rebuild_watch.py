@@ -35,7 +35,13 @@ class LossWatch:
     ) -> list[NeedsRebuild]:
         """The events to write now. Call it every so often; a node not seen dead is counted anew."""
         nodes = tuple(sorted(members))
-        self._dead_since = {node: self._dead_since.get(node, now) for node in nodes if node in dead}
+        # Race: a node that is back ends its entry before it listens, and is seen dead until then.
+        # So a node is counted anew from the end of its entry.
+        self._dead_since = {
+            node: self._dead_since.get(node, now)
+            for node in nodes
+            if node in dead and rebuilding.entry(node) is None
+        }
         alive = [node for node in nodes if node not in dead]
         if not self._after_s or not alive or alive[0] != self._me:
             return []
@@ -47,7 +53,7 @@ class LossWatch:
         return [
             NeedsRebuild(node, nodes, if_version=rebuilding.version)
             for node, since in self._dead_since.items()
-            if now - since >= self._after_s and rebuilding.entry(node) is None
+            if now - since >= self._after_s
         ]
 
 

@@ -46,6 +46,18 @@ def test_what_is_said_already_is_not_said_again() -> None:
     assert watch.due(20.0, (1, 2, 3), {3}, after) == []
 
 
+def test_a_node_that_ends_its_entry_has_time_to_be_heard() -> None:
+    """It acks, or says that it is back, before it listens: until then it is seen dead."""
+    watch = LossWatch(1, 10.0)
+    said = RebuildingSet(7, 7, (LostNode(3, 7, is_empty=True),))
+    watch.due(0.0, (1, 2, 3), {3}, NOBODY)
+    for now in (10.0, 50.0, 100.0):
+        assert watch.due(now, (1, 2, 3), {3}, said) == []
+    assert watch.due(101.0, (1, 2, 3), {3}, NOBODY) == []
+    assert watch.due(110.9, (1, 2, 3), {3}, NOBODY) == []
+    assert len(watch.due(111.0, (1, 2, 3), {3}, NOBODY)) == 1
+
+
 LOST = LostNode(2, 7, donors=(1, 3))
 EMPTY = LostNode(2, 7, is_empty=True)
 
