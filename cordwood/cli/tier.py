@@ -477,6 +477,10 @@ def collect(
             done = await collect_shared(objects, manifest_of, now_us, grace_s)
             deleted, size = deleted + done.deleted, size + done.deleted_bytes
             waiting += done.waiting
+            if done.damaged:
+                typer.echo(
+                    f"{done.damaged} objects of several logs are damaged: they stay", err=True
+                )
         typer.echo(f"{deleted} objects deleted, {bytes_words(size)}; {waiting} are in their grace")
 
     _run(store, option, act)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from cordwood.errors import Malformed
+from cordwood.errors import Corrupt, Malformed, NoObject
 from cordwood.layout.manifest import page_name, parse_page_name
 from cordwood.layout.object_names import (
     SHARED,
@@ -42,7 +42,8 @@ class Collected:
     Attributes:
         seen: objects and pages that were checked. deleted, deleted_bytes: those that were dead for
             long enough. waiting: dead, but still in their grace, or named by a table. strangers:
-            foreign names below Cordwood's prefix; they are left alone.
+            foreign names below Cordwood's prefix; they are left alone. damaged: objects of several
+            logs that do not say of which; they stay.
     """
 
     seen: int = 0
@@ -50,6 +51,7 @@ class Collected:
     deleted_bytes: int = 0
     waiting: int = 0
     strangers: int = 0
+    damaged: int = 0
 
 
 async def retire_log(manifest: LogManifest) -> None:
@@ -132,7 +134,14 @@ async def collect_shared(
         except Malformed:
             done.strangers += 1
             continue
-        footer = await load_footer(store, info.name, info.size, crc, timeout_s=CALL_S)
+        try:
+            footer = await load_footer(store, info.name, info.size, crc, timeout_s=CALL_S)
+        except NoObject:
+            continue  # deleted since it was listed, or the listing is stale
+        except Corrupt:
+            # Whose records it holds is not known. The others are collected all the same.
+            done.damaged += 1
+            continue
         is_dead, since_us = True, 0
         for run in footer.index.runs:
             manifest = manifest_of(run.log)

@@ -19,10 +19,11 @@ Source: docs/objects.md, "Repair".
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cordwood.errors import BadSetting, Corrupt
+from cordwood.errors import BadSetting, Corrupt, NoObject
 from cordwood.layout.manifest import parse_page_name
 from cordwood.layout.object_file import entry_of
 from cordwood.layout.object_names import (
@@ -48,6 +49,8 @@ LOST = "lost"
 
 TURNS_SKIPPED = 1 << 20
 """A turn may have begun that has put nothing yet; a repair's is above it."""
+
+_NUMBER = re.compile("[0-9a-f]{16}")
 
 
 class Unrepairable(Corrupt):
@@ -81,10 +84,10 @@ async def find_logs(store: ObjectStore) -> list[int]:
         if not page:
             return logs
         part = page[0].name.removeprefix(LOGS).partition("/")[0]
-        if len(part) == 16:
+        if _NUMBER.fullmatch(part):
             logs.append(int(part, 16))
-        # Behind all of a log's objects: `head`, `objects/`, `pages/`.
-        after = f"{LOGS}{part}/z"
+        # Behind all that begins with `part/`, ours or not: "0" comes next after "/".
+        after = f"{LOGS}{part}0"
 
 
 async def survey_log(store: ObjectStore, log: int, start: int = 0, end: int = 0) -> Found:
@@ -136,9 +139,14 @@ class _Survey:
 
     async def look_at(self, batch: list[ObjectInfo]) -> None:
         """Note the log's records in some objects."""
-        async with asyncio.TaskGroup() as tasks:
-            for info in batch:
-                tasks.create_task(self._look_at(info))
+        # Trap: a task group would end with a group of errors, which no caller expects.
+        looks = [asyncio.create_task(self._look_at(info)) for info in batch]
+        try:
+            await asyncio.gather(*looks)
+        finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
 
     async def _look_at(self, info: ObjectInfo) -> None:
         try:
@@ -147,6 +155,8 @@ class _Survey:
         except Corrupt as error:
             self.damaged.append((info.name, str(error)))
             return
+        except NoObject:
+            return  # deleted since it was listed, or the listing is stale
         run = footer.index.run(self._log)
         if run is not None:
             self.entries.append(entry_of(run, info.name, info.size, footer.bytes, crc))

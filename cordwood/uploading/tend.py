@@ -70,6 +70,7 @@ class Tend:
         self._missing: dict[int, float] = {}
         self._said = SaidOnce(logger)
         self._said_unowned = SaidOnce(logger)
+        self._said_damaged = SaidOnce(logger)
 
     async def look(self, client: Store, mine: Mapping[int, LogInfo]) -> None:
         """One pass over the logs of this node."""
@@ -201,6 +202,11 @@ class Tend:
 
         done = await collect_shared(store, manifest_of, self._now_us(), self._grace_s)
         _tell("several logs", done)
+        if done.damaged:
+            self._said_damaged.warning(
+                f"main storage has damaged objects of several logs: {done.damaged}. They stay, "
+                "because it is not known whose records they hold (`cordwood tier verify`)"
+            )
 
     def _now_us(self) -> int:
         return self._objects.host.clock.now_us()

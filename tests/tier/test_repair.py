@@ -10,7 +10,7 @@ from scenarios import as_scenario
 from swaps import swap_value
 
 from cordwood.block import Gap, GapKind
-from cordwood.errors import BadSetting, Corrupt, Fenced, Malformed
+from cordwood.errors import BadSetting, Corrupt, Fenced, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
 from cordwood.layout.manifest import pack_head
@@ -25,6 +25,7 @@ from cordwood.tier import object_reader
 from cordwood.tier.collect import collect_log, collect_shared, retire_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer, load_footer
+from cordwood.tier.object_store import ObjectInfo
 from cordwood.tier.repair import Unrepairable, find_logs, is_lost, repair_log, survey_log
 from cordwood.tiered import Entry
 
@@ -144,6 +145,84 @@ class TestReading:
             assert await manifest.find_append_time(entry.append_last_us) == entry
         assert await manifest.find_append_time(entries[-1].append_last_us + 1) is None
         assert await manifest.find_append_time(0) == entries[0]
+
+
+class TestStrangers:
+    """Names below Cordwood's prefix that somebody else put there, and names that are gone."""
+
+    @pytest.mark.parametrize(
+        "name",
+        ["logs/my-backup-folder/x", "logs/0000000000000007/zip", "logs/0000000000000007/zip/x",
+         "logs/x", "logs/000000000000000A/head"],
+    )  # fmt: skip
+    @as_scenario(on_bucket)
+    async def test_logs_are_found_beside_them(self, cloud: Cloud, *, name: str) -> None:
+        """One name ended the search with an error that no node expects, and another one never."""
+        await cloud.grow(2)
+        await cloud.grow(2, log=9)
+        await cloud.store.put(name, [b"x"], **IN)
+        async with asyncio.timeout(100):
+            assert await find_logs(cloud.store) == [7, 9]
+
+    @as_scenario(on_bucket)
+    async def test_an_object_that_goes_during_a_survey_is_a_hole(
+        self, cloud: Cloud, *, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        manifest = await cloud.grow(3)
+        entries = await all_entries(manifest)
+        real = cloud.store.list_page
+
+        async def stale(prefix: str, **asked) -> list[ObjectInfo]:
+            page = await real(prefix, **asked)
+            await cloud.store.delete([entries[1].name], **IN)
+            return page
+
+        monkeypatch.setattr(cloud.store, "list_page", stale)
+        found = await survey_log(cloud.store, 7)
+        assert found.holes == ((entries[1].first, entries[1].last),)
+        assert found.damaged == ()
+
+    @as_scenario(on_bucket)
+    async def test_a_survey_ends_with_the_error_of_a_store_that_does_not_answer(
+        self, cloud: Cloud, *, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await cloud.grow(3)
+
+        async def silent(*_args, **_asked) -> bytes:
+            raise Unreachable("no answer")
+
+        monkeypatch.setattr(cloud.store, "get", silent)
+        with pytest.raises(Unreachable, match="no answer"):
+            await survey_log(cloud.store, 7)
+
+    @pytest.mark.parametrize("is_gone", [True, False])
+    @as_scenario(on_bucket)
+    async def test_a_shared_object_that_cannot_be_read_keeps_no_other(
+        self, cloud: Cloud, *, is_gone: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One damaged object ended each collection, so all dead ones behind it stayed for ever."""
+        for log in (7, 8):
+            await cloud.manifest(log).take_turn(Made(log).next)
+        for _ in range(3):
+            await cloud.put((7, 2), (8, 2))
+        names = sorted(name for name in cloud.bucket.names() if name.startswith("shared/"))
+        for log in (7, 8):
+            await retire_log(cloud.manifest(log))
+        real = cloud.store.list_page
+
+        async def stale(prefix: str, **asked) -> list[ObjectInfo]:
+            page = await real(prefix, **asked)
+            await cloud.store.delete(names[:1], **IN)
+            return page
+
+        if is_gone:
+            monkeypatch.setattr(cloud.store, "list_page", stale)
+        else:
+            cloud.bucket.damage(names[0], b"x" * 200)
+        done = await collect_shared(cloud.store, cloud.manifest, 1 << 60, 0.0)
+        assert (done.deleted, done.damaged) == (2, 0 if is_gone else 1)
+        left = [name for name in cloud.bucket.names() if name.startswith("shared/")]
+        assert left == ([] if is_gone else names[:1])
 
 
 class TestRepair:
