@@ -16,7 +16,7 @@ from cordwood.cli.ledgers_tier import ledger_password, tier
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, utc_words
-from cordwood.errors import AccessDenied, BadSetting, Retryable, UnknownLedger
+from cordwood.errors import AccessDenied, BadSetting, Rejected, Retryable, UnknownLedger
 
 if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_ledgers import BlockingWritableLedger
@@ -262,7 +262,10 @@ def list_ledgers(
         for ledger in store.ledgers.list(after):
             if len(found) == limit:
                 break
-            found.append(store.ledgers.metadata(ledger))
+            try:
+                found.append(store.ledgers.metadata(ledger))
+            except UnknownLedger:
+                continue  # race: it was deleted after it was listed
     if as_json:
         typer.echo(json.dumps([_document(each) for each in found]))
     elif not found:
@@ -339,20 +342,36 @@ def repair(
     --node names it.
     """
     told: list[dict[str, Any]] = []
+    trouble: dict[int, str] = {}
     with open_store(cluster) as store:
         for ledger in ledgers or store.ledgers.list():
-            if not ledgers and store.ledgers.metadata(ledger).state != "closed":
+            try:
+                if not ledgers and store.ledgers.metadata(ledger).state != "closed":
+                    continue
+                moved = store.ledgers.repair(ledger, ledger_password(), nodes=nodes or ())
+            except UnknownLedger:
+                if ledgers:
+                    raise
+                continue  # race: it was deleted after it was listed
+            except (Rejected, Retryable) as error:
+                # The ledgers after it lack copies all the same.
+                trouble[ledger] = str(error)
                 continue
-            moved = store.ledgers.repair(ledger, ledger_password(), nodes=nodes or ())
             if moved:
                 told.append({"ledger": ledger, "moved": {str(a): b for a, b in moved.items()}})
                 if not as_json:
                     words = ", ".join(f"node {b} for node {a}" for a, b in moved.items())
                     typer.echo(f"ledger {ledger}: {words}")
     if as_json:
+        told += [{"ledger": ledger, "trouble": words} for ledger, words in trouble.items()]
         typer.echo(json.dumps(told))
-    elif not told:
-        typer.echo("Nothing to repair: no ledger has a lost node.")
+    else:
+        for ledger, words in trouble.items():
+            typer.echo(f"ledger {ledger} is not repaired: {words}", err=True)
+        if not (told or trouble):
+            typer.echo("Nothing to repair: no ledger has a lost node.")
+    if trouble:
+        raise typer.Exit(1)
 
 
 app.command()(tier)

@@ -10,6 +10,8 @@ from verbs_at_hand import run_verb
 
 import cordwood
 from cordwood.client.blocking.blocking_ledgers import BlockingLedgers
+from cordwood.client.ledgers.ledgers import Ledgers
+from cordwood.errors import AccessDenied
 
 ONE = ("-E", "1", "-w", "1", "-a", "1")
 
@@ -93,6 +95,34 @@ def test_without_lost_nodes_there_is_nothing_to_repair(run):
     assert json.loads(run("repair", "700", "--json")) == []
     assert "no ledger has a lost node" in run("repair")
     assert "can take a ledger's entries" in run("repair", "700", "--node", "1", exit_code=1)
+
+
+def test_a_ledger_that_cannot_be_repaired_ends_no_repair_of_others(
+    run, monkeypatch: pytest.MonkeyPatch
+):
+    """One with another password, or one that was deleted meanwhile, kept those after it without
+    their copies, whoever repaired all."""
+    for number, password in ((710, "secret"), (711, "")):
+        run("append", "x", *ONE, "--id", str(number), "-q", password=password)
+    run("append", "x", *ONE, "--id", "712", "-q", "--leave-open")
+    looked_at: list[int] = []
+
+    async def repair(self: object, ledger: int, password: bytes, **_: object) -> dict[int, int]:
+        looked_at.append(ledger)
+        if ledger == 711:
+            return {3: 4}
+        raise AccessDenied(f"ledger {ledger} has another password")
+
+    swap(monkeypatch, BlockingLedgers.list, lambda self, after=-1: iter((12345, 710, 711, 712)))
+    swap(monkeypatch, Ledgers.repair, repair)
+    told = json.loads(run("repair", "--node", "3", "--json", exit_code=1))
+    assert told == [
+        {"ledger": 711, "moved": {"3": 4}},
+        {"ledger": 710, "trouble": "ledger 710 has another password"},
+    ]
+    assert looked_at == [710, 711]
+    assert run("repair", "--node", "3", exit_code=1) == "ledger 711: node 4 for node 3\n"
+    assert [each["ledger"] for each in json.loads(run("list", "--json"))] == [710, 711, 712]
 
 
 def test_auto_recovery_is_switched_and_told(run):
