@@ -205,5 +205,6 @@ def _uri(address: str, name: str) -> str:
     scheme, separator, _ = address.partition("://")
     if separator and scheme != "file":
         return f"{address.rstrip('/')}/{name}"
-    # pyiceberg does not decode the path behind file://.
-    return f"file://{Path(address.removeprefix('file://')).absolute()}/{name}"
+    path = Path(address.removeprefix("file://")).absolute()
+    # pyiceberg does not decode the path behind file://, and ends it at `#` and `?`.
+    return f"{path}/{name}" if {*"#?"} & {*str(path)} else f"file://{path}/{name}"

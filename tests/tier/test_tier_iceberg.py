@@ -166,6 +166,18 @@ def test_a_table_has_each_record_once_and_follows(tmp_path: Path) -> None:
     assert narrow == rows_of(made)[-5:]
 
 
+@pytest.mark.parametrize("name", ["a%20b", "a b", "a?b", "a#b", "é"])
+def test_the_store_may_be_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
+    lake = Lake(tmp_path)
+    lake.address = str(tmp_path / name)
+    made = blocks(Made(7), 3)
+    lake.upload(made)
+    assert lake.sync()[0].added == 3
+    assert lake.rows() == rows_of(made)
+    assert len(lake.present()) == 3
+    assert lake.sync()[0] == Synced(0, 0, 3)
+
+
 def test_what_is_trimmed_leaves_the_table_before_its_object_goes(tmp_path: Path) -> None:
     lake, made = Lake(tmp_path), blocks(Made(7), 3)
     lake.upload(made)
