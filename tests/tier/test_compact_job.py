@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pytest
 from compaction import ROUNDS, collect_all, digest, made_store, objects
 
 from cordwood.client.blocking.blocking_merges import BlockingMerges
+from cordwood.host.real import real_host
 from cordwood.spark.jobs import compact as job
+from cordwood.tier.addresses import open_object_store
 from cordwood.tier.local_store import LocalStore
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.repair import find_logs
 
 
 class Died(Exception):
@@ -64,6 +69,23 @@ def run(directory: Path) -> job.CompactedObjects:
     return job.run(str(directory), (), 64, merge_all, lambda _: None)
 
 
+def turns(directory: Path) -> list[str]:
+    """Who has the turn at merging each log; nobody is ""."""
+    found: list[str] = []
+
+    async def main() -> None:
+        async with real_host() as host:
+            store = await open_object_store(host, str(directory))
+            for log in await find_logs(store):
+                head = await LogManifest(store, log, host, "test").load()
+                assert head is not None
+                found.append(head.merging.holder)
+            await store.close()
+
+    asyncio.run(main())
+    return found
+
+
 def test_shared_objects_become_one_of_each_log(tmp_path: Path, steps):
     made_store(tmp_path)
     before = digest(tmp_path)
@@ -103,6 +125,18 @@ def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(
         collect_all(directory)
         assert digest(directory) == before, f"the run after a death at step {step}"
         assert objects(directory) == 2, f"orphans are left of step {step}"
+
+
+def test_a_run_that_fails_ends_its_turns(tmp_path: Path, steps):
+    """Nodes leave a log alone while its turn is in force, and this one is for a day."""
+    made_store(tmp_path)
+
+    def fails(tasks):
+        raise RuntimeError("an executor failed")
+
+    with pytest.raises(RuntimeError, match="an executor failed"):
+        job.run(str(tmp_path), (), 64, fails, lambda _: None)
+    assert set(turns(tmp_path)) == {""}
 
 
 def test_two_drivers_at_once_make_each_object_once(tmp_path: Path, steps):

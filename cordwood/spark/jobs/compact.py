@@ -11,12 +11,13 @@ Source: docs/objects.md, "Compaction"; docs/sources/spark.md §7.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cordwood.client.blocking.blocking_merges import BlockingMerges, PlannedMerge
-from cordwood.errors import BadSetting, Corrupt, NoObject
+from cordwood.errors import BadSetting, CordwoodError, Corrupt, NoObject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,6 +113,9 @@ def run(
         merges.end()
         return done
     finally:
+        # After an error too: else nodes would wait for a day until they merge these logs.
+        with contextlib.suppress(CordwoodError):
+            merges.end()
         merges.close()
 
 
