@@ -32,6 +32,8 @@ from cordwood.nodes import Authority, NodeId
 from cordwood.protocol import event_log_follower
 from cordwood.protocol.event_log import Verdict
 from cordwood.rebuilding import Aborted, DonorProgress, IsRebuilt, NeedsRebuild, RebuildingSet
+from cordwood.sequencer import appender
+from cordwood.sim.holdings import held_blocks
 from cordwood.sim.planted import find_bug, planted
 from cordwood.sim.stored_tree import StoredTree
 
@@ -233,6 +235,62 @@ async def test_a_loss_is_said_and_heard_while_the_metadata_store_is_away(
     cluster.keep_starting(gone)
     await healed(cluster)
     assert not await missing(cluster)
+
+
+def owners(cluster: ClusterAtHand) -> set[int]:
+    return {cluster.sequencer_of(log) for log in (1, 2, 3, EVENT_LOG)}
+
+
+async def begin_epoch_without(cluster: ClusterAtHand, log: int, away: int) -> None:
+    """The log's next epoch begins while a node is down: it is not told the nodeset."""
+    cluster.kill(away)
+    owner = cluster.sequencer_of(log)
+    cluster.kill(owner)
+    await cluster.start(owner)
+    await put_records(cluster)
+    await cluster.start(away)
+    await until(lambda: not cluster.running[away].engine.unsure)
+    await put_records(cluster)
+    await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_donors_make_a_node_anew_while_the_metadata_store_is_away(
+    monkeypatch: pytest.MonkeyPatch, is_planted: bool
+) -> None:
+    """A donor that was down as an epoch began asks the other nodes for the epoch's nodeset."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        await until(lambda: moved(cluster))
+        await asyncio.sleep(5)
+        young = max(set(cluster.numbers) - owners(cluster))
+        await begin_epoch_without(cluster, 1, young)
+        engine = cluster.running[young].engine
+        newest = max(block.header.last for block in await held_blocks(engine, 1))
+        assert newest >> 32 > engine.nodesets(1)[0]
+        gone = max(set(cluster.numbers) - owners(cluster) - {young})
+        cluster.metadata.is_out = True
+        lose_disk(cluster, gone)
+        await heard(cluster, gone)
+
+        def is_empty() -> bool:
+            return all(entry.is_empty for each in sets(cluster) for entry in each.lost)
+
+        if is_planted:
+            with pytest.raises(TimeoutError):
+                await until(is_empty, timeout_s=60)
+        else:
+            await until(is_empty, timeout_s=60)
+        cluster.metadata.is_out = False
+        cluster.keep_starting(gone)
+        await healed(cluster)
+        assert not await missing(cluster)
+
+    # Copysets of their own, so that the young node is a donor.
+    swap_value(monkeypatch, lambda: appender.STICKY_BYTES, 0)
+    with planted(find_bug("nodesets-unheard")) if is_planted else nullcontext():
+        simulate(scenario, nodes=6, replicated_events=True, rebuild_after_s=5.0)
 
 
 @as_scenario(simulate, nodes=5, replicated_events=True)

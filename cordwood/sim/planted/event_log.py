@@ -6,7 +6,7 @@ Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -23,6 +23,9 @@ from cordwood.protocol.event_log_follower import EventFollower, Taken
 from cordwood.rebuilding import RebuildEvent, RebuildingSet
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.planted.rebuilding_scenarios import EVENTS_REPLICATED
+from cordwood.storage.rebuild import donor
+from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets
+from cordwood.wire.peers import Peers
 
 
 async def _appended_anywhere(
@@ -61,6 +64,10 @@ async def _all_follow(self: StoredEventLog, members: Iterable[Member]) -> tuple[
     return ()
 
 
+async def _nothing_heard(peers: Peers, log: int, members: Mapping[NodeId, Member]) -> None:
+    return None
+
+
 BUGS = (
     PlantedBug("event-tail-unchecked", "what is said of a node is appended wherever the event log "
                "ends by now: a word that arrives late counts once more",
@@ -76,6 +83,10 @@ BUGS = (
                scene="tests/protocol/test_event_log_follower.py"),
     PlantedBug("missing-events-passed", "a follower applies events behind records that it missed",
                at(EventFollower.on_gap).around(_gap_passed), scenario=EVENTS_REPLICATED),
+    PlantedBug("nodesets-unheard", "a donor asks the metadata store alone for a nodeset that it was "
+               "not told: it gives nothing while the store is away",
+               at(heard_nodesets, within=donor).instead(_nothing_heard),
+               scene="tests/storage/test_event_log_cluster.py"),
     PlantedBug("events-moved-early", "events move into the event log while a node runs a version "
                "that does not follow it: it goes on by an older set",
                at(StoredEventLog.not_following).instead(_all_follow),

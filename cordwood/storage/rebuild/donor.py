@@ -47,6 +47,7 @@ from cordwood.storage.rebuild.epoch_nodesets import (
     EpochNodesets,
     ReadRecord,
     asked_nodesets,
+    heard_nodesets,
     told_nodesets,
 )
 from cordwood.storage.rebuild.moves import Moves, Report, held_of
@@ -486,10 +487,15 @@ class Donor:
             now.report.trouble = f"log {log}: {error}"
 
     async def _complete(self, epochs: EpochNodesets, log: int, epoch: int) -> EpochNodesets:
-        """The nodesets up to an epoch, known to this node or from the epoch store."""
+        """The nodesets up to an epoch: known to this node, from the epoch store, or from other
+        nodes while that is away."""
         if epoch <= epochs.known and epochs.history:
             return epochs
-        return await asked_nodesets(self._read_record, log, self._members()) or epochs
+        asked = await asked_nodesets(self._read_record, log, self._members())
+        if asked is not None:
+            return asked
+        heard = await heard_nodesets(self._peers, log, self._members())
+        return epochs if heard is None or heard.known < epoch else heard
 
     async def _stir(self, log: int) -> None:
         """Start a log's sequencer, if there is none: it settles the remaining blocks."""

@@ -1,17 +1,29 @@
-"""The nodesets of a log's epochs, known to this node or from the epoch store."""
+"""The nodesets of a log's epochs: known to this node, from the epoch store, or from other nodes.
+
+A node that was down as an epoch began was not told its nodeset, and asks the epoch store. While
+that is away it asks the other nodes: each has a history that is complete up to some epoch.
+
+Source: docs/protocol/rebuilding.md; docs/sources/logdevice.md 2.8.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from cordwood.errors import CordwoodError
+from cordwood.layout.message import AskNodesets, EpochNodes, NodesetsReply
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.storage.engine import StorageEngine
+from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
+
+HEARD_S = 2.0
+"""A node answers from its memory."""
 
 ReadRecord = Callable[[int], Awaitable[EpochRecord | None]]
 
@@ -39,7 +51,32 @@ def told_nodesets(
     engine: StorageEngine, log: int, members: Mapping[NodeId, Member]
 ) -> EpochNodesets:
     """The nodesets that this node was told; some nodes hear of a nodeset late."""
-    known, history = engine.nodesets(log)
+    return _recorded(*engine.nodesets(log), members)
+
+
+async def heard_nodesets(
+    peers: Peers, log: int, members: Mapping[NodeId, Member]
+) -> EpochNodesets | None:
+    """The longest history that another node was told; None if no node that answers has any."""
+
+    async def ask(node: NodeId) -> NodesetsReply | None:
+        try:
+            reply = await peers.call(node, AskNodesets(log), timeout_s=HEARD_S)
+        except CordwoodError as error:
+            logger.debug("node %d does not say nodesets of log %d: %s", node, log, error)
+            return None
+        assert isinstance(reply, NodesetsReply), "AskNodesets has one kind of answer"
+        return reply
+
+    replies = await asyncio.gather(*map(ask, sorted(peers.up)))
+    told = [each for each in replies if each is not None and each.history]
+    longest = max(told, key=lambda each: each.epoch, default=None)
+    return None if longest is None else _recorded(longest.epoch, longest.history, members)
+
+
+def _recorded(
+    known: int, history: Sequence[EpochNodes], members: Mapping[NodeId, Member]
+) -> EpochNodesets:
     return EpochNodesets(
         known,
         [

@@ -58,6 +58,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.rebuild.copies import words_of
 from cordwood.storage.rebuild.donor import Donor, Pass
 from cordwood.storage.rebuild.donor_pace import DonorPace
+from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets, told_nodesets
 from cordwood.storage.rebuild.held_groups import HeldGroups
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.rebuild.staged_moves import StagedMoves
@@ -141,6 +142,7 @@ class RebuildRole:
         self._told: str = ""
         self._given = Gave(self._me, 0)
         self._donor: Donor
+        self._peers: Peers
         self._held = HeldGroups(engine, members, read_record)
         self._pace: DonorPace
         self._peers: Peers
@@ -159,6 +161,7 @@ class RebuildRole:
         def available() -> frozenset[NodeId]:
             return frozenset(peers.up) - silent()
 
+        self._peers = peers
         moves = Moves(self._me, peers, channel, self._host.random, available, run_bytes)
         staged = StagedMoves(
             self._me, self.staging, peers, self._newest_nodeset, self._host.random, available
@@ -172,16 +175,28 @@ class RebuildRole:
         )  # fmt: skip
 
     async def _newest_nodeset(self, log: int) -> tuple[Nodeset, Replication] | None:
-        """The newest nodeset of a log, None if the log does not exist any more.
+        """The newest nodeset of a log, None if the log does not exist any more. While the metadata
+        store is away, the newest that any node was told.
 
         Raises:
-            CordwoodError: the metadata store does not answer.
+            CordwoodError: the metadata store does not answer, and no node was told any.
         """
-        record = await self._read_record(log)
+        members = self._members()
+        try:
+            record = await self._read_record(log)
+        except CordwoodError as error:
+            told = told_nodesets(self._engine, log, members)
+            heard = await heard_nodesets(self._peers, log, members)
+            if heard is not None and heard.known > told.known:
+                told = heard
+            if not told.history:
+                raise
+            logger.info("log %d: its nodeset is as nodes were told: %s", log, error)
+            return told.history[-1][1:]
         if record is None or not record.history:
             return None
         newest = record.history[-1]
-        return newest.nodeset(self._members()), newest.replication
+        return newest.nodeset(members), newest.replication
 
     # The set, and what follows from it.
 
