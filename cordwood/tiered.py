@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
     Attributes:
         first, last: LSNs, both included. The last is that of the object's run of this log, and
-            the first may be behind the run's.
+            the first may be after the run's first.
         fence: of the turn that uploaded it.
         name: the object's.
         footer_crc: CRC32C of its footer, and of what follows it.

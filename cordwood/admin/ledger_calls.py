@@ -119,7 +119,7 @@ class LedgerCalls:
         """This node lost records: fence what it may have lost fences or entries of.
 
         Every closed ledger is fenced too. Its writer may not know of its end, and would take
-        this node's word for an entry behind it (BookKeeper #4812). Whether it writes to this node
+        this node's word for an entry after it (BookKeeper #4812). Whether it writes to this node
         the metadata does not say any more: a recovery or a repair may have named another in its
         place. What lacks of a closed ledger is not unknown: nothing is concluded from its absence.
 

@@ -1,7 +1,7 @@
 """The replicated event log as a node follows and writes it; and which event log the cluster has.
 
-A node is a client of the log: it reads it on and on, and what it says it appends behind the record
-that it read last (`expected_tail`). So two that say something at once have one order, as with a
+A node is a client of the log: it reads the log on and on, and appends its own events after the
+record that it read last (`expected_tail`). So events of two nodes have one order, as with a
 compare-and-set, and a late append of unknown outcome is refused if anything came in between.
 
 `ClusterEvents` is the `EventLog` of a node. It asks the metadata store until the events have moved
@@ -279,7 +279,7 @@ class ReplicatedEventLog:
         return True
 
     async def _append(self, store: Store, follower: EventFollower, value: bytes) -> int | None:
-        """Append behind the last record that was read; None if another record stands there, or
+        """Append after the last record that was read; None if another record stands there, or
         may: then that is read first.
 
         Raises:
@@ -331,7 +331,7 @@ class ReplicatedEventLog:
             return
         async with self._saying:
             # Race: a record may have been found missing meanwhile. The set lacks all that came
-            # behind it, and still names the log's last record.
+            # after it, and still names the log's last record.
             if self._follower is not follower or not follower.wants_snapshot:
                 return
             behind = follower.record

@@ -31,7 +31,7 @@ HARMED = {DELAY: 0.1, REORDER: 0.1, DUPLICATE: 0.2, CORRUPT: 0.02}
 """Shares of harmed frames. A damaged frame costs its connection, so its share is smaller."""
 
 DELAY_S = (0.001, 0.3)
-"""The delay of a frame and of all frames behind it, so that connections overtake one another."""
+"""The delay of a frame and of all frames after it, so that connections overtake one another."""
 
 OVERTAKEN_S = 0.2
 """The longest time that a frame is held back for another frame to pass it."""
@@ -184,7 +184,7 @@ class _Way:
             self._note_harm()
 
     async def _send(self, frame: bytes) -> None:
-        """This frame, and behind it the frame that it overtook."""
+        """This frame, and after it the frame that it overtook."""
         held, self._held = self._held, b""
         self._sink.write(frame + held)
         await self._sink.drain()

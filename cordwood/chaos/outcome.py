@@ -167,7 +167,7 @@ def _worst_us(spans: Sequence[tuple[int, int]], longest_first: Sequence[tuple[in
 def _read_stall_us(evidence: Evidence) -> int:
     """The longest wait for a record that no reader had yet and some reader had asked for.
 
-    Time in which no open read asked for the record is not counted: a reader that begins behind the
+    Time in which no open read asked for the record is not counted: a reader that begins after the
     record does not wait for it.
     """
     asking: dict[int, list[Read]] = defaultdict(list)

@@ -8,7 +8,7 @@ and in their order, as `sim.checkers.consumers` needs them.
 SQLite takes the time from the machine's wall clock in milliseconds, before the transaction is on
 disk. The history has another clock. While the wall clock is corrected, the two drift apart by a
 fraction of a millisecond a second. So a change is recorded EARLIER_US before its time, and never
-behind its answer. A save may be compared with states up to `SAVE_EARLIER_US` before it.
+after its answer. A save may be compared with states up to `SAVE_EARLIER_US` before it.
 
 Source: sqlite.org, "CREATE TRIGGER"; docs/sources/reliability.md §3 (S24).
 """

@@ -2,7 +2,7 @@
 
 A portion of lines is one atomic group of the producer: the log knows a repeat of it by its place,
 so a portion of unknown outcome is sent again until it is answered. The stored lines are always a
-prefix of the input, and a later run continues behind it (`cordwood append --resume ID`). A run
+prefix of the input, and a later run continues after it (`cordwood append --resume ID`). A run
 appends to one log, by its number: by the name, a repeat would go to another log where the first one
 was renamed meanwhile.
 

@@ -144,7 +144,7 @@ def _append_lines(
         tell_error(appends.how_far(error))
         raise
     except BrokenPipeError:
-        # The printed records are stored; report so, or the user could not continue behind them.
+        # The printed records are stored; report so, or the user could not continue after them.
         tell_error(appends.how_far(Closed("nobody reads the LSNs")))
         raise
     except (KeyboardInterrupt, SystemExit):

@@ -93,7 +93,7 @@ def pid_of(path: str) -> int:
     except OSError as error:
         raise Rejected(f"who runs on {os.path.dirname(path)} is not known: {error}") from None
     place = f"{os.major(there.st_dev):02x}:{os.minor(there.st_dev):02x}:{there.st_ino}"
-    # `1: FLOCK ADVISORY WRITE 4711 08:01:131 0 EOF`; a waiter has `->` behind its number.
+    # `1: FLOCK ADVISORY WRITE 4711 08:01:131 0 EOF`; a waiter has `->` after its number.
     for line in lines:
         if line[1] == "FLOCK" and line[5] == place:
             return int(line[4])

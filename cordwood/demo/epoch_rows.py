@@ -46,7 +46,7 @@ def epoch_rows(check: TailCheck, sequencers: Mapping[int, int], last_epoch: int)
 
 
 def each_was_bridged(epochs: list[EpochRow]) -> bool:
-    """Whether every epoch with records, except the newest, ended in a bridge behind its last
+    """Whether every epoch with records, except the newest, ended in a bridge after its last
     record."""
     return all(
         each.bridge is not None and each.bridge.first > each.read.last

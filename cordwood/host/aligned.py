@@ -40,7 +40,7 @@ class AlignedBuffer:
 
 
 def fill(view: memoryview, parts: Sequence[Buffer]) -> None:
-    """Put `parts` into `view` back to back, and zeros behind them; less than a block of these.
+    """Put `parts` into `view` back to back, and zeros after them; less than a block of these.
 
     Raises:
         BufferError, TypeError, ValueError: a part is no buffer, or was released.

@@ -1,4 +1,4 @@
-"""A run of a ledger's entries, one behind another, as nodes send it to readers.
+"""A run of a ledger's entries, one after another, as nodes send it to readers.
 
 Little-endian::
 

@@ -106,7 +106,7 @@ class Frame:
 
 
 def checksum(parts: Sequence[Buffer], crc: int = 0) -> int:
-    """CRC32C of `parts` back to back, behind bytes that have the CRC32C `crc`."""
+    """CRC32C of `parts` back to back, after bytes that have the CRC32C `crc`."""
     for part in parts:
         crc = crc32c(part, crc)
     return crc

@@ -1,4 +1,4 @@
-"""A storage node's records of ledgers: in its WAL behind the byte of kind, and in LogsDB.
+"""A storage node's records of ledgers: in its WAL after the byte of kind, and in LogsDB.
 
 In the WAL, little-endian::
 

@@ -140,7 +140,7 @@ class AskIfLost(Struct, frozen=True, tag="ask_if_lost"):
     """What would the node have to give if the data of some nodes were gone?
 
     Attributes:
-        nodes: those nodes, in addition to nodes already reported lost. log, lsn: continue behind
+        nodes: those nodes, in addition to nodes already reported lost. log, lsn: continue after
             this place, the last answer's end; 0 to begin.
     """
 

@@ -166,7 +166,7 @@ class EntriesReply(Struct, frozen=True, tag="entries"):
 
 
 class ReadRun(Struct, frozen=True, tag="read_run"):
-    """Entries from `first` on, one behind another: as many of `count` as the node has whole and as
+    """Entries from `first` on, one after another: as many of `count` as the node has whole and as
     fit. A reader takes thousands of small entries so; why an entry is not there says `ReadEntries`.
 
     Attributes:

@@ -17,7 +17,7 @@ last]`. Runs come by the log's number; a log has one. `fence` is the number of t
 was uploaded.
 
 Damage is found: each group's bytes have a CRC32C in the index. The footer's CRC32C is in the
-object's name and in the manifest, and covers all bytes behind the last group. Bodies have their own
+object's name and in the manifest, and covers all bytes after the last group. Bodies have their own
 beside. The four bytes `PAR1` at the start are compared.
 
 A reader without Cordwood needs none of this: `SELECT * FROM 'logs/*/objects/*.parquet'`.
@@ -51,7 +51,7 @@ INDEX_KEY = b"cordwood"
 VERSION = 1
 
 TRAILER_BYTES = 8
-"""The footer's length and the magic, behind it."""
+"""The footer's length and the magic, after it."""
 
 FOOTER_BYTES_MAX = 16 << 20
 """A footer of 64 MiB of small logs' records is 1 MiB."""

@@ -43,7 +43,7 @@ window and the released LSN.
 HEADS: as BLOCKS, but no block has its body with it: the reader wants no payloads.
 
 SHARED: as BLOCKS, for several streams of a client that stand at one place; the first field is
-how many, and their numbers (`u32` each) follow behind the blocks. So the part common to all clients
+how many, and their numbers (`u32` each) follow after the blocks. So the part common to all clients
 comes first, and its checksum is computed once.
 
 GAPS: `u32 stream, u32 gaps`, then per gap 24 bytes: `u64 first, u64 last, u32 reason, u32
@@ -345,7 +345,7 @@ def shared_head(streams: int, head: BlocksHead) -> bytes:
 
 
 def shared_streams(streams: Sequence[int]) -> bytes:
-    """What goes behind the blocks of a SHARED payload."""
+    """What goes after the blocks of a SHARED payload."""
     return struct.pack(f"<{len(streams)}I", *streams)
 
 

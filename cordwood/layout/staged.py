@@ -1,4 +1,4 @@
-"""Staged blocks as bytes: in the WAL behind the byte of kind, and in LogsDB.
+"""Staged blocks as bytes: in the WAL after the byte of kind, and in LogsDB.
 
 Little-endian, in the WAL::
 

@@ -5,7 +5,7 @@ out of order, but a run retires, and is acknowledged, only after every run befor
 retired is the LNG (last known good).
 
 An atomic group may take several consecutive runs. They retire together: the LNG stands before the
-group or behind it, never inside.
+group or after it, never inside.
 
 A numbered run is retried on new copysets until it is stored or the epoch ends.
 
@@ -32,7 +32,7 @@ class InFlightRun(Generic[Contents]):
         waiting: members of the copyset that have not confirmed this wave.
         sent_at: when this wave's wait began; `-inf` forces an immediate retry.
         waves_at: when each wave was sent.
-        ends_group: whether the LNG may stand behind the run: False inside an atomic group.
+        ends_group: whether the LNG may stand after the run: False inside an atomic group.
         holders: nodes that confirmed an earlier wave: they hold the run with another copyset.
         lacking: nodes that turned out not to hold the run.
         is_parked: the nodes that are up held no copyset, so this wave waits for another node.

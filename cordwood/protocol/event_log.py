@@ -7,7 +7,7 @@ member list. An event that needs the members carries them.
 - **Versions.** A new version tells every donor to check its blocks again, with the new set. An
   `IsRebuilt` of an older version has no effect.
 - **A donor that is done stays done**, with three exceptions. If a donor is lost before it was done,
-  the donors behind it take over its blocks, so these donors work again. A node that is back with
+  the donors after it take over its blocks, so these donors work again. A node that is back with
   its data is a donor for the other lost nodes, because it stands before donors that would have
   given its blocks. And a donor that was unsure works again when a node is back.
 - **A node takes no block whose copyset names an entry of the set** (`storage.refusals`). So a node
@@ -270,7 +270,7 @@ def _asked_again(each: LostNode, lost: LostNode) -> LostNode:
     was_done = lost.node in each.done
     if not lost.ranges:
         each = replace(each, donors=_but(each.donors, lost.node), done=_but(each.done, lost.node))
-    # The donors behind it in the copysets of its blocks have more to give now.
+    # The donors after it in the copysets of its blocks have more to give now.
     return each if was_done else replace(each, done=(), is_certain=True)
 
 

@@ -1,6 +1,6 @@
 """Follows the records of the event log: which of them make the set, and when the set is whole.
 
-The log has deltas (events) and snapshots (sets). Every writer appends behind the record that it saw
+The log has deltas (events) and snapshots (sets). Every writer appends after the record that it saw
 last and nowhere else, so a snapshot is the set of all records below it. That gives three rules:
 
 - A delta changes the set once, at its own LSN. What is read again has no effect.
@@ -116,7 +116,7 @@ class EventFollower:
         return self.reached >= (tail if tail & 0xFFFF_FFFF else tail - 1)
 
     def decide(self, event: RebuildEvent) -> Outcome:
-        """What would become of an event that is appended behind `record`.
+        """What would become of an event that is appended after `record`.
 
         Where it would change nothing, the set is as it is: nobody appends it.
         """

@@ -4,9 +4,9 @@
 
     CLAIM    the state becomes "in recovery", so the writer cannot change its ensemble any more
     FENCE    every member of the last ensemble is fenced and says its LAC, until they cover it
-    READ     the entry behind the LAC is read from its write set
+    READ     the entry after the LAC is read from its write set
     RE-ADD   it was found: it is written once more to its write set, as the writer would have
-    MEASURE  nothing was found behind the LAC: its own entry says how long the ledger is
+    MEASURE  nothing was found after the LAC: its own entry says how long the ledger is
     CLOSE    the state becomes "closed", with the last entry that was re-added
 
 One copy that passes its check makes an entry part of the ledger. It is always re-added: the copy
@@ -243,7 +243,7 @@ class LedgerRecovery:
     # Read.
 
     def _read(self) -> list[Effect]:
-        """Read the entry behind the last."""
+        """Read the entry after the last."""
         self.stage = Stage.READ
         entry = self.last + 1
         places = write_set(entry, self._striping)
@@ -345,7 +345,7 @@ class LedgerRecovery:
     # Measure.
 
     def _measure(self) -> list[Effect]:
-        """Close; before, learn the length from the last entry where nothing was read behind it."""
+        """Close; before, learn the length from the last entry where nothing was read after it."""
         if self.last == NO_ENTRY:
             self.length = 0
         if self.length is not None:

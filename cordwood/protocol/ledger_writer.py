@@ -171,7 +171,7 @@ class LedgerWriter:
 
     @property
     def room(self) -> tuple[int, int]:
-        """Another entry may be added behind fewer than so many, of fewer bytes than so many."""
+        """The entries and the bytes that still fit. Another entry needs both above 0."""
         count, limits = len(self._adds) + len(self._slow), self._limits
         if not count:
             return max(1, limits.entries_max), max(1, limits.bytes_max)

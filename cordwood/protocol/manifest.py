@@ -112,7 +112,7 @@ def build(log: int, entries: Sequence[Entry], fence: int, holder: str, seal: Sea
 
 
 def extend(head: Head, entries: Sequence[Entry], fence: int, holder: str, seal: Seal) -> Head:
-    """A head with entries of whatever turns behind its last one; a turn begins with it.
+    """A head with entries of whatever turns after its last one; a turn begins with it.
 
     Args:
         entries: in order, the first where the head ends, one beginning where the one before it
@@ -262,7 +262,7 @@ def is_merge_over(head: Head, fence: int) -> bool:
 def is_dead_object(head: Head, found: Entry | None, name: str, last: int, fence: int) -> bool:
     """Whether an object is, for this log, neither committed nor ever will be.
 
-    An object of the turn in force that begins at or behind the end may be on its way. Any other one
+    An object of the turn in force that begins at or after the end may be on its way. Any other one
     that the manifest does not name cannot be committed any more: commits go on from the end, and
     need the fence in force. What a merge put takes the place of others, anywhere, for as long as
     the merge's turn is in force.

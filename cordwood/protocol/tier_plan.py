@@ -1,7 +1,7 @@
 """What of which log goes to main storage next, and what a node may then let go of: a rule.
 
 **What may go.** All below `stop`: what is released, in an epoch that is clean, or is the newest,
-never changes again. Nothing at or behind a *barrier*: the first LSN that is lost or not known. Such
+never changes again. Nothing at or after a *barrier*: the first LSN that is lost or not known. Such
 a log is told (`blocked`); nothing goes past it until an operator accepts the loss.
 
 **When.** Once enough of a log waits (`after_bytes`), or its oldest record has waited long enough
@@ -96,8 +96,8 @@ class Waiting:
         log: its number.
         policy: what it asks for.
         next: where its manifest ends.
-        stop: behind the last LSN that may go.
-        barrier: the first LSN at or behind `next` that is lost or not known; None if there is none.
+        stop: after the last LSN that may go.
+        barrier: the first LSN at or after `next` that is lost or not known; None if there is none.
         bytes: of bodies from `next` to `stop` or the barrier, about.
         oldest_us: append time of the first record there.
     """

@@ -19,12 +19,12 @@ How a scan continues at a bad place:
   have stood. The zero tail of a block is skipped, because the last record of a block is marked as
   last. S3Stream guesses from alignment, and so misses a record that was lost from the end of a
   block.
-- A good header with a bad body: its length is right, so the next record stands behind that length.
+- A good header with a bad body: its length is right, so the next record stands after that length.
   S3Stream gives up the rest of that block.
 - A good header of a later lap: the newer header slot was damaged, and the scan holds the older one.
   After that slot this place was trimmed and written again, so all before it is dead. It is no sign
   of the end.
-- The end is one window past the last place that is known to be written, plus the unit behind it. A
+- The end is one window past the last place that is known to be written, plus the unit after it. A
   block may begin exactly there, because all before it was durable. If a block as long as the window
   was lost before it, this block is the only sign of that.
 
@@ -391,7 +391,7 @@ class WalScan:
         """The verdict; call it once, when `is_over`."""
         # Records up to `durable` were acknowledged, and no new record may take their place.
         resume = align_up(max(self._reached, self._resume, self._durable))
-        # This includes the missing end of a torn block, behind its last good record.
+        # This includes the missing end of a torn block, after its last good record.
         self._close_hole(resume)
         untold = _subtract(self._holes, self._told_holes)
         return ScanVerdict(

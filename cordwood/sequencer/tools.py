@@ -49,7 +49,7 @@ class AppenderTools:
         """Number nothing that a member could never store.
 
         Trap: a node's own WAL says nothing about the others. What one of a log's nodes has no
-        room for is refused in every wave, and everything behind it waits: so did each next
+        room for is refused in every wave, and everything after it waits: so did each next
         sequencer, whose recovery stored it again.
         """
         rooms = [

@@ -30,7 +30,7 @@ class StorageTold(HistoryEvent, frozen=True, gc=False, tag="storage-told"):
 
 
 class StorageKnown(HistoryEvent, frozen=True, gc=False, tag="storage-known"):
-    """A node knows of it: all records that the node takes from now on are at `offset` or behind
+    """A node knows of it: all records that the node takes from now on are at `offset` or after
     it."""
 
     node: int
@@ -52,7 +52,7 @@ class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
     """A node's answer to a client that asked for all that it holds of a log.
 
     Attributes:
-        stop: the first LSN behind the range of the question.
+        stop: the first LSN after the range of the question.
         slots: the node's blocks, without their payloads.
         is_damaged: the node reports that it lost records.
     """
@@ -65,7 +65,7 @@ class NodeScanned(HistoryEvent, frozen=True, gc=False, tag="node-scanned"):
 
 
 class RebuildingKnown(HistoryEvent, frozen=True, gc=False, tag="rebuilding-known"):
-    """A node knows the nodes whose data is reported gone. At `offset` or behind it, it takes no
+    """A node knows the nodes whose data is reported gone. At `offset` or after it, it takes no
     block whose copyset names one of them.
     """
 

@@ -2,7 +2,7 @@
 
 Three records have the same key, every other number is no key, and some records have none. The
 sorter appends as a producer, and raises its epoch after an error. So no failed append can be stored
-behind the next append, which would let the keys fall.
+after the next append, which would let the keys fall.
 
 Source: docs/sources/logdevice.md 1 ("Positions": findKey).
 """

@@ -37,7 +37,7 @@ READ_BYTES_MAX = 256 << 10
 """One data_received, as in asyncio."""
 
 MERGE_CHANCE = 0.5
-"""Most bytes of segments that arrive at one instant, as segments behind a late one do."""
+"""Most bytes of segments that arrive at one instant, as segments after a late one do."""
 
 _FIN: Final = b""
 """The end of a stream, in order after its bytes; no other segment is empty."""
@@ -205,7 +205,7 @@ class Pipe:
         target.receive(segment)
 
     def _merged(self, segment: bytes, now: float) -> bytes:
-        """The segment, perhaps joined with segments that arrived at the same instant behind it."""
+        """The segment, perhaps joined with segments that arrived at the same instant after it."""
         while self._flight and self._network.draw() < MERGE_CHANCE:
             arrival, following = self._flight[0]
             if arrival > now or not following or len(segment) + len(following) > READ_BYTES_MAX:

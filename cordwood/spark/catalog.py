@@ -231,7 +231,7 @@ class Catalog:
             place = places.of(log, name)
             if place is Cursor.CURSOR:
                 at = cursors.get(log)
-                # A cursor may stand behind a bridge that this client has not seen released yet.
+                # A cursor may stand after a bridge that this client has not seen released yet.
                 place = Edge.EARLIEST if at is None else min(at, Lsn(tails[log] + 1))
             by_log[str(log)] = place
         return Places(Edge.EARLIEST, by_log)

@@ -271,7 +271,7 @@ def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
 def _local(location: str) -> Path | None:
     """A directory of this machine by what Spark calls it.
 
-    Hadoop takes what stands behind the scheme as it is: `%20`, `#` and `?` are part of a name.
+    Hadoop takes what stands after the scheme as it is: `%20`, `#` and `?` are part of a name.
     """
     scheme, colon, path = location.partition(":")
     if not colon or "/" in scheme:

@@ -57,7 +57,7 @@ def check_free(store: BlockingStore, consumer: str, logs: Mapping[int, str]) -> 
 
 
 class CursorKeeper:
-    """Moves a consumer's cursors behind a stream. Lives on the driver, as long as the query."""
+    """Moves a consumer's cursors along with a stream. Lives on the driver, as long as the query."""
 
     def __init__(self, consumer: str) -> None:
         self._consumer = consumer

@@ -9,7 +9,7 @@ with `OutOfSequence`. The error names the sequence up to which all rows are stor
 sends only the block's rows above it. If the log reports missing rows before the block, the task
 fails: it may not skip rows.
 
-After that error the client refuses everything behind it, unsent. So a new `Producer` asks with this
+After that error the client refuses all later blocks, unsent. So a new `Producer` asks with this
 block alone, to get the log's own answer.
 
 Source: docs/sources/spark.md §8; `protocol.producers`.
@@ -153,7 +153,7 @@ class OnceAppender:
         except OutOfSequence:
             self._is_broken = True
         except OutcomeUnknown:
-            # Blocks behind a block with that error; the error itself is a failure as any other.
+            # Blocks after a block with that error; the error itself is a failure as any other.
             if not self._is_broken:
                 raise
         else:

@@ -135,9 +135,9 @@ def batch_of(confirmed: Mapping[int, int], options: LedgerOptions) -> dict[int, 
     """What a batch reads: `[first, stop)` by ledger; those with nothing to read are left out.
 
     Args:
-        confirmed: the first entry that is not read, by ledger, none behind `options.ends`.
+        confirmed: the first entry that is not read, by ledger, none after `options.ends`.
     Raises:
-        BadSetting: a place lies behind what is confirmed, or a start behind its end.
+        BadSetting: a place lies after what is confirmed, or a start after its end.
     """
     found = {}
     for ledger, stop in confirmed.items():

@@ -105,7 +105,7 @@ class LedgerReader(_EntryReader, DataSourceReader):
         Raises:
             UnknownLedger: there is none of an id.
             AccessDenied: one has another password.
-            BadSetting: a place lies behind what is confirmed, or a start behind its end.
+            BadSetting: a place lies after what is confirmed, or a start after its end.
             Unreachable: too few nodes said how far an open ledger is confirmed.
         """
         return self._partitions(batch_of(self._ends.confirmed(), self._options))

@@ -12,7 +12,7 @@ for the initial offset anew after a crash in batch 0, when `latest` may be elsew
 the range of batch 0 is what its own end says, `[from, logs)`, whatever the start says
 now. The initial offset has `"init":true`.
 
-Offsets never go back. If records are gone, a query fails or continues behind them. It never
+Offsets never go back. If records are gone, a query fails or continues after them. It never
 restarts from the oldest.
 
 Source: docs/sources/spark.md §2 traps 2 and 3, §8.

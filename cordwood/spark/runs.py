@@ -60,7 +60,7 @@ def records_in(runs: Sequence[LsnRun]) -> int:
 def advance(runs: Sequence[LsnRun], records: int) -> int:
     """The LSN before which `count` records lie; `records` is in [0, records_in(runs)].
 
-    At the end of a run it is the run's `stop`, so that a bridge is read with the records behind it.
+    At the end of a run it is the run's `stop`, so that a bridge is read with the records after it.
     """
     assert runs, "nothing to advance in"
     for run in runs:

@@ -50,7 +50,7 @@ class RowBlock:
         return self.bytes >= ROW_BLOCK_BYTES or len(self.values) >= ROW_BLOCK_RECORDS
 
     def after(self, count: int) -> RowBlock:
-        """The records behind the first `count`."""
+        """The records after the first `count`."""
         values = self.values[count:]
         return RowBlock(
             self.log,

@@ -54,7 +54,7 @@ def read_slices(
 
     Args:
         connect: reaches the cluster; called only for what objects do not give.
-        with_gaps: give every gap as a row too, with GAP_COLUMNS behind `columns`; then none
+        with_gaps: give every gap as a row too, with GAP_COLUMNS after `columns`; then none
             is a failure.
     Raises:
         DataLoss: records are gone, and `fail_on_data_loss`.

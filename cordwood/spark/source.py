@@ -498,7 +498,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             if stop > (start := starts.get(log, OLDEST))
         }
         backlog = {log: records for log in runs if (records := records_in(runs[log]))}
-        # The end of an epoch without a record behind it is passed as well. Left before it until the
+        # The end of an epoch without a record after it is passed as well. Left before it until the
         # next record comes, a stream would be told then, of a log that was trimmed meanwhile, that
         # it lost what it had read to the end.
         passed = {

@@ -13,7 +13,7 @@ metadata store. So each start claims the node, by a name drawn for it::
     ► compare-and-set the claim to the new name ► listen
 
 A crash on either side of the compare-and-set leaves a directory that knows the claim that
-stands: the last one before it, the new one behind it. While it is unknown which name holds, both
+stands: the last one before it, the new one after it. While it is unknown which name holds, both
 are kept. An earlier copy knows neither of the later names. `reached` reveals a loss within the last
 start. It is a WAL offset that the node periodically records in the metadata store. A WAL that ends
 below it has lost records, and counts as a WAL with unreadable records (`LogsStore.lost`), whatever

@@ -4,8 +4,8 @@ Memory holds only durable data: readers, digests and answers see a block only wh
 on stable storage. A seal takes effect at once and is answered when it is durable. So stores before
 a seal are visible before its answer, and stores after it are refused.
 
-The flusher moves the data from memory to LogsDB, and the WAL is trimmed behind it. A start reads
-the state in LogsDB, then the WAL's records behind it (`layout.engine_record`).
+The flusher moves the data from memory to LogsDB, and then trims the WAL. A start reads
+the state in LogsDB, then the WAL's records after it (`layout.engine_record`).
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.7, 2.13.
 """

@@ -42,7 +42,7 @@ class ProducedIndex:
         places = kind.pop(producer, None)
         if places is None:
             places = {}
-        kind[producer] = places  # behind all others: the first is the one to forget
+        kind[producer] = places  # after all others: the first is the one to forget
         place = header.place
         places[header.producer_epoch, place.first] = place
         if len(places) > 2 * PLACES_MAX:

@@ -206,5 +206,5 @@ def _uri(address: str, name: str) -> str:
     if separator and scheme != "file":
         return f"{address.rstrip('/')}/{name}"
     path = Path(address.removeprefix("file://")).absolute()
-    # pyiceberg does not decode the path behind file://, and ends it at `#` and `?`.
+    # pyiceberg does not decode the path after file://, and ends it at `#` and `?`.
     return f"{path}/{name}" if {*"#?"} & {*str(path)} else f"file://{path}/{name}"

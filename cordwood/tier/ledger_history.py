@@ -59,7 +59,7 @@ class LedgerHistory:
         """Entries as nodes kept them: all, or the first ones, of about `bytes_max`.
 
         Args:
-            wanted: rising, none behind the last entry.
+            wanted: rising, none after the last entry.
             timeout_s: of each call to the store.
         Raises:
             Corrupt: an object differs from what was written.

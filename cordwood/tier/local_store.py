@@ -224,7 +224,7 @@ class LocalStore:
         return ObjectInfo(name, found.st_size, found.st_mtime_ns // 1000)
 
     def _names(self, prefix: str, after: str) -> Iterator[str]:
-        """Names below a prefix, in order, behind `after`."""
+        """Names below a prefix that come after `after`, in order."""
         try:
             with os.scandir(self._root / prefix) as entries:
                 # A directory stands where its slash puts its names: `a-b` before `a/c`.

@@ -249,7 +249,7 @@ class LogManifest:
             return await self._swap(head)
 
     async def extend(self, entries: Sequence[Entry], fence: int, merges: int) -> Head:
-        """Add entries of whatever turns behind the last one, as a repair does.
+        """Add entries of whatever turns after the last one, as a repair does.
 
         Args:
             entries: in order, from the manifest's end on, without a hole.
@@ -351,7 +351,7 @@ class LogManifest:
     async def entries(self, lsn: int, limit: int = rule.FANOUT) -> list[Entry]:
         """Entries that reach an LSN, in order; fewer than `limit` only at the end.
 
-        The next page begins behind the last one's `last`.
+        The next page begins after the last one's `last`.
         """
 
         async with self._bounded(Unreachable):

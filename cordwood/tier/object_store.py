@@ -119,7 +119,7 @@ class ObjectStore(Protocol):
 
         Args:
             prefix: "" or a path that ends with a slash.
-            after: only names behind this one; give the last of the page before.
+            after: only names after this one; give the last of the page before.
             limit: 1 to LIST_MAX.
         """
 

@@ -2,10 +2,10 @@
 
 Numbers count from 1 in every cluster, and an upload continues where the manifest ends. With the
 manifest of another cluster's log it would leave out all records below that end, and put the rest
-behind that log's records. So the store records the creation time of the log that it has a history
+after that log's records. So the store records the creation time of the log that it has a history
 of.
 
-The origin is put behind the first head, so that every log with an origin has a manifest, and before
+The origin is put after the first head, so that every log with an origin has a manifest, and before
 the first object. A log that was uploaded before there were origins gets its own at the next upload.
 
 Source: docs/objects.md, "Uploading".

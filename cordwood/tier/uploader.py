@@ -2,7 +2,7 @@
 
 Each block is read once and put once. The order is always: write the object, put it while it is read
 back, commit it once both are done; the next object may be written and put meanwhile, and is
-committed behind it. A crash before the commit, or an object that reads back wrong, leaves an orphan
+committed after it. A crash before the commit, or an object that reads back wrong, leaves an orphan
 or two, which `collect` finds. A commit with a lost answer is repeated, and happens once. Nothing
 goes past DATA_LOSS: the upload ends before it and says so. An overtaken uploader gets `Fenced` at
 its next commit.
@@ -170,7 +170,7 @@ class LogUploader:
                 await self._close_object(taken, first, head.fence)
                 taken, first, size = [], int(item[0].last) + 1, 0
         if size:
-            # Gaps alone wait for the records behind them: an epoch that ended is no object.
+            # Gaps alone wait for the records after them: an epoch that ended is no object.
             await self._close_object(taken, first, head.fence)
         while self._made:
             await self._commit(*await self._made[0])

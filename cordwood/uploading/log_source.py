@@ -32,7 +32,7 @@ class LogSource:
         next_lsn: where to begin; 0 for the log's beginning.
         barrier: the first LSN that is known to be lost or silent; None for none.
     Attributes:
-        first: the first LSN: behind the trim point, if the beginning was requested.
+        first: the first LSN: after the trim point, if the beginning was requested.
         silent: the LSN that nodes did not send within PATIENCE_S; None where all came. It may be
             asked for again.
     """

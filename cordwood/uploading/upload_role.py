@@ -104,7 +104,7 @@ class UploadRole:
         presses: how full the disk is.
         has_let_go: whether this node let go of something that main storage holds.
     Attributes:
-        uploaded: objects that this node committed. blocked: logs with records behind lost or
+        uploaded: objects that this node committed. blocked: logs with records after lost or
             unknown ones, with the LSN of the latter.
     """
 

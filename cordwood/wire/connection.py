@@ -119,7 +119,7 @@ class Connection:
         self._sent = 0
         self._flush_due = False
         self._calls: dict[int, asyncio.Future[Reply]] = {}
-        # Nodes ask for what appends wait for, and do not stand behind one another.
+        # Nodes ask for what appends wait for, and do not queue behind one another.
         self._turns = None if ours.node else asyncio.Semaphore(CLIENT_CALLS_AT_ONCE)
         self._polls = asyncio.Semaphore(POLLS_AT_ONCE)
         self._waiting = 0
@@ -297,7 +297,7 @@ class Connection:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                # A ping that stood behind a hundred slow calls would report a live node as dead.
+                # A ping that waited behind a hundred slow calls would report a live node as dead.
                 if self._turns is None or isinstance(message, _AT_ONCE):
                     return await self._ask(message, answer_s)
                 if self._waiting >= CLIENT_CALLS_WAITING_MAX:

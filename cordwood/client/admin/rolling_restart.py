@@ -44,7 +44,7 @@ async def rolling_restart(
         say: is told how far it is.
     Raises:
         BadSetting: a node does not exist, or no node is named.
-        Retryable: a node is not safe to take in time; it and those behind it were left alone.
+        Retryable: a node is not safe to take in time; it and those after it were left alone.
         Unreachable: a node did not come back in time. Its request stays, so that no other node is
             taken for it. So it does where `restart` raises anything but Rejected and OSError, or is
             cancelled. Of a node that was left alone no request stays.

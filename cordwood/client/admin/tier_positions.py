@@ -30,7 +30,7 @@ class TierPositions:
     """One log's; made for one question.
 
     Attributes:
-        up_to: the nodes' tier point. What lies behind it nodes answer for.
+        up_to: the nodes' tier point. Nodes answer for what comes after it.
     """
 
     def __init__(self, tier: TierStore, manifest: LogManifest, info: LogInfo, up_to: int) -> None:

@@ -269,7 +269,7 @@ def _in_turn(
     """Keeps the calls to a log in the order in which they were made.
 
     A call of several blocks waits for room between them, and the next call's would pass. Short
-    calls without a producer need no place behind one another: the window lets them in by turns.
+    calls without a producer need no order among themselves: the window lets them in by turns.
     """
     if lane.line.is_empty and not (is_long or lane.has_producer):
         return nullcontext()

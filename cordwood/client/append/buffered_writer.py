@@ -5,9 +5,9 @@ many logs or from many places, and prefer a short wait to small blocks. The writ
 records into one block, which is compressed, stored and acknowledged as a whole. Each record keeps
 its own LSN, and readers see no difference. (LogDevice's writer makes one record of a batch.)
 
-The mode decides what a failed block does to the blocks behind it in the same log:
+The mode decides what a failed block does to the blocks after it in the same log:
 
-- INDEPENDENT: blocks are sent as they fill. A block that is retried may land behind later blocks.
+- INDEPENDENT: blocks are sent as they fill. A block that is retried may land after later blocks.
 - ONE_AT_A_TIME: a block is sent when the one before it has ended.
 - STREAM: blocks are sent as they fill and stored in that order, each once, tried for as long
   as the writer lives. The log recognises repeats by the writer's producer. LogDevice's stream keeps
@@ -497,7 +497,7 @@ class BufferedWriter:
         """Send queued blocks in order, a few at a time, until a block fails or all are stored.
 
         The producer's own line resends a block for as long as it takes. A block that ends with an
-        error will not be stored under this identity. Its epoch ends there: those behind it that
+        error will not be stored under this identity. Its epoch ends there: those after it that
         failed with it are sent anew in the next one, which keeps the order.
         """
         if lane.producer is None:

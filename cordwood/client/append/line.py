@@ -50,7 +50,7 @@ class Line:
 
         Args:
             holds: the call waits for other things between its turn and its leave; no call
-                behind it is let go meanwhile.
+                after it is let go meanwhile.
             is_ready: False for a call that must wait for something of its own before its turn;
                 `ready` ends that.
         """

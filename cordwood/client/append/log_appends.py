@@ -208,7 +208,7 @@ class LogAppends:
         return runs
 
     def add_group(self, parts: Sequence[GroupPart], size: int) -> asyncio.Future[Lsn]:
-        """Put sealed blocks, with records of `size` bytes in total, behind the present blocks:
+        """Put sealed blocks, with records of `size` bytes in total, after the present blocks:
         they are stored together or not at all."""
         self._check_whole()
         self._cut()

@@ -64,7 +64,7 @@ class ProducerPlace:
     Attributes:
         sequence: of the next record.
         calls: appends that have not ended.
-        answered: the sequence behind the last append that ended well.
+        answered: the sequence after the last append that ended well.
         last: that append.
         has_failed: an append ended with an error.
         is_crossed: an append began while another one was under way, or after another one had

@@ -318,7 +318,7 @@ class BlockingConsumer:
         return await self._filling.run(self._consumer.fill(timeout_s))
 
     def save(self) -> dict[str, Lsn]:
-        """Save positions behind the processed records; see `Consumer.save`."""
+        """Save positions after the processed records; see `Consumer.save`."""
         return self._thread.call(self._consumer.save())
 
     def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:

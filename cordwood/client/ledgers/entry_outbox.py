@@ -68,7 +68,7 @@ class EntryOutbox:
         self._packed: tuple[list[EntryItem], memoryview] = ([], memoryview(b""))
 
     def post(self, node: int, items: list[EntryItem]) -> None:
-        """Send entries to a node, behind those that wait for it."""
+        """Send entries to a node, after those that wait for it."""
         queue = self._waiting.get(node)
         # Posted entries must not be changed: they may be posted to other nodes, too.
         self._waiting[node] = items if queue is None else queue + items

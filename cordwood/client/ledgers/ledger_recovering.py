@@ -338,7 +338,7 @@ class _Attempt:
         return len(payload)
 
     def _ahead(self, entry: int, node: int, nodes: Sequence[int]) -> list[int]:
-        """Entries behind this one that the node should have."""
+        """Entries after this one that the node should have."""
         if node not in nodes:
             return []
         place = nodes.index(node)

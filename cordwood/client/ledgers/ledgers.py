@@ -208,7 +208,7 @@ class Ledgers:
 
         Args:
             recovery: whether to close it first, if it is not closed: its writer is shut out, and
-                the ledger ends behind the last acknowledged entry, or later. Without recovery, an
+                the ledger ends after the last acknowledged entry, or later. Without recovery, an
                 open ledger is read as it grows.
         Raises:
             UnknownLedger: there is none of this id.

@@ -66,7 +66,7 @@ class ReadAhead:
         await self.stop()
 
     async def stop(self) -> None:
-        """Have nothing in flight any more. The next call begins behind what was taken."""
+        """Have nothing in flight any more. The next call begins after what was taken."""
         if self._parts:
             self._next = self._parts[0].first
         tasks = [part.task for part in self._parts]

@@ -266,7 +266,7 @@ class WritableLedger:
             self._let_in.note()
 
     async def close(self) -> None:
-        """Close the ledger behind its last acknowledged entry, after all added entries are
+        """Close the ledger at its last acknowledged entry, after all added entries are
         answered.
 
         With deferred sync it is forced first. Closing twice is harmless.

@@ -335,7 +335,7 @@ class Publisher:
                 continue
             except OutOfSequence as error:
                 # An earlier try stored records, in other groups or at a forgotten position:
-                # continue behind the stored records. If a group ends above them, only the group's
+                # continue after the stored records. If a group ends above them, only the group's
                 # end is new.
                 stored = min((error.expected or 0) - sequence, count)
                 end = _blocks_of(records, at, stored)

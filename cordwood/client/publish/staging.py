@@ -39,7 +39,7 @@ STAGES_AT_ONCE = 8
 """Blocks of one call on their way at a time: enough to keep the nodes' disks busy."""
 
 STAGE_CALL_S = 5.0
-"""A node has this long for a block: a durable write, behind a flush at worst."""
+"""A node has this long for a block: a durable write, after a flush at worst."""
 
 STAGE_RETRY_S = 0.1
 """Pause before a block is staged anew elsewhere."""

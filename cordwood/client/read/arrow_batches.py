@@ -43,7 +43,7 @@ class BatchGatherer:
 
     Attributes:
         columns: of the batches.
-        given: the first LSN behind the batches given so far; of several logs, that of the last.
+        given: the first LSN after the batches given so far; of several logs, that of the last.
     """
 
     def __init__(self, columns: Sequence[str], keys: Set[bytes] | None = None) -> None:
@@ -106,7 +106,7 @@ class BatchGatherer:
     def _take(
         self, batch: pa.RecordBatch, behind: int, size: int, step: int
     ) -> Iterator[pa.RecordBatch]:
-        """Take a batch that ends behind an LSN, of which `step` rows would be enough."""
+        """Take a batch that ends after an LSN, of which `step` rows would be enough."""
         if size >= COPY_BYTES_MAX or batch.num_rows >= step // 2:
             # Large enough as it is: do not copy it into a larger batch.
             yield from self.finish()

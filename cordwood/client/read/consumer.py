@@ -1,6 +1,6 @@
 """A consumer: a reader with positions in the metadata store, which its members share.
 
-It reads each log from its saved position, and saves the position behind the processed records.
+It reads each log from its saved position, and saves the position after the processed records.
 Records that `read` returned are processed once `read` or `save` is called next; a loop's record is
 processed once the loop asks for the next. So a record may come again after a crash or an abandoned
 loop, but no record is skipped.
@@ -177,7 +177,7 @@ class Consumer:
         raise AssertionError("the last try returns or raises")
 
     async def close(self, *, save: bool = True) -> None:
-        """Save positions behind the processed records, leave, and stop reading. Safe to call twice.
+        """Save positions after the processed records, leave, and stop reading. Safe to call twice.
 
         Args:
             save: False leaves the positions where they were saved last.
@@ -282,7 +282,7 @@ class Consumer:
         return given
 
     async def save(self) -> dict[str, Lsn]:
-        """Save positions behind the processed records: all that `read` returned, and a loop's
+        """Save positions after the processed records: all that `read` returned, and a loop's
         records before the one that it works on.
 
         Returns:

@@ -79,7 +79,7 @@ class Hand:
     """See the module.
 
     Attributes:
-        held: blocks and gaps in order, behind the opened block.
+        held: blocks and gaps in order, after the opened block.
         is_cut: whether the hand was left with items that will not be given any more.
         items: gives the opened items; an application's loop takes from it without a call.
         opened: the block of `items`, until the application asks for more.
@@ -337,7 +337,7 @@ class Batches:
             making = self._make_of(list(hand.held))
         made = next(making, None)
         if made is None:
-            # None of the remaining records is wanted: skip them, and look behind them.
+            # None of the remaining records is wanted: skip them, and look further on.
             hand.give_up_to(None, self._end)
             return self.next() if hand.held else None
         batch, upto = made
@@ -347,7 +347,7 @@ class Batches:
         return batch
 
     def _make_of(self, many: Sequence[Taken]) -> Iterator[tuple[pa.RecordBatch | Gap, int]]:
-        """Batches and gaps, each with the first LSN behind it."""
+        """Batches and gaps, each with the first LSN after it."""
         gatherer = self._make()
         for taken in many:
             if isinstance(taken, Delivery):

@@ -1,6 +1,6 @@
 """Reads what nodes let go of from main storage, for one read stream.
 
-Nodes say up to where main storage holds a log, and pass on behind that. From there on this reads
+Nodes say up to where main storage holds a log, and pass on after that. From there on this reads
 objects, from the stream's position up to the nodes' tier point, and then the stream continues with
 the nodes' blocks. The tier point lies below the manifest's end, so the two meet: a node reports a
 tier point only once the store holds it durably.

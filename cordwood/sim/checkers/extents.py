@@ -22,7 +22,7 @@ NO_RECORD = (GapKind.HOLE, GapKind.BRIDGE)
 
 
 def check_extents(evidence: Evidence) -> list[Violation]:
-    """No record is before the first record or behind the last record of a certain answer.
+    """No record is before the first record or after the last record of a certain answer.
 
     Both are records with these append times, and the trim point is covered by requested trims.
     """

@@ -49,7 +49,7 @@ def check_producers(evidence: Evidence) -> list[Violation]:
 
 
 def _out_of_turn(log: int, records: list[Placed]) -> Iterator[Violation]:
-    """Find records of one producer that are behind a later record of the same producer."""
+    """Find records of one producer that are after a later record of the same producer."""
     for one, other in itertools.pairwise(records):
         if one.turn > other.turn:
             text = f"{other.id} of epoch {other.turn[0]} is behind {one.id} of epoch {one.turn[0]}"

@@ -25,7 +25,7 @@ from cordwood.sim.end_events import (
 from cordwood.sim.history import DumpedSlots, FaultStruck, NodeDumped
 
 UNSEEN = frozenset({"lost_write", "misdirected_write"})
-"""Faults that a node need not notice: nothing behind a WAL's last write tells whether the write was
+"""Faults that a node need not notice: nothing after a WAL's last write tells whether the write was
 durable, or cut short by the crash (seed 38000817)."""
 
 

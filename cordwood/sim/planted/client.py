@@ -175,7 +175,7 @@ def _one_more(right: Any, self: Reader, log: str) -> Any:
 
 
 async def _found_beside(right: Any, stream: ReadStream, name: str) -> Any:
-    # As if nothing could stand behind a record without a key.
+    # As if nothing could stand after a record without a key.
     async for item in stream:
         if not isinstance(item, Gap):
             stream.close()

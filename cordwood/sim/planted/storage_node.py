@@ -141,7 +141,7 @@ async def _scrub_trusts_index(right: Any, self: Scrub, *_: Any, **__: Any) -> No
 async def _scrub_goes_on_with_next(
     right: Any, self: Scrub, partition: Partition, log: int, first: int, last: int, why: str
 ) -> None:
-    # Off by a block: the block behind the bad one is reported.
+    # Off by a block: the block after the bad one is reported.
     await right(self, partition, log, last + 1, last + 1, why)
 
 
@@ -180,7 +180,7 @@ def _whole_body(right: Any, block: StoredBlock) -> Any:
 
 
 async def _skips_rot(right: Any, *what: Any, **how: Any) -> Any:
-    # It reads on behind an unreadable part, and does not report it.
+    # It reads on after an unreadable part, and does not report it.
     rot = await right(*what, **how)
     return rot._replace(first=rot.last + 1)
 

@@ -1,6 +1,6 @@
 """From raw records to columns, as functions from DataFrame to DataFrame.
 
-Decoding adds columns behind the raw ones, and `_error`: null, or why the record could not be
+Decoding adds columns after the raw ones, and `_error`: null, or why the record could not be
 decoded. Records with an error are set apart, with all that came with them, and nothing is lost.
 
 JSON is decoded here. Avro, Protobuf and whatever else by a function of the user's own, named as

@@ -1,6 +1,6 @@
 """Ends a compaction of a Delta table that a crash interrupted.
 
-`deltalake` writes joined files and commits them in one call, and syncs nothing. A power cut behind
+`deltalake` writes joined files and commits them in one call, and syncs nothing. A power cut after
 it may leave the commit and not the bytes: no reader can read the table then, and a vacuum of days
 later takes the small files, which are the only whole ones. So a note says that a compaction runs,
 and from which version. Whoever opens the table next reads the joined files as a whole. If one of

@@ -38,7 +38,7 @@ OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
 LANDED = "cordwood.landed"
 """In the summary of a snapshot: the query and the batch that it adds. As a property of the table:
-the same of the newest such snapshot, behind its sequence number, since a snapshot may expire."""
+the sequence number of the newest such snapshot, and then the same, since a snapshot may expire."""
 
 COMMIT_TRIES = 5
 """Another job that commits all the time is none that a table has; one may, once or twice."""
@@ -90,7 +90,7 @@ class IcebergTable:
         self._path = path
         self._partition_by = partition_by
         self._name = (NAMESPACE, path.name)
-        # pyiceberg does not decode the path behind file://, and as_uri writes %20 for a space.
+        # pyiceberg does not decode the path after file://, and as_uri writes %20 for a space.
         self._location = path.as_uri() if path.as_uri() == f"file://{path}" else str(path)
         ours = path / OURS
         make_directories(ours)
@@ -246,7 +246,7 @@ class IcebergTable:
         Trap: a rollback leaves the table's properties, which say that it is.
 
         Raises:
-            BadSetting: the table was rolled back behind it.
+            BadSetting: the table was rolled back to before that batch.
         """
         newest = self._newest_landed(table)
         if newest is None:

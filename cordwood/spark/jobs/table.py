@@ -95,7 +95,7 @@ class LakeTable(Protocol):
 
     def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
         """As `published`, by query, also where another one landed since: the batch up to which
-        all are surely in the table, and the one behind which surely none is."""
+        all are surely in the table, and the one after which surely none is."""
 
     def last_offset(self) -> Mapping[str, Any] | None:
         """Where in the logs the newest batch ends, whichever query's; None if nothing tells."""

@@ -6,7 +6,7 @@ are visible before its answer, and the writer's entries after it are refused.
 
 A node that lost records does not know which. At the start that finds the loss, it fences every
 ledger whose newest fragment names it. For missing entries of unclosed ledgers it answers *unknown*
-(`note_loss`). A fence that it forgot would let a writer add behind the end; an entry that it
+(`note_loss`). A fence that it forgot would let a writer add after the end; an entry that it
 forgot, told as absent, would cut a ledger.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
@@ -321,7 +321,7 @@ class LedgerStore:
         return [kept or below.get(entry) for entry, kept in zip(entries, found, strict=True)]
 
     async def read_run(self, call: ReadRun) -> RunReply:
-        """Entries one behind another, up to the first that this node does not have whole.
+        """Entries one after another, up to the first that this node does not have whole.
 
         Raises:
             AccessDenied: the ledger has another password.

@@ -1,7 +1,7 @@
 """LogsDB's table of ledgers: entries by ledger and number, and the state of each ledger.
 
 It is made by the first flush that has some. Its flush comes before that of the metadata, as a
-partition's does: what it holds of records behind the offset there is replayed over it.
+partition's does: what it holds of records after the offset there is replayed over it.
 
 Entries lie by ledger and not by time, as those of logs do: a ledger goes as a whole, when somebody
 deletes it, and its neighbours in time may stay for years.
@@ -76,7 +76,7 @@ class LedgerTable:
         ]
 
     async def run(self, ledger: int, first: int, count: int, bytes_max: int) -> list[KeptEntry]:
-        """Entries from `first` on, one behind another, at most so many, of about so many bytes;
+        """Entries from `first` on, one after another, at most so many, of about so many bytes;
         none where the first is missing.
 
         Raises:

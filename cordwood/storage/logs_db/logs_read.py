@@ -1,7 +1,7 @@
 """One read of LogsDB: index entries first, the copies that count, then the bodies wanted.
 
 What fails its checksum is told as a range of which nothing is known, and reading goes on
-behind it: a node with one bad block has all the others.
+after it: a node with one bad block has all the others.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.10 (CHECKSUM_FAIL), 2.13.
 """
@@ -187,7 +187,7 @@ async def _find(
                 tables, partition.table, query.log, start, entry.last, rows_max=rows_max
             )
             rows = [(logs_db.read_index_key(key), wire) for key, wire in rot.rows]
-            # What stands behind it the next read finds.
+            # The next read finds what comes after it.
             reached = rot.last if rot.last < entry.last else LSN_MAX
             if rot.first <= min(rot.last, query.bound):
                 here = DamagedRange(partition.number, query.log, rot.first, rot.last)

@@ -9,7 +9,7 @@ point harmless::
 Losses that a start finds in the WAL are part of that batch (`note_lost`): until they are durable,
 nothing is trimmed and the WAL itself keeps showing them.
 
-A start loads the metadata and replays the WAL behind its offset. Blocks of a flush that did not get
+A start loads the metadata and replays the WAL after its offset. Blocks of a flush that did not get
 as far as its metadata are there twice then, and are equal. So counts are exact, and no write needs
 a read first.
 
@@ -657,7 +657,7 @@ class LogsStore:
         Raises:
             TablesFailed: the store below does not answer.
             Corrupt: the metadata cannot be read. Where a part of the range fails its checksum,
-                the run says so, and goes on behind it.
+                the run says so, and goes on after it.
         """
         query = IndexQuery(log, start, bound, counts, wanted, bytes_max, blocks_max)
         # Race: blocks repaired from now on may be only in the cache, which the caller has already

@@ -134,7 +134,7 @@ def cut(run: BlockRun, bound: int, bytes_max: int) -> tuple[BlockRun, BlockRun |
     blocks, later = run.blocks[:count], run.blocks[count:]
     next_lsn = last + 1 if is_full else max(bound, last) + 1
     if not (blocks or run.passed or any(each[0] < next_lsn for each in run.damaged)):
-        # Nothing is there: behind an empty window it is told how far, as `read_streams` does.
+        # Nothing is there: after an empty window it is told how far, as `read_streams` does.
         begins = [each.header.first for each in later[:1]] + [each[0] for each in run.damaged]
         next_lsn = max(next_lsn, min(begins, default=run.next))
     if next_lsn >= run.next:

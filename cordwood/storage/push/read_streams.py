@@ -374,7 +374,7 @@ class ReadStreams:
         return min(stream.until, held.readable if held is not None else 0)
 
     def _past_window(self, stream: PushStream, run: BlockRun, bound: int) -> BlockRun:
-        """The blocks read from memory, and the LSN up to which none follow behind an empty
+        """The blocks read from memory, and the LSN up to which none follow after an empty
         window."""
         limit = self._empty_up_to(stream, run, bound)
         if not limit:
@@ -382,7 +382,7 @@ class ReadStreams:
         return run._replace(next=self._reader.first_cached(stream.log, bound + 1, limit))
 
     def _empty_up_to(self, stream: PushStream, run: BlockRun, bound: int) -> int:
-        """The last LSN that a reader may be told of behind a window with nothing in it, 0 if none.
+        """The last LSN that a reader may be told of after a window with nothing in it, 0 if none.
 
         Trap: if the end of an epoch is lost, its bridge included, no block comes for four billion
         LSNs. A reader that moved one window after the other would never get past them.

@@ -28,7 +28,7 @@ class TurnQueue(Generic[Client, Thing]):
         return self._count
 
     def push(self, client: Client, thing: Thing) -> None:
-        """Add a client's thing; a new client goes behind all others."""
+        """Add a client's thing; a new client goes after all others."""
         self._queues.setdefault(client, deque()).append(thing)
         self._count += 1
 
@@ -46,7 +46,7 @@ class TurnQueue(Generic[Client, Thing]):
         return things
 
     def pop(self) -> Thing:
-        """The next thing; its client goes behind all others.
+        """The next thing; its client goes after all others.
 
         Raises:
             LookupError: the queue is empty.

@@ -306,7 +306,7 @@ class Donor:
                 await asyncio.sleep(FULL_PAUSE_S)
 
     async def _store_nothing(self) -> Sequence[StoreRefusal]:
-        """Make an empty store durable behind all others. Returns the refusals."""
+        """Make an empty store durable after all others. Returns the refusals."""
         answer: asyncio.Future[Sequence[StoreRefusal]] = asyncio.get_running_loop().create_future()
 
         def settled(refusals: Sequence[StoreRefusal]) -> None:
@@ -377,7 +377,7 @@ class Donor:
             rotten: what a read could not read; the book may not have all of it yet.
         """
         gone, known = self._engine.gone_of(log), self._unmended(log)
-        # Race: what was mended since may have been mended behind the read, which has not seen it.
+        # Race: what was mended since may have been mended after the read, which has not seen it.
         if any(each.last > gone and each not in known for each in unread):
             return True
         for first, last in rotten:

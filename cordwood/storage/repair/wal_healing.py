@@ -119,7 +119,7 @@ class WalHealing:
             await asyncio.sleep(max(0.1, self._book.next_s(loop.time())))
 
     async def _flush_behind_it(self) -> None:
-        """Write a record behind all others, and take all to LogsDB.
+        """Write a record after all others, and take all to LogsDB.
 
         Raises:
             TimeoutError: it takes too long.

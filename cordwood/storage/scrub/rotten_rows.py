@@ -1,8 +1,8 @@
 """Finds the unreadable bytes in a log's index entries, as narrowly as possible.
 
 RocksDB reports that a part of a scan has rotted, but not which part. If the whole scan counted as
-lost, every good copy behind one bad row would become unknown, even copies stored later. So the scan
-is repeated in smaller pieces up to the bad bytes. Then it goes on behind them, in growing steps and
+lost, every good copy after one bad row would become unknown, even copies stored later. So the scan
+is repeated in smaller pieces up to the bad bytes. Then it goes on after them, in growing steps and
 back by halves: some dozens of calls for each failed scan.
 
 Source: docs/design.md §2 ("a corrupt copy makes its node UNKNOWN", and not its neighbours).
@@ -102,7 +102,7 @@ async def _readable_from(tables: Tables, table: str, log: int, start: int, last:
 
 
 async def _is_readable(tables: Tables, table: str, at: bytes, log: int, stop: int) -> bool:
-    """Whether the row at or behind a key can be read, if one stands below the LSN `stop`."""
+    """Whether the row at or after a key can be read, if one stands below the LSN `stop`."""
     try:
         await tables.scan(
             table, at, logs_db.index_start(log, stop),

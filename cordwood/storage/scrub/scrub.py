@@ -206,7 +206,7 @@ class Scrub:
     async def _scrub_part(self, partition: Partition, log: int, entry: DirectoryEntry) -> None:
         """Look at all that a partition has of a log above its trim point.
 
-        Rows behind the directory's end come from an unfinished flush, and have no owner.
+        Rows after the directory's end come from an unfinished flush, and have no owner.
         """
         start = self._engine.gone_of(log) + 1
         stop = logs_db.index_start(log, entry.last + 1)

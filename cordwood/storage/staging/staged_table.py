@@ -1,7 +1,7 @@
 """LogsDB's table of staged blocks; `layout.staged` has its keys and values.
 
 It is made by the first flush that has some. Its flush comes before that of the metadata, as a
-partition's does: what it holds of records behind the offset there is replayed over it.
+partition's does: what it holds of records after the offset there is replayed over it.
 
 Source: docs/design.md §9.
 """

@@ -96,7 +96,7 @@ class Staging:
         self._engine = engine
         self.now_us = now_us
         # In the WAL and not durable yet. A block being pinned must not be dropped, and a block
-        # being dropped must not be pinned: an answered pin holds, whatever was written behind it.
+        # being dropped must not be pinned: an answered pin holds, whatever was written after it.
         self._pinning: dict[bytes, list[Pin]] = {}
         self._going: Counter[bytes] = Counter()
         # A pin is refused meanwhile: the copies that are being made would not have it.

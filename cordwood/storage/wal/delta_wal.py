@@ -191,7 +191,7 @@ class Wal:
         """Yield offset and body of every live record, in order; then appends may begin.
 
         Once only, and to its end. A record that was never acknowledged may come back,
-        even from behind a hole; once it did, it does so each time until it is trimmed.
+        even from after a hole; once it did, it does so each time until it is trimmed.
         `recovery` holds the findings afterwards.
 
         Args:

@@ -51,7 +51,7 @@ class BatchPlaces:
         self._places = deque(places)
 
     def add(self, start: int, batch: PackedRecords) -> Numbers:
-        """A batch was put behind all others; the offsets of its records."""
+        """A batch was put after all others; the offsets of its records."""
         stop = start + len(batch.lengths)
         self._places.append((start, stop))
         return np.arange(start, stop)

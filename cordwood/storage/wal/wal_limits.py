@@ -28,7 +28,7 @@ class WalLimits:
             a block to itself. Cloud disks split larger writes, one after the other.
         writes_in_flight: blocks under way before another is written that is not full: at
             4 the disk is at its best, and what waits fills its block meanwhile.
-        writes_ahead: full blocks handed over behind them, so that whoever has ended one
+        writes_ahead: full blocks handed over after them, so that a writer that has ended one
             finds the next without waiting for the loop. Writer threads leave them alone
             till then. A kernel's queue takes them at once (`host.direct_file.AIO_DEPTH` has
             room), so that up to `writes_in_flight + writes_ahead` blocks are at the device
