@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from cordwood.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 VERBS = typer.main.get_command(app)
 ENDS = {"|", ">", "<", ">>", "&&", ";", "&", "||"}
 """What follows in a shell's line is not the command's."""
