@@ -44,6 +44,7 @@ from cordwood.errors import (
     OutcomeUnknown,
     OutOfSequence,
     Overloaded,
+    TailMoved,
     TokenFenced,
     TooFewNodes,
 )
@@ -321,11 +322,16 @@ class LogAppender:
         """
         checks, entry = self._checks, waiting.entry
         assert checks is not None, "what depends on lower epochs waits for their recovery"
+        last = self._window.next + loaded - 1
         try:
-            first = checks.check(entry, self._window.next + loaded - 1, self._append_time_us)
+            first = checks.check(entry, last, self._append_time_us)
         except OutOfSequence as error:
             checks.misplace(waiting, error)
-            self._refuse_misplaced()
+            self._tell_refused()
+            return True
+        except TailMoved as error:
+            checks.note_moved(waiting, error, last)
+            self._tell_refused()
             return True
         except CordwoodError as error:
             self._role.refuse(waiting.connection, entry, error)
@@ -340,9 +346,9 @@ class LogAppender:
             checks.repeats.append((last, (waiting.connection, entry.token, first)))
         return True
 
-    def _refuse_misplaced(self) -> None:
+    def _tell_refused(self) -> None:
         assert self._checks is not None, "only recovered epochs place blocks"
-        for _, waiting, error in self._checks.take_misplaced(self._window.lng):
+        for _, waiting, error in self._checks.take_refused(self._window.lng):
             self._role.refuse(waiting.connection, waiting.entry, error)
 
     def _load(self, contents: RunContents, waiting: Waiting, offset: int) -> None:
@@ -524,8 +530,8 @@ class LogAppender:
             self._role.acknowledge(run.contents.acks, run.contents.bytes, records)
         if self._checks is not None and self._checks.repeats:
             self._role.acknowledge(self._checks.take_repeats(self._window.lng), 0, 0)
-        if self._checks is not None and self._checks.misplaced:
-            self._refuse_misplaced()
+        if self._checks is not None and self._checks.refused:
+            self._tell_refused()
         if self.is_recovered:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
@@ -668,8 +674,8 @@ class LogAppender:
         """A higher epoch rules, or this node stops: answer all clients and stop working."""
         self._over = True
         why = f"log {self.log}: epoch {self.epoch} was fenced" + (f" by {epoch}" if epoch else "")
-        misplaced = self._checks.take_misplaced(LSN_MAX) if self._checks is not None else []
-        self._pending = [waiting for _, waiting, _ in misplaced] + self._pending
+        untold = self._checks.take_refused(LSN_MAX) if self._checks is not None else []
+        self._pending = [waiting for _, waiting, _ in untold] + self._pending
         self._refuse_pending(NoSequencer(f"{why}; nothing was stored"))
         for run in self._window:
             error = OutcomeUnknown(f"{why} while this append was in flight: read the log to know")

@@ -38,8 +38,9 @@ class ProducerChecks:
 
     Attributes:
         repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
-        misplaced: blocks out of their sequence, with their error. It says what was given out, and
-            who is told takes that for stored. So it waits until the log is stored up to this LSN.
+        refused: blocks out of their sequence, or behind a tail that moved, with their error. It
+            says what was given out, and who is told takes that for stored. So it waits until the
+            log is stored up to this LSN.
     """
 
     def __init__(self, epoch: int, below: Recovered, queries: SettledQueries) -> None:
@@ -52,7 +53,7 @@ class ProducerChecks:
         self._since_s: float | None = None
         self._now_s = 0.0
         self.repeats: list[tuple[int, Ack]] = []
-        self.misplaced: list[tuple[int, Waiting, OutOfSequence]] = []
+        self.refused: list[tuple[int, Waiting, Rejected]] = []
 
     def tick(self, now_s: float) -> None:
         """The loop's clock, before entries are checked and noted."""
@@ -132,16 +133,24 @@ class ProducerChecks:
             self._heard_s = {each: at_s for each, at_s in self._heard_s.items() if each in known}
 
     def misplace(self, waiting: Waiting, error: OutOfSequence) -> None:
-        """A block is out of its sequence; `take_misplaced` says when its client is told."""
+        """A block is out of its sequence; `take_refused` says when its client is told."""
         entry = waiting.entry
         end = entry.producer_sequence + entry.count
         last = self._producers.last_below(entry.producer, entry.producer_epoch, end)
-        self.misplaced.append((last, waiting, error))
+        self.refused.append((last, waiting, error))
 
-    def take_misplaced(self, lng: int) -> list[tuple[int, Waiting, OutOfSequence]]:
-        """The misplaced blocks whose error is true by now."""
-        done = [each for each in self.misplaced if each[0] <= lng]
-        self.misplaced = [each for each in self.misplaced if each[0] > lng]
+    def note_moved(self, waiting: Waiting, error: TailMoved, last: int) -> None:
+        """The tail is not where a block expects it, but at `last`; likewise.
+
+        Trap: the records up there may be lost with this epoch. Of two that compete for a tail, both
+        would be told that the other one was first.
+        """
+        self.refused.append((last, waiting, error))
+
+    def take_refused(self, lng: int) -> list[tuple[int, Waiting, Rejected]]:
+        """The refused blocks whose error is true by now."""
+        done = [each for each in self.refused if each[0] <= lng]
+        self.refused = [each for each in self.refused if each[0] > lng]
         return done
 
     def take_repeats(self, lng: int) -> list[Ack]:

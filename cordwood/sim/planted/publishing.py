@@ -16,7 +16,7 @@ from cordwood.client.append.pending_block import PendingBlock
 from cordwood.client.append.producer import QueryProducer
 from cordwood.client.publish import publishing
 from cordwood.client.publish.publishing import Publisher
-from cordwood.errors import OutOfSequence, StageExpired
+from cordwood.errors import OutOfSequence, StageExpired, TailMoved
 from cordwood.layout.message_staging import (
     AskPublication,
     BeginPublish,
@@ -96,7 +96,14 @@ async def _one_log(
 
 def _tells_at_once(self: ProducerChecks, waiting: Waiting, error: OutOfSequence) -> None:
     """The error of a misplaced block, without a check of blocks in flight."""
-    self.misplaced.append((0, waiting, error))
+    self.refused.append((0, waiting, error))
+
+
+def _tells_of_tail_at_once(
+    self: ProducerChecks, waiting: Waiting, error: TailMoved, last: int
+) -> None:
+    """The same of a tail that moved."""
+    self.refused.append((0, waiting, error))
 
 
 async def _lets_go_first(
@@ -180,4 +187,7 @@ BUGS = (
     PlantedBug("numbered-is-stored", "a sequencer reports records in flight as stored",
                at(ProducerChecks.misplace).instead(_tells_at_once),
                scene="tests/sequencer/test_misplaced.py"),
+    PlantedBug("tail-moved-early", "a sequencer reports a tail as moved by records in flight",
+               at(ProducerChecks.note_moved).instead(_tells_of_tail_at_once),
+               scene="tests/sequencer/test_tail_moved.py"),
 )  # fmt: skip

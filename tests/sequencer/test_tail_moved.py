@@ -1,0 +1,67 @@
+"""An append on condition of the tail is told that the tail moved once that is so for good."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, values
+
+from cordwood.errors import OutcomeUnknown, TailMoved
+from cordwood.sim.planted import find_bug, planted
+
+LOG = 1
+
+
+def cut_off(cluster: ClusterAtHand, *hosts: str) -> None:
+    """These hosts reach no node any more."""
+    nodes = [f"node-{number}" for number in cluster.numbers]
+    cluster.simulation.network.partition(hosts, [each for each in nodes if each not in hosts])
+
+
+async def a_rival_is_lost(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=20) as one, cluster.client(timeout_s=20) as two:
+        await one.append("log", b"1")
+        tail = await two.append("log", b"2")
+        owner = cluster.sequencer_of(LOG)
+        cut_off(cluster, f"node-{owner}")
+        rival = asyncio.ensure_future(one.append("log", b"rival", expected_tail=tail))
+        await asyncio.sleep(0.05)
+        cut_off(cluster, "client-1")
+        second = asyncio.ensure_future(two.append("log", b"3", expected_tail=tail))
+        await asyncio.sleep(0.5)
+        assert not second.done(), "the rival's record is on one node, or on none"
+        cluster.kill(owner)
+        with pytest.raises(OutcomeUnknown):
+            await second
+        await two.append("log", b"3", expected_tail=tail)
+        assert await values(two, "log") == [b"1", b"2", b"3"]
+        rival.cancel()
+
+
+def test_a_record_that_is_lost_in_flight_has_not_moved_the_tail() -> None:
+    """The append was told that the log ended at a record which nobody has: of two that competed,
+    both had lost."""
+    simulate(a_rival_is_lost, nodes=5, copies=3)
+
+
+def test_the_planted_bug_is_caught() -> None:
+    with planted(find_bug("tail-moved-early")), pytest.raises((AssertionError, TailMoved)):
+        simulate(a_rival_is_lost, nodes=5, copies=3)
+
+
+def test_a_record_that_is_stored_has_moved_it() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as one, cluster.client() as two:
+            await one.append("log", b"1")
+            tail = await two.append("log", b"2")
+            rival = asyncio.ensure_future(one.append("log", b"rival", expected_tail=tail))
+            await asyncio.sleep(0.0005)
+            with pytest.raises(TailMoved, match=r"ends at e1n3"):
+                await two.append("log", b"3", expected_tail=tail)
+            await rival
+            with pytest.raises(TailMoved):
+                await one.append("log", b"4", expected_tail=tail)
+            assert await values(two, "log") == [b"1", b"2", b"rival"]
+
+    simulate(scenario, nodes=5, copies=3)
