@@ -26,6 +26,7 @@ from cordwood.ledger import LedgerState
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.nodes import NodeId
 from cordwood.storage.ledgers.ledger_store import LedgerStore
+from cordwood.storage.said_once import SaidOnce
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class LedgerCalls:
         self._autorecovery = autorecovery
         self._metadata = metadata
         self._node = node
+        self._said_strangers = SaidOnce(logger)
 
     async def answer(self, call: LedgerCall) -> Reply:
         """Do what a client asks; see `LedgerStore.answer` and `LedgerMetadataStore.answer`."""
@@ -82,10 +84,11 @@ class LedgerCalls:
                 logger.info("deleted ledgers are looked for later: %s", error)
 
     async def sweep(self) -> int:
-        """Let go of ledgers that the metadata store does not have; how many went.
+        """Let go of ledgers that were deleted; how many went.
 
         What is here is listed first: a ledger that is made meanwhile is not among it. Each one is
-        asked for once more by itself before it goes.
+        asked for once more by itself before it goes, and whether it was deleted. One that the
+        metadata store lacks otherwise stays.
 
         Raises:
             CordwoodError: the metadata store did not answer, or a tombstone is not durable.
@@ -102,11 +105,20 @@ class LedgerCalls:
             known.update(page)
             after = page[-1]
         known.difference_update(await self._metadata.delete_again(known))
-        gone = [
+        missing = [
             each
             for each in sorted(here)
             if each not in known and await self._metadata.get(each) is None
         ]
+        gone = [each for each in missing if await self._was_deleted(each)]
+        if len(gone) < len(missing):
+            count = len(missing) - len(gone)
+            self._said_strangers.warning(
+                f"{count} ledgers of this node are not in the metadata store, and nobody deleted "
+                "them: their entries stay"
+            )
+        else:
+            self._said_strangers.over("all ledgers of this node are known again")
         for at in range(0, len(gone), FORGET_AT_ONCE):
             if at:
                 await asyncio.sleep(FORGET_PAUSE_S)
@@ -114,6 +126,11 @@ class LedgerCalls:
         if gone:
             logger.info("%d ledgers were deleted, and their entries are gone here too", len(gone))
         return len(gone)
+
+    async def _was_deleted(self, ledger: int) -> bool:
+        """Whether somebody deleted a ledger that the metadata store does not have. An older copy of
+        the metadata store lacks ledgers as well, and the only copies would go."""
+        return await self._metadata.was_deleted(ledger)
 
     async def note_loss(self, *, is_anew: bool) -> None:
         """This node lost records: fence what it may have lost fences or entries of.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.client.ledgers import ledger_nodes, readable_ledger
 from cordwood.client.ledgers.ledger_following import Following
 from cordwood.client.ledgers.ledger_recovering import Patience
@@ -266,6 +267,10 @@ def _evicts_all(right: Any, self: LedgerIndex, cut: LedgerCut) -> None:
         held.entries.clear()
 
 
+async def _takes_all_for_deleted(self: LedgerCalls, ledger: int) -> bool:
+    return True
+
+
 def _forgets_progress(self: Patience, last: int) -> None:
     """All attempts have one deadline."""
 
@@ -352,6 +357,10 @@ BUGS = (
                "a writer adds so many fragments that the metadata cannot take the ledger's end",
                at(LedgerWriter._may_change).instead(_may_always_change),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-sweeps-strangers",
+               "nodes drop ledgers that the metadata store lacks although nobody deleted them",
+               at(LedgerCalls._was_deleted).instead(_takes_all_for_deleted),
+               scene="tests/client/ledgers/test_ledger_strangers.py"),
     PlantedBug("ledger-recovery-begins-again",
                "a recovery that takes longer than the client's timeout begins again for ever",
                at(Patience.note).instead(_forgets_progress),
