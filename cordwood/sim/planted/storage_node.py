@@ -34,7 +34,7 @@ from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.index_search import last_counted
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.partition import Partition
-from cordwood.storage.logs_db.tables import Tables
+from cordwood.storage.logs_db.tables import Tables, TablesNoSpace
 from cordwood.storage.role import StorageRole, _Session
 from cordwood.storage.scrub import scrub
 from cordwood.storage.scrub.rotten_rows import find_rot
@@ -90,6 +90,14 @@ async def _damage_is_forgotten(right: Any, self: LogsStore, *flushed: Any, **nam
         await right(self, *flushed, **named)
     finally:
         self.lost = lost
+
+
+async def _begun_anew(right: Any, self: LogsStore) -> None:
+    try:
+        await right(self)
+    except TablesNoSpace:
+        self._written = None
+        raise
 
 
 def _refusal_settles_earlier(
@@ -267,6 +275,9 @@ BUGS = (
     PlantedBug("damage-forgotten", "a node forgets its losses when its WAL is trimmed",
                at(LogsStore.flush_metadata).around(_damage_is_forgotten),
                scenario=scenarios.BAD_DISKS, scene="tests/client/read/test_damaged_wal.py"),
+    PlantedBug("flush-counted-twice", "a flush whose metadata was not durable adds to its own counts",
+               at(LogsStore.settle_metadata).around(_begun_anew),
+               scene="tests/storage/logs_db/test_repeated_flushes.py"),
     PlantedBug("lost-writes-passed-over",
                "a WAL that lost records already in LogsDB goes on at its own end",
                at(Wal.far_above).around(_at_its_end),

@@ -119,6 +119,8 @@ class LogsStore:
         self.damages = DamageBook(tables)
         self.on_rot: Callable[[Sequence[DamagedRange]], None] = lambda found: None
         self._payload = PayloadCount()
+        # What was written to the metadata and is to be taken over once that is durable.
+        self._written: Callable[[], None] | None = None
         # Present entries of open partitions, for flushes that add to them.
         self._entries: dict[tuple[int, int], DirectoryEntry] = {}
         self._directories: OrderedDict[int, list[tuple[Partition, DirectoryEntry]]] = OrderedDict()
@@ -300,6 +302,9 @@ class LogsStore:
             TablesFailed: nothing counts as flushed; the same may be tried again.
         """
         async with self._writing:
+            await self.settle_metadata()
+            if offset == self.offset:
+                return  # an earlier try came as far as its metadata
             if ledgers:
                 await self.ledgers.flush(ledgers)
             await self._flush(blocks, states, offset, now_us, staged)
@@ -443,12 +448,39 @@ class LogsStore:
             held = logs.get(log) or self.logs.get(log) or StoredLog()
             whole = state._replace(last=held.last, blocks=held.blocks, bytes=held.bytes)
             rows.append((logs_db.state_key(log), logs_db.pack_state(whole)))
-        # One write, so that a crash leaves all of it or nothing.
+
+        def take() -> None:
+            self._payload.keep(waiting)
+            self._take(shares, entries, logs, offset)
+            times = (each.append_time_us for each in states.values())
+            self._last_us = max([self._last_us, *times])
+
+        await self.write_metadata(rows, take)
+
+    async def write_metadata(self, rows: Sequence[Row], take: Callable[[], None]) -> None:
+        """Change the metadata in one write, so that a crash leaves all of it or nothing; `take` is
+        called once it is durable.
+
+        Where it is held nothing else writes to the tables.
+
+        Raises:
+            TablesFailed, TablesNoSpace, Overloaded: `settle_metadata` goes on with it.
+        """
+        assert self._written is None, "what was written before is settled first"
         await self._tables.write(META, rows)
-        await self._tables.flush(META)
-        self._payload.keep(waiting)
-        self._take(shares, entries, logs, offset)
-        self._last_us = max([self._last_us, *(each.append_time_us for each in states.values())])
+        self._written = take
+        await self.settle_metadata()
+
+    async def settle_metadata(self) -> None:
+        """Finish a change of the metadata that was written and not made durable.
+
+        Trap: its rows can be read already. A second try that begins anew would add to them what
+        they have in them: a log's blocks would count twice.
+        """
+        if self._written is not None:
+            await self._tables.flush(META)
+            take, self._written = self._written, None
+            take()
 
     async def _joined_entries(
         self, added: Sequence[Added]
@@ -513,6 +545,7 @@ class LogsStore:
             TablesFailed, Corrupt: the store below cannot go on.
         """
         async with self._writing:
+            await self.settle_metadata()
             old_us = now_us - int(self._settings.partition_age_s * 1e6)
             with_newest = bool(self.partitions) and self.partitions[-1].made_us <= old_us
             return await self._drops.drop_trimmed(trim_of, with_newest=with_newest)
@@ -524,6 +557,7 @@ class LogsStore:
             TablesFailed, Corrupt: the store below cannot go on.
         """
         async with self._writing:
+            await self.settle_metadata()
             return await self._drops.cut_trimmed(trim_of)
 
     async def note_damage(self, damaged: DamagedRange, why: str) -> bool:

@@ -46,6 +46,8 @@ class PartitionDrops:
         self._store = store
         self._tables = tables
         self._next_look = 0
+        # Tables that no metadata names any more, and that are still to be taken off the disk.
+        self._unnamed: list[str] = []
 
     async def parts(self, partition: Partition) -> dict[int, DirectoryEntry]:
         """What each log has in a partition.
@@ -70,6 +72,7 @@ class PartitionDrops:
         Args:
             with_newest: the newest too; otherwise it stays, because it takes the next blocks.
         """
+        await self._drop_unnamed()
         dropped: list[Partition] = []
         for partition in self._store.partitions[: None if with_newest else -1]:
             kept = partition.kept_by
@@ -101,8 +104,11 @@ class PartitionDrops:
             return None  # rewriting it would lose blocks that a repair may still find there
         left = partition.bytes - size
         row = logs_db.pack_partition(partition.row()._replace(bytes=left))
-        await self._forget(partition, gone, row)
-        partition.bytes = left
+
+        def take() -> None:
+            partition.bytes = left
+
+        await self._forget(partition, gone, row, take)
         ranges = [each for log in sorted(gone) for each in logs_db.log_ranges(log)]
         await self._tables.cut(partition.table, ranges)
         tell(PartitionCut(0, partition.number))
@@ -112,20 +118,33 @@ class PartitionDrops:
     async def drop_partition(
         self, partition: Partition, parts: Mapping[int, DirectoryEntry]
     ) -> None:
-        await self._forget(partition, parts, None)
-        self._store.partitions.remove(partition)
-        self._store.drops += 1
-        await self._tables.drop(partition.table)
-        tell(PartitionDropped(0, partition.number))
+        def take() -> None:
+            self._store.partitions.remove(partition)
+            self._store.drops += 1
+            self._unnamed.append(partition.table)
+            tell(PartitionDropped(0, partition.number))
+
+        await self._forget(partition, parts, None, take)
+        await self._drop_unnamed()
         logger.info("partition %d with %d bytes was dropped", partition.number, partition.bytes)
 
+    async def _drop_unnamed(self) -> None:
+        while self._unnamed:
+            await self._tables.drop(self._unnamed[0])
+            del self._unnamed[0]
+
     async def _forget(
-        self, partition: Partition, parts: Mapping[int, DirectoryEntry], row: bytes | None
+        self,
+        partition: Partition,
+        parts: Mapping[int, DirectoryEntry],
+        row: bytes | None,
+        take: Callable[[], None],
     ) -> None:
         """Forget what logs have in a partition, durably.
 
         Args:
             row: the partition's own from now on; None forgets it too.
+            take: called once it is durable.
         """
         number, logs = partition.number, sorted(parts)
         states = await self._tables.get(META, [logs_db.state_key(log) for log in logs])
@@ -138,12 +157,17 @@ class PartitionDrops:
             rows += [(logs_db.member_key(number, log), None)]
             if state is None:
                 continue
-            gone, held = parts[log], self._store.logs[log]
-            left[log] = StoredLog(held.last, held.blocks - gone.blocks, held.bytes - gone.bytes)
+            gone, held = parts[log], self._store.logs.get(log) or StoredLog()
+            # Trap: versions that counted a repeated flush twice left more in a part than in a log.
+            blocks, size = max(0, held.blocks - gone.blocks), max(0, held.bytes - gone.bytes)
+            left[log] = StoredLog(held.last, blocks, size)
             whole = logs_db.read_state(state)._replace(
                 blocks=left[log].blocks, bytes=left[log].bytes
             )
             rows.append((logs_db.state_key(log), logs_db.pack_state(whole)))
-        await self._tables.write(META, rows)
-        await self._tables.flush(META)
-        self._store.on_forgotten(partition, left, logs)
+
+        def forgotten() -> None:
+            self._store.on_forgotten(partition, left, logs)
+            take()
+
+        await self._store.write_metadata(rows, forgotten)

@@ -198,7 +198,8 @@ class RocksTables:
             await self._calls.make(functools.partial(self._drop, table))
             return
         self._used.pop(table, None)
-        await self._databases.pop(table).destroy()
+        await self._databases[table].destroy()
+        del self._databases[table]  # not before: a try that failed is repeated
 
     def _drop(self, table: str) -> None:
         self._families.pop(table)
