@@ -33,7 +33,8 @@ class Entry(NamedTuple):
         time_min_us, time_max_us: the least and the largest of the records' own times.
         payload: bytes of the records as nodes stored them, see `object_file.Piece`; 0 where that
             is not known.
-        replaced_us: when it took the place of other entries of its range; 0 if it never did.
+        replaced_us: when it took the place of other entries of its range, by a merge or a repair; 0
+            if it never did.
     """
 
     first: int

@@ -159,12 +159,16 @@ async def collect_shared(
 
 
 def _since_us(head: Head, found: Entry | None, last: int, info: ObjectInfo) -> int:
-    """From when on its grace counts: its trim, when a merge took its place, or its upload.
+    """From when on its grace counts: its trim, when a merge or a repair left it out, or its upload.
 
     Args:
         found: the manifest's entry at its last LSN.
     """
     trimmed_us = rule.trimmed_at_us(head, last) or 0
+    if found is None and last >= head.end:
+        # A repair may have ended the manifest before it.
+        newest = rule.in_order(head)[-1:]
+        found = next((item for item in newest if isinstance(item, Entry)), None)
     replaced_us = found.replaced_us if found is not None else 0
     return max(trimmed_us, replaced_us, info.modified_us)
 

@@ -241,7 +241,7 @@ class LogManifest:
             self._etag = await self._damaged_etag()
             pages: list[tuple[str, bytes]] = []
             seal = self._sealer(pages, fence)
-            head = rule.build(self._log, entries, fence, self._holder, seal)
+            head = rule.build(self._log, self._dated(entries), fence, self._holder, seal)
             head = head._replace(merging=Merging(merges))
             for name, data in pages:
                 await self._store.put(name, [data], timeout_s=self._timeout_s)
@@ -260,12 +260,13 @@ class LogManifest:
         """
         pages: list[tuple[str, bytes]] = []
         seal = self._sealer(pages, fence)
+        dated = self._dated(entries)
 
         def change(head: Head | None) -> Head:
             pages.clear()
             if head is None or head.end != entries[0].first:
                 raise ObjectChanged(f"the manifest of log {self._log} changed meanwhile")
-            made = rule.extend(head, entries, fence, self._holder, seal)
+            made = rule.extend(head, dated, fence, self._holder, seal)
             return made._replace(merging=Merging(merges))
 
         async def is_done(head: Head | None) -> bool:
@@ -275,6 +276,12 @@ class LogManifest:
         assert head is not None
         self._fence = fence
         return head
+
+    def _dated(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Entries that take a place now: what a repair leaves out stays for its grace, as damaged
+        objects do of which something may still be had."""
+        now_us = self._host.clock.now_us()
+        return [entry._replace(replaced_us=now_us) for entry in entries]
 
     async def load_whole(self) -> Head | None:
         """The head, where it and all its pages can be read; else None."""

@@ -353,7 +353,7 @@ class TestRepair:
 
         async def check_end() -> None:
             again = await all_entries(cloud.manifest())
-            assert again[:-1] == entries[:-2]
+            assert [each._replace(replaced_us=0) for each in again[:-1]] == entries[:-2]
             assert is_lost(again[-1])
             assert (again[-1].first, again[-1].last) == (lost[0].first, end)
 
@@ -405,6 +405,30 @@ class TestRepair:
         await retire_log(manifest)
         with pytest.raises(BadSetting, match="was deleted"):
             await repair_log(cloud.store, cloud.manifest(), 7, end=end, accept=True)
+
+
+class TestWhatARepairLeavesOut:
+    @pytest.mark.parametrize("which", [0, 2, 4])
+    @as_scenario(on_bucket)
+    async def test_it_stays_for_its_grace(self, cloud: Cloud, *, which: int) -> None:
+        """A damaged object was deleted within a minute, though most of it could still be read."""
+        manifest = await cloud.grow(5)
+        entries = await all_entries(manifest)
+        damaged = entries[which]
+        content = cloud.bucket.content(damaged.name)
+        cloud.bucket.damage(damaged.name, content[:-1] + b"x")
+        await cloud.store.delete([head_name(7)], **IN)
+        await asyncio.sleep(5000)
+        start = int(entries[0].first)
+        found = await repair_log(cloud.store, cloud.manifest(), 7, start=start, accept=True)
+        assert [name for name, _ in found.damaged] == [damaged.name]
+        for later_s, is_there in ((60, True), (3500, True), (3700, False)):
+            now_us = cloud.host.clock.now_us() + later_s * 1_000_000
+            done = await collect_log(cloud.store, cloud.manifest(), 7, now_us, 3600.0)
+            assert (damaged.name in cloud.bucket.names()) is is_there
+            assert done.waiting == is_there
+        kept = [entry.name for entry in entries if entry != damaged]
+        assert set(kept) <= set(cloud.bucket.names())
 
 
 class TestDeletion:
