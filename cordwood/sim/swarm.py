@@ -144,12 +144,13 @@ seconds."""
 DISKS_SHARE = 0.1 / ((1 - DAMAGE_SHARE) * (1 - FILLS_SHARE) * (1 - ALONE_SHARE))
 """Share of the possible seeds in which disks are lost for ever: one in ten of all seeds."""
 
-DISKS_KINDS = ("crash", "pause", "partition", "slow_links", "reset")
+DISKS_KINDS = ("crash", "pause", "partition", "slow_links", "reset", "metadata_outage")
 DISKS_S = (8.0, 14.0)
 """How long faults strike in such a run; lost data is healed after that."""
 
-REPLICATED_SHARE = 0.5
-"""Of these seeds, the share in which what is said of lost nodes is in the event log."""
+REPLICATED_SHARE = 0.8
+"""Share of the seeds in which nodes move what is said of lost nodes into the event log, as they do
+by default. The others keep it in the metadata store, as small clusters do."""
 
 LOSES_METADATA_SHARE = 0.5
 """Of those, the share in which the metadata store goes away as a disk is lost."""
@@ -255,6 +256,8 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         accepts=accepts,
         audited=accepts or stream(seed, "audited").random() < AUDITED_SHARE,
     )
+    if stream(seed, "events").random() < REPLICATED_SHARE:
+        options = replace(options, cluster=replace(options.cluster, replicated_events=True))
     if options.is_far:
         # A buffered writer with one batch at a time takes a tenth of a second for each call, and
         # the time varies by chance: of a hundred calls, the third-slowest says nothing about a
@@ -343,8 +346,8 @@ def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
     turns = options.turns
     # Behind everything else, so that no other seed depends on it.
     replicated = chance.random() < REPLICATED_SHARE
+    cluster = replace(cluster, replicated_events=replicated)
     if replicated:
-        cluster = replace(cluster, replicated_events=True)
         turns = (*turns, (SNAPSHOT_EVERY, chance.randrange(2)))
     return replace(
         options, length_s=length_s, cluster=cluster, faults=faults, workload=work, turns=turns,

@@ -61,10 +61,11 @@ def scenario(
     def turned(options: RunOptions) -> RunOptions:
         names = {name for name, _ in turns}
         drawn = options.workload
-        cluster = options.cluster
+        # A scenario says itself where it wants events in the event log.
+        cluster = replace(options.cluster, replicated_events=False)
         if options.loses_disks:
             # Trap: if a disk were lost too, too few nodes would be left, with any bug.
-            cluster = replace(cluster, rebuild_after_s=0.0, replicated_events=False)
+            cluster = replace(cluster, rebuild_after_s=0.0)
         return shape(
             replace(
                 options,
