@@ -2,8 +2,9 @@
 
 A node takes an amend only if it holds the same block intact, in the log cache or in LogsDB.
 Otherwise it refuses the whole frame as *not held*, and stores nothing. A block in the cache is
-found at once. Blocks that are only in LogsDB are read in the order of the requests, and then all
-reasons for a refusal are checked again.
+found at once, and so is a block that a donor of this node has just read. Other blocks that are only
+in LogsDB are read in the order of the requests, and then all reasons for a refusal are checked
+again.
 
 The WAL record of an amend has headers and envelopes. In the cache the block has its body like any
 other block (`AmendedBlock` marks it), so readers and memory bounds treat it alike. A flush writes
@@ -23,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,6 +87,7 @@ class Amends:
         self.unrestored: list[StoredBlock] = []
         self._engine = engine
         self._waiting: deque[_Frame] = deque()
+        self._read: dict[BlockHeader, Buffer] = {}
         self._stirred = asyncio.Event()
 
     def store(
@@ -104,6 +107,22 @@ class Amends:
             return
         self._waiting.append(frame)
         self._stirred.set()
+
+    @contextmanager
+    def having_read(self, blocks: Iterable[StoredBlock]) -> Iterator[None]:
+        """Take the bodies of these blocks from memory while this lasts: this node has just read
+        them where it holds them, whole, and is about to amend them.
+
+        A partition with one of them may be dropped meanwhile. Then its log is trimmed behind the
+        block, which is checked when the amend comes.
+        """
+        bodies = {block.header: block.body for block in blocks}
+        self._read |= bodies
+        try:
+            yield
+        finally:
+            for header in bodies:
+                self._read.pop(header, None)
 
     async def run(self) -> None:
         """Look in LogsDB for the blocks of amends, one frame after the other, until cancelled."""
@@ -135,7 +154,7 @@ class Amends:
                 refused[head.header.log] = refusal
                 tell_refusal(engine, head, frame.seal_epoch, refusal)
             elif not engine.is_trimmed(head):
-                body = self._in_cache(head.header)
+                body = self._in_memory(head.header)
                 if body is None and found is None:
                     return False
                 if body is None and found is not None:
@@ -159,6 +178,18 @@ class Amends:
             log = head.header.log
             refused.setdefault(log, StoreRefusal(frame.wave, log, Refusal.NOT_HELD))
         frame.settled(tuple(refused.values()))
+
+    def _in_memory(self, header: BlockHeader) -> Buffer | None:
+        body = self._in_cache(header)
+        if body is not None:
+            return body
+        body = self._read.get(header)
+        if body is None or crc32c(body) != header.stored_crc:
+            return None
+        # A copy that was found rotten since then is refused, so that its sender stores it whole.
+        damaged = self._engine.logs.damages.of_log(header.log)
+        is_bad = any(bad.first <= header.last and header.first <= bad.last for bad in damaged)
+        return None if is_bad else body
 
     def _in_cache(self, header: BlockHeader) -> Buffer | None:
         held = self._engine.cache.get(header.log)

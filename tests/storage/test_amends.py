@@ -148,6 +148,48 @@ class TestHeld:
             assert [b.envelope.copyset for b in found] == [(4, 5, 6)] * 2
 
 
+class TestHavingRead:
+    @as_scenario(run)
+    async def test_a_block_that_was_just_read_is_amended_without_another_read(self) -> None:
+        made = await Made.new()
+        block = packed(at(1), BODY)
+        made.store(block)
+        await turns()
+        await flush(made)
+        with made.engine.amends.having_read(await held_blocks(made.engine, LOG)):
+            settled = amend(made, head(block, wave=2))
+            await turns()
+            assert settled == [()]
+        assert await held(made) == [AMENDED]
+        await restart(made)
+        assert await held(made) == [AMENDED]
+        await flush(made)
+        later = amend(made, head(packed(at(2), BODY), wave=2))
+        await turns()
+        assert later == [], "it waits for LogsDB"
+
+    @pytest.mark.parametrize("what", ["rotten", "damaged"])
+    @as_scenario(run)
+    async def test_what_is_not_whole_any_more_is_looked_for_in_logs_db(self, *, what: str) -> None:
+        made = await Made.new()
+        block = packed(at(1), BODY)
+        made.store(block)
+        await turns()
+        await flush(made)
+        (read,) = await held_blocks(made.engine, LOG)
+        if what == "rotten":
+            read.body = BODY[::-1]
+        else:
+            number = made.engine.logs.partitions[0].number
+            await made.engine.logs.note_damage(DamagedRange(number, LOG, at(1), at(1)), "rot")
+        with made.engine.amends.having_read([read]):
+            settled = amend(made, head(block, wave=2))
+            await turns()
+            assert settled == [], "it waits for LogsDB"
+            await settle(made, settled)
+        assert settled == [()] if what == "rotten" else refusals(settled) == [Refusal.NOT_HELD]
+
+
 class TestRefused:
     @as_scenario(run)
     async def test_what_is_not_held_is_refused_by_name_and_nothing_is_stored(self) -> None:

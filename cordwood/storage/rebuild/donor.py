@@ -469,9 +469,10 @@ class Donor:
                 )  # fmt: skip
                 if run.blocks:
                     epochs = await self._complete(epochs, log, run.blocks[-1].header.last >> 32)
-                    await self._moves.carry_out(
-                        run.blocks, now.losses, epochs, held.released, flow, now.report
-                    )
+                    with self._engine.amends.having_read(run.blocks):
+                        await self._moves.carry_out(
+                            run.blocks, now.losses, epochs, held.released, flow, now.report
+                        )
                 rotten += run.damaged
                 at = run.next
                 await asyncio.sleep(0)
