@@ -142,7 +142,6 @@ class RebuildRole:
         self._told: str = ""
         self._given = Gave(self._me, 0)
         self._donor: Donor
-        self._peers: Peers
         self._held = HeldGroups(engine, members, read_record)
         self._pace: DonorPace
         self._peers: Peers
@@ -168,7 +167,6 @@ class RebuildRole:
         )
         self._pace = DonorPace(float(self._settings.storage.rebuild_bytes_s), self._engine.waits)
         self._dead = dead
-        self._peers = peers
         self._donor = Donor(
             self._me, self._engine, self._members, self._read_record, peers, moves, staged,
             self._pace, run_bytes,
