@@ -61,15 +61,21 @@ class ProducerChecks:
         if self._since_s is None:
             self._since_s = now_s
 
-    def _not_before_us(self, replaced: Produced, now_us: int) -> int:
-        """`now_us`, or the append time that it would be by this sequencer's own clock.
+    def _judged_us(self, replaced: Produced, now_us: int) -> int:
+        """The append time by which a producer's idle time is judged.
 
-        A sequencer before may have had a clock that was ahead of time. Append time stands still
-        then, perhaps for hours, and no producer would ever seem idle.
+        If this sequencer numbered its last block, by this sequencer's own clock alone. Wall time
+        may step ahead, and a producer that wrote a moment ago would be forgotten: its first block,
+        sent again, would be stored twice.
+        Of an earlier sequencer's block, it is `now_us`, or what it would be by the own clock if
+        that is later. The earlier sequencer may have had a clock that was ahead of time. Append
+        time stands still then, perhaps for hours, and no producer would ever seem idle.
         """
+        heard_s = self._heard_s.get(replaced.producer)
+        if heard_s is not None:
+            return replaced.last_us + int(1e6 * (self._now_s - heard_s))
         since_s = self._now_s if self._since_s is None else self._since_s
-        idle_s = self._now_s - self._heard_s.get(replaced.producer, since_s)
-        return max(now_us, replaced.last_us + int(1e6 * idle_s))
+        return max(now_us, replaced.last_us + int(1e6 * (self._now_s - since_s)))
 
     def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
         """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
@@ -86,7 +92,7 @@ class ProducerChecks:
             replaced = self._producers.replaced_by(entry.producer)
             # A new producer in a full memory takes the place of the one that is idle longest.
             if replaced is not None:
-                now_us = self._not_before_us(replaced, now_us)
+                now_us = self._judged_us(replaced, now_us)
             verdict, first = self._producers.look(
                 entry.producer, entry.producer_epoch, entry.producer_sequence, entry.count, now_us,
                 is_late=bool(entry.flags & AppendFlag.LATE),

@@ -187,6 +187,10 @@ BUGS = (
     PlantedBug("numbered-is-stored", "a sequencer reports records in flight as stored",
                at(ProducerChecks.misplace).instead(_tells_at_once),
                scene="tests/sequencer/test_misplaced.py"),
+    PlantedBug("clock-ages-producers", "a log forgets a producer that just wrote, because wall time "
+               "stepped ahead",
+               at(ProducerChecks._judged_us).instead(lambda self, replaced, now_us: now_us),
+               scene="tests/client/append/test_producers_cluster.py"),
     PlantedBug("tail-moved-early", "a sequencer reports a tail as moved by records in flight",
                at(ProducerChecks.note_moved).instead(_tells_of_tail_at_once),
                scene="tests/sequencer/test_tail_moved.py"),

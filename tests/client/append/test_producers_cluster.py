@@ -27,6 +27,7 @@ from cordwood.nodes import NodeId
 from cordwood.protocol import producers
 from cordwood.protocol.producers import QUERY_PRODUCERS, Budget
 from cordwood.settings import ClientSettings
+from cordwood.sim.planted import find_bug, planted
 from cordwood.testing.scenario import ScenarioRun
 
 PATIENT = ClientSettings(timeout_s=20.0)
@@ -156,6 +157,37 @@ def test_more_producers_than_a_log_remembers_are_refused_and_those_before_keep_t
             assert await values(store) == [b"1", b"1", b"1", b"4"]
 
     simulate(scenario, nodes=5)
+
+
+async def a_clock_steps_ahead(cluster) -> None:
+    async with cluster.client(timeout_s=5) as store:
+        placed = [await store.append("log", b"1", producer=Producer(n)) for n in (1, 2, 3)]
+        for node in cluster.numbers:
+            cluster.machine(node).clock.step(2 * 3_600_000_000)
+        with pytest.raises(Overloaded, match=r"wrote \d s ago"):
+            await store.append("log", b"x", producer=Producer(4))
+        # Its answer was lost, and the program sends it again.
+        assert await store.append("log", b"1", producer=Producer(1)) == placed[0]
+        await asyncio.sleep(60)
+        await store.append("log", b"4", producer=Producer(4))
+        assert await values(store) == [b"1", b"1", b"1", b"4"]
+
+
+@pytest.fixture
+def three_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    swap_value(monkeypatch, lambda: producers.USERS, Budget(3, 60_000_000))
+
+
+@pytest.mark.usefixtures("three_for_a_minute")
+def test_a_clock_that_steps_ahead_has_no_producer_forgotten_that_just_wrote() -> None:
+    """The first block of a producer that had written a second before was stored twice."""
+    simulate(a_clock_steps_ahead)
+
+
+@pytest.mark.usefixtures("three_for_a_minute")
+def test_the_planted_bug_is_caught() -> None:
+    with planted(find_bug("clock-ages-producers")), pytest.raises(pytest.fail.Exception):
+        simulate(a_clock_steps_ahead)
 
 
 @as_scenario(played)
