@@ -33,8 +33,9 @@
         StoreInUse       another process owns this data directory
         Closed           the client, reader or node was closed
       Corrupt          bytes failed a check
-        Malformed a frame, message or layout that no Cordwood sender makes ChecksumMismatch stored
-        or sent bytes differ from the bytes written TornBlock        a write that a crash cut short
+        Malformed        a frame, message or layout that no Cordwood sender makes
+        ChecksumMismatch stored or sent bytes differ from the bytes written
+        TornBlock        a write that a crash cut short
 
 Data loss is not an exception: a reader gets a `Gap`, in order.
 """

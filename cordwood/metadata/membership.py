@@ -1,16 +1,15 @@
 """The members of the cluster: its identity, and its nodes with their addresses.
 
-A node registers each time it starts, and its incarnation grows by one: two processes
-that believe to be the same node are told apart, and what an older one says is not
-taken for the newer's. The cluster's identity is drawn once, by whoever comes first;
-a data directory of another cluster is never mistaken for ours.
+A node registers at each start, and its incarnation grows by one. So two processes that believe to
+be the same node are told apart, and messages of the older process do not count as the newer's. The
+first node draws the cluster's identity, once. So a data directory of another cluster is recognised.
 
-Each start also *claims* the node for the directory that it starts from, by a name drawn for
-that start: whoever comes with an older copy of the directory does not know the newest claim.
+Each start also *claims* the node for its directory, by a name drawn for that start. An older copy
+of the directory does not have the newest claim.
 A node also records periodically how far its WAL has come, so that an older copy of the disk from
 the same start is noticed.
 
-Members are never removed yet: shrinking a cluster comes with rebuilding.
+No call removes a member: a drained node that is taken out of service stays in the list.
 
 Source: docs/design.md §5, §6; docs/sources/reliability.md §3 (S17).
 """
@@ -50,7 +49,7 @@ _LABEL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class RandomBytes(Protocol):
-    """Where an identity comes from; `random.Random` fits it."""
+    """The source of an identity; `random.Random` fits it."""
 
     def randbytes(self, n: int) -> bytes:
         """`n` random bytes."""
@@ -60,7 +59,7 @@ class Claim(NamedTuple):
     """A node's last start, and its disk's state at that start.
 
     Attributes:
-        incarnation: of that start; 0 for a node that never registered.
+        incarnation: that start's; 0 for a node that never registered.
         name: drawn for it; "" where no directory was named.
         reached: WAL offset of a record that was durable; -1 for none.
     """
@@ -129,10 +128,10 @@ class Membership:
         over: Collection[str] | None = None,
         room: int = 0,
     ) -> Member:
-        """Say that a node starts, and where. It has its disk, and says itself if that lost
-        something: whatever was said of its data is over. If something was, it is UNAVAILABLE
-        until it says that it is back (`come_back`): epochs may have been recovered without it,
-        and it must not take a store of these.
+        """Register the start of a node, and its address. The node has its disk, and reports losses
+        of it by itself, so this clears the status of its data. If it had such a status, it becomes
+        UNAVAILABLE until it is back (`come_back`): epochs may have been recovered without it, and
+        it must not take a store of these.
 
         Args:
             address: `host:port` where the others reach it.
@@ -174,10 +173,10 @@ class Membership:
         return parse_member(node_id, stored)
 
     async def move(self, node_id: NodeId, address: str) -> Member:
-        """Say that a node is reached elsewhere from now on; it has not started again.
+        """Note a new address of a node that has not started again.
 
         Raises:
-            BadSetting: the address is none, or the node never registered.
+            BadSetting: this is no address, or the node never registered.
         """
         _check(node_id, address, "", 1.0)
 
@@ -192,7 +191,7 @@ class Membership:
         return parse_member(node_id, stored)
 
     async def note_reached(self, node_id: NodeId, claim: str, reached: int) -> None:
-        """Say up to where a node's WAL is durable; it never falls while one start lasts.
+        """Note the offset up to which a node's WAL is durable. It never falls during one start.
 
         Raises:
             NotOurCluster: the node has been started from another directory since.
@@ -211,14 +210,15 @@ class Membership:
         await change_repeatably(self._store, _key(node_id), decide)
 
     async def come_back(self, node_id: NodeId, *, is_sealed: bool) -> Member:
-        """A node clears the status that its data is gone or elsewhere.
+        """Clear the status of a node whose data was reported gone or elsewhere.
 
-        First that it is to be waited for; once it has sealed all logs up to their newest epoch,
-        that it is as good as any. A recovery that still did without it took its epoch before
-        the first, and so the node obeys that epoch.
+        The node calls this twice. After the first call, others wait for it. The second call follows
+        when it has sealed all logs up to their newest epochs, and makes it fully authoritative. A
+        recovery that still does without the node took its epoch before the first call, so the node
+        obeys that epoch.
 
         Args:
-            is_sealed: whether it has.
+            is_sealed: whether the node has sealed all logs.
         Raises:
             BadSetting: the node never registered.
         """
@@ -237,9 +237,9 @@ class Membership:
         return parse_member(node_id, stored)
 
     async def owe_seals(self, node_id: NodeId) -> None:
-        """A node of which the rebuilding set has an entry is about to end that entry.
+        """Note that a node is about to end its entry in the rebuilding set.
 
-        It is to be waited for from then on, and has to seal all logs first: this says so durably,
+        From then on others wait for the node, and it has to seal all logs first. This is durable,
         and `come_back` ends it.
 
         Raises:
@@ -260,14 +260,14 @@ class Membership:
     async def set_authority(
         self, node_id: NodeId, authority: Authority, expected: Authority | None = None
     ) -> Member:
-        """Say what became of a node's data.
+        """Set the authoritative status of a node's data.
 
         Args:
             expected: its status before; None is anything.
         Raises:
             BadSetting: the node never registered.
-            Rejected: something else than `expected` was said of it, or the one cannot follow
-                the other (`quorum.authority.may_become`).
+            Rejected: its status is not `expected`, or the new status cannot follow its status
+                (`quorum.authority.may_become`).
         """
 
         def decide(found: bytes | None) -> bytes | None:
@@ -294,7 +294,7 @@ class Membership:
         return parse_member(node_id, stored)
 
     async def set_fill(self, node_id: NodeId, fill: int) -> None:
-        """Say how full a node's disk is.
+        """Note how full a node's disk is.
 
         Args:
             fill: a level, 0 to FILL_MAX.
@@ -314,7 +314,7 @@ class Membership:
         await change_repeatably(self._store, _key(node_id), decide)
 
     async def set_storage(self, node_id: NodeId, *, read_only: bool) -> Member:
-        """Say whether a node stores nothing, until the other is said; it outlives its starts.
+        """Make a node read-only, or end this. The setting survives restarts of the node.
 
         Raises:
             BadSetting: the node never registered.

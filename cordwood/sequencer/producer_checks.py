@@ -1,6 +1,6 @@
-"""Which blocks may be numbered next: blocks of producers, and blocks on condition of the tail.
+"""Decide whether a block of a producer, or with an expected tail, may be numbered next.
 
-Checked in the very order in which blocks are numbered, so that the answer holds.
+Blocks are checked in the order in which they are numbered, so that the answer holds.
 
 Source: docs/design.md §3 ("Producers", `expected_tail`).
 """
@@ -26,7 +26,7 @@ from cordwood.sequencer.settled_queries import SettledQueries
 from cordwood.wire.connection import Connection
 
 Ack = tuple[Connection, int, int]
-"""Connection, token, first LSN."""
+"""The connection, the token of the append, and the first LSN."""
 
 
 HEARD_MAX = 2 * (USERS.most + QUERIES.most)
@@ -38,8 +38,8 @@ class ProducerChecks:
 
     Attributes:
         repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
-        refused: blocks out of their sequence, or behind a tail that moved, with their error. It
-            says what was given out, and who is told takes that for stored. So it waits until the
+        refused: blocks out of their sequence, or after a tail that moved, with their error. The
+            error tells what got LSNs, and its client takes that for stored. So it waits until the
             log is stored up to this LSN.
     """
 
@@ -56,7 +56,7 @@ class ProducerChecks:
         self.refused: list[tuple[int, Waiting, Rejected]] = []
 
     def tick(self, now_s: float) -> None:
-        """The loop's clock, before entries are checked and noted."""
+        """Set the loop's time, before entries are checked and noted."""
         self._now_s = now_s
         if self._since_s is None:
             self._since_s = now_s
@@ -78,7 +78,7 @@ class ProducerChecks:
         return max(now_us, replaced.last_us + int(1e6 * (self._now_s - since_s)))
 
     def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
-        """None if `entry` may be numbered next; the first LSN of what it repeats, if it does.
+        """None if `entry` may be numbered next; for a repeat, the first LSN of the original.
 
         Args:
             last: the last LSN given out, `(epoch, 0)` for none.
@@ -86,7 +86,7 @@ class ProducerChecks:
         Raises:
             Overloaded: the log remembers as many producers as it may, or a query that it would
                 forget is not known to be done.
-            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be.
+            UnknownProducer, ProducerFenced, OutOfSequence, TailMoved: it may never be numbered.
         """
         if entry.producer:
             replaced = self._producers.replaced_by(entry.producer)
@@ -116,9 +116,8 @@ class ProducerChecks:
         return None
 
     def check_tail(self, entry: AppendEntry, last: int) -> None:
-        """Where nothing was numbered yet, all from the last record below to (epoch, 0) is right.
-
-        Who asked while an epoch below had no record was told that epoch's (E, 0).
+        """Check the expected tail. Before the first append, every tail from the last record below
+        to (epoch, 0) is accepted: a client that asked during an empty epoch E got (E, 0).
         """
         is_empty = last == self._epoch << 32
         first = self._tail if is_empty else last
@@ -130,7 +129,7 @@ class ProducerChecks:
         )
 
     def note(self, entry: AppendEntry, first: int, time_us: int) -> None:
-        """A producer's block was numbered."""
+        """Note that a producer's block was numbered."""
         place = ProducedBlock(entry.producer_sequence, entry.count, first, time_us)
         self._producers.note(entry.producer, entry.producer_epoch, place)
         self._heard_s[entry.producer] = self._now_s
@@ -160,7 +159,7 @@ class ProducerChecks:
         return done
 
     def take_repeats(self, lng: int) -> list[Ack]:
-        """The repeats whose original is stored by now."""
+        """Take the repeats whose original is stored now."""
         done = [ack for last, ack in self.repeats if last <= lng]
         self.repeats = [(last, ack) for last, ack in self.repeats if last > lng]
         return done

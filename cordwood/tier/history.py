@@ -2,15 +2,15 @@
 
 Row groups are fetched by ranged gets and checked in threads. The read-ahead begins with one row
 group and doubles with each group taken, up to a bound. So a reader of one record fetches one group,
-and a reader of a year keeps the network busy. From the head of the manifest, the first record is
-two more gets away, its object's footer and its row group (and a page a level of the manifest).
-Where an object is read from its beginning, both are under way at once: the manifest says about how
-many bytes the first row group has.
+and a reader of a year keeps the network busy. After the head of the manifest, the first record
+needs two more gets, for its object's footer and its row group (and a get for each level of pages).
+If an object is read from its beginning, both gets run at once: the manifest tells about how many
+bytes the first row group has.
 
-The output tiles the requested range: blocks, clipped at both ends, and gaps. What reads columns
-takes rows in place of blocks (`tier.row_history`). Trims and merges go on
-meanwhile: if an object is gone, the manifest is read anew, and records that it does not keep any
-more are a TRIM gap. Where the manifest ends, the history does, and nodes go on from `next_lsn`.
+The output tiles the requested range: blocks, clipped at both ends, and gaps. Readers of columns
+take rows in place of blocks (`tier.row_history`). Trims and merges go on meanwhile: if an object is
+gone, the manifest is read anew, and its trimmed records become a TRIM gap. The history ends at the
+end of the manifest, and nodes continue from `next_lsn`.
 
 Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read", and complaint 4 (reads
 that compaction breaks).
@@ -49,10 +49,11 @@ from cordwood.tier.repair import is_lost
 from cordwood.tiered import Entry
 
 AHEAD_BYTES_MAX = 32 << 20
-"""Of row groups as stored, fetched and not taken yet; eight of them decoded are twice that."""
+"""The most bytes of stored row groups that are fetched and not taken yet. Eight of them decoded are
+twice that."""
 
 GETS_MAX = 8
-"""In flight for one reader."""
+"""The most gets in flight for one reader."""
 
 GET_S = 120.0
 CHECK_S = 120.0
@@ -102,7 +103,7 @@ class _Step(Generic[Part]):
     """One row group of one object, or gaps that need none.
 
     Attributes:
-        low, high: LSNs that it tells all of.
+        low, high: the range of LSNs that it covers.
         stored: bytes to fetch.
         work: its items, once it has begun.
     """
@@ -119,7 +120,7 @@ class _Step(Generic[Part]):
 
 
 Load = Callable[[], Awaitable[tuple[Footer, bytes]]]
-"""Gets a row group's bytes, and the footer that says what they are."""
+"""Gets a row group's bytes, and the footer that describes them."""
 
 
 class HistorySpans(Generic[Part]):
@@ -183,7 +184,7 @@ class HistorySpans(Generic[Part]):
     async def next(self) -> Part | Gap | None:
         """The next part or gap; None where `until` was given out, or the history ends.
 
-        After an error, or cancelled, it may be called again, and goes on at `next_lsn`.
+        After an error or a cancellation it may be called again, and continues at `next_lsn`.
 
         Raises:
             Corrupt: an object or the manifest differs from what was written.
@@ -198,8 +199,8 @@ class HistorySpans(Generic[Part]):
             except NoObject as error:
                 await self._begin_anew(error)
             except (CordwoodError, asyncio.CancelledError):
-                # Trap: a generator that an error went through has ended. Asked again, it would say
-                # that the history ends here.
+                # Trap: an error ends a generator. The next call would return the end of the
+                # history.
                 await self.close()
                 raise
         item = self._out.popleft()
@@ -216,7 +217,7 @@ class HistorySpans(Generic[Part]):
     # ---- ahead ----
 
     async def _take_step(self) -> bool:
-        """Put the next step's items out; whether there was one."""
+        """Give out the next step's items. Returns whether there was a step."""
         await self._fill()
         if not self._steps:
             return False
@@ -245,7 +246,7 @@ class HistorySpans(Generic[Part]):
         """An object is gone: continue by the present manifest."""
         await self.close()
         head = await self._manifest.load()
-        # Trap: the head at hand may be newer than the plan that the object is of.
+        # Trap: the present head may be newer than the plan that named the object.
         missed = (head.version if head is not None else 0, self.next_lsn)
         if head is None or missed == self._missed:
             raise Malformed(f"log {self._log}: {error}: repair it") from error
@@ -272,7 +273,7 @@ class HistorySpans(Generic[Part]):
             for entry, after in zip(page, [*page[1:], None], strict=True):
                 if entry.first > self._until:
                     return
-                # Closed at once, and not by the loop some time later, when a reader is left.
+                # A reader that is left closes this at once, not the loop some time later.
                 async with aclosing(self._steps_of(entry, after, lsn)) as steps:
                     async for step in steps:
                         yield step
@@ -281,7 +282,8 @@ class HistorySpans(Generic[Part]):
     async def _steps_of(
         self, entry: Entry, after: Entry | None, lsn: int
     ) -> AsyncGenerator[_Step[Part], None]:
-        """The row groups of an entry that reach an LSN, or one step of none."""
+        """The row groups of an entry from an LSN on; if there is none, one step without a row
+        group."""
         if is_lost(entry):
             yield _Step[Part](entry, None, None, 0, [], entry.first, entry.last, 0)
             return
@@ -351,11 +353,11 @@ class HistorySpans(Generic[Part]):
         return [*parts, *gaps]
 
     async def _parts(self, name: str, number: int, load: Load) -> Sequence[Part]:
-        """All that a row group holds of the log, fetched and checked."""
+        """Fetch and check a row group; returns all its records of the log."""
         raise NotImplementedError
 
     async def _checked(self, load: Load, check: Callable[[Footer, bytes], Result]) -> Result:
-        """Load a row group, and check in a thread what it is."""
+        """Fetch a row group, and check it in a thread."""
         footer, content = await load()
         return await self._host.run_blocking(partial(check, footer, content), timeout_s=CHECK_S)
 
@@ -396,7 +398,7 @@ class HistorySpans(Generic[Part]):
 
 
 async def _ended(task: asyncio.Task[Result]) -> Result:
-    """A task's result; whoever waits for it may be cancelled without it."""
+    """A task's result. The task goes on if the waiting call is cancelled."""
     await asyncio.wait([task])
     return task.result()
 
@@ -404,9 +406,9 @@ async def _ended(task: asyncio.Task[Result]) -> Result:
 def first_group_stop(entry: Entry, lsn: int) -> int:
     """About where an object's first row group ends; 0 if it is not known to hold the LSN.
 
-    A group is closed at GROUP_BYTES of bodies, so an object with fewer is one group, and its end is
-    known. Else a group has its share of the bytes, and an eighth for chance. Of an object of
-    several logs the first group is most often another log's.
+    A group is closed at GROUP_BYTES of bodies. So a smaller object is one group, and its end is
+    known. In a larger object the estimate is the group's share of the bytes, and an eighth more.
+    The first group of an object of several logs is most often another log's.
     """
     groups_end = entry.size - entry.footer_bytes
     is_first = lsn <= entry.first and not is_lost(entry) and not entry.name.startswith(SHARED)
@@ -453,7 +455,7 @@ class HistoryReader(HistorySpans[HistoryBlock]):
 
 
 def pieces_of(footer: Footer, log: int, number: int) -> list[Piece]:
-    """What a row group holds of a log."""
+    """A log's records in a row group."""
     run = footer.index.run(log)
     return [piece for piece in run.pieces if piece.group == number] if run is not None else []
 

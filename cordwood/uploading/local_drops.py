@@ -1,9 +1,9 @@
-"""Lets go of records that main storage has: moves this node's tier points, and nothing else.
+"""Moves this node's tier points, so that the node lets go of records that main storage has.
 
 A node does not trust other nodes about uploads: before it drops anything, it reads the head of the
 log's manifest itself, and the mark of the log's owner. Everything that the head names is durable in
-the store, because objects and pages are put before it. So no crash and no zombie leads to a drop
-without an object.
+the store, because objects and pages are put before it. So neither a crash nor an outdated uploader
+leads to a drop without an object.
 
 The tier point is not the trim point. The log keeps its extent, and readers are sent to objects.
 Each node decides alone, by its own clock and by whole parts of partitions, as with retention.
@@ -36,7 +36,7 @@ from cordwood.uploading.tiered_logs import TieredLogs, policy_of
 logger = logging.getLogger(__name__)
 
 LOOK_BYTES = 1 << 20
-"""To see whether a node has a block of a range, the first head is enough."""
+"""The first head shows whether a node has a block of a range."""
 
 
 class LocalDrops:
@@ -94,16 +94,17 @@ class LocalDrops:
             try:
                 await self._let_go(log, info)
             except CordwoodError as error:
-                # One log's manifest, or its mark, is not as it should be: the others go on.
+                # A bad manifest or mark of one log does not stop the other logs.
                 said = self._said_of.setdefault(log, SaidOnce(logger))
                 said.warning(f"log {log}: this node keeps what it might let go of: {error}")
 
     async def learn(self) -> None:
-        """Take the tier point of every log from main storage: this node's disk is begun anew.
+        """Take the tier point of every log from main storage, for a node that starts with an empty
+        disk.
 
-        The blocks of such a node were made anew on other nodes. Blocks that the node had dropped
-        were not, so the node would report them as never stored. Once all nodes of a nodeset began
-        anew, readers would take all that lies in main storage for lost.
+        Other nodes have rebuilt the blocks of such a node. They have not rebuilt blocks that the
+        node had dropped, so the node would report these as never stored. After such a start of all
+        nodes of a nodeset, readers would report all records in main storage as lost.
 
         Raises:
             CordwoodError: the metadata store or main storage does not answer.
@@ -115,8 +116,7 @@ class LocalDrops:
             head = await (await self._objects.manifest(log)).load()
             if info is None or head is None or head.end < 2:
                 continue
-            # A log of the same number that was deleted is another log, and its history is not this
-            # one's.
+            # A deleted log of the same number is another log, with another history.
             if await check_origin(store, log, info.created_us):
                 await self._engine.tier(log, head.end - 1, head.end - 1)
 
@@ -145,16 +145,16 @@ class LocalDrops:
         return droppable(parts, end, policy, self._host.clock.now_us(), self.pressure)
 
     async def _end_of(self, log: int, info: LogInfo, gone: int, last: int) -> int:
-        """Up to where main storage holds a log, exclusive, as far as `last`; 0 if nothing is
-        committed. Read anew for each drop.
+        """The first LSN that main storage does not hold of a log, at most `last` + 1; 0 if nothing
+        is committed. It is read anew for each drop.
 
-        Trap: it may be lower than it was. A repair writes it from the objects that are left, and
-        what it lacks of the log's end may still be here. What it calls lost may be here as well.
+        Trap: it may fall. A repair writes the manifest from the remaining objects. This node may
+        still have records that the manifest lacks at the log's end, or reports as lost.
         """
         manifest = await self._objects.manifest(log)
         head = await manifest.load()
         if head is None or head.end <= head.start:
-            return 0  # a turn has begun, and nothing is committed
+            return 0  # a turn has begun without a commit
         if not await check_origin(await self._objects.store(), log, info.created_us):
             raise BadSetting(f"main storage has no origin for its history of log {log}")
         lost = await self._lost_but_here(log, manifest, gone + 1, min(last, head.end - 1))
@@ -170,7 +170,8 @@ class LocalDrops:
     async def _lost_but_here(
         self, log: int, manifest: LogManifest, lsn: int, last: int
     ) -> Entry | None:
-        """The first range from `lsn` on that main storage lost, and this node has some of."""
+        """The first range from `lsn` on that main storage lost and of which this node has
+        records."""
         while lsn <= last and (page := await manifest.entries(lsn)):
             for entry in page:
                 if is_lost(entry) and entry.first <= last:
@@ -179,7 +180,7 @@ class LocalDrops:
                         log, first, entry.last, lambda block: Reading.HEAD,
                         bytes_max=LOOK_BYTES, blocks_max=1,
                     )  # fmt: skip
-                    # A damaged copy counts as one: it may be repaired, and is perhaps the last.
+                    # A damaged copy counts as a copy: it may be repaired, and may be the last one.
                     if run.blocks or run.damaged:
                         return entry
             lsn = page[-1].last + 1

@@ -44,26 +44,27 @@ from cordwood.lsn import OLDEST, Lsn
 logger = logging.getLogger(__name__)
 
 MEMBER_TTL_S = 15.0
-"""How long a member may say nothing before its logs go to others: longer than a failover
-of the metadata store and than most pauses, shorter than a person's patience."""
+"""A member that is silent for this long loses its logs to other members. It is longer than a
+failover of the metadata store and than most pauses, and shorter than a person's patience."""
 
 BEATS = 3
-"""Beats in that time, so that one may get lost."""
+"""Heartbeats in that time, so that a lost one does no harm."""
 
 JOINS_MAX = 16
-"""Tries to join, each after a member of this name joined between its look and its write."""
+"""Tries to join. A try fails if a member of this name joined between the look and the write."""
 
 BEGIN_AGAIN_S = 5.0
-"""Until a log that could not be begun is tried again: about as long as a sequencer takes to be
-replaced. Each try holds up the other logs, for the client's timeout at most."""
+"""The pause before another try to begin a log: about as long as the replacement of a sequencer
+takes. Each try delays the other logs, for the client's timeout at most."""
 
 HANDOVER_BEAT_S = 1.0
-"""Between two beats while a log goes from one member to another: the other one waits for it."""
+"""The time between two heartbeats while a log goes from this member to another: that member waits
+for it."""
 
 
 class _Reading(NamedTuple):
-    """What positions are of: the member's generation, and by log when it was begun; see
-    `Consumer._begun`."""
+    """The reading to which positions belong: the member's generation, and the begin of each log;
+    see `Consumer._begun`."""
 
     generation: int
     begun: Mapping[str, int]
@@ -77,7 +78,7 @@ class Consumer:
     Attributes:
         name: the consumer's.
         member: this member's name, "" without sharing.
-        generation: as told last.
+        generation: the last one that a node told.
     """
 
     def __init__(
@@ -114,8 +115,7 @@ class Consumer:
         self._unbegun: dict[str, CordwoodError | None] = {}
         self._begin_at = 0.0
         self._untold: deque[CordwoodError] = deque()
-        # One save at a time: a save that an earlier one overtakes would look like another
-        # consumer's.
+        # One save at a time: if an earlier save arrives later, it looks like another consumer's.
         self._saving = asyncio.Lock()
         # One turn at a time: two calls would begin a log twice, and give its records twice.
         self._following = asyncio.Lock()
@@ -128,7 +128,7 @@ class Consumer:
         await self.close(save=kind is None)
 
     async def start(self) -> None:
-        """Join, and begin to read. Where that fails it leaves again, and may be started anew.
+        """Join, and begin to read. After a failure the member has left, and may be started again.
 
         Raises:
             Closed: it was closed.
@@ -163,7 +163,8 @@ class Consumer:
             self._beating = self._tasks.create_task(beating)
 
     async def _ask_to_join(self, ttl_ms: int) -> Reply:
-        """Join as of a look at the consumer: a node that was stopped may do the call late."""
+        """Join, on condition of the state that was read: a node that was stopped may execute the
+        call late."""
         for again in reversed(range(JOINS_MAX)):
             seen = await self._ask(AskConsumers(self.name))
             assert isinstance(seen, ConsumersReply), "AskConsumers is answered with groups"
@@ -197,7 +198,7 @@ class Consumer:
             await self._leave()
 
     def _end(self) -> None:
-        """Say no more that it is there, and read nothing."""
+        """Send no more heartbeats, and read nothing."""
         if self._beating is not None:
             self._beating.cancel()
         for log in self.logs:
@@ -244,7 +245,7 @@ class Consumer:
         return self._reader.portion(count)
 
     async def fill(self, timeout_s: float | None = None) -> bool:
-        """See that there is something to give; see `Reader.fill`.
+        """Get an item ready; see `Reader.fill`.
 
         Raises:
             CordwoodError: as `read`.
@@ -253,7 +254,7 @@ class Consumer:
         await self._on_turn()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while True:
-            # In short turns, so that a change of the members is followed while nothing comes.
+            # In short turns, so that the member follows changes while no item comes.
             turn_ends = self._loop.time() + MEMBER_TTL_S / BEATS
             until = turn_ends if deadline is None else min(deadline, turn_ends)
             if self.logs and await self._reader.fill(max(0.0, until - self._loop.time())):
@@ -298,20 +299,20 @@ class Consumer:
     async def _save_all(self) -> dict[str, Lsn]:
         positions = self._positions(self.logs)
         new = {log: int(lsn) for log, lsn in positions.items() if self._saved.get(log) != lsn}
-        # Before the call: a cluster that does not answer is not asked again at once.
+        # Before the call: the member does not ask a silent cluster again at once.
         self._saved_at = self._loop.time()
         if not new:
             return positions
-        # Race: a call that reads may begin a log anew meanwhile. These places are of the reading of
-        # now: saved as those of the new one, they would undo the reset that it begins at.
+        # Race: a call that reads may begin a log anew meanwhile. These positions belong to the
+        # present reading. If they were saved for the new one, they would undo the reset.
         await self._save_each(new, new, self._reading(new))
         return positions
 
     async def _save_each(
         self, logs: Iterable[str], new: Mapping[str, int], reading: _Reading, *, go: bool = False
     ) -> None:
-        """Save positions, and with `go` let go of the logs: all at once, and one by one if one of
-        them is refused. Raises as `save`."""
+        """Save positions, and with `go` release the logs. All go in one call; if one is refused,
+        each has a call of its own. Raises as `save`."""
         several = sorted(logs)
         try:
             return await self._save(new, reading, several if go else ())
@@ -346,8 +347,8 @@ class Consumer:
             Fenced: as `save`.
             Retryable: the cluster did not answer.
         """
-        # By what this member goes by, not by what it was told: a log that went to another member
-        # and back meanwhile is a new reading of it.
+        # The assignment in use decides, not the newest one: a log that went to another member and
+        # back is a new reading.
         resets = {} if self.member else {log: reading.begun[log] for log in new}
         call = SaveCursors(
             self.name, self.member, reading.generation, dict(new), {}, False, list(let_go), resets
@@ -368,7 +369,7 @@ class Consumer:
                 self._saved[log] = lsn
 
     def _learn(self, reply: ConsumerReply) -> None:
-        """The consumer's state; an overtaken answer says nothing new."""
+        """Ask for the consumer's state. An overtaken answer is ignored."""
         known = self._group
         if not self.member:
             self._group = reply
@@ -427,8 +428,8 @@ class Consumer:
             self._learn(reply)
 
     async def _save_quietly(self) -> None:
-        """Save; a cluster that does not answer is asked again later, and a log that went to
-        another member is that one's."""
+        """Save. If the cluster does not answer, a later save tries again. A log that went to
+        another member is not saved."""
         try:
             await self._look()
             await self.save()
@@ -439,7 +440,8 @@ class Consumer:
         """Read this member's logs of the newest assignment, from their positions.
 
         Args:
-            is_start: a log that cannot be begun is an error; else it holds up no other one.
+            is_start: whether a log that cannot be begun is an error; otherwise the other logs go
+            on.
         Raises:
             Retryable: it could not let go of a log; it reads on meanwhile.
             CordwoodError: `is_start`, and one cannot be begun.
@@ -464,7 +466,7 @@ class Consumer:
             # Noted before the first await: after a cancellation the next turn continues from it.
             self._unbegun = {log: self._unbegun.get(log) for log in wanted}
             self._begin_at = 0.0
-            # Only now: a save that ran before is of the reading before.
+            # Only now: an earlier save belongs to the earlier reading.
             self.generation = group.generation
             for log in wanted:
                 await self._begin(log, group, is_start=is_start)
@@ -500,7 +502,7 @@ class Consumer:
         self._begun[log] = _since(group, log, self.member)
         self._unbegun.pop(log, None)
         if at is None and self._start == "tail":
-            # The tail of now: after a crash before the first save it would be a later one.
+            # The present tail: after a crash before the first save it would be a later one.
             await self._save_begun({log: int(self._reader.position(log))})
 
     async def _save_begun(self, fresh: Mapping[str, int]) -> None:
@@ -524,8 +526,8 @@ class Consumer:
         self._begun.pop(log, None)
 
     async def _let_go(self, leaving: Sequence[str], group: ConsumerReply) -> None:
-        """Save the positions of logs that another member waits for, and give out no more of
-        them."""
+        """Save the positions of logs that another member waits for, and give out none of their
+        records any more."""
         async with self._saving:
             read = [log for log in leaving if log in self.logs]
             new = {
@@ -533,7 +535,7 @@ class Consumer:
                 for log, lsn in self._positions(read).items()
                 if self._saved.get(log) != lsn
             }
-            # Race: by what is known now, a reset that came meanwhile would be undone.
+            # Race: with the newest state, this save would undo a reset that came meanwhile.
             reading = _Reading(group.generation, self._reading(new).begun)
             try:
                 await self._save_each(leaving, new, reading, go=True)
@@ -559,7 +561,7 @@ class Consumer:
 
 
 def _since(group: ConsumerReply, log: str, member: str) -> int:
-    """What changes when a log is to be begun anew."""
+    """A value that changes when a log has to be begun anew."""
     return group.since.get(log, 0) if member else group.resets.get(log, 0)
 
 
@@ -568,7 +570,7 @@ async def _beat(
 ) -> None:
     """Send a member's heartbeats and bring it the assignment, until its reader has ended.
 
-    It is held weakly: a member that its application let go of leaves, and holds no log.
+    It holds the member weakly: a member that its application dropped leaves, and keeps no log.
     """
     generation = 0
     while (consumer := known()) is not None:

@@ -1,9 +1,8 @@
 """A read stream: one reader of one log, over all nodes that may hold it.
 
 Nodes send each block once, or every copy of it when something may be lost
-(`protocol.single_copy`); the buffer orders blocks, drops copies and tells gaps. What may
-arrive is bounded for each node in bytes, and in LSNs by a window that follows the size of
-the records.
+(`protocol.single_copy`); the buffer orders blocks, drops copies and tells gaps. Each node may send
+a bounded number of bytes ahead, and LSNs within a window that follows the size of the records.
 
 Source: docs/sources/logdevice.md 2.11; docs/design.md §7.
 """
@@ -64,14 +63,14 @@ STUCK_S = 2.0
 LogDevice waits 300 s, then 600: its clients have thousands of streams, and each rewind has
 a window sent again by every node. Here a window is some megabytes, nodes answer within
 milliseconds, and 2 s is well above the pauses of a busy one; a wrong guess costs one window. A
-sequencer's first two waves fit into it.
+sequencer's first two waves fit into this time.
 """
 
 LOOK_S = 0.05
 """The reader investigates a missing record this long after a node sent records beyond it.
 
 At the tail all nodes of a log report their progress at once, and one of them sends the record. A
-reader that woke for each of them did so five times for a block, four in vain.
+reader that woke for each report woke five times for a block, and four times in vain.
 """
 
 
@@ -92,9 +91,8 @@ class ReadStream(StreamItems):
 
     Attributes:
         number: the stream's number, as nodes know it. info: the log.
-        on_health: called with a reason when a waiting reader stood still for HEALTH_S although
-            there is, or may be, more to read (`client.read.read_health`); called with "" when it
-            continues.
+        on_health: called with a reason when a reader waits for HEALTH_S although there is, or may
+            be, more to read (`client.read.read_health`); called with "" when it continues.
     """
 
     def __init__(
@@ -122,10 +120,10 @@ class ReadStream(StreamItems):
             nudge: asks for the tail when nothing arrives. budget: bytes that nodes may send ahead
                 to all streams of the client.
             seed: orders copysets if each reader has its own order.
-            keys, payloads, record_keys, gaps: what to leave out, see `Store.read`. tails: the
-                client's shared tails; None to read alone.
-            tier: reads what nodes let go of.
-            on_closed: nothing that nodes say concerns it any more.
+            keys, payloads, record_keys, gaps: the wanted and omitted parts, see `Store.read`.
+                tails: the client's shared tails; None to read alone.
+            tier: reads records that nodes let go of.
+            on_closed: called at the end; from then on the stream needs no frames of nodes.
         """
         self.number = number
         self.info = info
@@ -143,7 +141,8 @@ class ReadStream(StreamItems):
         self._tails = tails if is_plain else None
         self._tier = tier
         self._tier_read: TierRead | None = None
-        # Where main storage failed, and with what; the nodes are asked for what stands there.
+        # The LSN at which main storage failed, and the error. The nodes are asked for records
+        # there.
         self._tier_failed: tuple[int, CordwoodError] | None = None
         self._tier_lost: Gap | None = None
         self._queue: SubscriberQueue | None = None
@@ -159,7 +158,7 @@ class ReadStream(StreamItems):
         self._health = ReadHealth()
 
     def _begin(self, start: int, until: int) -> None:
-        """Read on from `start`, with nothing known of what nodes hold from there on."""
+        """Continue from `start`, without any knowledge of the nodes' records from there on."""
         self._buffer: ReadBuffer[HeldBlock] = ReadBuffer(start, until)
         keys = None if self._keys is None else key_bits(self._keys)
         self._senders = Senders(
@@ -191,7 +190,7 @@ class ReadStream(StreamItems):
 
     @property
     def is_done(self) -> bool:
-        """Whether all up to `until` was given out."""
+        """Whether all items up to `until` were given out."""
         return self._buffer.is_done and not self.hand
 
     @property
@@ -206,7 +205,8 @@ class ReadStream(StreamItems):
 
     @property
     def trouble(self) -> str:
-        """Why a reader that waits gets nothing although there may be more; "" if all is well."""
+        """The reason why a waiting reader gets nothing although there may be more; "" if all is
+        well."""
         return self._health.trouble
 
     @property
@@ -231,7 +231,7 @@ class ReadStream(StreamItems):
             self._loop.call_soon_threadsafe(self._end, context=self._context)
 
     def _end(self) -> None:
-        """Nothing more is wanted of the nodes."""
+        """Stop all requests to the nodes."""
         if self._closed:
             return
         self._closed = True
@@ -277,11 +277,11 @@ class ReadStream(StreamItems):
             self._news.set()  # an isolated reader reports so in time
 
     def on_statuses(self, *, is_moved: bool) -> None:
-        """Something else is said of some nodes' data.
+        """The status of some nodes' data has changed.
 
         Args:
-            is_moved: that of one lies on others by now. What those have come past before that
-                says nothing of it, so all are asked anew.
+            is_moved: other nodes have the data of one of these nodes now. Their earlier progress
+                says nothing about this data, so the stream asks all nodes anew.
         """
         if is_moved and not self._queue:
             self._choice.on_moved()
@@ -291,12 +291,12 @@ class ReadStream(StreamItems):
     def on_reading(
         self, node: NodeId, connection: Connection, status: ReadStatus, version: int, trim: int
     ) -> None:
-        """A node answers a READ: it sends by this request from here on."""
+        """A node answers a READ: from here on it sends for this request."""
         if self._closed or self._queue:
             return
         self._senders.on_reading(node, connection, status, version, trim)
         self._news.set()
-        # A stream that waited for a place would hold the reader up in silence.
+        # If the stream waited for a place, the reader would wait without a reason.
         if status == ReadStatus.FULL:
             self.fail(
                 Overloaded(f"node {node} has no room for one more read stream of this client")
@@ -305,7 +305,7 @@ class ReadStream(StreamItems):
             self._access.on_refused(self.info)
 
     def _on_denied(self) -> None:
-        """This client has no right to read the log, or no more."""
+        """This client may not read the log, or not any more."""
         logger.info("log %d: its read token is asked for", self.info.log_id)
         self._buffer.on_over(GapKind.ACCESS)
         self._news.set()
@@ -313,7 +313,7 @@ class ReadStream(StreamItems):
     def on_blocks(
         self, node: NodeId, connection: Connection, head: BlocksHead, blocks: Sequence[HeldBlock]
     ) -> None:
-        """A node sent blocks, or only how far it has come."""
+        """A node sent blocks, or only its progress."""
         if self._closed or not self._senders.on_blocks(node, connection, head, blocks):
             return
         self._grace.on_heard(node)
@@ -324,12 +324,12 @@ class ReadStream(StreamItems):
             self._look_due = self._loop.call_later(LOOK_S, self._look)
 
     def on_gaps(self, node: NodeId, connection: Connection, gaps: Sequence[GapRange]) -> None:
-        """A node sends nothing of some ranges, and says why."""
+        """A node sends no records of some ranges, and reports the reasons."""
         if not self._closed and self._senders.on_gaps(node, connection, gaps):
             self._news.set()
 
     def _look(self) -> None:
-        """A node sent records beyond one that may be missing: the reader has to check."""
+        """A node sent records beyond a record that may be missing: the reader has to check."""
         self._look_due = None
         if not self._closed and self._buffer.is_overdue:
             self._news.set()
@@ -390,10 +390,10 @@ class ReadStream(StreamItems):
         return taken
 
     def _take_tiered(self) -> Delivery[HeldBlock] | Gap | None:
-        """What nodes let go of, from main storage; None while it is on its way.
+        """Records that nodes let go of, from main storage; None while they are on their way.
 
         Raises:
-            CordwoodError: main storage is damaged there, and no node holds a copy any more.
+            CordwoodError: main storage is damaged there, and no node has a copy.
         """
         if self._tier_failed is not None and not self._is_past_failure(*self._tier_failed):
             return None
@@ -427,8 +427,9 @@ class ReadStream(StreamItems):
         return taken
 
     def _on_tier_failed(self, error: CordwoodError) -> None:
-        """An object is damaged. Nodes let go each for itself, so one may still hold a copy, and
-        may not send it while another is to send for both: all are asked for all that they have."""
+        """An object is damaged. Each node lets go by itself, so a node may still have a copy. It
+        may not send this copy while another node sends for both. So all nodes are asked for all
+        their copies."""
         logger.warning("log %d: nodes are asked for what %s", self.info.log_id, error)
         self._end_tier_read()
         self._tier_failed = (self._buffer.next, error)
@@ -437,23 +438,24 @@ class ReadStream(StreamItems):
         self._news.set()
 
     def _is_past_failure(self, lsn: int, error: CordwoodError) -> bool:
-        """Whether objects may be read again: nodes gave what stands where they failed.
+        """Whether objects may be read again, because nodes gave the records at the damaged place.
 
         Raises:
-            CordwoodError: `error`, once all nodes have come past it without a copy.
+            CordwoodError: `error`, after all nodes have passed that place without a copy.
         """
         if lsn == self._buffer.next:
             is_asking = self._choice.is_rewind_due or self._senders.is_switching
             if is_asking or not self._buffer.is_passed_by(self._senders_now()):
                 return False
-            self._tier_failed = None  # whoever reads on tries objects again
+            self._tier_failed = None  # the next read tries objects again
             raise error
         self._tier_failed = None
         return True
 
     def _take_lost(self, lost: Gap) -> Gap | None:
-        """What main storage lost, as far as all nodes came past it without a copy. Nodes keep what
-        they still have of that, and may not send it while another is to send for both."""
+        """The range that main storage lost, as far as all nodes passed it without a copy. Nodes
+        keep their remaining records of the range. A node may not send them while another node sends
+        for both."""
         self._choice.on_suspicion()
         self._senders.rewind_soon()
         members = self.info.nodes_of(self._buffer.next >> 32)
@@ -461,7 +463,7 @@ class ReadStream(StreamItems):
         is_asking = self._choice.is_rewind_due or self._senders.is_switching
         if is_asking or not {*heard} >= {*self._senders_now()}:
             return None
-        # Nodes that are away may still hold what main storage lost.
+        # Nodes that are away may still have records that main storage lost.
         if self._judge({*heard}) is QuorumVerdict.NONE:
             return None
         upto = min([self._buffer.first_here, *map(self._buffer.marker, heard)])
@@ -476,7 +478,7 @@ class ReadStream(StreamItems):
             read.close()
 
     def _take_shared(self, queue: SubscriberQueue) -> Delivery[HeldBlock] | Gap | None:
-        """Items from the leader of a shared tail; after the last of them the stream reads alone."""
+        """Items from the leader of a shared tail. After the last item the stream reads alone."""
         if self.trouble and not queue.is_empty:
             self._on_health("")
         taken = queue.take()
@@ -489,7 +491,7 @@ class ReadStream(StreamItems):
         return taken
 
     def _leave_queue(self, queue: SubscriberQueue) -> None:
-        """Go on from here: in another queue if there is one, else alone."""
+        """Continue from here: in another queue if there is one, else alone."""
         leader, bridge = queue.leader, self.bridge
         self._queue = None
         self._senders.bridge = bridge
@@ -502,7 +504,7 @@ class ReadStream(StreamItems):
         if not (self.trouble or self._owes_itself):
             self._queue = self._tails.join_again(self)
         if self._queue is None:
-            # Nodes may still send by what this one asked before.
+            # Nodes may still send for this stream's earlier requests.
             self.number = self._tails.number_anew(self)
             self._begin(self._buffer.next, self._buffer.until)
             self._senders.bridge = bridge
@@ -522,12 +524,12 @@ class ReadStream(StreamItems):
         return self._queue is not None
 
     def on_news(self) -> None:
-        """The leader of a shared tail gave something, or ended."""
+        """The leader of a shared tail gave an item, or ended."""
         self._news.set()
 
     def may_conclude(self) -> bool:
-        """Whether silence means something: never while one node leaves out what another
-        sends, unless the reader said that it would rather not wait."""
+        """Whether a node's silence counts. It never counts while a node omits blocks that another
+        node sends, unless the reader asked not to wait."""
         if self._choice.is_rewind_due:
             return False
         return not self._choice.is_single or (
@@ -537,16 +539,16 @@ class ReadStream(StreamItems):
     def _judge(self, heard: Set[NodeId]) -> QuorumVerdict:
         """See `gap_detection.Judge`; an epoch with an unknown nodeset proves nothing."""
         found = self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
-        # Without the nodeset nobody knows who could have stored it.
+        # Without the nodeset, the nodes that may have stored it are not known.
         if found is None:
             return QuorumVerdict.NONE
-        # Whoever sends is there, whatever is said of it.
+        # A node that sends is up, whatever its status.
         away = self._cluster.statuses
         sending = self._senders.sending() if away else ()
         return weigh_replies(heard, *found, {n: s for n, s in away.items() if n not in sending})
 
     def _look_for_doubts(self) -> None:
-        """No record is here: whether to ask for other copies."""
+        """Decide whether to ask for other copies of a missing record."""
         if self._buffer.tiered_up_to:
             self._health.on_behind(self._loop.time())
             return
@@ -584,12 +586,12 @@ class ReadStream(StreamItems):
         return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
 
     def is_grace_over(self) -> bool:
-        """Whether silent nodes had their waiting time."""
+        """Whether the waiting time of silent nodes is over."""
         grace = self._grace
         return grace.ends is not None and grace.is_over(self._silent(), self._loop.time())
 
     async def next(self) -> Delivery[HeldBlock] | Gap | None:
-        """The next block or gap, waited for; None once `until` was given out.
+        """Wait for the next block or gap; None after `until` was given out.
 
         Raises:
             CordwoodError: the stream failed or was closed.
@@ -606,7 +608,7 @@ class ReadStream(StreamItems):
                 if self._queue.trouble != self.trouble:
                     self._on_health(self._queue.trouble)
                 await self._news.wait()
-                nudge_at = self._loop.time() + patience_s  # it is the leader that asks meanwhile
+                nudge_at = self._loop.time() + patience_s  # the leader asks meanwhile
                 continue
             if self._joins():
                 continue
@@ -623,10 +625,10 @@ class ReadStream(StreamItems):
             nudge_at = self._loop.time() + patience_s
 
     async def _wait_news(self, until: float) -> None:
-        """Wait for something to arrive, at most until there is something else to do.
+        """Wait until an item arrives, at most until the next duty is due.
 
-        A reader at the tail waits thousands of times a second, and mostly for nothing to do
-        within one: a timer for each wait cost as much as the block that it waited for.
+        A reader at the tail waits thousands of times a second, and mostly no duty falls due during
+        a wait. A timer for each wait cost as much as the block that arrived.
         """
         due = self._due_by(until)
         if self._alarm is None or self._alarm.when() > due:
@@ -641,7 +643,7 @@ class ReadStream(StreamItems):
         self._news.set()
 
     def _due_by(self, until: float) -> float:
-        """When there is something to do if nothing arrives, `until` at the latest."""
+        """The time of the next duty if nothing arrives, `until` at the latest."""
         if self._overdue_since is not None:
             until = min(until, self._overdue_since + STUCK_S)
         if self._grace.ends is not None:
@@ -650,7 +652,8 @@ class ReadStream(StreamItems):
         return min(until, self._senders.trims_by, until if due is None else due)
 
     def _on_stuck(self, now: float) -> None:
-        """Stop counting on the nodes that delay the reader; if that did not help, count on none."""
+        """Stop counting on the nodes that delay the reader. If that does not help, count on no
+        node."""
         self._overdue_since = now
         tell(ReaderStuck(self.info.log_id, self._buffer.next))
         if self._senders.is_switching:
@@ -660,8 +663,8 @@ class ReadStream(StreamItems):
         self._senders.rewind_soon()
 
     def _look_at_health(self, now: float) -> None:
-        """Tell that the stream stands still, or may; or that it is at the tail and no longer cut
-        off. A log without nodes offers no node to connect to."""
+        """Tell that the stream stands still or may stand still, or that it is at the tail and
+        connected again. A log without nodes offers no node to connect to."""
         is_connected = bool(self._senders.sources) or not self.info.all_nodes
         self._health.on_connected(is_connected, now)
         if self._health.is_over:
@@ -684,13 +687,13 @@ class ReadStream(StreamItems):
             self.on_health(self, trouble)
 
     async def _ask_tail_until_news(self) -> None:
-        """Ask, but wait for the answer only until something arrives or is due: a sequencer
-        that does not answer has the client's whole timeout, and the reader has not."""
+        """Ask the sequencer, and wait for its answer only until an item arrives or a duty is due. A
+        silent sequencer has the client's whole timeout; the reader does not have that time."""
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(self._ask_tail())
             news = tasks.create_task(self._news.wait())
             now = self._loop.time()
-            # No longer than until silence is a trouble to tell: that clock is not running yet.
+            # At most until the silence has to be reported: that clock does not run yet.
             patience_s = HEALTH_S if not self.trouble else self._settings.timeout_s
             until = self._due_by(now + min(patience_s, self._settings.timeout_s))
             done, _ = await asyncio.wait(
@@ -717,7 +720,7 @@ class ReadStream(StreamItems):
             logger.debug("log %d: no tail: %s", self.info.log_id, error)
 
     def _learn(self, info: LogInfo) -> None:
-        """The log has new epochs, and perhaps nodes that were not read from so far."""
+        """The log has new epochs, and perhaps new nodes to read from."""
         if info.log_id != self.info.log_id or info.epoch <= self.info.epoch or self._closed:
             return
         self.info = info
