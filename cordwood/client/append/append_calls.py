@@ -19,7 +19,7 @@ from cordwood.client.append.appends import Appends
 from cordwood.client.append.blocks import Columns, check_group, cut_blocks
 from cordwood.client.append.line import turn_in
 from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.append.producer import Producer, ProducerCall
+from cordwood.client.append.producer import Producer, ProducerCall, check_number
 from cordwood.client.append.record_check import (
     Headers,
     Timestamp,
@@ -35,7 +35,7 @@ from cordwood.client.append.record_check import (
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.log_info import AnyLog
 from cordwood.errors import CordwoodError, OutcomeUnknown
-from cordwood.lsn import Lsn
+from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.settings import ClientSettings
 
 Answer = TypeVar("Answer")
@@ -72,6 +72,8 @@ class AppendCalls:
         expected_tail: int | None,
     ) -> Lsn:
         """See `Store.append`."""
+        if expected_tail is not None:
+            check_number("expected_tail", expected_tail, 0, LSN_MAX)
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
         # Before anything is waited for: the caller may fill its buffer again meanwhile.

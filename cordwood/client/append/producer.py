@@ -35,10 +35,14 @@ from cordwood.block import Buffer
 from cordwood.client.append.record_check import Headers
 from cordwood.errors import BadSetting, CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.host.forked_child import process_number
+from cordwood.lsn import EVENT_LOG
 from cordwood.protocol.producers import QUERY_PRODUCERS
 
 PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
+LOG_MAX = int(EVENT_LOG)
+SEQUENCE_MAX = (1 << 62) - 1
+"""The highest sequence to go on at: nobody counts so far, and columns of 64 bits hold it."""
 
 
 DOUBTS_MAX = 1_024
@@ -47,6 +51,16 @@ DOUBTS_MAX = 1_024
 KEPT_BYTES = 16 << 10
 """The last call's records are kept up to this size. Larger records are kept as a digest, at a
 nanosecond for a byte."""
+
+
+def check_number(what: str, number: object, least: int, most: int) -> None:
+    """Refuse what no frame holds: it failed where blocks are sent, and ended the client.
+
+    Raises:
+        BadSetting: it is no integer, or out of its range.
+    """
+    if not isinstance(number, int) or not least <= number <= most:
+        raise BadSetting(f"{what} {number!r}: it is an integer from {least} to {most}")
 
 
 class Doubt(NamedTuple):
@@ -224,10 +238,11 @@ class Producer:
     def __init__(
         self, producer: int, epoch: int = 0, sequences: Mapping[int, int] | None = None
     ) -> None:
-        if not self._ids[0] <= producer <= self._ids[1]:
-            raise BadSetting(f"producer {producer}: ids go from {self._ids[0]} to {self._ids[1]}")
-        if not 0 <= epoch <= EPOCH_MAX:
-            raise BadSetting(f"producer epoch {epoch}: it goes from 0 to {EPOCH_MAX}")
+        check_number("producer", producer, *self._ids)
+        check_number("producer epoch", epoch, 0, EPOCH_MAX)
+        for log, at in (sequences or {}).items():
+            check_number("log number", log, 1, LOG_MAX)
+            check_number("sequence", at, 0, SEQUENCE_MAX)
         self.producer = producer
         self.epoch = epoch
         self._process = process_number()
@@ -249,11 +264,13 @@ class Producer:
             A producer that continues there in this log, and at this producer's place in every other
                 log.
         Raises:
-            BadSetting: an append to the log has not ended; or an append that got that place ended
-                well, and it may be another one than the append to be sent again. Other records
+            BadSetting: a number is out of its range. Or an append to the log has not ended; or an
+                append that got that place ended well, and it may be another one than the append to be sent again. Other records
                 sent there would be taken for a repeat. Or this is another process; see `call`.
         """
         self._check_process()
+        check_number("log number", log, 1, LOG_MAX)
+        check_number("sequence", sequence, 0, SEQUENCE_MAX)
         own = self._place(log)
         place = self._lineage.live.get(log, own)
         doubts = self._lineage.doubts.setdefault(log, set())

@@ -242,7 +242,29 @@ async def test_of_two_that_expect_one_tail_one_is_stored(cluster, store) -> None
     assert len(await values(store)) == 2
 
 
-@pytest.mark.parametrize(("producer", "epoch"), [(0, 0), (1 << 63, 0), (1, -1), (1, 1 << 32)])
+@pytest.mark.parametrize("number", [-1, 1 << 63, 1 << 64, 1.5, "1", None])
+@as_scenario(played)
+async def test_a_number_that_no_frame_holds_ends_no_other_append(cluster, store, *, number) -> None:
+    """It failed where blocks are sent: the client was closed, with all that was in flight."""
+    await store.append("log", b"1")
+    log = (await store.log("log")).log_id
+    other = asyncio.ensure_future(store.append("log", b"2"))
+    with pytest.raises(BadSetting, match="sequence"):
+        await store.append("log", b"x", producer=Producer(1, 0, {log: number}))
+    with pytest.raises(BadSetting, match="sequence"):
+        Producer(1).again(log, number)
+    if number is not None:
+        with pytest.raises(BadSetting, match="expected_tail"):
+            await store.append("log", b"x", expected_tail=number)
+    await other
+    await store.append("log", b"3")
+    assert await values(store) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("producer", "epoch"),
+    [(0, 0), (1 << 63, 0), (1, -1), (1, 1 << 32), (1.0, 0), ("1", 0), (1, 0.5), (1, None)],
+)
 def test_identities_have_bounds(producer: int, epoch: int):
     with pytest.raises(BadSetting):
         Producer(producer, epoch)
