@@ -38,7 +38,7 @@ PEERS: tuple[Peer, ...] = (
     CordwoodPeer(), NatsPeer(R1), NatsPeer(R3), RedisPeer(), RabbitmqPeer(), KafkaPeer(),
     BookkeeperPeer(), LedgersPeer(),
 )  # fmt: skip
-"""In the order of the run, of which every turn begins with Cordwood."""
+"""The systems in the order of the run. Every turn begins with Cordwood."""
 
 QUICK = Plan(
     repeats=1, turns=1, seconds=0.3, bytes_max=64 * MIB,
@@ -46,14 +46,15 @@ QUICK = Plan(
 )  # fmt: skip
 
 UNFINISHED = KEPT / "unfinished.json"
-"""The results so far, after each peer; `--draw` takes it under its usual name."""
+"""The file with the results so far, written after each peer. `--draw` reads it under its usual
+name."""
 
 FREE_BYTES_MIN = 12_000_000_000
 """A turn of the fastest system writes three copies of each append's `bytes_max`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, 1 if a setting was wrong or a system failed that was there."""
+    """Run the command. Returns 0, or 1 if a setting was wrong or an installed system failed."""
     options = _parser().parse_args(arguments)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _ended_by_signals(work: Coroutine[None, None, int]) -> int:
-    """SIGTERM ends it as Ctrl-C does, so that no server is left behind."""
+    """Have SIGTERM end the run as Ctrl-C does, so that no server is left behind."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a runner runs a task"
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -160,7 +161,8 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _chosen(only: str | None) -> list[Peer]:
-    """Cordwood always, and first: it is what the others are beside; ledgers beside BookKeeper."""
+    """The wanted systems. Cordwood is always the first, because all others are compared with it;
+    its ledgers are compared with BookKeeper."""
     if not only:
         return list(PEERS)
     names = {name.strip() for name in only.split(",")} | {CORDWOOD}
@@ -175,7 +177,7 @@ def _chosen(only: str | None) -> list[Peer]:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """What was run, without the places of one machine."""
+    """The command of this run, without the paths of one machine."""
     words = ["python", "-m", "benchmarks.peers"]
     for name in ("only", "seconds", "repeat", "turns", "minutes"):
         if (value := getattr(options, name)) is not None:

@@ -71,7 +71,7 @@ class AmqpConnection(LightClient):
         await self._ask(_method(1, SELECT, b"\0"), SELECT_OK)
 
     async def declare(self, queue: bytes, copies: int) -> None:
-        """Make a quorum queue on so many nodes, and publish to it from now on."""
+        """Make a quorum queue on this many nodes, and publish to it from now on."""
         arguments = _short(b"x-queue-type") + b"S" + _long(b"quorum")
         arguments += _short(b"x-quorum-initial-group-size") + b"I" + struct.pack(">i", copies)
         body = b"\0\0" + _short(queue) + bytes([DURABLE]) + _long(arguments)
@@ -79,16 +79,16 @@ class AmqpConnection(LightClient):
         self.queue = queue
 
     async def delete(self, queue: bytes) -> None:
-        """Delete a queue with what is in it."""
+        """Delete a queue and its messages."""
         await self._ask(_method(1, DELETE, b"\0\0" + _short(queue) + b"\0"), DELETE_OK)
 
     def consume(self, queue: bytes) -> None:
-        """Have all messages of a queue sent, each of which is thereby gone from it."""
+        """Have all messages of a queue sent. The queue drops each message when it sends it."""
         body = b"\0\0" + _short(queue) + _short(TAG) + bytes([NO_ACK]) + _long(b"")
         self.transport.write(_method(1, CONSUME, body))
 
     async def cancel(self) -> None:
-        """End what `consume` began."""
+        """End the sending that `consume` began."""
         await self._ask(_method(1, CANCEL, _short(TAG) + b"\0"), CANCEL_OK)
 
     async def _ask(self, request: bytes, answer: tuple[int, int]) -> bytes:
@@ -114,7 +114,7 @@ class AmqpConnection(LightClient):
         self.write_parts([self._head(len(value)) + value + END] * count, len(value))
 
     def _head(self, size: int) -> bytes:
-        """All of a message before its body."""
+        """The bytes of a message before its body."""
         method = _method(1, PUBLISH, b"\0\0" + _short(b"") + _short(self.queue) + b"\0")
         content = _CONTENT.pack(60, 0, size, DELIVERY_MODE_FLAG, PERSISTENT)
         return method + _frame(HEADER, 1, content) + _FRAME.pack(BODY, 1, size)
@@ -140,7 +140,7 @@ class AmqpConnection(LightClient):
             self.on_answered(confirmed)
 
     def _on_method(self, payload: bytes) -> int:
-        """How many messages it confirms."""
+        """The number of messages that a confirm answers."""
         method = _METHOD.unpack_from(payload)
         if method == ACK:
             return self._on_confirm(*_CONFIRM.unpack_from(payload, 4))
@@ -159,7 +159,8 @@ class AmqpConnection(LightClient):
         self.fail(why)
 
     def _on_confirm(self, tag: int, multiple: int) -> int:
-        """Confirms may come out of order; one with `multiple` is for all up to it."""
+        """Count a confirm. Confirms may come out of order; a confirm with `multiple` answers all
+        messages up to its own."""
         if not multiple:
             self._early.add(tag)
             while self._confirmed + 1 in self._early:

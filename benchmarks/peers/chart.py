@@ -1,7 +1,8 @@
-"""The chart, from the results of a run, as SVG and PNG. Wants matplotlib and nothing else.
+"""Draws the chart of a run's results as SVG and PNG, with matplotlib alone.
 
-Run in an environment of its own (`.peers/venv`), so it imports nothing of the package but what is
-pure. Solid and filled is synced before the ack, dashed and hatched is not.
+It runs in an environment of its own (`.peers/venv`), so it imports only pure modules of the
+package. Solid lines and filled bars belong to systems that sync before the ack, dashed lines and
+hatched bars to systems that do not.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PNG_DPI = 110
 def draw(results: Results, out: Path) -> list[Path]:
     """Write `benchmarks.svg` and `benchmarks.png` into a directory; their paths."""
     matplotlib.use("agg")
-    # The same results give the same bytes, so that a page drawn anew shows no change.
+    # The same results give the same bytes, so a chart that is drawn again shows no change.
     matplotlib.rcParams.update(
         {"svg.hashsalt": "cordwood", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.6}
     )

@@ -81,7 +81,7 @@ class _Running(RunningPeer):
 
 
 class CordwoodSession(Session):
-    """A store to append through, and another to read through."""
+    """A store for appends, and another for reads."""
 
     def __init__(self, store: Store, reading: Store) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""The environment in which charts are drawn: matplotlib, pinned, and nothing of the clone's.
+"""The environment that draws charts: pinned matplotlib, and no package of the clone.
 
-It is `.peers/venv` and is made once for each content of the lock file. Where it cannot be had, the
-page is written without a chart, and why is said.
+It is `.peers/venv`, made once for each content of the lock file. If it cannot be made, the page has
+no chart, and the run says why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def draw_charts(results: Path, out: Path) -> None:
     """Draw the charts of saved results into a directory; both paths are absolute.
 
     Raises:
-        Unreachable: matplotlib could not be installed, or failed; the text quotes why.
+        Unreachable: matplotlib could not be installed, or failed; the text quotes the reason.
     """
     python = str(VENV / "bin" / "python")
     stamp = VENV / "installed"

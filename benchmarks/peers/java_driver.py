@@ -30,19 +30,19 @@ KEPT = ROOT / ".peers"
 JARS_TIMEOUT_S = 600.0
 COMPILE_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 240.0
-"""The driver's own deadlines are shorter, and tell more."""
+"""A deadline for a call. The driver's own deadlines are shorter, and their errors say more."""
 
 STOP_TIMEOUT_S = 20.0
 
 DRIVER_HEAP = ("-Xms1g", "-Xmx1g")
-"""128 MiB in flight, and the latencies of a run."""
+"""The driver's heap: 128 MiB in flight, and the latencies of a run."""
 
 BROKER_HEAP = ("-Xms384m", "-Xmx384m")
-"""Three of them and the driver beside the page cache."""
+"""A broker's heap: three of them and the driver leave memory to the page cache."""
 
 
 def missing_java(pom: str) -> str | None:
-    """Why peers on Java cannot run here, None if they can."""
+    """The reason why peers on Java cannot run here; None if they can."""
     for tool, packages in (("java", "a JDK, 17 or newer"), ("javac", "a JDK"), ("mvn", "maven")):
         if shutil.which(tool) is None and not (tool == "mvn" and _is_kept(pom)):
             return f"{tool} is not installed ({packages}); its jars come by Maven"
@@ -50,13 +50,13 @@ def missing_java(pom: str) -> str | None:
 
 
 def java_version() -> str:
-    """Of the machine."""
+    """The version of the machine's Java."""
     found = re.search(r'"([^"]+)"', first_line("java", "-version"))
     return found[1] if found else "?"
 
 
 def pinned_version(pom: str) -> str:
-    """Of the first dependency that a pom names."""
+    """The version of the first dependency that a pom names."""
     found = re.search(r"<version>([^<]+)</version>\s*</dependency>", _pom(pom).read_text())
     if found is None:
         raise Malformed(f"{_pom(pom)} names no version")
@@ -64,13 +64,13 @@ def pinned_version(pom: str) -> str:
 
 
 def classpath(pom: str) -> str:
-    """Of servers and driver."""
+    """The class path of servers and driver."""
     place = KEPT / pom
     return f"{place / 'classes'}:{place / 'lib'}/*"
 
 
 async def prepare_java(pom: str) -> None:
-    """Fetch the jars and compile the driver, if that has not been done.
+    """Fetch the jars and compile the driver, unless they are there.
 
     Raises:
         Unreachable: Maven or javac failed.
@@ -120,7 +120,7 @@ async def java_session(
     """A driver for the length of the block, with a fresh log.
 
     Raises:
-        Unreachable: it did not start; the text quotes what it said.
+        Unreachable: the driver did not start; the text quotes its output.
     """
     log = os.path.join(directory, f"{main}-{'-'.join(arguments[1:])}.log")
     errors = open_log(log)
@@ -176,10 +176,10 @@ class JavaSession(Session):
         return await self.answer()
 
     async def answer(self) -> list[str]:
-        """The words of the next line, after "ok".
+        """Read the next line. Returns its words after "ok".
 
         Raises:
-            Unreachable: it failed, ended, or said nothing in time.
+            Unreachable: the driver failed, ended, or did not answer in time.
         """
         assert self._process.stdout is not None, "its standard output is a pipe"
         try:

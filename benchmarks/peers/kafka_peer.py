@@ -96,7 +96,7 @@ def _configure(directory: str, at: int, port: int, controller_ports: list[int]) 
         "message.max.bytes=8388608",
         "default.replication.factor=3",
         "min.insync.replicas=2",
-        # Deleted topics give their room back at once, so that runs do not fill the disk.
+        # The space of deleted topics is free at once, so that runs do not fill the disk.
         "log.segment.delete.delay.ms=1000",
     ]
     path = os.path.join(directory, f"kafka-{at}.properties")

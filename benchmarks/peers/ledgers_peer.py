@@ -73,7 +73,7 @@ class _Running(RunningPeer):
 
 
 class LedgersSession(Session):
-    """A store to write a ledger through, and another to read it through."""
+    """A store that writes a ledger, and another that reads it."""
 
     def __init__(self, store: Store, reading: Store) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class LedgersSession(Session):
         )
 
     async def close(self) -> None:
-        """End the ledger, which keeps its writer from waiting for ever."""
+        """End the ledger, so that its writer does not wait for ever."""
         if self._ledger is not None:
             await self._ledger.close()
 

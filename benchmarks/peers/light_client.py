@@ -1,7 +1,8 @@
 """A raw client as light as Python allows, for all peers with a simple protocol.
 
 It has one connection on uvloop, answers each read by one write, and makes no object for a record.
-With a client library the library would be measured, and not the server: nats-py reaches a tenth of
+With a client library, a run would measure the library instead of the server: nats-py reaches a
+tenth of
 the rate that nats-server takes through this client.
 
 Source: docs/sources/hotpath.md §5.
@@ -28,13 +29,14 @@ from cordwood.errors import Unreachable
 
 CALL_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 60.0
-"""After the last record was sent: a server may have 128 MiB of them before it."""
+"""The wait for answers after the last record was sent: a server may have to store 128 MiB first."""
 
 READ_TIMEOUT_S = 120.0
 TAIL_TIMEOUT_S = 30.0
 
 QUIET_S = 2.0
-"""Without a record, until a client that asks for records asks again: no peer pauses so long."""
+"""A client that asks for records asks again after this time without a record: no peer pauses that
+long."""
 
 JOINED_BYTES_MAX = 4096
 """Records up to this size are joined to one buffer, larger ones are given to the kernel one by
@@ -42,7 +44,7 @@ one: a copy of them costs more than a piece of a writev."""
 
 
 class LightClient(asyncio.Protocol):
-    """One connection. A subclass knows the bytes, and calls what stands under "calls"."""
+    """One connection. A subclass knows the bytes, and calls the methods under "calls"."""
 
     name = "?"
 
@@ -60,11 +62,11 @@ class LightClient(asyncio.Protocol):
     # ---- what a subclass knows ----
 
     def send_records(self, values: list[bytes]) -> None:
-        """Send these to be appended, in one write; all have the same size."""
+        """Send these records in one write; all have the same size."""
         raise NotImplementedError(f"{type(self).__name__} only reads")
 
     def send_same(self, value: bytes, count: int) -> None:
-        """Send one value so many times; a subclass may know a cheaper way."""
+        """Send one value this many times; a subclass may know a cheaper way."""
         self.send_records([value] * count)
 
     # ---- what a transport calls ----
@@ -78,10 +80,10 @@ class LightClient(asyncio.Protocol):
     # ---- what a subclass calls ----
 
     def on_answered(self, count: int) -> None:
-        """So many records were acknowledged."""
+        """Count acknowledged records."""
         window = self._window
         if window is None:
-            return  # at the tail nobody waits for them
+            return  # at the tail no call waits for them
         more = window.on_answered(count, perf_counter())
         if more:
             self.send_same(self._value, more)
@@ -89,7 +91,7 @@ class LightClient(asyncio.Protocol):
             self._done.set_result(None)
 
     def on_record(self, value: bytes) -> None:
-        """A record came to the reader."""
+        """Count a record that came to the reader."""
         if self._take is None:
             return
         self._left -= 1
@@ -98,14 +100,14 @@ class LightClient(asyncio.Protocol):
             self._read.set_result(None)
 
     def fail(self, why: str) -> None:
-        """All present and later calls end with this error."""
+        """End all present and later calls with this error."""
         self._problem = Unreachable(f"{self.name}: {why}")
         for waiting in (self._done, self._read):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(self._problem)
 
     def write_parts(self, parts: list[bytes], size: int) -> None:
-        """One write of all parts, joined if they are small.
+        """Write all parts at once, joined if they are small.
 
         Args:
             size: bytes of a typical part.
@@ -139,7 +141,7 @@ class LightClient(asyncio.Protocol):
         self, take: Callable[[bytes], None], count: int, begin: Callable[[], object],
         timeout_s: float,
     ) -> None:  # fmt: skip
-        """Give `take` the next `count` records; `begin` asks for them, once they are taken.
+        """Give `take` the next `count` records. `begin` asks for them once the reader takes them.
 
         Raises:
             Unreachable: they did not come in time.
@@ -167,7 +169,7 @@ class LightClient(asyncio.Protocol):
                 self.on_quiet()
 
     def on_quiet(self) -> None:
-        """Nothing came for QUIET_S while records were waited for: ask again, if one asks."""
+        """No record came for QUIET_S during a wait: ask again, if the protocol asks for records."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -183,7 +185,7 @@ async def read_seconds(reader: LightClient, count: int, begin: Callable[[], None
     """Seconds from asking to the last of `count` records."""
 
     def drop(_: bytes) -> None:
-        """Each has become a bytes object, and nothing is kept."""
+        """Take records as bytes objects, and keep none."""
 
     began = perf_counter()
     await reader.take(drop, count, begin, READ_TIMEOUT_S)
@@ -198,8 +200,8 @@ async def follow(reader: LightClient, offer: Callable[[list[bytes]], None], load
         lags.append(perf_counter() - TIME.unpack_from(value)[0])
 
     async with asyncio.TaskGroup() as tasks:
-        # Nothing is offered before the reader takes what comes: what was delivered to it before,
-        # within the tick in which its task was still to begin, it never counted.
+        # Records are offered only after the reader takes them. It did not count records that were
+        # delivered before its task began.
         await reader.take(
             take,
             load.ticks * load.batch,

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 BUSY_LOAD = 0.5
-"""Processes that wanted a core before anything was measured; a quiet machine has next to none."""
+"""The load before the run: processes that wanted a core. A quiet machine has almost none."""
 
 PROBE_S = 0.5
 PROBE_BYTES = 4096
@@ -27,8 +27,8 @@ class Probe:
 
     Attributes:
         syncs_per_s: writes of 4 KiB, each followed by fdatasync.
-        spin_ms: a fixed loop of Python, by the clock on the wall.
-        stolen: of that time, the share that this process did not run.
+        spin_ms: the time of a fixed loop of Python.
+        stolen: the share of that time in which this process did not run.
     """
 
     syncs_per_s: float
@@ -69,7 +69,7 @@ def describe(directory: str) -> dict[str, str | float]:
 
 
 def file_system(directory: str) -> str:
-    """Its type, by the longest mount point above the directory."""
+    """The type of a directory's file system, by the longest mount point above it."""
     path = os.path.realpath(directory)
     best, kind = "", "?"
     for line in Path("/proc/mounts").read_text().splitlines():

@@ -30,10 +30,11 @@ from cordwood.errors import Unreachable
 
 RETRY_S = 0.2
 FIRST_CALL_TIMEOUT_S = 2.0
-"""While there is no leader yet a call may never be answered; it is made anew after this."""
+"""A call is made again after this time: without a leader it may never get an answer."""
 
 PULL_BYTES = 4_000_000
-"""Of one request of a reader, two of which are open: far below the server's 64 MiB a connection."""
+"""The bytes of a reader's request. Two requests are open, far below the server's 64 MiB for a
+connection."""
 
 PULL_MAX = 4_000
 
@@ -124,7 +125,7 @@ class _Running(RunningPeer):
         return client
 
     async def _fresh(self, session: NatsSession) -> None:
-        """The first stream, once the servers have found one another and elected leaders."""
+        """Make the first stream, once the servers have elected leaders."""
         problem = "no answer"
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -255,20 +256,19 @@ class NatsConnection(LightClient):
     # ---- what a session calls ----
 
     def pull_from(self, subject: str, batch: int, wanted: int) -> None:
-        """Have `pull` ask there for so many at a time, until that many have been asked for."""
+        """Set where `pull` asks for records, how many in each request, and how many in total."""
         body = json.dumps({"batch": batch}).encode()
         head = (subject.encode(), self.delivery, len(body), body)
         self._pull = b"PUB %s %s %d\r\n%s\r\n" % head
         self._batch, self._wanted, self._asked, self._got = batch, wanted, 2 * batch, 0
 
     def on_quiet(self) -> None:
-        # Debian's 2.9 has been seen to leave a request unanswered. What that costs is in the
-        # time.
+        # Debian's 2.9 sometimes leaves a request unanswered. The measured time includes this wait.
         if self._batch:
             self.transport.write(self._pull)
 
     def pull(self) -> None:
-        """Two requests, so that the server always has one to answer."""
+        """Open two requests, so that the server always has a request to answer."""
         self.transport.write(self._pull * 2)
 
     async def ask(self, subject: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`docs/benchmarks.md`, from the results of a run. Pure: results in, text out.
 
-Nobody writes a figure by hand. The page itself says where Cordwood loses, whether the run was
+No figure is written by hand. The page itself says where Cordwood loses, whether the run was
 short, and whether the machine was busy.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.peers.results import (
 from benchmarks.peers.workload import IN_FLIGHT, SIZES, TAIL_RATE, TAIL_SIZE
 
 REPEATS_MIN = 5
-"""Medians of fewer are not what this page is for."""
+"""This page is not made for medians of fewer repeats; it says if a run has fewer."""
 
 NONE = "–"
 
@@ -70,10 +70,10 @@ was busy.
 
 
 def page(results: Results, chart: str = "benchmarks.svg") -> str:
-    """All of it, as Markdown.
+    """The whole page as Markdown.
 
     Args:
-        chart: where the chart is, from the page; "" if there is none.
+        chart: the chart's path, relative to the page; "" if there is none.
     """
     measured = [system for system in results.systems if system.cells]
     parts = [
@@ -241,7 +241,8 @@ def _ratio_rows(
 
 
 def _ledgers(results: Results, measured: Sequence[System]) -> str:
-    """Ledgers beside BookKeeper's of the same quorums; nothing where either was not measured."""
+    """The table of ledgers beside BookKeeper's with the same quorums; empty if one of the two was
+    not measured."""
     names = [system.name for system in measured]
     if LEDGERS not in names or LEDGER_PEER not in names:
         return ""
@@ -274,7 +275,7 @@ def _ratio_or_none(value: float | None) -> str:
 
 
 def _lag_ratio_or_none(value: float | None) -> str:
-    """Bold where Cordwood takes longer."""
+    """A ratio, bold if Cordwood takes longer."""
     if value is None:
         return NONE
     return f"**{value:.2f}**" if value > 1 else f"{value:.2f}"
@@ -302,7 +303,7 @@ def _losses(results: Results, measured: Sequence[System]) -> str:
 
 
 def _lost_to(results: Results, system: System) -> list[str]:
-    """In words, each with its ratios, in the order of the tables."""
+    """The losses in words, each with its ratios, in the order of the tables."""
 
     def ratio(name: str) -> float | None:
         return ratio_to_cordwood(results, system.name, name)
@@ -339,7 +340,7 @@ def _read(cell: Cell | None, size: int) -> str:
 
 
 def _in_bytes(size: int) -> bool:
-    """Large records are told by their bytes, small ones by their number."""
+    """A rate: bytes for large records, numbers for small ones."""
     return size >= 16 << 10
 
 
@@ -348,7 +349,7 @@ def _ms(value: float | None) -> str:
 
 
 def _ratio(value: float) -> str:
-    """Bold where Cordwood has less."""
+    """A ratio, bold if Cordwood has less."""
     text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
     return f"**{text}**" if value < 1 else text
 

@@ -1,7 +1,7 @@
 """The runner's view of a peer: how to start it, and one of its logs to append to and read.
 
-A peer that has several ways to be run on the same servers (topics of two durabilities, say) has
-a variant for each; the page has a line for each variant.
+A peer may run in several ways on the same servers, for example with topics of two durabilities.
+Each way is a variant, and the page has a line for each variant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Variant:
         copies: of each record.
         synced: whether an ack means that the copies it counts are on the disk.
         durability: the meaning of an ack, in one sentence.
-        client: the client that sends the load, and why it is fair.
+        client: the client that sends the load, and the reason why it is fair.
         notes: other facts that a reader needs to compare, "" for none.
     """
 
@@ -39,7 +39,7 @@ class Variant:
 
 
 class Session(ABC):
-    """One client of one variant, and the log it works on."""
+    """One client of one variant, and its log."""
 
     reads_consume = False
     """Whether a read removes the records, so that the next repeat has to append them again."""
@@ -62,7 +62,7 @@ class Session(ABC):
 
     @abstractmethod
     async def read(self, size: int, count: int) -> float:
-        """Seconds to read the first `count` records of the log, of `size` bytes each.
+        """Read the first `count` records of the log, of `size` bytes each. Returns the seconds.
 
         Raises:
             CordwoodError: they did not come in time.
@@ -70,7 +70,7 @@ class Session(ABC):
 
     @abstractmethod
     async def tail(self, load: TailLoad) -> Lag:
-        """Append as the load says and read at the tail of the log, which is fresh.
+        """Append as the load says, and read at the tail of a fresh log.
 
         Raises:
             CordwoodError: not all records came in time.
@@ -86,26 +86,26 @@ class RunningPeer(ABC):
 
 
 class Peer(ABC):
-    """One system. The order of its variants is theirs on the page."""
+    """One system. The page shows its variants in this order."""
 
     name: str
     variants: tuple[Variant, ...]
     warm_up_s: float = 0.5
-    """Of appends before anything is measured; a JVM needs longer than a binary."""
+    """Seconds of appends before the measurement; a JVM needs longer than a binary."""
 
     @abstractmethod
     def missing(self) -> str | None:
-        """Why it cannot run here, and the remedy; None if it can run."""
+        """The reason why it cannot run here, and the remedy; None if it can run."""
 
     @abstractmethod
     def version(self) -> str:
-        """Of its server; asked only if nothing is missing."""
+        """The server's version; asked only if nothing is missing."""
 
     async def prepare(self) -> None:
         """Fetch and build its other programs once; most peers have none.
 
         Raises:
-            CordwoodError: it could not be had.
+            CordwoodError: a program could not be fetched or built.
         """
         return None
 
@@ -114,7 +114,7 @@ class Peer(ABC):
         """Start its servers, and stop them at the end of the block.
 
         Args:
-            directory: an absolute path, of an empty directory for all they write.
+            directory: the absolute path of an empty directory for all files of the servers.
 
         Raises:
             CordwoodError: they did not start.

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from cordwood.errors import Unreachable
 
 START_TIMEOUT_S = 90.0
-"""Three JVMs that start on two cores take a quarter of it."""
+"""The deadline of a start. Three JVMs that start on two cores take a quarter of it."""
 
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.1
@@ -41,7 +41,7 @@ class Server:
         return last_words(self._log)
 
     async def wait_port(self, port: int) -> None:
-        """Until it listens.
+        """Wait until it listens.
 
         Raises:
             Unreachable: it ended, or START_TIMEOUT_S passed.
@@ -57,13 +57,13 @@ class Server:
             ) from None
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL, to it and to all it started."""
+        """Send SIGTERM, then SIGKILL, to it and to all its children."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self.process.wait()
         except TimeoutError:
-            pass  # killed just below, with whatever it left behind
+            pass  # killed just below, with its children
         self._signal(signal.SIGKILL)
         await self.process.wait()
 
@@ -76,7 +76,7 @@ class Server:
 
 @asynccontextmanager
 async def servers() -> AsyncIterator[list[Server]]:
-    """A list to put servers on; all are stopped at the end of the block, together."""
+    """A list for servers. All of them are stopped together at the end of the block."""
     running: list[Server] = []
     try:
         yield running
@@ -93,7 +93,7 @@ async def start(
     directory: str,
     environment: Mapping[str, str] | None = None,
 ) -> Server:
-    """Start one, whose output goes to a file in the directory."""
+    """Start a child with its output in a file of the directory."""
     os.makedirs(directory, exist_ok=True)
     log = os.path.join(directory, f"{name}.log")
     output = open_log(log)

@@ -3,8 +3,8 @@
 A frame is size (4 bytes), key (2), version (2), and mostly a correlation id (4); all big-endian.
 An answer has the key with its highest bit set, the id, and a code (2) that is 1 if all is well. A
 chunk has a head of 48 bytes (number of entries at 2, of records at 4) and then entries, each a
-length (4) and the record; a length with its highest bit set would be a batch, which nobody
-here publishes.
+length (4) and the record; a length with its highest bit set would be a batch, which this client
+never publishes.
 
 Source: RabbitMQ Stream Protocol reference.
 """
@@ -31,14 +31,14 @@ OK = 1
 
 PUBLISHER = SUBSCRIPTION = 1
 CREDITS = 20
-"""Chunks on the way to a reader; one is given back for each that came."""
+"""Chunks on the way to a reader. The reader gives a credit back for each chunk that came."""
 
 FIRST = 1
-"""The offset type that is the beginning."""
+"""The offset type of the beginning."""
 
 CHUNK_HEAD_BYTES = 48
 FRAME_BYTES = 1 << 20
-"""What a publish frame holds at most; the server's own limit is the same."""
+"""The most bytes of a publish frame; the server's limit is the same."""
 
 
 class StreamConnection(LightClient):
@@ -71,36 +71,37 @@ class StreamConnection(LightClient):
         await self._ask(OPEN, _text(b"/"))
 
     async def create(self, stream: bytes, copies: int) -> None:
-        """Make a stream on so many nodes."""
+        """Make a stream on this many nodes."""
         size = _text(b"initial-cluster-size") + _text(b"%d" % copies)
         await self._ask(CREATE, _text(stream) + _U32.pack(1) + size)
 
     async def delete(self, stream: bytes) -> None:
-        """Delete a stream with what is in it."""
+        """Delete a stream and its records."""
         await self._ask(DELETE, _text(stream))
 
     async def publish_to(self, stream: bytes) -> None:
-        """Records go there from now on."""
+        """Send records to this stream from now on."""
         await self._ask(DECLARE_PUBLISHER, bytes([PUBLISHER]) + _text(b"") + _text(stream))
 
     async def publish_no_more(self) -> None:
-        """End what `publish_to` began."""
+        """End the publishing that `publish_to` began."""
         await self._ask(DELETE_PUBLISHER, bytes([PUBLISHER]))
 
     async def subscribe(self, stream: bytes) -> None:
-        """Have a stream sent from its beginning, and what comes to it."""
+        """Have a stream sent from its beginning, and its new records too."""
         offset = struct.pack(">HHI", FIRST, CREDITS, 0)
         await self._ask(SUBSCRIBE, bytes([SUBSCRIPTION]) + _text(stream) + offset)
 
     async def unsubscribe(self) -> None:
-        """End what `subscribe` began."""
+        """End the sending that `subscribe` began."""
         await self._ask(UNSUBSCRIBE, bytes([SUBSCRIPTION]))
 
     def _write(self, key: int, body: bytes) -> None:
         self.transport.write(_HEAD.pack(4 + len(body), key, 1) + body)
 
     async def _ask(self, key: int, body: bytes, answer: int = 0) -> bytes:
-        """A call; TUNE comes after the answer to AUTHENTICATE and is awaited in its place."""
+        """Make a call. TUNE comes after the answer to AUTHENTICATE, so this waits for TUNE
+        instead."""
         self._number += 1
         self._awaited = answer or key | ANSWER_BIT
         self._answer = self.loop.create_future()
@@ -134,7 +135,7 @@ class StreamConnection(LightClient):
         self._parts.append(data)
         self._held += len(data)
         if self._held < self._needed:
-            return  # a chunk is megabytes: joined once, and not at every read
+            return  # a chunk has megabytes: join it once, not at every read
         data, at, confirmed = b"".join(self._parts), 0, 0
         self._needed = _HEAD.size
         while len(data) - at >= _HEAD.size:

@@ -26,9 +26,9 @@ from benchmarks.peers.workload import AppendLoad, AppendRun, Lag, TailLoad
 
 NODES = 3
 MEMORY = "2GB"
-"""Of a node, before it holds publishers up. A node keeps the 512 MiB of its write-ahead log of
-quorum queues in memory until the log is full, and its documentation wants three times as much: with
-1 GB publishers were held up for good, since nobody filled the log any more."""
+"""A node's memory before it stops publishers. A node keeps the 512 MiB of its write-ahead log of
+quorum queues in memory until the log is full, and its documentation asks for three times as much.
+With 1 GB, publishers stopped for good, because the log did not fill any more."""
 
 SBIN = "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin"
 
@@ -103,12 +103,12 @@ def _ports() -> tuple[list[int], list[int], list[int], int]:
 
 
 def _sbin() -> str | None:
-    """Where its scripts are; Debian's own wrappers want to be root."""
+    """The directory of its scripts; Debian's wrappers need root."""
     return max(glob.glob(SBIN), default=None)
 
 
 def _configure(directory: str, at: int, amqp: int, stream: int, dist: int) -> dict[str, str]:
-    """Write one node's files; the environment that makes it use them."""
+    """Write one node's files. Returns the environment with which it uses them."""
     home = os.path.join(os.path.abspath(directory), f"rabbit-{at}")
     os.makedirs(home)
     lines = [

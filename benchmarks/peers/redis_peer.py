@@ -22,7 +22,7 @@ MEMORY_BYTES_MAX = 4 << 30
 
 READ_BYTES = 1_000_000
 READ_COUNT_MAX = 1_000
-"""Entries of one XREAD, whose answer is built whole in the server's memory."""
+"""Entries of one XREAD; the server builds the whole answer in memory."""
 
 BLOCK_MS = 20_000
 
@@ -103,7 +103,7 @@ class RedisSession(Session):
         )
 
     async def tail(self, load: TailLoad) -> Lag:
-        # A stream that is not there has no last entry to wait behind.
+        # A missing stream has no last entry after which a reader could wait.
         self._reader.begin(b"0-0", READ_COUNT_MAX, load.ticks * load.batch, block=True)
         return await follow(self._reader, self._writer.send_records, load)
 
@@ -175,8 +175,8 @@ class RedisConnection(LightClient):
 class RedisReader(LightClient):
     """Reads entries: one XREAD after another, each from the last id of the one before.
 
-    An answer of an XREAD is whole once as many entries have come as its array says; of an entry
-    the id and the last of its three strings, the value, are taken.
+    An answer of an XREAD is complete when the number of entries in its array has come. The reader
+    takes each entry's id and the last of its three strings, the value.
     """
 
     name = "Redis"
@@ -220,7 +220,7 @@ class RedisReader(LightClient):
             if kind != ord("*") or length < 0:
                 self.fail(data[at:end].decode(errors="replace"))
                 return
-            # [[key, [[id, [field, value]], …]]]: the third array says how many entries there are.
+            # [[key, [[id, [field, value]], …]]]: the third array has the number of entries.
             self._headers += 1
             if self._headers == 3:
                 self._due = length

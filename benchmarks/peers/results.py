@@ -1,6 +1,6 @@
-"""What was measured, as it is saved, and the figures that follow from it. Pure but for the file.
+"""The saved results of a run, and the figures that follow from them. Only the file is not pure.
 
-Saved are all repeats of all cells, so that page and charts can be drawn anew without measuring.
+All repeats of all cells are saved, so page and charts can be drawn again without a measurement.
 A figure is Cordwood beside one peer: its reference is the peer's median, and the ratio is the
 median over the repeats of Cordwood's value over the peer's in the same repeat.
 """
@@ -19,10 +19,11 @@ from cordwood.errors import Malformed
 CORDWOOD = "cordwood"
 
 LEDGERS = "cordwood_ledgers"
-"""Cordwood's ledgers, which do what BookKeeper's do; a log does more and is kept differently."""
+"""Cordwood's ledgers, for the comparison with BookKeeper. A log promises more, and is stored in
+another way."""
 
 LEDGER_PEER = "bookkeeper_qa2"
-"""With the quorums of `LEDGERS`."""
+"""BookKeeper with the quorums of `LEDGERS`."""
 
 FORMAT = 1
 
@@ -65,7 +66,7 @@ class System:
     """One line of the page; the words are those of `Variant`.
 
     Attributes:
-        skipped: why there are no cells, or not all; "" if there are.
+        skipped: the reason for missing cells; "" if there are all.
         probes: of the machine, before each of its turns.
     """
 
@@ -88,10 +89,10 @@ class Results:
     """One run.
 
     Attributes:
-        made: when it began, a date and time in UTC.
-        command: what made it.
+        made: date and time of its begin, in UTC.
+        command: the command line of the run.
         machine: see `machine.describe`, with the load after the run.
-        repeats: wished for; a system that failed has fewer.
+        repeats: the wanted number; a system that failed has fewer.
         seconds: of each append.
         bytes_max: of each append.
     """
@@ -105,7 +106,7 @@ class Results:
     systems: list[System] = field(default_factory=list)
 
     def system(self, name: str) -> System | None:
-        """By its name, None if it is not there."""
+        """The system of this name, None if there is none."""
         return next((each for each in self.systems if each.name == name), None)
 
     def save(self, path: Path) -> None:
@@ -119,7 +120,7 @@ def load_results(path: Path) -> Results:
     """Read what `save` wrote.
 
     Raises:
-        Malformed: it is not that.
+        Malformed: the file has another content.
     """
     try:
         told = json.loads(path.read_text())
@@ -143,9 +144,10 @@ class PeerFigure:
         value, unit: Cordwood's median.
         reference: the peer's median, in the same unit.
         reference_is: which peer, and what its ack means.
-        ratio: see the module; below 1 the peer has more, which for a lag is worse.
+        ratio: see the module. Below 1 the peer has the higher value, which for a lag is worse for
+        the peer.
         p50_ms, p99_ms, reference_p50_ms, reference_p99_ms: latencies of appends.
-        repeats: that both have.
+        repeats: the number that both have.
     """
 
     name: str
@@ -162,7 +164,7 @@ class PeerFigure:
 
 
 def figures(results: Results) -> list[PeerFigure]:
-    """One for each cell of each peer that Cordwood has too, in the order of the run.
+    """A figure for each cell that a peer and Cordwood have, in the order of the run.
 
     Ledgers have figures of their own beside BookKeeper, `ledgers_append_…`.
     """
@@ -228,12 +230,12 @@ def size_words(size: int) -> str:
 
 
 def append_name(size: int, in_flight: int) -> str:
-    """Of a cell of appends."""
+    """The name of a cell of appends."""
     return f"append_{size_words(size).replace(' ', '')}_{in_flight}_in_flight"
 
 
 def catch_up_name(size: int) -> str:
-    """Of a cell of reads."""
+    """The name of a cell of reads."""
     return f"catch_up_{size_words(size).replace(' ', '')}"
 
 
@@ -244,9 +246,9 @@ NAMES = (
     *(catch_up_name(size) for size in SIZES),
     TAIL_NAME,
 )
-"""Of all cells, in the order in which they are measured."""
+"""The names of all cells, in the order of the measurement."""
 
 
 def _round(value: float) -> float:
-    """Four digits: more of them would be noise."""
+    """Round to four digits: more digits would be noise."""
     return float(f"{value:.4g}")

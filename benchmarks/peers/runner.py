@@ -44,10 +44,11 @@ WARM_UP_SIZES = (100, 1024)
 TAIL_WARM_UP_S = 0.5
 
 APPENDS_SHARE = 0.6
-"""Of a system's share of the time; the reads take a third as long, and starting it some."""
+"""The part of a system's time for appends. The reads take a third as long, and the start takes some
+time."""
 
 VARIANT_TIMEOUT_S = 900.0
-"""Of one turn of one variant; every call within has a shorter deadline of its own."""
+"""The deadline of one turn of one variant; each call in it has a shorter deadline."""
 
 PREFIX = ".cordwood-bench-peers-"
 
@@ -58,7 +59,7 @@ class Plan:
 
     Attributes:
         repeats: of each cell, over all turns.
-        turns: how often each peer is started; no more than there are repeats.
+        turns: the number of starts of each peer, at most the number of repeats.
         seconds: of each append.
         bytes_max: of each append, which bounds the disk.
         fill_bytes, fill_seconds: the bounds of the records that are appended for the reads. A slow
@@ -80,7 +81,8 @@ class Plan:
     in_flight: Sequence[int] = IN_FLIGHT
 
     def repeats_of(self, turn: int) -> int:
-        """The share of a turn, counted from 0; the first have one more where it does not fit."""
+        """The repeats of a turn, counted from 0. If they do not divide evenly, the first turns have
+        one more."""
         return (self.repeats - turn + self.turns - 1) // self.turns
 
 
@@ -119,7 +121,7 @@ async def measure(
 
 
 async def _prepare(peer: Peer, say: Say) -> str:
-    """Why a peer cannot run here, "" if it can."""
+    """The reason why a peer cannot run here, "" if it can."""
     if why := peer.missing():
         return why
     try:
@@ -223,7 +225,7 @@ async def _catch_up(session: Session, system: System, size: int, plan: Plan, rep
             await session.fresh()
             count = (await session.append(load)).records
             if not session.reads_consume:
-                await session.read(size, count)  # the way of a read is warmed up too
+                await session.read(size, count)  # reads are warmed up too
         seconds = await session.read(size, count)
         _cell(system, catch_up_name(size), "records/s").values.append(count / seconds)
 
@@ -233,5 +235,5 @@ def _cell(system: System, name: str, unit: str) -> Cell:
 
 
 def free_bytes(directory: str) -> int:
-    """Free space on the disk to measure."""
+    """Free bytes on the measured disk."""
     return shutil.disk_usage(os.path.abspath(directory)).free

@@ -20,11 +20,11 @@ IN_FLIGHT = (1, 16, 256, 2048)
 """Records sent and not yet answered."""
 
 FILL_IN_FLIGHT = {100: 2048, 1024: 2048, 64 << 10: 64}
-"""While there is something made to be read, by size; that is not measured."""
+"""Appends in flight, by size, while records for the reads are made; this is not measured."""
 
 TAIL_SIZE = 1024
 TAIL_RATE = 2_000
-"""Records a second: far below what any of them takes, so that lag is no queue."""
+"""Records a second: far below the limit of each system, so that no queue adds to the lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class AppendLoad:
     Attributes:
         size: bytes of a record.
         in_flight: records sent and not yet answered.
-        seconds: the time after which no more records are sent; those in flight are waited for.
+        seconds: the time after which no more records are sent; the load waits for the records in
+        flight.
         bytes_max: the bytes after which no more records are sent, a bound of the disk's space.
     """
 
@@ -45,7 +46,7 @@ class AppendLoad:
 
     @property
     def records_max(self) -> int:
-        """Of one run."""
+        """The most records of one run."""
         return max(4 * self.in_flight, self.bytes_max // self.size)
 
 
@@ -88,30 +89,31 @@ class TailLoad:
 
     @property
     def batch(self) -> int:
-        """Records of a tick."""
+        """The number of records of a tick."""
         return max(1, round(self.rate * TICK_S))
 
     @property
     def ticks(self) -> int:
-        """Batches in all."""
+        """The number of all batches."""
         return max(1, round(self.seconds / TICK_S))
 
     @property
     def ticks_not_counted(self) -> int:
-        """Of the warm-up."""
+        """The number of batches of the warm-up."""
         return min(self.ticks - 1, round(self.warm_up_s / TICK_S))
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Of records at the tail, in ms: from the time when a record was due until a reader had it."""
+    """The lags of records at the tail, in ms: from the time when a record was due until a reader
+    had it."""
 
     p50_ms: float
     p99_ms: float
 
 
 def percentile(weighted: Iterable[tuple[float, int]], share: float) -> float:
-    """A percentile by nearest rank of values that each count so many times.
+    """A percentile by nearest rank of weighted values.
 
     Args:
         weighted: values and counts, in any order, at least one.
@@ -134,7 +136,8 @@ def lag_of(lags_s: Iterable[float]) -> Lag:
 
 
 class Window:
-    """A closed loop: how many records may be sent, and how long each waited for its answer.
+    """A closed loop: the number of records that may be sent, and the time that each waited for its
+    answer.
 
     Answers are assumed to come in the order of sending. If a server answers in another order, the
     sum of the latencies is the same.
@@ -150,12 +153,12 @@ class Window:
         self.answered = 0
 
     def begin(self, now: float) -> int:
-        """How many to send first."""
+        """The number of records to send first."""
         self._began = now
         return self._send(self._load.in_flight, now)
 
     def on_answered(self, count: int, now: float) -> int:
-        """So many more were answered; how many to send in their place."""
+        """Count answers. Returns the number of records to send in their place."""
         assert count <= self._in_flight, "as many answers as records at most"
         self.answered += count
         self._in_flight -= count
