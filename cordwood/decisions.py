@@ -1,4 +1,4 @@
-"""Decisions: what nodes and clients decided, as typed values, for whoever listens.
+"""Decisions of nodes and clients as typed values, for listeners.
 
 Code reports its important decisions, such as `tell(SealRaised(log, epoch))`. Without a listener,
 `tell` returns at once. Where records pass by the thousand, a caller looks at `LISTENERS` before it
@@ -106,7 +106,7 @@ class WaveRetried(RunDecision):
 
 @dataclass(frozen=True, slots=True)
 class AnswerLost(RunDecision):
-    """The connection to a node went, and with it the answer to a store."""
+    """The connection to a node ended before the node answered a store."""
 
     node: int
 
@@ -121,7 +121,7 @@ class AnsweredLate(RunDecision):
 
 @dataclass(frozen=True, slots=True)
 class RefusalHeard(RunDecision):
-    """A sequencer heard that a node refused a store."""
+    """A sequencer got a node's refusal of a store."""
 
     node: int
     reason: str
@@ -167,7 +167,7 @@ class EpochStarted(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class EpochDrained(EpochDecision):
-    """An epoch takes no more entries and has none in flight: the next epoch is due."""
+    """An epoch takes no more entries and has no entry in flight: the next epoch is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class LogGivenUp(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class RuleQuestioned(EpochDecision):
-    """A client asked for the tail: the sequencer looked whether it still rules."""
+    """A client asked for the tail: the sequencer checked whether it still rules."""
 
     rules: bool
 
@@ -244,7 +244,7 @@ class RecoveryBegun(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class DigestWeighed(EpochDecision):
-    """The members that answered are enough to decide how an epoch ended, or they are not."""
+    """Whether enough members answered to decide how an epoch ended."""
 
     verdict: str
 
@@ -335,7 +335,7 @@ class SealRefused(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class EpochPurged(EpochDecision):
-    """A node that was away drops what does not count of an epoch.
+    """A node that was away drops an epoch's blocks that do not count.
 
     Attributes:
         seal: seal of the recovery that ended the epoch; 0 if unknown.
@@ -353,7 +353,7 @@ class EpochClosed(EpochDecision):
 
 @dataclass(frozen=True, slots=True)
 class LogTrimmed(Decision):
-    """A node let go of all up to an LSN."""
+    """A node let go of all records up to an LSN."""
 
     lsn: int
 
@@ -378,7 +378,7 @@ class ReleaseHeld(Decision):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRefused(EpochDecision):
-    """Somebody named an epoch that was never handed out."""
+    """A message named an epoch that was never handed out."""
 
     newest: int
 
@@ -392,7 +392,7 @@ class DamageNoted(RunDecision):
 
 @dataclass(frozen=True, slots=True)
 class RotMended(RunDecision):
-    """All that a node should hold of a range that rotted is stored again."""
+    """A node stored all its copies of a rotten range again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +404,7 @@ class NodeFailed(Decision):
 
 @dataclass(frozen=True, slots=True)
 class PartitionDropped(Decision):
-    """All of a partition was trimmed: it goes."""
+    """All records of a partition were trimmed: the partition is dropped."""
 
     partition: int
 
@@ -440,7 +440,7 @@ class SequencerSought(Decision):
 
 @dataclass(frozen=True, slots=True)
 class AppendsLost(Decision):
-    """A connection went with blocks on it: they may or may not be stored."""
+    """A connection ended with blocks in flight: they may or may not be stored."""
 
     count: int
 
@@ -521,7 +521,7 @@ def tell(decision: Decision) -> None:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """`listener` hears of every decision for the length of the block."""
+    """Give every decision to `listener` during the block."""
     LISTENERS.append(listener)
     try:
         yield
@@ -579,8 +579,7 @@ def parse_story(text: str) -> tuple[int, int]:
 
 @contextmanager
 def story_told(text: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say each decision of the story that `text` asks for, for the length of the block; "" for
-    none.
+    """Log each decision of the story that `text` asks for, during the block; "" for none.
 
     Raises:
         BadSetting: see `parse_story`.

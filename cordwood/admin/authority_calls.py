@@ -1,8 +1,8 @@
-"""What became of nodes' data: said by a person through any node, taken back by the node itself.
+"""Sets the authoritative status of nodes' data for an operator; a node clears its own status.
 
 Only a node that is down can be declared without its data: a running node takes new records, and
-readers would then not wait for them. A node that finds it said of itself is there, so it takes it
-back: at its start, as it registers, and also if it was only stopped.
+readers would then not wait for them. A running node that finds such a status of itself clears it:
+at its start, when it registers, and also after it was only stopped.
 
 Source: docs/sources/logdevice.md 2.9; `quorum.authority`.
 """
@@ -45,7 +45,7 @@ async def set_authority(membership: Membership, call: SetAuthority, dead: Set[No
 async def read_members(
     membership: Membership, me: NodeId, seal: Callable[[], Awaitable[None]]
 ) -> tuple[Member, ...]:
-    """Every member; node `me` is there, so whatever else was said of its data is over.
+    """Every member. Node `me` runs, so another status of its data is cleared.
 
     Args:
         seal: seals every log up to its newest epoch: some may have been recovered without

@@ -1,8 +1,8 @@
-"""Asks all nodes how they are before it is said that others may be taken away.
+"""Asks all nodes for their state, before other nodes may be taken away.
 
-Gossip tells which nodes are dead, three seconds after they died, and nothing to a node that has
-just started: to that one all others are alive. A node that runs may also have lost records, or have
-no space. So each node is asked, and one that does not answer is away.
+Gossip tells which nodes are dead, three seconds after they died. A node that has just started takes
+all others for alive. A node that runs may also have lost records, or have no space. So each node is
+asked, and a node that does not answer counts as absent.
 
 Source: docs/protocol/maintenance.md.
 """
@@ -23,11 +23,12 @@ from cordwood.wire.peers import Peers
 logger = logging.getLogger(__name__)
 
 ASK_S = 2.0
-"""For an answer from memory: as long as a dial may take, so a node that just started is heard."""
+"""The deadline of an answer from memory: as long as a dial may take, so a node that has just
+started can answer."""
 
 
 def fitness_reply(engine: StorageEngine) -> FitnessReply:
-    """How this node is."""
+    """This node's state."""
     rotten = engine.logs.damages.all()
     unsure = engine.damage or (f"{len(rotten)} ranges have rotted in LogsDB" if rotten else "")
     full = engine.failed or engine.read_only or engine.low_space
@@ -37,10 +38,10 @@ def fitness_reply(engine: StorageEngine) -> FitnessReply:
 async def ask_fitness(
     me: NodeId, engine: StorageEngine, peers: Peers, nodes: Collection[NodeId]
 ) -> Fitness:
-    """How nodes are, this one among them.
+    """The states of nodes, this node included.
 
     Args:
-        nodes: those that should answer.
+        nodes: the nodes to ask.
     """
 
     async def ask(node: NodeId) -> FitnessReply | None:

@@ -1,11 +1,12 @@
 """A node's part in auto-recovery of ledgers: it may be the auditor, and it repairs marked ledgers.
 
 The rule is `protocol.ledger_autorecovery`; this is its shell. One node at a time is the auditor,
-by a lease. All nodes are workers, each of one ledger at a time, by the lease of that. Leases only
-save work: two auditors mark the same, and two repairs of one ledger meet at its compare-and-set.
+by a lease. All nodes are workers. Each works at one ledger at a time, under the ledger's lease.
+Leases only save work: two auditors set the same marks, and of two repairs of a ledger one loses the
+compare-and-set.
 
-Who is lost stands in the member list, by the one rule of `rebuilding`: a node whose data is said to
-be gone or to lie elsewhere, or that is no member.
+The member list tells which nodes are lost, by the rule of `rebuilding`: nodes whose data is
+reported gone or elsewhere, and nodes that are no members.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
 """
@@ -39,13 +40,14 @@ from cordwood.settings import ClientSettings
 logger = logging.getLogger(__name__)
 
 LOOK_S = 30.0
-"""Between two looks for marks, and for nodes that are lost."""
+"""The time between two looks for marks and for lost nodes."""
 
 AUDIT_S = 600.0
-"""Between two audits while nobody is newly lost."""
+"""The time between two audits while no further node is lost."""
 
 LEASE_S = 120.0
-"""The auditor's, which it renews at each look; and one ledger's, renewed while it is worked at."""
+"""The length of the auditor's lease, renewed at each look, and of a ledger's lease, renewed during
+the work."""
 
 REPAIR_S = 100.0
 """How long one ledger is worked at without a copy that is made, or an entry of its end that is
@@ -53,14 +55,14 @@ found. One that is cut short begins anew: so a bound of the whole would leave a 
 its copies for ever."""
 
 STEPS_MAX = 4
-"""Recover, repair, take the mark away, and see that it did not grow meanwhile."""
+"""Tries to recover, repair, and remove the mark; a mark that grew meanwhile costs a try."""
 
 CHECK_S = 7 * 86_400.0
-"""Between the beginnings of two rounds over all closed ledgers in which copies are asked for, as
-BookKeeper's."""
+"""The time between the begins of two rounds that check the copies of all closed ledgers, as in
+BookKeeper."""
 
 CHECKED_A_LOOK = 5
-"""Ledgers of such a round at each look: 100,000 a week. 0 for none."""
+"""Ledgers that a round checks at each look: 100,000 a week. 0 for none."""
 
 AUDITOR = "ledger-auditor"
 
@@ -72,7 +74,7 @@ class LedgerAutorecovery:
 
     Attributes:
         repaired: ledgers that were repaired by this node since its start.
-        checked: ledgers whose copies this node asked for. filled: copies that it made anew then.
+        checked: ledgers whose copies this node asked for. filled: the copies that it then made.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class LedgerAutorecovery:
         """
         Args:
             members: reads the member list.
-            address: where this node listens; its repairs connect there, as any client.
+            address: this node's address; its repairs connect there, as any client.
         """
         self.repaired = 0
         self.checked = 0
@@ -104,7 +106,7 @@ class LedgerAutorecovery:
         self._audited: tuple[float, frozenset[NodeId]] | None = None
 
     async def answer(self, call: AutorecoveryCall) -> AutorecoveryReply | DoneReply:
-        """Tell what lacks copies, or switch repairs on or off.
+        """Tell which ledgers lack copies, or switch repairs on or off.
 
         Raises:
             Unreachable, Overloaded: the metadata store did not answer.
@@ -125,7 +127,8 @@ class LedgerAutorecovery:
 
     async def run(self) -> None:
         """Audit and repair every so often, until cancelled."""
-        # Nodes look one after another; drawn from the number, as it costs no chance.
+        # Nodes look one after another. The pause follows from the node's number, because this needs
+        # no random number.
         await asyncio.sleep(LOOK_S * (1 + self._node % 8 / 8))
         while True:
             try:
@@ -135,10 +138,11 @@ class LedgerAutorecovery:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Audit, if that is this node's, and repair what is marked.
+        """Audit if this node is the auditor, and repair marked ledgers.
 
         Raises:
-            CordwoodError: the metadata store does not answer; or this node, as a client's.
+            CordwoodError: the metadata store does not answer, or this node does not answer its own
+            client.
         """
         if not await self._marks.is_on():
             return
@@ -156,10 +160,10 @@ class LedgerAutorecovery:
     # The auditor.
 
     async def audit(self) -> int:
-        """Mark every ledger that names a lost node; how many name one.
+        """Mark every ledger that names a lost node. Returns their number.
 
         Raises:
-            CordwoodError: the metadata store does not answer; what was marked stays.
+            CordwoodError: the metadata store does not answer; earlier marks stay.
         """
         known = await self._members()
         suspects: list[int] = []
@@ -168,7 +172,7 @@ class LedgerAutorecovery:
                 suspects.append(held.metadata.ledger)
         if not suspects:
             return 0
-        # Race: a node that joined after the members were read. It is one of them by now.
+        # Race: a node that joined after the members were read is a member now.
         whole = _whole(await self._members())
         count = 0
         for ledger in suspects:
@@ -181,9 +185,10 @@ class LedgerAutorecovery:
         return count
 
     async def _check_some(self) -> None:
-        """Ask for the copies of a few ledgers: what a node lost without a word is made anew.
+        """Check the copies of a few ledgers, and store copies that a node lost without a report.
 
-        A round looks at the ends of each fragment, and at all of a ledger that lacks one there.
+        A round looks at the ends of each fragment. If a copy is missing there, it looks at the
+        whole ledger.
         """
         now_s = asyncio.get_running_loop().time()
         if self._checked_up_to < 0:
@@ -232,7 +237,8 @@ class LedgerAutorecovery:
         return mark is not None
 
     async def note_anew(self) -> None:
-        """This node begins anew: mark all that names it. It is whole for everybody from here on.
+        """This node starts with an empty disk: mark all ledgers that name it. From here on other
+        nodes take it for whole.
 
         Raises:
             CordwoodError: the metadata store does not answer.
@@ -240,7 +246,8 @@ class LedgerAutorecovery:
         async for held in self._ledgers.all():
             mark = mark_of(held.metadata, {self._node}, self._host.clock.now_us())
             if mark is not None:
-                # Race: a worker may be filling this node's last disk; its mark must not go with it.
+                # Race: a worker may still fill this node's last disk. The worker must not remove
+                # this mark.
                 await self._marks.add(mark, anew=True)
 
     # The worker.
@@ -268,7 +275,8 @@ class LedgerAutorecovery:
                     await self._metadata.drop_lease(key)
 
     async def _keep_lease(self, key: str) -> None:
-        """Renew a lease until cancelled. Without it others do the same work, and no harm."""
+        """Renew a lease until cancelled. Without the lease, other nodes do the same work; this does
+        no harm."""
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
@@ -277,7 +285,7 @@ class LedgerAutorecovery:
                 logger.info("the lease %s is not renewed: %s", key, error)
 
     async def _repair(self, store: Store, ledger: int) -> None:
-        """Do what one mark asks for, as far as it can be done now."""
+        """Do the work of a mark, as far as it is possible now."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(REPAIR_S) as patience:
@@ -307,7 +315,7 @@ class LedgerAutorecovery:
                 )  # fmt: skip
                 self.repaired += 1
                 logger.info("ledger %d has all its copies again", mark.ledger)
-                # Nodes that were filled in their own places are named still.
+                # The metadata still names nodes that were filled in their own places.
                 await self._marks.finish(mark.ledger, version)
             case Step.RECOVER if metadata is not None:
                 await store.ledgers.recover(
@@ -319,10 +327,10 @@ class LedgerAutorecovery:
 
 
 def _extend(patience: asyncio.Timeout) -> None:
-    """Something was done: go on."""
+    """Note progress, which moves the deadline."""
     patience.reschedule(asyncio.get_running_loop().time() + REPAIR_S)
 
 
 def _whole(members: Mapping[NodeId, Member]) -> frozenset[NodeId]:
-    """Members that have their data, or may have it."""
+    """Members that have their data or may have it."""
     return frozenset(members) - rebuilt_nodes(members.values())

@@ -31,10 +31,10 @@ from cordwood.storage.said_once import SaidOnce
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 600.0
-"""Between two looks for ledgers that were deleted; BookKeeper's."""
+"""The time between two looks for deleted ledgers, as in BookKeeper."""
 
 FORGET_AT_ONCE = 100
-"""Ledgers that go at a time: taking rows out of a table stops its flushes meanwhile."""
+"""Ledgers that are dropped together: flushes of the table wait while its rows are removed."""
 
 FORGET_PAUSE_S = 1.0
 
@@ -133,17 +133,18 @@ class LedgerCalls:
         return await self._metadata.was_deleted(ledger)
 
     async def note_loss(self, *, is_anew: bool) -> None:
-        """This node lost records: fence what it may have lost fences or entries of.
+        """This node lost records: fence all ledgers whose fences or entries it may have lost.
 
         Every closed ledger is fenced too. Its writer may not know of its end, and would take
-        this node's word for an entry after it (BookKeeper #4812). Whether it writes to this node
-        the metadata does not say any more: a recovery or a repair may have named another in its
-        place. What lacks of a closed ledger is not unknown: nothing is concluded from its absence.
+        this node's word for an entry after it (BookKeeper #4812). The metadata does not tell
+        whether it writes to this node: a recovery or a repair may have put another node in this
+        one's place. Missing entries of a closed ledger do not count as unknown, because no
+        conclusion follows from their absence.
 
         Args:
-            is_anew: it has nothing at all: what names it lacks copies.
+            is_anew: the node has an empty disk, so every ledger that names it lacks copies.
         Raises:
-            Unreachable: the metadata store does not say which ledgers there are.
+            Unreachable: the metadata store does not list the ledgers.
         """
         if is_anew:
             await self._autorecovery.note_anew()

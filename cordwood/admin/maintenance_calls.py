@@ -46,7 +46,7 @@ from cordwood.rebuilding import RebuildingSet
 logger = logging.getLogger(__name__)
 
 LOOK_S = 30.0
-"""Between two looks of the node that looks by itself."""
+"""The time between two looks of the node that looks by itself."""
 
 TRIES_MAX = 16
 """Each lost race is another caller's success."""
@@ -56,8 +56,8 @@ Change = Callable[[MaintenanceSet], MaintenanceSet]
 
 
 class _Adding:
-    """Adds a request, once: a write of which nobody knew whether it was done may have been, and so
-    may an earlier try of this call, at this node or another."""
+    """Adds a request once. A write of unknown outcome may have been done, and so may an earlier try
+    of this call, at this node or at another."""
 
     def __init__(self, call: ApplyMaintenance, nodes: frozenset[NodeId], now_us: int) -> None:
         self.number = 0
@@ -82,13 +82,13 @@ class _Adding:
 
 
 def _is_same(one: Request, other: Request) -> bool:
-    """Whether two requests are one, whatever became of it meanwhile."""
+    """Whether two values are the same request, in whatever state."""
     bare = {"number": 0, "is_granted": False, "blocked": ""}
     return replace(one, **bare) == replace(other, **bare)
 
 
 class _Removing:
-    """Takes a request out, once; see `_Adding`."""
+    """Removes a request once; see `_Adding`."""
 
     def __init__(self, number: int, mark: str) -> None:
         self._number = number
@@ -120,7 +120,7 @@ class MaintenanceCalls:
     ) -> None:
         """
         Args:
-            ask: asks nodes how they are.
+            ask: asks nodes for their states.
             obey: carries out an order to drain a node, or to take a drain back.
         """
         self._me = me
@@ -134,7 +134,7 @@ class MaintenanceCalls:
         self._ask = ask
 
     async def answer(self, call: MaintenanceCall) -> MaintenanceReply:
-        """Answer a person.
+        """Answer an operator.
 
         Raises:
             BadSetting: the request makes no sense, or no request has that number.
@@ -160,7 +160,7 @@ class MaintenanceCalls:
         """Change the set, grant safe requests, and order their drains.
 
         Raises:
-            BadSetting: what `change` raises.
+            BadSetting: raised by `change`.
             CordwoodError: the metadata store does not answer.
         """
         for _ in range(TRIES_MAX):
@@ -191,7 +191,8 @@ class MaintenanceCalls:
         return advanced(known, self._now_us(), judge)
 
     async def _drained(self) -> MaintenanceSet:
-        """Order the drains that follow from the set, and cancel drains that no longer do.
+        """Order the drains that follow from the set, and cancel drains that do not follow from it
+        any more.
 
         Raises:
             Fenced: another node changed the set meanwhile.
@@ -221,7 +222,7 @@ class MaintenanceCalls:
             logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Look periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             living = [node for node in self._members() if node not in self._dead()]

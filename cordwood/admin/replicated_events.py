@@ -1,4 +1,4 @@
-"""The replicated event log as a node follows and writes it; and which event log the cluster has.
+"""A node's view of the replicated event log, and its choice between the two event logs.
 
 A node is a client of the log: it reads the log on and on, and appends its own events after the
 record that it read last (`expected_tail`). So events of two nodes have one order, as with a
@@ -44,26 +44,27 @@ CLIENT = ClientSettings(timeout_s=5.0, read_memory_bytes=1 << 20)
 kilobytes."""
 
 READ_S = 5.0
-"""How long the records up to the tail may take to come."""
+"""The deadline for the records up to the tail."""
 
 READ_ON_S = 2.0
 """How long an event without an effect waits for the tail: a caller waits for five seconds."""
 
 SAY_S = 15.0
-"""How long an event may take: two calls that the log's nodes left unanswered, and a third."""
+"""The deadline of an event: two calls without an answer, and a third."""
 
 AGAIN_S = 0.5
 """Pause after the log could not be read."""
 
 RACED_S = 1.0
-"""A record that came first is read within this, or the event is decided again without it."""
+"""An earlier record is read within this time. Otherwise the event is decided again without it."""
 
 KEEP_S = 5.0
-"""Between two looks whether the base is behind; whoever says an event looks at once."""
+"""The time between two looks whether the base is behind. After its own event a node looks at
+once."""
 
 START_S = 4.0
-"""How long a node that starts asks the others before it goes by the base: longer than they take to
-find that a sequencer is dead, and start another."""
+"""A starting node asks the others for this long before it uses the base: longer than they need to
+replace a dead sequencer."""
 
 MOVE_MAX_S = 30.0
 """Longest pause between two looks whether the events can move: nodes that are missing, or run an
@@ -76,7 +77,7 @@ class ReplicatedEventLog:
     """See the module; `run` follows the log.
 
     Attributes:
-        on_change: called with the set whenever it is another one.
+        on_change: called with the set after each change.
     """
 
     def __init__(
@@ -127,11 +128,11 @@ class ReplicatedEventLog:
             await asyncio.sleep(AGAIN_S)
 
     def on_joined(self) -> None:
-        """This node is a member from now on, and may append."""
+        """Note that this node is a member now, and may append."""
         self._joined.set()
 
     async def _follow_as(self, store: Store, *, is_member: bool) -> None:
-        """Follow; whoever was no member yet only until it is one."""
+        """Follow the log. A node that is no member yet stops when it becomes one."""
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(self._follow(store))
             if not is_member:
@@ -139,7 +140,7 @@ class ReplicatedEventLog:
                 following.cancel()
 
     async def _begin(self) -> EventFollower:
-        """The follower, begun with the base where there is none."""
+        """The follower; if there is none, one that begins at the base."""
         if self._follower is None:
             base = await self._stored.read_base()
             if base is None:
@@ -151,7 +152,7 @@ class ReplicatedEventLog:
         return self._follower
 
     async def _follow(self, store: Store) -> None:
-        """Read on and on, over all errors but those of the client."""
+        """Read on and on. Only errors of the client end it."""
         while not store.is_closed:
             try:
                 follower = await self._begin()
@@ -163,7 +164,7 @@ class ReplicatedEventLog:
                             if self._follower is not follower:
                                 break
             except Corrupt as error:
-                # Whatever this node made of the log, another node may have made another set of it.
+                # Another node may have derived another set from the log.
                 logger.error("the event log cannot be followed: %s", error)
                 await asyncio.sleep(KEEP_S)
                 self._follower = None
@@ -172,7 +173,7 @@ class ReplicatedEventLog:
             await asyncio.sleep(AGAIN_S)
 
     async def _begin_later(self, follower: EventFollower) -> None:
-        """Where records are missing: a base may be later than these."""
+        """After missing records: look for a base that is later than these."""
         try:
             base = await self._stored.read_base()
         except CordwoodError as error:
@@ -217,7 +218,7 @@ class ReplicatedEventLog:
         """See `EventLog`.
 
         Raises:
-            Unreachable: nothing was heard yet, and the metadata store does not answer.
+            Unreachable: no record was read yet, and the metadata store does not answer.
         """
         return (await self._begin()).set
 
@@ -256,7 +257,7 @@ class ReplicatedEventLog:
             follower = self._whole()
             outcome = follower.decide(event)
             if outcome.verdict is not Verdict.TAKEN:
-                # What this node has not heard yet may make more of it.
+                # Records that this node has not read yet may change the verdict.
                 if is_read or not await self._read_on():
                     return outcome
                 is_read = True
@@ -268,7 +269,8 @@ class ReplicatedEventLog:
                 return Outcome(self._whole().set, Verdict.TAKEN)
 
     async def _read_on(self) -> bool:
-        """Read up to the tail; False if nobody tells it: what was heard has to do."""
+        """Read up to the tail. False if no node tells the tail: then the records read so far have
+        to do."""
         try:
             async with asyncio.timeout(READ_ON_S):
                 await self.read()
@@ -300,7 +302,7 @@ class ReplicatedEventLog:
         return None
 
     async def at_start(self) -> AtStart:
-        """See `EventLog`. Where the others cannot be asked, the base has to do."""
+        """See `EventLog`. If no other node answers, the base has to do."""
         try:
             async with asyncio.timeout(START_S):
                 if await self._addresses():
@@ -313,11 +315,11 @@ class ReplicatedEventLog:
     # Snapshots, and the base.
 
     async def keep(self) -> None:
-        """See `EventLog`. Take a snapshot where one is due, and note a later base where it is
-        another than the set by now.
+        """See `EventLog`. Take a snapshot if it is due, and write a new base if the set has
+        changed.
 
         Raises:
-            CordwoodError: one of them could not be done now.
+            CordwoodError: one of the two failed.
         """
         follower = self._follower
         if follower is None or not follower.is_whole:
@@ -341,15 +343,15 @@ class ReplicatedEventLog:
             logger.info("the event log begins with a snapshot at %s", format_lsn(lsn))
 
     async def _trim(self, store: Store, lsn: int) -> None:
-        """Let go of what a snapshot has: all up to `lsn`.
+        """Trim the records that a snapshot includes, up to `lsn`.
 
         Raises:
-            Retryable: it could not be done now; the next snapshot's trim does.
+            Retryable: the trim failed; the next snapshot's trim includes it.
         """
         await store.trim(EVENT_LOG, Lsn(lsn))
 
     async def run_keep(self) -> None:
-        """`keep`, whenever this node said something and at intervals, until cancelled."""
+        """Call `keep` after each event of this node and at intervals, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(KEEP_S):
@@ -368,7 +370,7 @@ class ClusterEvents:
     """A node's event log, wherever the cluster has it; see the module.
 
     Attributes:
-        replicated: the log, which is followed from the move on.
+        replicated: the log, followed after the move.
     """
 
     def __init__(
@@ -396,7 +398,7 @@ class ClusterEvents:
         return self._has_moved.is_set()
 
     async def run(self) -> None:
-        """Follow the log from the move on, until cancelled."""
+        """Follow the log after the move, until cancelled."""
         await self._has_moved.wait()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.replicated.run())

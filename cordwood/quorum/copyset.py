@@ -22,7 +22,7 @@ from cordwood.nodes import Member, NodeId, Nodeset, Replication
 
 
 class Chance(Protocol):
-    """Where draws come from; `random.Random` fits it."""
+    """The source of draws; `random.Random` fits it."""
 
     def random(self) -> float:
         """The next draw, uniform in [0, 1)."""

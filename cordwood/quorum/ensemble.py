@@ -6,12 +6,12 @@ once Qa members of its write set have it.
 
 From this follow the two rules by which a ledger is recovered:
 
-- *Coverage.* Nodes that were fenced take no more entries from the writer. Where every window has
-  (Qw-Qa)+1 fenced members, Qa members that still take entries are in no window, so nothing more
-  can be acknowledged.
+- *Coverage.* Fenced nodes take no more entries from the writer. If every window has (Qw-Qa)+1
+  fenced members, no window has Qa members that still take entries. So no further entry can be
+  acknowledged.
 - *Absence.* An entry that (Qw-Qa)+1 members of its write set do not have was never acknowledged.
-  Only a member that says so counts. Silence, a checksum that fails, an error of a disk, and the
-  word of a node that lost data are *unknown*. A node that answers so may have acknowledged it.
+  Only a member's explicit answer counts. Silence, a failed checksum, a disk error, and the answer
+  of a node that lost data are *unknown*: such a node may have acknowledged the entry.
 
 Members are counted by their place in the ensemble, 0 to E-1; an ensemble has distinct nodes.
 
@@ -41,7 +41,8 @@ class Answer(enum.Enum):
 
     @property
     def is_negative(self) -> bool:
-        """Whether it says that the member does not have the entry and never confirmed it."""
+        """Whether the answer says that the member does not have the entry and never confirmed
+        it."""
         return self in (Answer.NO_ENTRY, Answer.NO_LEDGER)
 
     @property
@@ -79,7 +80,7 @@ def is_written_to(member: int, entry: int, striping: Striping) -> bool:
 
 
 def negatives_needed(striping: Striping) -> int:
-    """How many members of a window leave less than Qa others."""
+    """The number of members of a window without which fewer than Qa are left."""
     return striping.write - striping.ack + 1
 
 
@@ -89,12 +90,12 @@ def is_acknowledged(stored: Set[int], entry: int, striping: Striping) -> bool:
 
 
 def proves_absence(negative: Set[int], entry: int, striping: Striping) -> bool:
-    """Whether an entry cannot have been acknowledged, as these members do not have it."""
+    """Whether an entry cannot have been acknowledged, because these members do not have it."""
     return len(negative & {*write_set(entry, striping)}) >= negatives_needed(striping)
 
 
 def covers(answered: Set[int], striping: Striping) -> bool:
-    """Whether every window has so many of these members that no Qa others are in one."""
+    """Whether these members leave fewer than Qa others in every window."""
     needed = negatives_needed(striping)
     windows = (_window(first, striping) for first in range(striping.ensemble))
     return all(len(answered & {*window}) >= needed for window in windows)

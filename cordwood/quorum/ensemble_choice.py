@@ -1,13 +1,12 @@
 """Chooses the nodes of an ensemble, so that each entry lies in two racks.
 
 Entries go to Qw neighbours on the ring, its *windows*. So every window has to have nodes of two
-racks, or of two regions or other domains if that is asked for. Where the nodes do not give that,
-the rule is soft unless it is enforced: then there is no ensemble.
+racks, or of two regions or other domains if that is asked for. If the nodes do not allow this, a
+soft rule is broken, and an enforced rule gives no ensemble.
 
-Nodes are drawn by weight, and a node with a fuller disk less often. A place is filled by a node of
-another domain than its neighbours' if there is one. Where that leads to a window in one domain,
-other domains are tried for the places before it, so an enforced rule finds an ensemble if there is
-one.
+Nodes are drawn by weight, and a node with a fuller disk less often. Each place gets a node of
+another domain than its neighbours', if there is one. If this leads to a window in one domain, other
+domains are tried for the earlier places. So an enforced rule finds an ensemble if there is one.
 
 Source: docs/sources/bookkeeper.md (e).
 """
@@ -23,8 +22,8 @@ from cordwood.nodes import SCOPES, Member, NodeId
 from cordwood.quorum.copyset import Chance
 
 TRIES_MAX = 20_000
-"""Nodes that are tried before it counts as impossible: many times what rings of some ten nodes
-need, and a tenth of a second. A rule that is hard to meet is then as one that cannot be met."""
+"""Tries before an ensemble counts as impossible: many times more than rings of some ten nodes need,
+and a tenth of a second. A rule that needs more tries counts as impossible too."""
 
 DOMAINS_MIN = 2
 """Domains of a window of two nodes or more, as BookKeeper has it. With more, a cluster of two racks
@@ -37,7 +36,8 @@ class Placement:
 
     Attributes:
         scope: each entry lies in two of these domains: `rack`, `row`, `cluster`, `dc` or `region`.
-        is_enforced: there is no ensemble where that cannot be. Else it is kept if possible.
+        is_enforced: if the nodes do not allow this, there is no ensemble. Otherwise it is kept if
+        possible.
         local: a location; the first place of a new ensemble goes to a node of its domain, if there
             is one, so that a reader there has a node nearby for every entry with E = Qw.
     """
@@ -51,7 +51,7 @@ class Placement:
             raise BadSetting(f"no scope {self.scope!r}; scopes are {', '.join(SCOPES[1:])}")
 
     def is_near(self, member: Member) -> bool:
-        """Whether a node is in the domain that the first place is to be in."""
+        """Whether a node is in the wanted domain of the first place."""
         if not self.local:
             return False
         return member.domain(self.scope) == Member(NodeId(0), "", self.local).domain(self.scope)
@@ -62,8 +62,8 @@ ANYWHERE = Placement()
 
 
 def placement_of(metadata: LedgerMetadata) -> Placement:
-    """How nodes are chosen for a ledger that is recovered or repaired: as its writer wants it, but
-    near nobody."""
+    """The choice of nodes for a ledger that is recovered or repaired: the writer's scope, and no
+    wanted location."""
     return Placement(metadata.scope, metadata.is_enforced)
 
 
@@ -74,11 +74,11 @@ def choose_ensemble(
     chance: Chance,
     placement: Placement = ANYWHERE,
 ) -> tuple[NodeId, ...] | None:
-    """Fill the empty places of a ring; None if there are too few nodes, or none that may be.
+    """Fill the empty places of a ring; None if there are too few nodes, or if no choice is allowed.
 
     Args:
         able: nodes that may be chosen; none of `kept`.
-        kept: the ring, None where a node is wanted.
+        kept: the ring, with None at the empty places.
         write: Qw, the places of a window.
     Returns:
         All nodes of the ring, in the order of places.
@@ -91,7 +91,7 @@ def choose_ensemble(
 
 
 def windows_in_one(ensemble: Sequence[Member], write: int, scope: str = "rack") -> int:
-    """How many windows of a ring lie in one domain, though they have two nodes or more."""
+    """The number of windows of two nodes or more that are in one domain."""
     if write < DOMAINS_MIN:
         return 0
     names = [member.domain(scope) for member in ensemble]
@@ -132,7 +132,7 @@ class _Ring:
         return [member for member in self._ring if member is not None]
 
     def _fill(self, places: list[int], left: list[Member], *, strict: bool) -> bool:
-        """Fill these places; whether that could be."""
+        """Fill these places. Returns whether it was possible."""
         if not places:
             return True
         place, *rest = places
@@ -148,8 +148,8 @@ class _Ring:
         return False
 
     def _candidates(self, place: int, left: list[Member]) -> Iterator[Member]:
-        """One node of each domain, drawn by weight; those of other domains than the neighbours'
-        come first, and for the first place of a new ring those that are near."""
+        """One node of each domain, drawn by weight. Nodes of other domains than the neighbours'
+        come first; for the first place of a new ring, nodes of the wanted location come first."""
         scope = self._placement.scope
         count = len(self._ring)
         beside = {self._domain((place + step) % count) for step in (-1, 1)}

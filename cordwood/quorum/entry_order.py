@@ -1,8 +1,7 @@
-"""In which order the nodes of an entry are asked for it.
+"""The order in which a reader asks the nodes of an entry.
 
-Healthy ones first, then slow ones, then those that an operator has set read-only, which are about
-to go, then those that have no connection, and then those that are taken for dead or are no members
-any more.
+Healthy nodes come first, then slow nodes, then read-only nodes, which an operator may soon remove,
+then nodes without a connection, and last nodes that count as dead or are no members any more.
 
 Source: docs/sources/bookkeeper.md (e).
 """
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 
 class Rank(enum.IntEnum):
-    """What is known of a node, best first."""
+    """The state of a node, best first."""
 
     HEALTHY = 0
     SLOW = 1
@@ -27,6 +26,6 @@ def read_order(nodes: Sequence[int], rank: Callable[[int], tuple[Rank, int]]) ->
     """These nodes by rank, and among equals by failures; else in the order given.
 
     Args:
-        rank: of a node, and how often it failed or was slow since it answered.
+        rank: a node's state, and how often it failed or was slow since its last answer.
     """
     return sorted(nodes, key=rank)

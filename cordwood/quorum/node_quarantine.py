@@ -1,8 +1,8 @@
-"""Nodes that failed often of late, and are not chosen for new entries for a while.
+"""Nodes that failed often of late: they are not chosen for new entries for a while.
 
-A node that fails all the time is a member of each new ensemble otherwise, and each writer has to
-find that out by itself. A quarantine ends after a while, or as soon as the node stores something: a
-writer that had it before still sends to it. BookKeeper's lasts half an hour whatever the node does
+Otherwise a node that always fails would be a member of each new ensemble, and each writer would
+have to find this out. A quarantine ends after a while, or as soon as the node stores an entry:
+earlier writers still send to it. BookKeeper's lasts half an hour whatever the node does
 (#4879).
 
 Source: docs/sources/bookkeeper.md (c), (e), (h).
@@ -17,13 +17,13 @@ FAILURES = 5
 is no reason to avoid a node."""
 
 WITHIN_S = 60.0
-"""They count for so long."""
+"""The time for which failures count."""
 
 FIRST_S = 30.0
-"""How long it is held back first; each time twice as long."""
+"""The length of the first quarantine; each further one is twice as long."""
 
 LONGEST_S = 1800.0
-"""BookKeeper's."""
+"""The longest quarantine: BookKeeper's."""
 
 
 @dataclass(slots=True)
@@ -34,16 +34,16 @@ class _Record:
 
 
 class NodeQuarantine:
-    """See the module. It has a record of each node that failed since it stored something."""
+    """See the module. It has a record of each node that failed since it last stored an entry."""
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
 
     def on_failed(self, node: int, now: float) -> None:
-        """A node did not take entries, or did not answer."""
+        """Note that a node did not take entries, or did not answer."""
         record = self._records.setdefault(node, _Record())
         if now < record.until:
-            return  # What was on its way when it began.
+            return  # An entry that was in flight when the quarantine began.
         record.failures = [at for at in record.failures if now - at < WITHIN_S] + [now]
         if len(record.failures) >= FAILURES:
             record.failures.clear()
@@ -51,9 +51,9 @@ class NodeQuarantine:
             record.period_s = min(LONGEST_S, 2 * record.period_s)
 
     def on_stored(self, node: int) -> None:
-        """A node took entries: it is well."""
+        """Note that a node took entries: it is healthy."""
         self._records.pop(node, None)
 
     def held(self, now: float) -> frozenset[int]:
-        """Nodes that are held back now."""
+        """The nodes in quarantine now."""
         return frozenset(node for node, record in self._records.items() if now < record.until)
