@@ -234,9 +234,12 @@ class ReadStreams:
 
     def on_change(self, log: int) -> None:
         """The log's release or its trim point moved."""
+        streams = self._by_log.get(log)
+        if not streams:
+            return  # every stored block comes past here, and most logs have no reader
         held = self._reader.get(log)
         gone = held.gone if held is not None else 0
-        for stream in self._by_log.get(log, ()):
+        for stream in streams:
             # A stream with a closed window sends no blocks, but it must report trims.
             if stream.next <= min(stream.until, max(stream.high, gone)):
                 self._wake(stream)
