@@ -90,9 +90,10 @@ class Unheard:
         settled: Callable[[Sequence[StoreRefusal]], None],
     ) -> bool:
         """Have a store wait if it has a block of an unknown epoch; False if it has none."""
+        logs = engine.cache.logs
         for block in blocks:
             log, epoch = block.header.log, block.header.first >> 32
-            held = engine.cache.get(log)
+            held = logs.get(log)
             # The first look is enough for every block but the first ones of an epoch.
             if held is not None and epoch <= held.released >> 32:
                 continue
@@ -108,8 +109,8 @@ class Unheard:
             if refusal is None:
                 engine.store(wave, payload, settled)
             else:
-                logs = dict.fromkeys(each.header.log for each in blocks)
-                settled(tuple(StoreRefusal(wave, each, refusal) for each in logs))
+                refused = dict.fromkeys(each.header.log for each in blocks)
+                settled(tuple(StoreRefusal(wave, each, refusal) for each in refused))
 
         self._held_bytes += size
         if claim is None:
