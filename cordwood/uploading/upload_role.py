@@ -60,6 +60,10 @@ HEADS_S = 30.0
 """How long the headers of what waits may take. Records that nodes do not send within this time
 count as unknown."""
 
+LOOKED_AT_ONCE = 16
+"""Logs that are asked for their release, or whose headers are read, at the same time. With a
+hundred silent logs, others wait for minutes, and not for an hour."""
+
 PAUSE_MAX_S = 300.0
 """The longest rest of a log with failing uploads; the pauses double from the time between two
 looks."""
@@ -231,15 +235,7 @@ class UploadRole:
             if info.attributes.is_uploaded and self._seen[log].rest_until <= now
         ]
         tails = await self._tails(client, able)
-        waiting: list[Waiting] = []
-        for log in tails:
-            try:
-                waits = await self._waiting(client, mine[log], tails[log])
-            except CordwoodError as error:
-                self._on_failed(log, error)
-                continue
-            if waits is not None:
-                waiting.append(waits)
+        waiting = await self._measured(client, mine, tails)
         plan = plan_uploads(waiting, self._host.clock.now_us(), self._presses())
         self._tell_blocked(dict(plan.blocked), able)
         rate = upload_rate(sum(each.bytes for each in waiting), self._presses())
@@ -252,13 +248,18 @@ class UploadRole:
             return await client.released_by_number(logs)
         except CordwoodError as error:
             logger.debug("some logs do not tell their release: %s", error)
+        places = asyncio.Semaphore(LOOKED_AT_ONCE)
         tails: dict[int, Lsn] = {}
-        for log in logs:
-            try:
-                tails.update(await client.released_by_number([log]))
-            except CordwoodError as error:
-                self._on_failed(log, error)
-        return tails
+
+        async def ask(log: int) -> None:
+            async with places:
+                try:
+                    tails.update(await client.released_by_number([log]))
+                except CordwoodError as error:
+                    self._on_failed(log, error)
+
+        await asyncio.gather(*map(ask, logs))
+        return {log: tails[log] for log in logs if log in tails}
 
     def _tell_guarded(self, mine: Mapping[int, LogInfo]) -> None:
         """Of logs from before both were refused together. What is uploaded already stays."""
@@ -289,6 +290,26 @@ class UploadRole:
                 said.over(f"log {log}: uploads go on")
 
     # What waits.
+
+    async def _measured(
+        self, client: Store, infos: Mapping[int, LogInfo], tails: Mapping[int, Lsn]
+    ) -> list[Waiting]:
+        """What of each log waits, by log.
+
+        Some logs at once: each one whose nodes are silent takes HEADS_S.
+        """
+        places = asyncio.Semaphore(LOOKED_AT_ONCE)
+
+        async def measure(log: int) -> Waiting | None:
+            async with places:
+                try:
+                    return await self._waiting(client, infos[log], tails[log])
+                except CordwoodError as error:
+                    self._on_failed(log, error)
+                    return None
+
+        found = await asyncio.gather(*map(measure, tails))
+        return [each for each in found if each is not None]
 
     async def _waiting(self, client: Store, info: LogInfo, tail: int) -> Waiting | None:
         """What of a log may go; None if nothing waits."""

@@ -179,6 +179,28 @@ class TestSilentNodes:
             assert head is not None
             assert head.end == await store.tail("log") + 1
 
+    @as_scenario(simulate, nodes=5, copies=2, seed=2, storage=STORAGE, tier=TIER)
+    async def test_logs_that_do_not_answer_are_waited_for_together(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """One after another, each for its time: a hundred of them held up others for an hour."""
+        async with cluster.client() as store:
+            names = [f"log-{n}" for n in range(40)]
+            for name in names:
+                await store.create_log(name, attributes=WAITS)
+            for _ in range(3):
+                for name in names:
+                    await store.append(name, b"x")
+                await asyncio.sleep(1)
+            for number in list(cluster.running)[:2]:
+                cluster.kill(number)
+            await asyncio.sleep(50)
+            failed = [
+                sum(each.failures > 0 for each in node._tiering.uploads._seen.values())
+                for node in cluster.running.values()
+            ]
+            assert max(failed) > 6, "each takes ten seconds, and this node had no more than 50"
+
 
 KEEPS = replace(STORAGE, retention_every_s=86_400)
 """Of a node that lets nothing go."""
