@@ -41,8 +41,9 @@ from cordwood.protocol.producers import QUERY_PRODUCERS
 PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
 LOG_MAX = int(EVENT_LOG)
-SEQUENCE_MAX = (1 << 62) - 1
-"""The highest sequence to go on at: nobody counts so far, and columns of 64 bits hold it."""
+SEQUENCE_MAX = 1 << 62
+"""The highest sequence to go on at. Nobody counts so far, and columns of 64 bits hold it. `cordwood
+append --resume` probes there: the log says which sequence it expects."""
 
 
 DOUBTS_MAX = 1_024
@@ -265,7 +266,8 @@ class Producer:
                 log.
         Raises:
             BadSetting: a number is out of its range. Or an append to the log has not ended; or an
-                append that got that place ended well, and it may be another one than the append to be sent again. Other records
+                append that got that place ended well, and it may be another one than the append
+                to be sent again. Other records
                 sent there would be taken for a repeat. Or this is another process; see `call`.
         """
         self._check_process()
