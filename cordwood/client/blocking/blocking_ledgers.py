@@ -42,7 +42,9 @@ class BlockingWritableLedger(Facade[WritableLedger]):
             Closed: the client was closed.
         """
         # The loop begins the call later; the caller may refill its buffer before that.
-        return self._thread.start(self._inner.append(bytes(payload)))
+        if not isinstance(payload, bytes):
+            payload = bytes(memoryview(payload))  # trap: of a number, `bytes` makes so many zeros
+        return self._thread.start(self._inner.append(payload))
 
     def abandon(self) -> None:
         """See `WritableLedger.abandon`."""

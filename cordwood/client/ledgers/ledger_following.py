@@ -100,6 +100,7 @@ class LedgerBatches(Following["list[LedgerEntry]"]):
 
     async def _next_items(self) -> list[list[LedgerEntry]]:
         ledger = self._ledger
+        ledger._cluster.check_open()
         while self._next <= self._wanted:
             if self._next <= ledger.last_add_confirmed:
                 some = await self._ahead.take(min(ledger.last_add_confirmed, self._wanted))

@@ -391,6 +391,7 @@ class ReadableLedger:
 
     async def try_read_last_add_confirmed(self) -> int:
         """As `read_last_add_confirmed`, from the answers that came: the result may be too low."""
+        self._cluster.check_open()
         replies = await asyncio.gather(
             *(self._ask_lac(node, 0.0) for node in self.metadata.newest.nodes)
         )
@@ -407,6 +408,7 @@ class ReadableLedger:
             UnknownLedger: it was deleted.
             Unreachable, Overloaded: the metadata store did not answer.
         """
+        self._cluster.check_open()
         loop = asyncio.get_running_loop()
         left_s = timeout_s
         while self.last_add_confirmed <= above and not self.is_closed and left_s >= 0:

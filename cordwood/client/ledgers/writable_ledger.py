@@ -109,6 +109,7 @@ class WritableLedger:
         self._let_in = LetIn(asyncio.get_running_loop())
         self._ended = asyncio.Event()
         self._end: End | None = None
+        self._why = "a recovery has shut this writer out"
         self._ticker = tasks.create_task(self._tick())
 
     async def __aenter__(self) -> WritableLedger:
@@ -266,8 +267,7 @@ class WritableLedger:
             self._let_in.note()
 
     async def close(self) -> None:
-        """Close the ledger at its last acknowledged entry, after all added entries are
-        answered.
+        """Close the ledger at its last acknowledged entry, once all added entries are answered.
 
         With deferred sync it is forced first. Closing twice is harmless.
 
@@ -277,6 +277,7 @@ class WritableLedger:
             LedgerFenced: a recovery has ended it, or is about to.
             OutcomeUnknown: the metadata store does not tell whether it is closed.
         """
+        self._cluster.check_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._hand_over()
@@ -325,7 +326,7 @@ class WritableLedger:
 
     def _refusal(self) -> CordwoodError:
         if self._end in _SHUT_OUT:
-            return LedgerFenced(f"a recovery has shut this writer of ledger {self.ledger_id} out")
+            return LedgerFenced(f"ledger {self.ledger_id}: {self._why}")
         why = "" if self._end in (None, End.CLOSED) else f" ({self._end.value})"
         return Closed(f"ledger {self.ledger_id} is closed{why}")
 
@@ -334,11 +335,10 @@ class WritableLedger:
     ) -> asyncio.Future[int]:
         if not self._has_room():
             raise Overloaded(f"too many entries of ledger {self.ledger_id} are on their way")
-        loop = self._loop
         if future is None:
-            future = loop.create_future()
+            future = self._loop.create_future()
         if not self._new:
-            loop.call_soon(self._hand_over)
+            self._loop.call_soon(self._hand_over)
         self._new.append((payload, future))
         self._new_bytes += len(payload)
         return future
@@ -458,7 +458,7 @@ class WritableLedger:
                 case rule.SendLac(node, lac):
                     self._tasks.create_task(self._tell_lac(node, lac))
                 case rule.Ended(end):
-                    self._finish(end, end.value)
+                    self._finish(end)
                 case rule.SendForce(force, node):
                     self._tasks.create_task(self._force_node(force, node))
                 case rule.Forced(force, through):
@@ -484,14 +484,15 @@ class WritableLedger:
             return TooFewNodes(text)
         return Closed(text) if end in (End.CLOSED, End.TOO_LARGE) else Unreachable(text)
 
-    def _finish(self, end: End, why: str) -> None:
+    def _finish(self, end: End, why: str = "") -> None:
         if self._end is not None:
             return
         self._end = end
+        self._why = why or self._why
         self._ticker.cancel()
         self._outbox.clear()
         for future in self._acks.values():
-            _settle(future, OutcomeUnknown(f"ledger {self.ledger_id}: {why}"))
+            _settle(future, OutcomeUnknown(f"ledger {self.ledger_id}: {why or end.value}"))
         self._acks.clear()
         self._hand_over()
         self._give_up_forces(end)
