@@ -25,8 +25,8 @@ LOW_BYTES_MIN = 8 << 20
 LogsDB's metadata, and the files of a new partition also need space."""
 
 FILL_SHARES = (0.5, 0.25, 0.1)
-"""A node is a level fuller below each of these free shares of its disk. Each level halves what it
-gets of new ledgers: a few levels even disks out, and more would write metadata all the time."""
+"""A node is a level fuller below each of these free shares of its disk. Each level halves its share
+of new ledgers. A few levels even disks out; more levels would write metadata all the time."""
 
 assert len(FILL_SHARES) == FILL_MAX
 

@@ -237,7 +237,7 @@ def _entry(here: RebuildingSet, lsn: int, event: NeedsRebuild, known: LostNode |
         ranges = event.ranges
     if known is not None and ranges:
         ranges = (*known.ranges, *ranges)
-    # Of a node that lost something the others make all anew: it cannot give what it lost.
+    # The other nodes rebuild all data of a node that lost a part: it cannot give the lost part.
     relocates = event.drain and (known is None or known.relocates)
     gone = {
         each.node for each in here.lost if not each.ranges and (each.is_empty or not each.relocates)

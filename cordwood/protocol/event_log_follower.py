@@ -3,7 +3,7 @@
 The log has deltas (events) and snapshots (sets). Every writer appends after the record that it saw
 last and nowhere else, so a snapshot is the set of all records below it. That gives three rules:
 
-- A delta changes the set once, at its own LSN. What is read again has no effect.
+- A delta changes the set once, at its own LSN. A second reading of it has no effect.
 - A snapshot changes nothing in a set that is whole: it is compared with it. Another set at the
   same place means that two nodes have made different sets of the same events, and nothing that
   either says may be used.
@@ -67,7 +67,7 @@ class EventFollower:
         """Take the record at `lsn`. Records come in the order of their LSNs; some come again.
 
         Raises:
-            Corrupt: a snapshot is not what the records below it amount to.
+            Corrupt: a snapshot differs from the sum of the records below it.
         """
         if lsn <= self.reached:
             return Taken.SEEN
@@ -108,7 +108,7 @@ class EventFollower:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether whoever appends next should append a snapshot too."""
+        """Whether the next append should be followed by a snapshot."""
         return self.is_whole and self.deltas >= SNAPSHOT_EVERY
 
     def has_read(self, tail: int) -> bool:
@@ -116,9 +116,9 @@ class EventFollower:
         return self.reached >= (tail if tail & 0xFFFF_FFFF else tail - 1)
 
     def decide(self, event: RebuildEvent) -> Outcome:
-        """What would become of an event that is appended after `record`.
+        """The outcome of an event that is appended after `record`.
 
-        Where it would change nothing, the set is as it is: nobody appends it.
+        If the event changes nothing, the set is returned as it is, and no node appends the event.
         """
         outcome = apply(self.set, max(self.record, self.set.through) + 1, event)
         return outcome if outcome.verdict is Verdict.TAKEN else Outcome(self.set, outcome.verdict)

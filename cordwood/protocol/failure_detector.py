@@ -148,7 +148,8 @@ class FailureDetector:
     @property
     def is_trusted(self) -> bool:
         """Whether this view counts yet; until then all nodes are alive."""
-        # Trap: a node that has just started has heard nobody, so silence means nothing yet. It
+        # Trap: a node that has just started has heard no other node, so silence means nothing yet.
+        # It
         # waits for TOLD_MIN lists, or as long as it takes to call a node dead.
         return self._told >= TOLD_MIN or self._ticks > self._limits.dead_ticks
 

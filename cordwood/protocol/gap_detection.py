@@ -187,7 +187,7 @@ class ReadBuffer(Generic[Item]):
     def tiered_up_to(self) -> int:
         """The last LSN from `next` on that has to be read from objects; 0 if none.
 
-        What is trimmed comes before that, and so do blocks that are here.
+        Trimmed ranges come before that, and so do blocks that are here.
         """
         if self.is_done or self._over is not None or self._is_here() or 0 < self._trim >= self.next:
             return 0
@@ -210,7 +210,7 @@ class ReadBuffer(Generic[Item]):
         # Trap: the node does not know what it holds in that range, so its silence means nothing.
         bad = self._bad.setdefault(node, [])
         bad.append((first, last))
-        # Memory is bounded against a node whose disk is bad all over.
+        # This bounds the memory for a node whose whole disk is bad.
         if len(bad) > BAD_RANGES_MAX:
             self._unknown.add(node)
 

@@ -1,13 +1,13 @@
-"""What has to be made anew of ledgers whose nodes are lost, when, and when that is done.
+"""Decides which copies of ledgers on lost nodes are made anew, and when this is done.
 
 An *auditor* looks at every ledger and marks those that name a lost node in any fragment. A *mark*
 says which nodes, and since when. It stays until nothing of the ledger names these nodes any more,
 also where they are let in again meanwhile with an empty disk. *Workers* take marks, one at a time:
 
 - a closed ledger is repaired: its entries are copied, and then another node is named;
-- a ledger that is not closed is recovered first, once the *grace* is over, where its last fragment
-  names a lost node. A writer that lives replaces the node with its next entry, so what is left
-  after the grace has no writer, or an idle one, which is shut out;
+- a ledger that is not closed is recovered first, after the *grace*, if its last fragment names a
+  lost node. A living writer replaces the node with its next entry. So after the grace the ledger
+  has no writer, or an idle one, which is shut out;
 - a ledger that main storage has lacks no copies, whatever its fragments name;
 - a ledger whose last fragment is whole is left to its writer. It waits until that closes it.
 
@@ -36,8 +36,8 @@ class Mark(NamedTuple):
     """A ledger that lacks copies.
 
     Attributes:
-        nodes: lost ones that it names, or named when it was looked at; rising.
-        since_us: when the last of them was added, by the clock of whoever added it.
+        nodes: lost nodes that the ledger names, or named at the look; rising.
+        since_us: when the last of them was added, by the clock of the node that added it.
         short_from: where the last fragment began that named one of them, of a ledger that was not
             closed; -1 where it named none. A later fragment that names such a node was begun when
             the node was back.
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
 
 
 class Step(enum.Enum):
-    """What to do for a mark."""
+    """The next step for a mark."""
 
     DONE = "nothing of the ledger names these nodes"
     REPAIR = "copy its entries to other nodes"
@@ -81,7 +81,7 @@ def lacking(metadata: LedgerMetadata, lost: Set[int]) -> tuple[int, ...]:
 
 
 def mark_of(metadata: LedgerMetadata, lost: Set[int], now_us: int) -> Mark | None:
-    """What is to be marked of a ledger; None where it names no lost node."""
+    """A ledger's mark; None if it names no lost node."""
     nodes = lacking(metadata, lost)
     if not nodes:
         return None
@@ -90,7 +90,7 @@ def mark_of(metadata: LedgerMetadata, lost: Set[int], now_us: int) -> Mark | Non
 
 
 def merged(before: Mark | None, found: Mark) -> Mark:
-    """A mark with what was found now. Its grace begins anew where that is more than was known."""
+    """A mark with the present findings. If there are new ones, its grace begins anew."""
     if before is None:
         return found
     nodes = tuple(sorted({*before.nodes, *found.nodes}))
@@ -101,10 +101,10 @@ def merged(before: Mark | None, found: Mark) -> Mark:
 
 
 def step(metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Step:
-    """What to do for a mark.
+    """The next step for a mark.
 
     Args:
-        metadata: the ledger as it is; None where it was deleted.
+        metadata: the ledger's present metadata; None if it was deleted.
     """
     if metadata is None or not lacking(metadata, {*mark.nodes}):
         return Step.DONE
@@ -113,13 +113,13 @@ def step(metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Step:
     is_over = now_us - mark.since_us >= GRACE_US
     newest = metadata.newest
     is_short = newest.first == mark.short_from and bool({*newest.nodes} & {*mark.nodes})
-    # One that is in recovery has no writer any more, and perhaps nobody who ends it.
+    # A ledger in recovery has no writer any more, and perhaps no client that ends the recovery.
     may_end = is_short or metadata.state is LedgerState.IN_RECOVERY
     return Step.RECOVER if may_end and is_over else Step.WAIT
 
 
 class Retries:
-    """When ledgers that could not be repaired are tried again."""
+    """The times of further tries to repair a ledger."""
 
     def __init__(self) -> None:
         self._due: dict[int, tuple[float, float]] = {}

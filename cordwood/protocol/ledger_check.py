@@ -1,12 +1,13 @@
-"""Whether a ledger has the copies that it asks for: which entries are looked at, and what is told.
+"""Checks whether a ledger has its copies: which entries are checked, and the findings.
 
 Each member of an entry's write set is asked for its copy. An entry of a closed ledger should have
 Qw whole copies. An entry of an open one that is confirmed should have Qa: its writer may still be
-sending the others. A silent node is taken to have its copies, and is named. An entry without a
+sending the others. A silent node counts as having its copies, and the report names it. An entry
+without a
 whole copy is lost only if all its nodes answered.
 
 Main storage has every entry of a *tiered* ledger, so nodes need no copies, and none is made anew.
-An entry is short where main storage does not give it whole, and lost where no node has it either. A
+An entry is short if main storage does not give it whole, and lost if no node has it either. A
 ledger may become tiered while it is looked at: a node that let go of a copy lacks none.
 
 A check of all entries reads all copies. A *sample* looks at the first and the last E entries of
@@ -60,8 +61,8 @@ class LedgerCheck:
         lost: entries without a whole copy, though all their nodes answered. first_lost: the first
             of them. Each is short as well.
         unread: entries without a whole copy, of which some node did not answer.
-        damaged: copies that are not what was added.
-        lacking: by node, copies of short entries that it should have, and has not whole.
+        damaged: copies that differ from the added entry.
+        lacking: by node, the copies of short entries that it should have and does not have whole.
         silent: nodes that did not answer.
         narrow: first entries of the fragments that have entries in one domain only, though the
             nodes of the cluster lie in several.
@@ -131,7 +132,7 @@ class LedgerCheck:
 
         Args:
             stored: its copy there.
-            elsewhere: what its nodes told, where that is not whole.
+            elsewhere: the answers of its nodes, if main storage does not have it whole.
         """
         self.entries += 1
         if stored is Copy.WHOLE:
@@ -165,7 +166,7 @@ def begun(metadata: LedgerMetadata, last: int) -> LedgerCheck:
 
 
 def parts(metadata: LedgerMetadata, last: int, share: float, chance: Chance) -> Iterator[Part]:
-    """What is looked at of each fragment up to `last`.
+    """The checked entries of each fragment up to `last`.
 
     Args:
         share: of the entries between the ends of a fragment, 0 to 1.

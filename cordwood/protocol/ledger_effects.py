@@ -1,4 +1,4 @@
-"""What the writer of a ledger asks for, as it is told of events; see `protocol.ledger_writer`.
+"""The effects that a ledger's writer returns for events; see `protocol.ledger_writer`.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -35,7 +35,7 @@ class Outcome(enum.Enum):
 
 
 class End(enum.Enum):
-    """Why a writer ended."""
+    """The reason why a writer ended."""
 
     CLOSED = "closed"
     FENCED = "fenced"

@@ -1,4 +1,4 @@
-"""Recovery of a ledger that its writer did not close: who asks whom, and where it ends.
+"""Recovery of a ledger that its writer did not close: the questions to its nodes, and its end.
 
 ::
 
@@ -85,14 +85,14 @@ class ClaimOrClose(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The ledger is closed, by this recovery or by somebody else."""
+    """The ledger is closed, by this recovery or by another client."""
 
     last: int
     length: int
 
 
 class Failure(enum.Enum):
-    """Why a recovery came to no end; each may be tried again."""
+    """The reasons why a recovery failed; each allows another try."""
 
     NOT_COVERED = "too few members were fenced"
     UNDECIDED = "an entry has neither a copy nor enough denials"
@@ -391,7 +391,7 @@ class LedgerRecovery:
         return []
 
     def on_metadata_found(self, held: Versioned) -> list[Effect]:
-        """The compare-and-set was not taken, or its answer was lost; this is what is there."""
+        """The compare-and-set lost, or its answer was lost; this is the present metadata."""
         found = held.metadata
         if self.stage is Stage.CLAIM:
             return self._claim(held)

@@ -8,16 +8,16 @@ fence, so an entry that only new nodes have would be lost (BookKeeper #1591).
 
 Three things can end a writer: its close, by compare-and-set, at the LAC; a fence, of which a node
 or the metadata tells; and a failure (too few nodes, a quorum that does not answer in time), after
-which it closes the ledger itself. What was not acknowledged then has one of two outcomes. Where
-the writer's own close won, the entry is not in the ledger and never will be. In every other case
+which it closes the ledger itself. An entry without an acknowledgement then has one of two outcomes.
+If the writer's own close won, the entry is not in the ledger and never will be. In every other case
 the outcome is unknown: a recovery may have kept the entry.
 
 With *deferred sync* nodes acknowledge before the entry is on their disks. The LAC then moves only
-with a force, which all E nodes answer, and an ensemble cannot change. A node that starts anew may
-have lost what it acknowledged, and answers the next force all the same: it does not know of more.
-So each answer tells the *run* of the node, and a node with two runs ends the writer.
+with a force, which all E nodes answer, and an ensemble cannot change. A node that starts again may
+have lost entries that it acknowledged, and answers the next force all the same, because it does not
+know of them. So each answer tells the *run* of the node, and a node with two runs ends the writer.
 
-A rule: events in, effects out. Each event returns what is to be done, in this order.
+A rule: events in, effects out. Each event returns its effects, in the order in which they are done.
 
 Source: docs/sources/bookkeeper.md (a), (b); docs/design.md §3.
 """
@@ -434,7 +434,7 @@ class LedgerWriter:
         return []
 
     def on_metadata_found(self, held: Versioned) -> list[Effect]:
-        """The compare-and-set was not taken, or its answer was lost; this is what is there."""
+        """The compare-and-set lost, or its answer was lost; this is the present metadata."""
         if self.phase is Phase.CHANGING:
             return self._found_while_changing(held)
         if self.phase is Phase.CLOSING:
@@ -442,7 +442,7 @@ class LedgerWriter:
         return self.on_metadata_changed(held)
 
     def on_metadata_changed(self, held: Versioned) -> list[Effect]:
-        """News of the metadata, which nobody here wrote."""
+        """Newer metadata, which this writer did not write."""
         if self.phase is Phase.ENDED or held.version <= self._held.version:
             return []
         if held.metadata.state is LedgerState.CLOSED and self.phase is not Phase.CLOSING:
@@ -458,7 +458,7 @@ class LedgerWriter:
         if found.state is LedgerState.IN_RECOVERY:
             return self._end(End.FENCED)
         if found.newest == self._proposed.newest:
-            # Its own write, of which it did not hear.
+            # Its own write, whose answer was lost.
             return self._switch(held)
         if found.newest == self._held.metadata.newest:
             # A repair of older fragments came between.
@@ -482,7 +482,7 @@ class LedgerWriter:
     # The end.
 
     def on_close(self) -> list[Effect]:
-        """The ledger is to be closed at its LAC; what is not acknowledged is left out."""
+        """Close the ledger at its LAC; entries without an acknowledgement are left out."""
         return self._close(End.CLOSED) if self.is_open else []
 
     def _close(self, end: End) -> list[Effect]:
@@ -506,7 +506,7 @@ class LedgerWriter:
         return self._stop(self._asked_to_end, Outcome.NOT_STORED)
 
     def _end(self, end: End) -> list[Effect]:
-        """Somebody else decides what the ledger has."""
+        """Another client decides where the ledger ends."""
         return self._stop(end, Outcome.UNKNOWN)
 
     def _stop(self, end: End, outcome: Outcome) -> list[Effect]:
@@ -519,7 +519,7 @@ class LedgerWriter:
         self._bytes = 0
         return [*effects, Ended(end, self.lac, self.length)]
 
-    # What is known of the LAC.
+    # The LAC.
 
     def on_lac_tick(self) -> list[Effect]:
         """Tell the LAC to the nodes where no entry has told it since the last tick."""
@@ -531,7 +531,7 @@ class LedgerWriter:
         return [SendLac(node, self.lac) for node in self.ensemble]
 
     def on_force(self) -> list[Effect]:
-        """What is acknowledged now is to be on the disks. Without deferred sync it is."""
+        """Have all acknowledged entries on the disks. Without deferred sync they are there."""
         assert self.is_open, "the writer has ended, or is about to"
         self._force_count += 1
         force = self._force_count
@@ -557,7 +557,8 @@ class LedgerWriter:
         return [Forced(force, found.through)]
 
     def on_force_failed(self, force: int, refusal: Refusal) -> list[Effect]:
-        """A node did not answer a force. It may have lost what it confirmed, so this is the end."""
+        """A node did not answer a force. It may have lost entries that it confirmed, so the writer
+        ends."""
         if force not in self._forces or not self.is_open:
             return []
         if refusal in FATAL:

@@ -49,7 +49,7 @@ def find_time(answers: Iterable[TimeAnswer], tail: int, *, heard_all: bool) -> F
     before = max(answer.before for answer in known)
     at = min((answer.at for answer in known if answer.at), default=0)
     if at:
-        # A node that missed a trim holds what nobody reads any more.
+        # A node that missed a trim has records that no reader gets any more.
         at = max(at, 1 + max(answer.trim for answer in known))
         return Found(max(OLDEST, min(before + 1, at)), heard_all or before + 1 == at)
     if not before and heard_all:

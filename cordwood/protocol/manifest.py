@@ -5,9 +5,9 @@ written once and never again, and the head holds its reference; FANOUT reference
 page of the next level, and so on. So a commit writes the head and, one time in FANOUT, a page: the
 millionth costs what the first did, and finding an LSN reads one page a level.
 
-What makes commits safe:
+These rules make commits safe:
 
-- the head is replaced on condition that it is the one that was read;
+- the head is replaced only if it is still the head that was read;
 - an entry begins where the last one ended, so nothing is committed twice or left out;
 - a turn begins with a higher fence in the head, and a commit needs the fence in force; what an
   earlier turn uploaded is never committed, and `is_dead` may let go of it by that, without a clock.
@@ -32,10 +32,10 @@ FANOUT = 64
 """A head has 64 items a level at most, 4 levels for 16 million objects: 40 KB. A page has 10 KB."""
 
 TRIMS_KEPT = 8
-"""More trims than these within their grace are told as one: what they let go of stays longer."""
+"""More trims within their grace are joined: their objects stay longer."""
 
 LEVELS_MAX = 12
-"""FANOUT to this power is more than there are LSNs in an epoch's objects of one record."""
+"""FANOUT to this power exceeds the number of an epoch's LSNs, and so of its objects."""
 
 FENCE_MAX = (1 << 63) - 1
 """The turn that no other follows: that of a deleted log."""
@@ -54,7 +54,7 @@ def first_head(log: int, first: int, fence: int, holder: str) -> Head:
 
 
 def take_turn(head: Head, fence: int, holder: str) -> Head:
-    """Begin a turn; earlier ones commit no more.
+    """Begin a turn; earlier turns cannot commit any more.
 
     Raises:
         Fenced: a turn as high has begun.
@@ -147,10 +147,10 @@ def _added(head: Head, entry: Entry, seal: Seal) -> Head:
 
 
 def trim(head: Head, start: int, now_us: int) -> Head:
-    """Keep nothing below an LSN; the head itself if that changes nothing.
+    """Drop all entries below an LSN. Returns the same head if this changes nothing.
 
-    Entries and pages that lie below it as a whole leave the head. Nobody needs a turn for it: a
-    trim only ever goes up, and takes nothing that a later one would not.
+    Entries and pages that lie below it as a whole leave the head. This needs no turn: a trim only
+    rises, and takes only entries that a later trim would take too.
 
     Args:
         start: at most `head.end`.
@@ -203,7 +203,7 @@ def last_append_us(head: Head) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of all that a manifest keeps."""
+    """The sums over all entries of a manifest."""
 
     objects: int = 0
     stored: int = 0
@@ -246,16 +246,16 @@ def ref_of(page: Page, fence: int, crc: int, size: int) -> PageRef:
     )
 
 
-# ---- what nobody needs any more ----
+# ---- objects that can be deleted ----
 
 
 def is_merged(fence: int) -> bool:
-    """Whether what has this fence was put by a merge, and by no upload."""
+    """Whether a merge put the objects of this fence, and no upload."""
     return fence >= MERGED
 
 
 def is_merge_over(head: Head, fence: int) -> bool:
-    """Whether the turn of a merge's fence is over: it commits nothing any more."""
+    """Whether the turn of a merge's fence is over, so that it cannot commit any more."""
     return fence - MERGED < head.merging.number
 
 
@@ -329,7 +329,7 @@ def check_head(head: Head) -> None:
 
 
 def check_page(page: Page, ref: PageRef) -> None:
-    """See that a page is the one that a reference tells of.
+    """Check that a page is the page of a reference.
 
     Raises:
         Malformed: it is not.
@@ -363,10 +363,10 @@ def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
     """Choose from all objects that there are of a log those that tell the most without a hole.
 
     Objects of one log that overlap hold the same records: ranges are uploaded once they are
-    released and sealed. So any choice is right. This one takes those that follow one another the
-    furthest without an overlap, as those that were committed do, because whoever reads objects
-    without the manifest reads an overlap twice. Of equal ones it takes few and large ones. An
-    object that begins inside of what is told already is told from there on.
+    released and sealed. So any choice is right. This one takes objects that follow one another the
+    furthest without an overlap, as committed objects do, because a program that reads objects
+    without the manifest reads an overlap twice. Of equal choices it takes few and large objects. If
+    an object begins inside a covered range, the rest of it counts.
 
     Args:
         found: in any order.
@@ -394,7 +394,7 @@ def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
                     reaches.get(entry.last + 1, entry.last), entry.first == end, entry.last,
                 ),
             )  # fmt: skip
-            # What is left of an object that is cut is not known: it counts for nothing.
+            # The size of the rest of a cut object is not known: it counts as nothing.
             is_cut = best.first < end
             yield best._replace(first=end, payload=0) if is_cut else best
             end = best.last + 1

@@ -1,7 +1,8 @@
-"""Which objects of a log are merged: a rule.
+"""A rule: chooses the objects of a log to merge.
 
-A run of small objects becomes one that is worth a get of its own. Objects of several logs become
-objects of one. Each merge at least doubles the largest object that goes into it, or fills half of
+A run of small objects becomes one object that is worth a get. Objects of several logs become
+objects of one log. Each merge at least doubles the largest object that goes into it, or fills half
+of
 an object, so a record is written anew a few times at most, however long its log lives.
 
 Trap: a log's share of an object of several logs costs no object of its own. Merged, it does. So
@@ -20,20 +21,22 @@ from cordwood.protocol.tier_plan import OBJECT_BYTES
 from cordwood.tiered import Entry, Head, PageRef
 
 SHARED_BYTES_MIN = 1 << 20
-"""A request costs a store as much as a megabyte or so does."""
+"""A request costs a store about as much as a megabyte."""
 
 PAGES_LOOKED_AT = 4
-"""Of the youngest pages, by a node: what it missed in a day of an object each six minutes."""
+"""The youngest pages at which a node looks: those of a missed day with an object each six
+minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
-    """What is merged.
+    """The bounds of merges.
 
     Attributes:
-        object_bytes: of bodies in a merged object, at most. It is made in memory.
-        entries_min: so many small objects are merged, though they do not fill half an object.
-        shared_bytes_min: shares of objects of several logs need so much to get one of their own.
+        object_bytes: the most bytes of bodies in a merged object, which is made in memory.
+        entries_min: this many small objects are merged even if they do not fill half an object.
+        shared_bytes_min: shares of objects of several logs get an object of their own from this
+        size on.
     """
 
     object_bytes: int = OBJECT_BYTES
@@ -42,7 +45,7 @@ class MergePolicy:
 
     @property
     def small_bytes(self) -> int:
-        """An object of so many bytes of bodies, or fewer, is small."""
+        """An object with at most this many bytes of bodies is small."""
         return self.object_bytes // 2
 
 

@@ -5,10 +5,10 @@ the place of the run's, which must be exactly those that were read: the same obj
 beside or between them. So a merge that is committed twice, or too late, finds others there and
 changes nothing. It takes no uploader's turn; uploads go on, since their entries come at the end.
 
-A merge has a turn of its own (`Head.merging`), because of what it put and has not committed: an
-upload's object is known to be dead by where the manifest ends, and a merge's by its turn alone. A
-turn that nobody ended is ended for it, once its time is over (`end_overdue`). If the holder is
-alive after all, it is told by `Fenced`, and what it put is collected: no clock is needed for that.
+A merge has a turn of its own (`Head.merging`), because of its objects that are not committed yet.
+The end of the manifest tells whether an upload's object is dead. Only the turn tells this of a
+merge's object. Another node ends a turn whose time is over (`end_overdue`). If the holder is alive
+after all, it gets `Fenced`, and its objects are collected. Safety needs no clock.
 
 The manifest stays a tree. Pages with entries of the run are written anew, and so are the pages
 above them; a page of which nothing is left goes. A page that is left with few entries joins the one
@@ -32,12 +32,12 @@ PageOf = Callable[[PageRef], Page]
 
 
 def merge_fence(head: Head) -> int:
-    """The fence of what the turn in force puts."""
+    """The fence of the objects of the present turn."""
     return MERGED | head.merging.number
 
 
 def take_merging(head: Head, holder: str, until_us: int, waits_us: int = 0) -> Head:
-    """Begin a turn at merging; the one before it commits no more.
+    """Begin a turn of merging; the earlier turn cannot commit any more.
 
     Args:
         until_us: when it may be ended for the holder.
@@ -137,8 +137,8 @@ def check_merged(log: int, run: Sequence[Entry], merged: Entry, number: int) -> 
 
 
 def touched(items: Sequence[Item], first: int, last: int) -> Iterator[PageRef]:
-    """The pages among some items that `replace` looks into: those with a part of a range, and the
-    page of entries before them, which what is left may join."""
+    """The pages among some items that `replace` reads: pages with a part of a range, and the page
+    of entries before them, which the remaining entries may join."""
     for index, item in enumerate(items):
         if not isinstance(item, PageRef) or item.last < first:
             continue

@@ -6,7 +6,7 @@
     AVAILABLE ──refused: no space──────► NO_SPACE ──30 s, or it tells of room───► AVAILABLE
     AVAILABLE ──refused: failed────────► DISABLED ──it connects anew────────────► AVAILABLE
     AVAILABLE ──named as being rebuilt─► REBUILDING ──30 s──────────────────────► AVAILABLE
-    any       ──it is said to be rebuilt──► REBUILDING while that is so
+    any       ──it is reported rebuilt────► REBUILDING while that is so
     AVAILABLE ──a wave timed out,──────► SLOW ──2 s, doubling to 60 s──► PROBING
                 or it lags behind the others
     PROBING   ──a probe was answered in time──► AVAILABLE

@@ -5,8 +5,8 @@ and a log that is written without a break has none for weeks. A node that has be
 `GROW_AFTER_S` is *settled*. When nodes settle, every log that is sequenced here and lacks one of
 them is due once, a few at each look: a new epoch costs its log a pause and a recovery.
 
-A rule: members in, logs out. Whether the log's next nodeset would have such a node is for the one
-who asks; with a nodeset smaller than the cluster it may not.
+A rule: members in, logs out. The caller finds out whether the log's next nodeset would have the new
+node; a nodeset smaller than the cluster may not.
 
 Source: docs/sources/logdevice.md 2.5 (nodesets follow the cluster; changes are spread over time).
 """
@@ -40,7 +40,7 @@ class NodesetGrowth:
         able: Collection[NodeId],
         nodesets: Callable[[], Mapping[int, Collection[NodeId]]],
     ) -> frozenset[int]:
-        """The logs that are to be looked at now, until `on_looked_at`.
+        """The logs that are due now, until `on_looked_at`.
 
         Args:
             now_s: of a clock that does not go back.

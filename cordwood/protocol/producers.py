@@ -37,7 +37,7 @@ PLACES_MAX = 5
 
 
 class Budget(NamedTuple):
-    """How many producers of a kind a log remembers, and for how long at least.
+    """The number of producers of a kind that a log remembers, and the shortest time for it.
 
     Attributes:
         most: producers. One more producer is refused, or replaces the one that is idle longest.
@@ -119,7 +119,7 @@ class ProducerTable:
         return tuple(kind[producer] for kind in (users, queries) for producer in sorted(kind))
 
     def idle_us(self, producer: int, now_us: int) -> int:
-        """How long the producer that a new one of this kind would replace was idle."""
+        """The idle time of the producer that a new one of this kind would replace."""
         kind = self._kind(producer)
         return now_us - next(iter(kind.values())).last_us if kind else now_us
 
@@ -142,10 +142,10 @@ class ProducerTable:
         return known.next_sequence if known is not None and known.epoch == epoch else 0
 
     def last_below(self, producer: int, epoch: int, end: int) -> int:
-        """Up to which LSN a log has to be stored, for all of a producer's blocks that begin below
-        sequence `end` to be; 0 where none is known.
+        """The LSN up to which a log has to be stored, so that all of a producer's blocks that begin
+        below sequence `end` are stored; 0 if none is known.
 
-        Blocks that are not remembered any more lie below the first that is.
+        Forgotten blocks are below the first remembered block.
         """
         known = self._kind(producer).get(producer)
         if known is None or known.epoch != epoch:
@@ -176,7 +176,8 @@ class ProducerTable:
                 return ProducerVerdict.UNKNOWN, 0
             if self._is_full(producer, now_us):
                 return ProducerVerdict.FULL, 0
-            # A memory that was never full has forgotten nobody, and one that was stays full.
+            # A memory that was never full has forgotten no producer, and a memory that was full
+            # stays full.
             has_forgotten = len(self._kind(producer)) >= budget_of(producer).most
             return ProducerVerdict.UNKNOWN if is_late and has_forgotten else ProducerVerdict.NEXT, 0
         # Before the sequence: an older life may repeat no block either, because it is fenced.

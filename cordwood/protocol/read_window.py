@@ -120,8 +120,8 @@ class ReadWindow:
     def _adapt(self, now: float) -> None:
         """Raise or lower the wanted credit, by how long the last window lasted."""
         took_s, self._moved_at = now - self._moved_at, now
-        # A window that is used up quickly was too small for the round trip, and one that lasts
-        # holds memory for nothing.
+        # A window that is used up quickly was too small for the round trip. A window that lasts
+        # long holds memory for nothing.
         if took_s < QUICK_S:
             self._wanted = min(self._bytes_max, self._wanted * 2)
         elif took_s > SLOW_S:

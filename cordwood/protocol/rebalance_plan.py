@@ -88,7 +88,7 @@ def plan_shares(
     """What nodes should give, so that each holds of every nodeset what its weight asks for.
 
     Args:
-        held: by node, what it holds; nodes that are not here neither give nor get.
+        held: bytes by node; missing nodes neither give nor get.
         targets: the only nodes that get something; none for all.
     Returns:
         In the order of sources and targets; empty if all is even enough.

@@ -38,9 +38,9 @@ class Has(enum.IntEnum):
 
     YES = 1
     NO = 2
-    """It has none, or one that counts for nothing."""
+    """The node has no block, or a block that does not count."""
     UNSURE = 3
-    """It lost something there."""
+    """The node lost records there."""
     TRIMMED = 4
     """It let go of it: the block is trimmed, or main storage has it."""
 
@@ -54,12 +54,12 @@ class Word(NamedTuple):
 
     @property
     def known(self) -> Known | None:
-        """Its envelope, None where it has none."""
+        """The block's envelope, None if there is none."""
         return Known(self.rank, self.copyset) if self.has is Has.YES else None
 
 
 class Finding(enum.Enum):
-    """What is to be done about a block."""
+    """The next step for a block."""
 
     MOVE = "it is this donor's to move"
     TAKE = "another node has a later envelope that names the donor"
@@ -69,7 +69,7 @@ class Finding(enum.Enum):
 
 
 class Compared(NamedTuple):
-    """A finding; with TAKE the envelope to take, with ASK_AGAIN the nodes that do not say."""
+    """A finding; with TAKE the envelope to take, with ASK_AGAIN the nodes that do not know."""
 
     finding: Finding
     known: Known | None = None
@@ -101,8 +101,8 @@ def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> 
 
 
 def held_in_common(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> Held | None:
-    """A block of which no copyset is whole, as if all that hold it were its copyset; None where it
-    is not known who holds it.
+    """A block without a whole copyset: all its holders count as its copyset. None if the holders
+    are not known.
 
     A donor may be lost amid a second move of a block, before it ended the first. Then each copy
     that there is looks left over to the others. A move from here has a wave above all that its

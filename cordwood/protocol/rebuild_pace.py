@@ -23,10 +23,11 @@ from __future__ import annotations
 from collections import deque
 
 PERIOD_S = 0.5
-"""Between two looks: some dozens of stores of a busy node, and short for what suffers meanwhile."""
+"""The time between two looks: some dozens of stores of a busy node, and a short time for appends
+that suffer."""
 
 TOLERATED = 1.15
-"""A closed loop whose stores take so much longer keeps 0.87 of its rate; 0.8 is asked for."""
+"""A closed loop whose stores take this much longer keeps 0.87 of its rate; the aim is 0.8."""
 
 SLACK_S = 0.00025
 """A wait that is less above the base is a timer's grain."""

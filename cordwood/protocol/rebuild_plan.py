@@ -117,7 +117,7 @@ class Losses:
         return False
 
     def doubts(self, block: Held, me: int) -> frozenset[int]:
-        """Members that are to be asked whether they have the block."""
+        """Members to ask whether they have the block."""
         return (self.unsure & frozenset(block.copyset)) - self.lacks(block) - {me}
 
 
@@ -209,7 +209,7 @@ class Known(NamedTuple):
 
 
 def after_asking(move: Move, known: Mapping[int, Known]) -> tuple[Move, int]:
-    """A move and the wave of what it writes, once its nodes have said what they have.
+    """A move, and the wave of its writes, after its nodes have told what they have.
 
     The wave is above all that any of them knows: what an earlier move left on one of them counts
     for less. A copy that goes back to where it was has the wave of the others, unless its node has

@@ -1,4 +1,5 @@
-"""Decides what is said of lost nodes: by the others of one that is dead, and by a node that starts.
+"""Decides the reports about lost nodes: by other nodes about a dead node, and by a node that
+starts.
 
 Each node counts for itself how long others have been dead. Of all nodes that live, the one with the
 lowest number says it, so that an event is not written once by every node. If two say it, the second
@@ -85,7 +86,7 @@ def on_start(
     if entry.is_empty:
         if is_blank or anew == entry.version:
             return Start.ANEW
-        # A drained node stays up and empty until somebody undrains it.
+        # A drained node stays up and empty until an operator undrains it.
         return Start.SERVE if entry.drain else Start.STALE
     if is_blank:
         return Start.WAITS

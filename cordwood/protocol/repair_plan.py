@@ -11,8 +11,8 @@ entry of the one block that rotted can still be read, and that block was found. 
 answered and know all that they hold are an f-majority: then each acknowledged block of the range is
 on one of them. This node counts as silent there.
 
-What other nodes trimmed is left alone: this node takes it for damaged until it is told of the trim.
-Nothing that was trimmed is stored again.
+Records that other nodes trimmed are left alone: this node takes them for damaged until it hears of
+the trim. No trimmed record is stored again.
 
 Source: docs/protocol/repair.md; docs/sources/bookkeeper.md (f); HDFS, replication of corrupt
 blocks: a corrupt replica is removed after a good one is stored.
@@ -216,18 +216,18 @@ class RepairTurns:
         self._tries: dict[Hashable, tuple[float, float]] = {}
 
     def due(self, ranges: Sequence[Range], now: float) -> list[Range]:
-        """The ranges to be tried now, in their order."""
+        """The ranges that are due now, in their order."""
         self._tries = {each: self._tries[each] for each in ranges if each in self._tries}
         return [each for each in ranges if self._tries.get(each, (0.0, 0.0))[0] <= now]
 
     def next_s(self, now: float) -> float | None:
-        """Seconds until one is due that could not be mended so far; None if there is none."""
+        """Seconds until the next try of a range that could not be mended; None if there is none."""
         if not self._tries:
             return None
         return max(0.0, min(due_s for due_s, _ in self._tries.values()) - now)
 
     def on_failed(self, tried: Hashable, now: float) -> None:
-        """It could not be mended."""
+        """Note that the range could not be mended."""
         _, before_s = self._tries.get(tried, (0.0, 0.0))
         pause_s = min(PAUSE_MAX_S, max(PAUSE_FIRST_S, 2 * before_s))
         self._tries[tried] = (now + pause_s, pause_s)

@@ -175,8 +175,8 @@ class SenderChoice:
 
     @property
     def is_gentle(self) -> bool:
-        """Whether a due rewind may wait until the nodes reach the foremost of them by the old
-        order: so for a node that became slow, or is slow no more. Then no block is sent twice."""
+        """Whether a due rewind may wait until all nodes reach the foremost one in the old order. It
+        may if a node became slow, or is not slow any more. Then no block is sent twice."""
         return self._due and not self._at_once
 
     def add_node(self, node: NodeId) -> None:
@@ -191,7 +191,7 @@ class SenderChoice:
         self._due = self._at_once = False
         self.version = self.version % 0xFFFF_FFFF + 1
         self.rewinds += 1
-        # Blocks of the old order say nothing of who sends by the new one.
+        # Blocks of the old order do not tell the sender in the new order.
         self._shipped.clear()
         return True
 

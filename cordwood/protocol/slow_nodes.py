@@ -88,7 +88,7 @@ class _Probation:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Nodes to count on no more, and nodes to try again, each in node order."""
+    """Nodes not to count on any more, and nodes to try again, each in node order."""
 
     slow: tuple[NodeId, ...] = ()
     back: tuple[NodeId, ...] = ()

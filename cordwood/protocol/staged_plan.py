@@ -2,7 +2,7 @@
 
 A staged block has no LSN and no epoch. Its copyset is in the head of each copy, with the number of
 times that it was changed; the highest number is the newest. The donor is the first member of the
-copyset that has its data and holds the block; a node that is leaving may be it. Nobody counts on
+copyset that has its data and holds the block; a node that is leaving may be it. No rule counts on
 the silence of a node about a staged block, so a copy that a move left behind does no harm: it
 expires.
 
@@ -32,7 +32,7 @@ class StagedMove(NamedTuple):
 
     Attributes:
         to: the copyset from then on.
-        stores: nodes that get the block, before anybody is told.
+        stores: nodes that get the block, before other holders are told.
         tells: other holders, told next; those that `to` does not name drop the block.
     """
 
@@ -72,7 +72,7 @@ def plan_staged(
         nodeset, replication: the newest of the log.
         available: nodes worth sending to.
     Returns:
-        A newer copyset that another node knows is to be taken as it is.
+        If another node knows a newer copyset, it is taken as it is.
     """
     newest = max([here, *(at for at in told.values() if at is not None)])
     if newest.moves > here.moves:

@@ -1,8 +1,9 @@
-"""What of which log goes to main storage next, and what a node may then let go of: a rule.
+"""A rule: chooses the records that go to main storage next, and those that a node may drop then.
 
-**What may go.** All below `stop`: what is released, in an epoch that is clean, or is the newest,
-never changes again. Nothing at or after a *barrier*: the first LSN that is lost or not known. Such
-a log is told (`blocked`); nothing goes past it until an operator accepts the loss.
+**What may go.** All records below `stop`: released records of a clean epoch, or of the newest one,
+never change again. No record at or after a *barrier*: the first LSN that is lost or not known. The
+plan names such a log (`blocked`), and no record goes past the barrier until an operator accepts the
+loss.
 
 **When.** Once enough of a log waits (`after_bytes`), or its oldest record has waited long enough
 (`after_s`), or the disk fills up: then all of it, due or not.
@@ -29,10 +30,10 @@ from dataclasses import dataclass
 from cordwood.protocol.retention import Part
 
 SPLIT_BYTES = 8 << 20
-"""AutoMQ's: two row groups, of which a reader of one log fetches nothing of others."""
+"""AutoMQ's: two row groups. A reader of one log fetches no other log's records."""
 
 OBJECT_BYTES = 64 << 20
-"""Of bodies. A writer holds twice that; 16 puts move a GiB."""
+"""Bytes of bodies in an object. A writer holds twice as much; 16 puts move a GiB."""
 
 SHARED_LOGS_MAX = 1000
 """A footer has 200 bytes a log, and each log a commit of its own."""
@@ -50,7 +51,7 @@ EARLY_FREE_SHARE = 0.25
 """With less of the disk free, uploads do not wait for size or age."""
 
 DROP_FREE_SHARE = 0.15
-"""With less, what is committed is dropped whatever `local_retention_s` says. Nodes turn read-only
+"""With less, committed records are dropped whatever `local_retention_s` says. Nodes turn read-only
 below 0.05 (`disk_space`)."""
 
 
@@ -59,13 +60,13 @@ class Pressure(enum.IntEnum):
 
     NONE = 0
     UPLOAD = 1
-    """Upload what there is."""
+    """Upload all waiting records."""
     DROP = 2
-    """And drop what is committed at once."""
+    """Also drop committed records at once."""
 
 
 class Reason(enum.Enum):
-    """Why a log goes now."""
+    """The reason why a log is uploaded now."""
 
     SIZE = "size"
     AGE = "age"
@@ -94,8 +95,8 @@ class Waiting:
 
     Attributes:
         log: its number.
-        policy: what it asks for.
-        next: where its manifest ends.
+        policy: its attributes for uploads.
+        next: the LSN at which its manifest ends.
         stop: after the last LSN that may go.
         barrier: the first LSN at or after `next` that is lost or not known; None if there is none.
         bytes: of bodies from `next` to `stop` or the barrier, about.
@@ -160,7 +161,7 @@ class Plan:
 
 
 def pressure(free_bytes: int, total_bytes: int) -> Pressure:
-    """How much a disk presses, by what is free of it."""
+    """The pressure of a disk, by its free space."""
     if free_bytes < total_bytes * DROP_FREE_SHARE:
         return Pressure.DROP
     if free_bytes < total_bytes * EARLY_FREE_SHARE:
@@ -169,7 +170,7 @@ def pressure(free_bytes: int, total_bytes: int) -> Pressure:
 
 
 def plan_uploads(logs: Sequence[Waiting], now_us: int, presses: Pressure) -> Plan:
-    """Choose what goes next.
+    """Choose the next uploads.
 
     Args:
         logs: those of this uploader, each once.
@@ -230,8 +231,8 @@ def _shared(small: Sequence[tuple[Waiting, Reason]]) -> list[PlannedObject]:
 
 
 def _urgency(planned: PlannedObject) -> tuple[bool, int]:
-    """What was waited for long enough goes before what is only large; then the larger one, which
-    gives back more of the disk."""
+    """Logs that waited long enough go before logs that are only large. Then the larger log goes
+    first, because it frees more of the disk."""
     return any(share.reason is Reason.AGE for share in planned.shares), planned.bytes
 
 

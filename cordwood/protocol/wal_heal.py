@@ -1,17 +1,18 @@
-"""What a node restores that lost records of its WAL, and when it knows again what it holds.
+"""Decides which blocks a node with a damaged WAL restores, and when it knows its copies again.
 
-The node cannot say which records were lost: of any log, and envelopes, ends of epochs and trims as
+The node does not know which records were lost: of any log, and envelopes, ends of epochs and trims
+as
 well as blocks. So it goes through all logs. Each is healed once
 
 - the *bound* is known: the highest LSN that was numbered at some time after the node's start. What
   was numbered later was sent to the node later, and is not lost;
 - all up to the bound is settled and may be read here: released, and lower epochs known to be over.
   Until then a block is in flight that this node may have confirmed before it lost it;
-- all that an envelope gives to this node up to the bound is stored again, and nobody else can hold
-  more (`protocol.repair_plan`).
+- all blocks up to the bound whose envelopes name this node are stored again, and no other node can
+  have more of them (`protocol.repair_plan`).
 
 A node that was in no nodeset of a log has lost nothing of it. Once every log is healed, the node
-knows what it holds.
+knows its copies again.
 
 The range is one of LSNs and not of times, as it is in LogDevice: a donor may have stored old
 blocks here, and sequencers' clocks differ.
