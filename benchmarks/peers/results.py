@@ -145,7 +145,7 @@ class PeerFigure:
         reference: the peer's median, in the same unit.
         reference_is: which peer, and what its ack means.
         ratio: see the module. Below 1 the peer has the higher value, which for a lag is worse for
-        the peer.
+            the peer.
         p50_ms, p99_ms, reference_p50_ms, reference_p99_ms: latencies of appends.
         repeats: the number that both have.
     """

@@ -35,7 +35,7 @@ class AppendLoad:
         size: bytes of a record.
         in_flight: records sent and not yet answered.
         seconds: the time after which no more records are sent; the load waits for the records in
-        flight.
+            flight.
         bytes_max: the bytes after which no more records are sent, a bound of the disk's space.
     """
 

@@ -142,7 +142,7 @@ class LedgerAutorecovery:
 
         Raises:
             CordwoodError: the metadata store does not answer, or this node does not answer its own
-            client.
+                client.
         """
         if not await self._marks.is_on():
             return

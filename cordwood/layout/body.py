@@ -80,7 +80,7 @@ _INT64 = struct.Struct("<q")
 
 BODY_FRAME_BYTES = 28
 RECORD_FRAME_BYTES = 4
-"""What a body has beside its records: not what a log was asked to keep."""
+"""The bytes of a body beside its records: a log does not count them for retention."""
 
 
 def payload_bytes(header: BlockHeader) -> int:
@@ -197,7 +197,7 @@ def seal_body(raw: bytes, codec: Codec) -> tuple[bytes, int, int]:
 
     Returns:
         The stored body, its CRC32C and that of `raw`. The stored body may be larger
-        than `raw`: whoever cares compares and seals again with Codec.NONE.
+        than `raw`: a caller that minds compares the sizes and seals again with Codec.NONE.
     """
     raw_crc = crc32c(raw)
     if codec is Codec.NONE:

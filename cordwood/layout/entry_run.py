@@ -39,7 +39,7 @@ def pack_run(heads: Iterable[Head], bodies: Sequence[Buffer]) -> bytes:
 
 
 def is_run(packed: memoryview, first: int, count: int) -> bool:
-    """Whether this is a run of so many entries from `first` on."""
+    """Whether this is a run of this many entries from `first` on."""
     if len(packed) < count * _HEAD.size:
         return False
     size = len(packed) - count * _HEAD.size
@@ -57,7 +57,7 @@ def is_run(packed: memoryview, first: int, count: int) -> bool:
 
 
 def heads_of(packed: memoryview, count: int) -> Iterator[Head]:
-    """What is said of each entry of a run."""
+    """The fields of each entry of a run."""
     return _HEAD.iter_unpack(packed[: count * _HEAD.size])
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from crc32c import crc32c
 
 KNOWN = 1 << 31
-"""The bits say which keys there are. Without it (0) nothing is known."""
+"""This flag says that the bits tell the keys. Without it (0) the keys are not known."""
 
 _KEY_BITS = 31
 

@@ -33,11 +33,11 @@ from cordwood.ledger import LEDGER_MAX, LedgerMetadata
 VERSION = 1
 
 METADATA_BYTES_MAX = 1_000_000
-"""A value of the metadata store."""
+"""The most bytes of a value of the metadata store."""
 
 CREATED_BYTES_MAX = 500_000
-"""Of a ledger as it is made. Its fragments and its end come later, and have room in any case: one
-that cannot be ended is of no use."""
+"""The most bytes of a new ledger's value. This leaves room for later fragments and the end: a
+ledger that cannot be ended is of no use."""
 
 SHORT_IDS = 2**31
 """Ids below have ten digits."""

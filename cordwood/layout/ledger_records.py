@@ -138,7 +138,7 @@ def unpack_entries(packed: memoryview, count: int) -> tuple[KeptEntry, ...]:
     """The entries of an `AddEntries` or of a record; bodies point into it.
 
     Raises:
-        Malformed: there are not so many.
+        Malformed: there are fewer.
     """
     at = count * _ENTRY.size
     if not 1 <= count <= ENTRIES_MAX or len(packed) < at:

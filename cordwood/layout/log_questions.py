@@ -117,7 +117,7 @@ KEPT_LSNS_MAX = 64
 
 
 class AskKept(Struct, frozen=True, tag="ask_kept"):
-    """Of one node by another: how many bytes it answers for above each of these LSNs."""
+    """A node asks another node for the bytes that it counts above each of these LSNs."""
 
     log: U62
     lsns: Annotated[tuple[AnyLsn, ...], Meta(max_length=KEPT_LSNS_MAX)]

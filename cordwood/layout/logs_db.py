@@ -9,8 +9,8 @@ Keys are big-endian, so that keys sort as the values in them. A partition holds:
 
 The index stands apart, so that skipping a block reads no body, and an amend rewrites some hundred
 bytes. Blocks go by their last LSN, because a read may begin inside one. Every copy keeps a key of
-its own, in the order of precedence: whoever reads takes the last one, so that nothing is read
-before it is written. Copies of one block have the same body, so they share it.
+its own, in the order of precedence. A reader takes the last one, so it reads no copy before it is
+written. Copies of one block have the same body, so they share it.
 
 The metadata table holds::
 

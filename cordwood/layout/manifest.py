@@ -133,7 +133,7 @@ def unpack_table_note(name: str, data: Buffer) -> TableNote:
     """What a table names.
 
     Raises:
-        Corrupt: it is not what was written.
+        Corrupt: the bytes differ from the written ones.
     """
     note: TableNote = _unframed(data, b"table", TableNote, name)
     return note
@@ -257,7 +257,8 @@ def object_name(log: int, entry: Entry) -> str:
 
 
 def _short(log: int, item: Item) -> Sequence[Any]:
-    """An item as it is written: without the name that follows from it, and what tells nothing."""
+    """The written form of an item: without the name that follows from it, and without empty
+    fields."""
     if isinstance(item, Entry):
         if item.name == object_name(log, item._replace(name="")):
             item = item._replace(name="")

@@ -311,7 +311,7 @@ class AskTail(Struct, frozen=True, tag="ask_tail"):
 
 
 class AskReleased(Struct, frozen=True, tag="ask_released"):
-    """What this node, as their sequencer, has released of many logs.
+    """Asks what this node, as their sequencer, has released of many logs.
 
     Cheaper than AskTail and weaker: no node confirms that this sequencer is still the owner, so the
     answer may lie below the tail, and no sequencer is started.
@@ -350,7 +350,7 @@ class Clean(Struct, frozen=True, tag="clean"):
 
 
 class Yield(Struct, frozen=True, tag="yield"):
-    """Whoever took epoch `epoch` asks the log's sequencer to finish and stop.
+    """The node that took epoch `epoch` asks the log's sequencer to finish and stop.
 
     Attributes:
         node: the successor; clients are sent there.
@@ -489,7 +489,7 @@ class BeatConsumer(Struct, frozen=True, tag="beat_group"):
 
 
 class LeaveConsumer(Struct, frozen=True, tag="leave_group"):
-    """A member reads no more, and knows of this generation."""
+    """A member stops reading, and knows of this generation."""
 
     consumer: Name
     member: Name

@@ -25,10 +25,10 @@ ADD_ENTRIES_MAX = 1024
 READ_ENTRIES_MAX = 1024
 
 RUN_ENTRIES_MAX = 2048
-"""Of one reply to a reader: a millisecond of a node's loop, and of the reader's."""
+"""Entries of one reply to a reader: a millisecond of a node's loop, and of the reader's."""
 
 READ_BYTES_MAX = 3 << 20
-"""Bodies in one reply, the last of which may go beyond."""
+"""Bytes of bodies in one reply; the last body may exceed the bound."""
 
 POLL_MS_MAX = 20_000
 """A node answers within 30 s in any case."""
@@ -89,8 +89,8 @@ class AddEntries(Struct, frozen=True, tag="add_entries"):
         count, packed: the entries, see `layout.entry_run`; their numbers may have gaps. A node's
             WAL has them as they come here.
         recovery: a recovery writes them once more: a fenced node takes them.
-        mends: with `recovery`, they take the place of what is there under their numbers: the
-            caller has read that, and it failed its check.
+        mends: with `recovery`, they replace the present entries of their numbers: the caller has
+            read these, and they failed their check.
         deferred: answer before they are durable; `ForceEntries` asks for that.
     """
 
@@ -262,7 +262,7 @@ class DeleteLedger(Struct, frozen=True, tag="delete_ledger"):
 
 
 class ListLedgers(Struct, frozen=True, tag="list_ledgers"):
-    """The ledgers above `after`, by id, at most so many."""
+    """The ledgers above `after`, by id, at most this many."""
 
     after: AnyLedger
     limit: Annotated[int, Meta(ge=1, le=LEDGERS_MAX)]
@@ -287,8 +287,8 @@ class LedgersReply(Struct, frozen=True, tag="ledgers"):
 
 
 class AskAutorecovery(Struct, frozen=True, tag="ask_autorecovery"):
-    """Whether ledgers that lack copies are repaired, and which they are, above `after`, by id, at
-    most so many."""
+    """Whether ledgers that lack copies are repaired, and the ids of such ledgers above `after`, at
+    most this many."""
 
     after: AnyLedger
     limit: Annotated[int, Meta(ge=1, le=LEDGERS_MAX)]

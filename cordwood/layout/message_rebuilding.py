@@ -50,14 +50,14 @@ class SayRebalance(Struct, frozen=True, tag="say_rebalance"):
 
 
 class AskHeld(Struct, frozen=True, tag="ask_held"):
-    """How much does the node hold, by nodeset? log, lsn: as in `AskIfLost`."""
+    """Asks for the bytes on a node, by nodeset. log, lsn: as in `AskIfLost`."""
 
     log: Annotated[int, Meta(ge=0, le=2**62 - 1)] = 0
     lsn: AnyLsn = 0
 
 
 class HeldGroup(Struct, frozen=True, array_like=True):
-    """Bytes of settled blocks whose epochs have this nodeset and so many copies."""
+    """Bytes of settled blocks whose epochs have this nodeset and this number of copies."""
 
     nodes: Annotated[tuple[U32, ...], Meta(max_length=4096)]
     copies: U32
@@ -65,7 +65,7 @@ class HeldGroup(Struct, frozen=True, array_like=True):
 
 
 class HeldReply(Struct, frozen=True, tag="held"):
-    """What a node holds, as far as this call looked; log, lsn: as of `IfLostReply`."""
+    """The bytes on a node, as far as this call looked; log, lsn: as in `IfLostReply`."""
 
     groups: Annotated[tuple[HeldGroup, ...], Meta(max_length=65536)]
     log: Annotated[int, Meta(ge=0, le=2**62 - 1)]

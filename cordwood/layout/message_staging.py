@@ -39,7 +39,7 @@ class StageBlock(Struct, frozen=True, tag="stage"):
 
     Attributes:
         nodes: the copyset. moves: how often it was changed.
-        query, attempt: who pinned the block, where a donor sends it; attempt 0 for nobody.
+        query, attempt: the attempt that pinned the block, if a donor sends it; attempt 0 for none.
     """
 
     stage: _Id
@@ -58,7 +58,7 @@ class StageBlock(Struct, frozen=True, tag="stage"):
 
 
 class PinStaged(Struct, frozen=True, tag="pin_staged"):
-    """Keep these blocks until what becomes of this attempt is known; all of them or none.
+    """Keep these blocks until the outcome of this attempt is known; all of them or none.
 
     Attributes:
         moves: by block, how often its copyset was changed as the caller knows it; none for 0 each.

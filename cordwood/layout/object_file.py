@@ -145,7 +145,7 @@ def pack_index(index: ObjectIndex) -> bytes:
 
 
 def footer_bytes(trailer: Buffer) -> int:
-    """How many bytes a footer and what follows it have, from the file's last TRAILER_BYTES.
+    """The bytes of a footer and of the rest after it, from the file's last TRAILER_BYTES.
 
     Raises:
         Malformed: the file does not end as Parquet does, or the footer is too large.

@@ -1,7 +1,7 @@
 """Rows of an object as Arrow batches, without making bodies of them first.
 
-For readers that want columns and no blocks, as Spark does. Columns that nobody asked for are not
-decoded. LSN, epoch and offset follow from the index, and so do log and number: a piece has a row
+For readers of columns, such as Spark. Columns that the reader does not ask for are not decoded.
+LSN, epoch and offset follow from the index, and so do log and number: a piece has a row
 for each LSN. What damage there may be is found by the row group's CRC32C, which covers every byte
 of it; the uploader compared the bodies that these rows make with the CRCs of their appends before
 it committed the object. The LSNs and log numbers in the rows are compared with the index too.
@@ -58,7 +58,7 @@ class LogRows:
         return replace(self, rows=rows, first=first, last=last, bytes=share)
 
     def batches(self, name: str, columns: Sequence[str], rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Batches of at most so many rows.
+        """Batches with at most this many rows.
 
         Args:
             name: the value of the column `log`.

@@ -146,7 +146,7 @@ class ObjectWriter:
 
         Raises:
             BadSetting: the block does not follow the previous one.
-            Corrupt: the body is not what its header says.
+            Corrupt: the body contradicts its header.
         """
         self._add(header, lambda: open_body(header, stored))
 
@@ -156,8 +156,8 @@ class ObjectWriter:
         Its header stays as it was: it tells of what nodes kept.
 
         Raises:
-            BadSetting: it does not follow what was added before.
-            Corrupt: the body is not what its header says.
+            BadSetting: it does not follow the earlier blocks.
+            Corrupt: the body contradicts its header.
         """
         self._add(header, lambda: open_raw_body(header, raw))
 

@@ -68,8 +68,8 @@ def read_event(data: Buffer) -> RebuildEvent:
     """An event from a record's payload.
 
     Raises:
-        ChecksumMismatch: a byte is not the one that was written.
-        Malformed: of another version, too long, or no event of ours.
+        ChecksumMismatch: a byte differs from the written one. Malformed: of another version, too
+            long, or no known event.
     """
     body = _body(data, EVENT, EVENT_BYTES_MAX, "an event of the event log")
     found: RebuildEvent = _decode(_event_decoder, body, "an event of the event log")
@@ -80,8 +80,8 @@ def read_set(data: Buffer) -> RebuildingSet:
     """A set from a snapshot.
 
     Raises:
-        ChecksumMismatch: a byte is not the one that was written.
-        Malformed: of another version, too long, or no set that events could amount to.
+        ChecksumMismatch: a byte differs from the written one. Malformed: of another version, too
+            long, or a set that no events could make.
     """
     return _read_set(data, SET)
 

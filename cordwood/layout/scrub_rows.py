@@ -24,7 +24,7 @@ PROGRESS_KEY = b"s"
 DAMAGES = (b"x", b"y")
 """From and below: the keys of all damage."""
 MENDED = (b"y", b"z")
-"""The same of all that was mended."""
+"""The same for mended ranges."""
 
 WHY_BYTES_MAX = 200
 """Of a reason: what RocksDB says of a bad block names its file and place in less."""

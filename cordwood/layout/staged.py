@@ -15,8 +15,8 @@ A head without nodes was written before copysets were noted: the other copies ma
 
 LogsDB's table of staged blocks holds::
 
-    "h" 16 id ► all of STAGE but the body, then u64 attempt and the query's name: of who pinned
-        it; attempt 0 for nobody
+    "h" 16 id ► all of STAGE but the body, then u64 attempt and the query's name: the attempt that
+        pinned it; 0 for none
     "b" 16 id ► the body as stored
 
 Source: docs/design.md §9 ("stage-then-publish").

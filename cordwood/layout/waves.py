@@ -295,7 +295,7 @@ def amend_of(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def store_blocks(head: Buffer) -> int:
-    """How many blocks follow a `store_head` without a seal epoch."""
+    """The number of blocks that follow a `store_head` without a seal epoch."""
     blocks, flags, seal_epoch = _STORE_HEAD.unpack(head)
     assert not seal_epoch, "what recovery stores is not joined with what a sequencer does"
     assert not flags, "amends are a frame of their own"
@@ -398,7 +398,7 @@ class StoreRefusal:
     """A run of blocks of `log` in STORE frame `wave` that was not taken.
 
     Attributes:
-        epoch: who sealed, for SEALED; the node, for REBUILDING; else 0.
+        epoch: the sealing epoch, for SEALED; the node, for REBUILDING; else 0.
     """
 
     wave: int
@@ -419,7 +419,7 @@ def pack_stored(wave: int, refusals: Sequence[StoreRefusal], free_bytes: int = 0
 
 
 def read_stored(payload: memoryview) -> tuple[int, list[StoreRefusal]]:
-    """The wave that is settled, and what was refused.
+    """The settled wave, and the refusals.
 
     Raises:
         Malformed: short, long, or a reason that is not known.

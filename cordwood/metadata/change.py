@@ -16,8 +16,8 @@ from cordwood.errors import Fenced, OutcomeUnknown, Overloaded, Unreachable
 from cordwood.metadata.store import MetadataStore, Versioned
 
 RACES_MAX = 64
-"""Lost races in a row. Each failed try is another caller's success. So many at one entry mean that
-a caller repeats a change endlessly."""
+"""Lost races in a row. Each failed try is another caller's success. This many lost races at one
+entry mean that a caller repeats a change endlessly."""
 
 UNKNOWN_MAX = 3
 """Writes of unknown outcome in one change; each took a whole deadline of the store's."""

@@ -133,7 +133,7 @@ class StoredEventLog:
 
     async def news(self, known: RebuildingSet | None, timeout_s: float) -> RebuildingSet:
         """Wait until the set is another than `known`; `known` itself if it is not in time."""
-        # The mark is asked for before the value is read: a change in between is told next time.
+        # The mark is read before the value: a change in between is reported the next time.
         if self._mark is None:
             self._mark = await self._store.changed(_PREFIX, None, timeout_s)
         found = await self.read()
@@ -178,7 +178,7 @@ class StoredEventLog:
         return tuple(sorted(m.node for m in members if said.get(str(m.node)) != m.incarnation))
 
     async def move(self) -> RebuildingSet:
-        """Let the events go on in the event log: from here on nothing is said here any more.
+        """Move the events to the event log: from here on this value gets no event.
 
         One compare-and-set, so an event is in the base, or its writer is told `EventsMoved`.
 

@@ -1,7 +1,7 @@
 """Marks of ledgers that lack copies, and whether they are repaired, in the metadata store.
 
-A mark is `ledger-marks/<key of the ledger>`. Marks merge: whoever adds one keeps the nodes that are
-there. A mark goes only at the version at which its ledger was looked at, so one that grew
+A mark is `ledger-marks/<key of the ledger>`. Marks merge: a new mark keeps the nodes of the present
+one. A mark is removed only at the version at which its ledger was checked, so a mark that grew
 meanwhile stays.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
@@ -49,7 +49,8 @@ class LedgerMarks:
         """Keep a mark, merged with what is there.
 
         Args:
-            anew: write it where it is there already: a repair that is under way does not end it.
+            anew: write the mark even if it is there already, so that a repair under way does not
+                end it.
         """
         key = _key(mark.ledger)
 

@@ -7,7 +7,8 @@ A node takes ids by the hundred, so that most ledgers are made without a change 
 chosen id may be one of these: the next one is tried then.
 
 An id is never used again. Nodes keep entries, fences and tombstones by it, so a ledger of the same
-id would have entries that nobody added to it. `deleted-ledgers/<key of a page>` has a bit for each
+id would have entries that no writer added to it. `deleted-ledgers/<key of a page>` has a bit for
+each
 id of the page that was deleted, which is set before the value goes.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
@@ -62,13 +63,13 @@ _TIERS = "ledgers-in-main-storage"
 all such ledgers are deleted."""
 
 IDS_AT_ONCE = 100
-"""Ids that a node takes at a time; what it has left when it ends is never used."""
+"""Ids that a node takes at a time. The rest of them when it ends is never used."""
 
 IDS_OF_A_PAGE = 1024
 """Ids whose deletions one value tells: it has 128 bytes."""
 
 TRIES_MAX = 64
-"""Ids in a row that somebody chose before."""
+"""The most ids in a row that clients chose before."""
 
 
 class LedgerMetadataStore:
@@ -84,7 +85,7 @@ class LedgerMetadataStore:
         self._tiers = False
 
     async def answer(self, call: LedgerMetadataCall) -> LedgerReply | LedgersReply | DoneReply:
-        """Do what a client asks.
+        """Execute a client's call.
 
         Raises:
             CordwoodError: see the calls below.
@@ -170,7 +171,7 @@ class LedgerMetadataStore:
         return found
 
     async def _set(self, call: SetLedger) -> LedgerReply:
-        """Replace a value, or tell what is there.
+        """Replace a value, or return the present one.
 
         Raises:
             Rejected: the new value cannot follow the old one.
@@ -219,7 +220,7 @@ class LedgerMetadataStore:
         await _delete(self._store, key)
 
     async def delete_again(self, known: set[int]) -> list[int]:
-        """Of ledgers that are there, delete those that were deleted; their ids.
+        """Delete again ledgers that are there and were deleted. Returns their ids.
 
         A deletion may have been cut short. Or the creator's first write, whose answer was lost,
         came after the deletion.
@@ -238,7 +239,7 @@ class LedgerMetadataStore:
         return again
 
     async def was_deleted(self, ledger: int) -> bool:
-        """Whether there was a ledger of this id, which somebody deleted: there is never another."""
+        """Whether a ledger of this id was deleted: there is never another one."""
         found = await self._store.get(_deleted_key(ledger))
         return found is not None and _is_marked(found.value, ledger)
 

@@ -116,7 +116,8 @@ class LogEntries:
     async def remove_name(self, name: str, log_id: LogId) -> None:
         """Take a name away from a log that does not have it, or not any more.
 
-        A rename may be on its way to the name, of this log too: somebody gives it back. A rename
+        A rename to the name may be under way, of this log too: its caller gives the name back. A
+        rename
         that claimed the name before this read finds the log's entry changed and begins again. A
         rename that claims it later changes the version, so this removal fails.
         """

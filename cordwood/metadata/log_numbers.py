@@ -23,7 +23,7 @@ from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
 
 LOG_ID_MAX: int = EVENT_LOG
-"""Of an internal log: the numbers that are given out end below it."""
+"""The first number of internal logs: handed-out numbers end below it."""
 
 TAKEN_MAX = 1024
 """Numbers in one turn; beyond that a further round trip for this many logs costs nothing

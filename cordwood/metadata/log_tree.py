@@ -49,7 +49,7 @@ READ_AGAIN = 32
 """Logs that a listing reads again at once, by number, where names and numbers disagree."""
 
 EVENT_LOG_NAME = "the event log"
-"""What messages call it. No path is so written, so nobody finds it by name."""
+"""Its name in messages. No path has this form, so no call finds it by name."""
 
 CHANGES_PREFIX = "log_changes/"
 """The key to watch for changes of existing logs."""
@@ -470,7 +470,7 @@ class LogTree:
         await change_repeatably(self._store, _CHANGES, decide)
 
     async def changes(self) -> int:
-        """How many changes there were. One round trip."""
+        """The number of changes so far. One round trip."""
         found = await self._store.get(_CHANGES)
         return decode(found.value, _Changes, _CHANGES).count if found else 0
 

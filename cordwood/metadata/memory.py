@@ -245,11 +245,11 @@ class MemoryMetadata:
         self.data.tell_watches()
 
     def _set(self, key: str, value: bytes | None, expected: int) -> int | None:
-        """The instant at which a write takes effect, whoever is told of it."""
+        """The instant at which a write takes effect, whether its caller hears of it or not."""
         return self.data.compare_and_set(key, value, expected)
 
     async def _go(self) -> float:
-        """Travel to the store; the seconds that the way back takes.
+        """Travel to the store. Returns the seconds of the way back.
 
         Raises:
             Unreachable: it is out.

@@ -83,13 +83,16 @@ CALLS_AT_ONCE = 256
 more."""
 
 CALLS_MAX = 16_384
-"""Calls that wait in all. A thousand logs made at once are twelve thousand, a few seconds."""
+"""The most calls that wait. A thousand logs made at once are twelve thousand calls, a few
+seconds."""
 
 SWITCH_PAUSE_S = 0.005
-"""Between tries to switch a new file to WAL mode: others do the same, for milliseconds."""
+"""The time between tries to switch a new file to WAL mode: other processes do the same, for
+milliseconds."""
 
 WATCH_POLL_S = 0.25
-"""How late a change is told. One small read; a person waits less long for its effect."""
+"""The delay of a change's report. It costs one small read, and a person does not notice the
+delay."""
 
 _TABLES = (
     "CREATE TABLE entry (key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)",
@@ -304,14 +307,14 @@ class SqliteMetadata:
             ours = _translate(error, self._path) if isinstance(error, sqlite3.Error) else error
             self._calls.end(at, ours)
         except BaseException:
-            # Whatever went wrong, no transaction may stay open: it locks the file for all.
+            # After any error, no transaction may stay open: it locks the file for all processes.
             self._drop()
             raise
         finally:
             self._calls.put_back(calls)
 
     def _commit(self, db: sqlite3.Connection, writes: Calls, answers: Answers) -> None:
-        """Commit; an error that leaves the outcome open is told so, to each.
+        """Commit. If an error leaves the outcome open, each caller is told so.
 
         A full disk cuts the WAL short of its commit frame, so nothing was written. After
         any other error the frame may lie in the file, for the next recovery to find.

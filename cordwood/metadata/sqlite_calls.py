@@ -1,7 +1,8 @@
-"""What waits for a SQLite connection, and which of it is done together.
+"""The calls that wait for a SQLite connection, and the choice of those that are done together.
 
-A commit is a sync of the disk, some milliseconds; its size hardly matters. So whoever gets the
-connection takes along what waits for it, and one commit does for all their writes. Each call still
+A commit is a sync of the disk, some milliseconds; its size hardly matters. So the call that gets
+the connection takes the waiting calls along, and one commit serves all their writes. Each call
+still
 has a thread of its own. The thread finds its answer there, or does the call itself if no other
 thread took it along. So no call depends on the scheduling of another thread.
 
@@ -65,9 +66,9 @@ class SqliteCalls:
         self._waiting.append(call)
 
     def take(self, first: SqliteCall) -> list[SqliteCall]:
-        """`first`, and what else waits, in the order in which it came; all of it is begun.
+        """Begin `first` and the other waiting calls, in the order of arrival. Returns them.
 
-        Empty if somebody else did `first`, or its caller gave it up.
+        Empty if another call did `first`, or its caller gave it up.
         """
         with self._guard:
             if first.state is not State.WAITING:
@@ -83,7 +84,7 @@ class SqliteCalls:
             return taken
 
     def put_back(self, calls: list[SqliteCall]) -> None:
-        """Nothing came of these, for no fault of theirs: each goes by itself."""
+        """These calls failed without a fault of their own: each runs by itself."""
         with self._guard:
             for call in calls:
                 if call.state is State.BEGUN:

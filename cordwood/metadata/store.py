@@ -111,7 +111,7 @@ class MetadataStore(Protocol):
     async def changed(self, prefix: str, seen: int | None, timeout_s: float) -> int:
         """Wait until something under `prefix` may have changed since `seen`.
 
-        Ask for a mark first and read then: what changes in between is told next time.
+        Ask for a mark first and read then: a change in between is reported the next time.
 
         Args:
             prefix: with at least one whole part: `nodes/`.

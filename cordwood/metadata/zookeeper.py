@@ -10,8 +10,8 @@ Reads are preceded by a `sync`, so that they are not behind, whatever server ans
 both travel together. A get and the compare-and-set after it are a round trip each,
 because a path's data version is remembered with the version of the value.
 
-After a lost connection, the write is searched for on the next connection, by its nonce. It is of
-unknown outcome only where somebody wrote after it, or no server answers in time.
+After a lost connection, the write is searched for on the next connection, by its nonce. Its outcome
+is unknown only if another write came after it, or if no server answers in time.
 
 Source: docs/design.md §6; docs/sources/logdevice.md 2.1.
 """
@@ -353,7 +353,7 @@ class ZooKeeperMetadata:
         """One transaction; None if it was lost and is not done.
 
         Raises:
-            OutcomeUnknown: it was lost, and somebody wrote since.
+            OutcomeUnknown: its answer was lost, and another write came since.
         """
         path = self._path(attempt.key)
         change = Put(path, attempt.data, data_version)

@@ -270,7 +270,7 @@ class ZooKeeperSession:
 
         return end
 
-    # Below: kazoo, and what its threads tell.
+    # Below: kazoo, and the reports of its threads.
 
     def _start(self) -> None:
         self._loop = asyncio.get_running_loop()

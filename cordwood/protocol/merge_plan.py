@@ -36,7 +36,7 @@ class MergePolicy:
         object_bytes: the most bytes of bodies in a merged object, which is made in memory.
         entries_min: this many small objects are merged even if they do not fill half an object.
         shared_bytes_min: shares of objects of several logs get an object of their own from this
-        size on.
+            size on.
     """
 
     object_bytes: int = OBJECT_BYTES

@@ -37,7 +37,7 @@ class Placement:
     Attributes:
         scope: each entry lies in two of these domains: `rack`, `row`, `cluster`, `dc` or `region`.
         is_enforced: if the nodes do not allow this, there is no ensemble. Otherwise it is kept if
-        possible.
+            possible.
         local: a location; the first place of a new ensemble goes to a node of its domain, if there
             is one, so that a reader there has a node nearby for every entry with E = Qw.
     """

@@ -45,8 +45,8 @@ RENEWED_AT_ONCE = 256
 async def renew_seals(engine: StorageEngine, newest: Mapping[int, int]) -> None:
     """Seal every log again whose seal may be lost, or was never requested.
 
-    Whoever sealed did so under an epoch that the epoch store had handed out; a sequencer
-    of an older one would find no seal here, and its store might be the last that its
+    The lost seal was made under an epoch that the epoch store had handed out. Without the seal, a
+    sequencer of an older epoch could store here, and this store might be the last one that its
     copyset needs.
 
     Args:
@@ -174,11 +174,11 @@ class Claims:
 
     @property
     def waiting(self) -> int:
-        """How many logs' releases or stores wait."""
+        """The number of logs whose releases or stores wait."""
         return len(self._unheard)
 
     async def _settle(self, log: int, claim: Claim) -> str:
-        """Returns the rejected claim in words, "" for none."""
+        """The rejected claim in words, "" for none."""
         tell(ReleaseHeld(log, claim.released))
         try:
             newest = await self._ask_newest(log)

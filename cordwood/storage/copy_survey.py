@@ -1,4 +1,5 @@
-"""What this node would have to give if the data of some nodes were gone: a question, nothing more.
+"""Answers which blocks this node would have to give if the data of some nodes were gone. It changes
+nothing.
 
 It goes over the heads of all blocks here, by the rules that rebuilding goes by: the donor of each
 block is counted, and no other node. So the answers of all nodes add up, and nothing is counted
@@ -33,7 +34,7 @@ from cordwood.storage.rebuild.epoch_nodesets import (
 )
 
 LOOK_BLOCKS = 4096
-"""Of one call: a tenth of a second of the loop, in steps of STEP_BLOCKS."""
+"""Blocks of one call: a tenth of a second of the loop, in steps of STEP_BLOCKS."""
 
 STEP_BLOCKS = 256
 STEP_BYTES = 1 << 20

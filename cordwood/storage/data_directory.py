@@ -265,13 +265,13 @@ class DataDirectory:
     # ---- while it runs ----
 
     async def run(self, reached: Callable[[], int]) -> None:
-        """Note every so often how far the WAL has come, until cancelled."""
+        """Note periodically how far the WAL has come, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.storage.reached_every_s)
             await self.note(reached())
 
     async def note(self, reached: int) -> None:
-        """Note how far the WAL has come; where that fails, the next note says more."""
+        """Note how far the WAL has come. If this fails, the next note makes up for it."""
         if reached <= self.reached or not self._name:
             return
         try:

@@ -102,7 +102,7 @@ class StorageEngine:
         cache: the durable blocks that LogsDB does not have yet, and the state of each log.
         logs, reader: LogsDB, and the reader of cache and LogsDB.
         staged, ledgers: blocks that wait to be published; and ledgers.
-        failed: why the node can store no more, "" while it can.
+        failed: the reason why the node cannot store any more, "" while it can.
         damage: the durable records that were lost, "" for none. A damaged node stores and sends,
             but its silence never counts as absence; until when, see `LogsStore.lost`.
         has_lost: whether this start found lost records; seals may be among them.
@@ -669,7 +669,7 @@ class StorageEngine:
         def on_settled(done: asyncio.Future[None]) -> None:
             self._bytes_on_way -= size
             if not done.cancelled():
-                # Nobody may wait for it; the engine has failed then, and says so to all.
+                # If no caller waits for it, the failed engine tells all callers.
                 done.exception()
 
         durable = self._begin(parts, [], apply, reserve_ok=reserve_ok)

@@ -96,8 +96,8 @@ class LogSearch:
         if first is None:
             return ExtentReply(held.trim, 0, 0, 0, 0, held.tier)
         last = await self.last_record(ask.log, held, ask.until) or first
-        # Race: a sequencer that nobody needs any more stored a block meanwhile, in an epoch that
-        # was recovered without this node.
+        # Race: an outdated sequencer stored a block meanwhile, in an epoch that was recovered
+        # without this node.
         self._known(ask.log, ask.until)
         self._check_between(ask.log, rotten, last.last, ask.until + 1)
         return ExtentReply(
@@ -150,7 +150,7 @@ class LogSearch:
         """Check that nothing rotten lies between two LSNs: a record there would be the answer.
 
         Args:
-            before: what was rotten before anything was searched.
+            before: the ranges that were rotten before the search.
         Raises:
             Retryable: it does.
         """

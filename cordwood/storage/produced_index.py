@@ -17,7 +17,7 @@ from cordwood.block import BlockHeader, Produced, ProducedBlock
 from cordwood.protocol.producers import PLACES_MAX, ProducerTable, budget_of, is_query
 
 Places = dict[tuple[int, int], ProducedBlock]
-"""Of one producer, by its epoch and first LSN."""
+"""The blocks of one producer, by epoch and first LSN."""
 
 
 class ProducedIndex:
@@ -80,7 +80,7 @@ class ProducedIndex:
         return tuple(found)
 
     def settled(self, epoch: int, lng: int) -> tuple[Produced, ...]:
-        """Of the held blocks of an epoch, those up to the LNG that a log remembers."""
+        """The held blocks of an epoch up to the LNG that a log remembers."""
         table = ProducerTable()
         blocks = (
             (place.first, each.producer, each.epoch, place)
@@ -94,7 +94,7 @@ class ProducedIndex:
 
     @property
     def epochs(self) -> Collection[int]:
-        """The epochs of which anything is held."""
+        """The epochs with held blocks."""
         return self._epochs.keys()
 
     def all(self) -> list[tuple[int, tuple[Produced, ...]]]:
@@ -102,7 +102,7 @@ class ProducedIndex:
         return [(epoch, self.of(epoch)) for epoch in sorted(self._epochs)]
 
     def drop(self, epoch: int) -> None:
-        """An epoch is clean: how it ended says it all."""
+        """An epoch is clean: its end has everything about it."""
         self._epochs.pop(epoch, None)
 
 

@@ -226,7 +226,7 @@ class StorageRole:
         *,
         by_node: bool = False,
     ) -> TimeReply | ExtentReply | SizeReply | KeptReply | EpochReply | IfLostReply:
-        """Answer what this node's part of a log, or of all, says; see `LogSearch`.
+        """Answer from this node's part of a log, or of all logs; see `LogSearch`.
 
         Args:
             by_node: a member of the cluster asks, which needs no token.

@@ -20,14 +20,14 @@ class SaidOnce:
         self._last = ""
 
     def warning(self, text: str) -> None:
-        """Say it, unless it was said last."""
+        """Log a text, unless it was the last one."""
         plain = _FIGURES.sub("#", text)
         if plain != self._last:
             self._last = plain
             self._logger.warning("%s", text)
 
     def over(self, text: str) -> None:
-        """It is over: say so if anything was said."""
+        """Log the end of the trouble, if a text was logged."""
         if self._last:
             self._last = ""
             self._logger.info("%s", text)

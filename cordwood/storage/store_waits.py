@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class StoreWaits:
-    """What stores of foreground work waited since it was asked last."""
+    """The waits of foreground stores since the last question."""
 
     __slots__ = ("_seconds", "_stores")
 
@@ -20,12 +20,12 @@ class StoreWaits:
         return self._stores
 
     def add(self, seconds: float) -> None:
-        """One is durable, so long after it came."""
+        """Note a store that became durable, and its wait."""
         self._stores += 1
         self._seconds += seconds
 
     def take(self) -> tuple[int, float]:
-        """How many, and the average in seconds; from now on others count."""
+        """The number of stores, and the average wait in seconds. It counts anew from now on."""
         stores, mean_s = self._stores, self._seconds / max(1, self._stores)
         self._stores, self._seconds = 0, 0.0
         return stores, mean_s

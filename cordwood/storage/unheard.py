@@ -31,10 +31,11 @@ WAITING_MAX = 16_384
 again, and whenever this node connects."""
 
 HELD_BYTES_MAX = 64 << 20
-"""Of stores that wait. One more is refused as by a full node, and its sender tries again."""
+"""The most waiting stores. A further store is refused as by a full node, and its sender tries
+again."""
 
 Told = Callable[[Refusal | None], None]
-"""Called with None if the epoch was handed out, or with why the store is refused."""
+"""Called with None if the epoch was handed out, or with the reason why the store is refused."""
 
 
 @dataclass(slots=True)
@@ -136,17 +137,17 @@ class Unheard:
         return epoch <= self.told.get(log, 0) + SEAL_AHEAD_MAX
 
     def assume(self, log: int, epoch: int) -> bool:
-        """The epoch store does not answer: whether stores of `epoch` are taken until it does."""
+        """Whether stores of `epoch` are taken while the epoch store does not answer."""
         if not self.is_near(log, epoch):
             return False
         self._assumed[log] = max(epoch, self._assumed.get(log, 0))
         return True
 
     def take(self, most: int) -> list[tuple[int, Claim]]:
-        """The claims of up to `most` logs, which wait no more."""
+        """Take the claims of up to `most` logs; they do not wait any more."""
         return [self._waiting.popitem() for _ in range(min(most, len(self._waiting)))]
 
     async def wait(self) -> None:
-        """Return once something was added since the last call."""
+        """Return once a claim was added since the last call."""
         await self._stirred.wait()
         self._stirred.clear()

@@ -441,7 +441,7 @@ class Consumer:
 
         Args:
             is_start: whether a log that cannot be begun is an error; otherwise the other logs go
-            on.
+                on.
         Raises:
             Retryable: it could not let go of a log; it reads on meanwhile.
             CordwoodError: `is_start`, and one cannot be begun.
