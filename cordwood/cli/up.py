@@ -1,8 +1,8 @@
 """`cordwood up`: a local cluster in the foreground, until Ctrl-C.
 
-A node that dies is told of and started again, as an init system would do: while a
-node of a log is away its sequencer may not change hands, and `kill -9` to see what
-happens is what this verb is for.
+It reports a node that dies and starts it again, as an init system does. Users run this verb to see
+what happens after a `kill -9`, and while a node of a log is away its sequencer may not change
+hands.
 
 Source: docs/design.md §11.
 """
@@ -269,7 +269,7 @@ def _pid(node: LocalNode) -> int:
 
 
 def _say(text: str) -> None:
-    # Flushed, because whoever started this may read it through a pipe.
+    # Flushed, because the reader may be a pipe.
     try:
         print(text, flush=True)
     except BrokenPipeError:

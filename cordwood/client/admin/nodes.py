@@ -44,7 +44,7 @@ LOOK_S = 10.0
 """For one step in which a node looks over its blocks; a step takes some tenths of a second."""
 
 IMPACT_S = 60.0
-"""For a look at all epochs of all logs: a hundred thousand take some seconds."""
+"""The deadline of a look at all epochs of all logs: a hundred thousand epochs take some seconds."""
 
 ASK_EACH_S = 2.0
 """A node has this long to report its status; a node that is down costs no more than that."""
@@ -88,7 +88,7 @@ class Rebuilding:
 
 
 class Nodes(Rebalances):
-    """See the module; made by whoever inherits it, which sets `_cluster` and `_settings`."""
+    """See the module. A subclass sets `_cluster` and `_settings`."""
 
     _cluster: Cluster
     _settings: ClientSettings
@@ -314,7 +314,7 @@ class Nodes(Rebalances):
         await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
 
     async def read_only(self) -> dict[NodeId, bool]:
-        """Whether each node stores nothing because somebody said so, in node order.
+        """Whether an operator made each node read-only, in node order.
 
         Raises:
             Unreachable: no node answered in time.

@@ -35,7 +35,7 @@ TIME_US_MAX = 1 << 62
 
 
 class PositionCalls(TailCalls):
-    """See the module; made by whoever inherits it, which sets `_positions`."""
+    """See the module. A subclass sets `_positions`."""
 
     _positions: Positions
 

@@ -42,8 +42,8 @@ from cordwood.quorum.f_majority import weigh_replies
 from cordwood.settings import ClientSettings
 
 ASK_NODE_S = 3.0
-"""How long one node may take: it looks into memory and a few places of its disk, or writes
-one mark. A node that is down costs no more than this."""
+"""The deadline of one node. The node looks into memory and a few places of its disk, or writes one
+mark. A node that is down costs this time."""
 
 KEYLESS_MAX = 10_000
 """Records without a key that a search skips to find a key: a block or a few."""
@@ -297,7 +297,7 @@ class Positions:
                 # trimmed.
                 last = max(last, await tiered.last(trim) or last)
         if lacks is not None:
-            # What is not known begins at `lacks`, and ends below all that nodes hold alone.
+            # The unknown range begins at `lacks`, and ends below the records that only nodes hold.
             up_to = max(each.tier for each in told.values())
             is_partial |= not 0 < first[0] < lacks or last[0] <= up_to
         return Extent(Lsn(trim), tail, _point(first), _point(last), is_partial, missing)
@@ -376,7 +376,7 @@ class Positions:
         """Whether the nodes that answered intersect every copyset of every epoch."""
         if tail.epoch > info.epoch or not info.history:
             return False
-        # A node that answered is there, whatever is said of it.
+        # A node that answered is up, whatever its status.
         told = {n: status for n, status in self._cluster.statuses.items() if n not in heard}
         for each in info.history:
             found = self._cluster.nodeset_of(info, each.since)

@@ -29,7 +29,7 @@ class RebalancePlan:
         shares: what nodes give to which; empty if all is even enough.
         held: by node, the bytes that it holds now.
         moves: by source and target, about how many bytes go there.
-        silent: nodes that take no part, and why.
+        silent: nodes that take no part, with the reasons.
     """
 
     shares: tuple[Transfer, ...]
@@ -39,13 +39,13 @@ class RebalancePlan:
 
 
 class Rebalances:
-    """See the module; made by whoever inherits it, which sets `_cluster` and `_settings`."""
+    """See the module. A subclass sets `_cluster` and `_settings`."""
 
     _cluster: Cluster
     _settings: ClientSettings
 
     async def rebalance_plan(self, nodes: Collection[int] = ()) -> RebalancePlan:
-        """What would go where, so that each node holds of every nodeset what its weight asks for.
+        """The moves after which each node holds its share of every nodeset by weight.
 
         Nothing is changed. Every block of every log is looked at.
 

@@ -42,8 +42,8 @@ async def replace_node(
 
     Args:
         place: has the node's process end, and one start on the new directory.
-        timeout_s: the longest that it may take in all; what was done by then stays.
-        say: is told each step.
+        timeout_s: the longest time for all of it; finished steps stay.
+        say: called with each step.
     Raises:
         BadSetting: there is no such node.
         Rejected: some log would lack nodes without it.

@@ -41,7 +41,7 @@ async def rolling_restart(
         restart: has a node's process end, and another one start. Rejected and OSError say that
             nothing was done.
         timeout_s: the longest wait for a grant, and for a node to be back.
-        say: is told how far it is.
+        say: called with the progress.
     Raises:
         BadSetting: a node does not exist, or no node is named.
         Retryable: a node is not safe to take in time; it and those after it were left alone.
@@ -90,8 +90,8 @@ async def _wait_granted(store: Store, made: MaintenanceRequest, timeout_s: float
 
 
 async def _take_back(store: Store, made: MaintenanceRequest) -> None:
-    """No node is taken: the request would hold up others for an hour. Where nobody answers now, its
-    TTL ends it."""
+    """No node is restarted: the request would hold up other requests for an hour. If no node
+    answers now, its TTL ends it."""
     try:
         await store.remove_maintenance(made.number)
     except CordwoodError as error:

@@ -263,7 +263,7 @@ class Producer:
             sequence: of the first of these records: what `next_sequence` said before that append.
         Returns:
             A producer that continues there in this log, and at this producer's place in every other
-                log.
+            log.
         Raises:
             BadSetting: a number is out of its range. Or an append to the log has not ended; or an
                 append that got that place ended well, and it may be another one than the append

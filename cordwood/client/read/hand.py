@@ -281,7 +281,7 @@ class Hand:
         self.held = left
 
     def leave(self, after: int) -> None:
-        """Give nothing any more; `next_lsn` stays as it is.
+        """Stop giving items; `next_lsn` stays.
 
         Args:
             after: what follows all that was taken.

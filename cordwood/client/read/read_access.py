@@ -1,4 +1,4 @@
-"""What becomes of a read that a node refused for want of the log's read token.
+"""Decides what follows when a node refuses a read without the log's read token.
 
 A node may be ahead of what this client knows of the log, or behind: rights change, and nodes
 hear of it one after the other. So this asks the metadata store. If the client lacks the required

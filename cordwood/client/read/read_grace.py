@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from cordwood.nodes import NodeId
 
 GRACE_S = 5.0
-"""How long nodes that were not heard are waited for before a loss is told.
+"""The time that a reader waits for silent nodes before it reports a loss.
 
 LogDevice waits 100 ms. But a released record was stored on a whole copyset, or plugged. If an
 f-majority is without it, one of these nodes has lost it without knowing. That is so rare that the

@@ -54,7 +54,7 @@ class ReadHealth:
             self._alone_since = now
 
     def on_tail(self) -> None:
-        """Somebody says where the log ends."""
+        """A node tells where the log ends."""
         self._unanswered_since = None
 
     def on_no_tail(self, asked_at: float) -> None:

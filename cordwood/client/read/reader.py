@@ -47,7 +47,8 @@ Open = Callable[[AnyLog, Start, Position | None], Awaitable[ReadStream]]
 """Opens a stream of a log by its name, or by its number once it is read; see `Store.read`."""
 
 OnLogHealth = Callable[[str, str], None]
-"""Is told, from the loop, that a log stands still: its name and why; "" once it goes on."""
+"""Called from the loop when a log stands still, with its name and the reason; with "" once it goes
+on."""
 
 Accept = Callable[[str, Record | Gap], Awaitable[bool | None] | bool | None]
 """Takes a record or gap of a log; False refuses it, and it comes again later."""
@@ -496,7 +497,7 @@ class Reader:
         return None
 
     def _has_some(self, feed: Feed, raw: bool) -> bool:
-        """Whether a log has something to give, opened or not; else it is waited for."""
+        """Whether a log has an item to give, opened or not. If not, the reader waits for it."""
         hand = feed.hand
         while not feed.is_broken:
             if raw:
@@ -505,7 +506,7 @@ class Reader:
                 if hand.held if raw else length_hint(hand.items) or hand.open_next():
                     return True
             except CordwoodError as error:
-                # It stays at this block: whoever keeps positions does not pass it.
+                # It stays at this block, so that no saved position passes it.
                 feed.error, feed.is_over, feed.is_broken = error, True, True
                 return False
             if feed.is_over or feed.waiting is not None:

@@ -33,7 +33,7 @@ from cordwood.tier.history import HistoryBlock, HistoryItem, HistoryReader
 logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 4 << 20
-"""Of bodies that wait here: a batch's worth. The history reader has its own bound."""
+"""The most bytes of bodies that wait here: a batch. The history reader has its own bound."""
 
 PAUSE_FIRST_S = 0.2
 PAUSE_MAX_S = 10.0
@@ -71,7 +71,8 @@ class TierRead:
         on_news: called when there is something to take, or a trouble.
         payloads: without, bodies are left out.
     Attributes:
-        until: the last LSN that it gives. trouble: why the store gives nothing, "" if it works.
+        until: the last LSN that it gives. trouble: the reason why the store gives nothing, "" if it
+        works.
             error: the final error: main storage differs from what was written, or is another
             cluster's.
     """
