@@ -205,7 +205,7 @@ def to_lsn(position: Position) -> int:
         raise BadSetting(f"{position!r} is no LSN: only a start may be a time, and it has a zone")
     if not 0 <= position <= LSN_MAX:
         raise BadSetting(f"{position} is no LSN: they go from 0 to e{LSN_MAX >> 32}n{ESN_MAX}")
-    return position
+    return int(position)
 
 
 def _to_us(time: Timestamp) -> int:

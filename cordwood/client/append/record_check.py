@@ -128,7 +128,7 @@ def to_us(timestamp: Timestamp) -> int:
             raise BadSetting(f"{timestamp} has no time zone: give one, say tzinfo=datetime.UTC")
         return (timestamp - ERA) // datetime.timedelta(microseconds=1)
     check_time_us(timestamp)
-    return timestamp
+    return int(timestamp)  # True is an integer too, and no node takes it for one
 
 
 def check_columns(

@@ -174,7 +174,7 @@ class LogFinding(ABC):
 
     async def ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
         mark, forgotten = self._known.mark(), self._forgotten
-        call = FindLog("", False, key) if isinstance(key, int) else FindLog(key, create)
+        call = FindLog("", False, int(key)) if isinstance(key, int) else FindLog(key, create)
         try:
             reply = await self.call_any(call, timeout_s=timeout_s)
         except UnknownLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from cluster_at_hand import simulate
@@ -20,6 +21,7 @@ from cordwood.errors import (
     Overloaded,
     ProducerFenced,
     TailMoved,
+    UnknownLog,
     UnknownProducer,
 )
 from cordwood.lsn import Lsn, make_lsn
@@ -259,6 +261,23 @@ async def test_a_number_that_no_frame_holds_ends_no_other_append(cluster, store,
     await other
     await store.append("log", b"3")
     assert await values(store) == [b"1", b"2", b"3"]
+
+
+@as_scenario(played)
+async def test_a_truth_value_for_a_number_costs_no_other_append_its_connection(
+    cluster, store
+) -> None:
+    """Nodes took the call for damaged, and closed the connection."""
+    await store.append("log", b"1")
+    others = [asyncio.ensure_future(store.append("log", b"2")) for _ in range(3)]
+    await store.find_time("log", True)
+    await store.data_size("log", True)
+    for log in (True, False):
+        with suppress(UnknownLog, BadSetting):
+            await store.tail(log)
+        others.append(asyncio.ensure_future(store.append("log", b"2")))
+    await asyncio.gather(*others)
+    assert len(await values(store)) == 6
 
 
 @pytest.mark.parametrize(
