@@ -4,6 +4,9 @@ Upload: an uploader takes blocks as a node sends them, writes objects and reads 
 commits them. Beside it, objects of the same size are put as plain bytes, into the same store in the
 same run. Catch-up: one reader takes all records into Arrow, beside plain gets of the same bytes.
 
+The process keeps its memory, as nodes and `cordwood tier` do (`host.kept_memory`): an application
+that reads takes a quarter more processor time for pages that it gives back and takes again.
+
 Puts: the number of charged requests for a GiB of bodies, heads and pages included, beside one put
 for each object.
 First record: `tier_first` has it.

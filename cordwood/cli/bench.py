@@ -301,8 +301,10 @@ def tier(
     `spark.read.parquet` of the same files, in the same session.
     """
     from cordwood.bench.tier import TierProfile, bench_tier
+    from cordwood.host.kept_memory import keep_memory
     from cordwood.settings import MIB
 
+    keep_memory()  # as nodes do, which upload, and `cordwood tier`
     profile = TierProfile(total_bytes=mib * MIB)
     if spark:
         from cordwood.bench.tier_spark import bench_tier_spark

@@ -516,9 +516,11 @@ def _run(
     act: Callable[[Host, PatientStore], Awaitable[Result]],
 ) -> Result:
     """Do something with an object store, on a loop of its own."""
+    from cordwood.host.kept_memory import keep_memory
     from cordwood.host.real import real_host
     from cordwood.tier.addresses import open_object_store
 
+    keep_memory()  # as nodes do: row groups come and go by the megabyte
     options = _options(given or [])
 
     async def main() -> Result:
