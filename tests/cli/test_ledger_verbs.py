@@ -167,10 +167,12 @@ def test_a_ledger_that_is_deleted_after_it_was_listed_ends_no_check(
 
 
 def test_closed_ledgers_go_to_main_storage(run):
-    run("append", "one", "two", *ONE, "--id", "980", "-q", "--tier")
+    # A node uploads a ledger that asks for it by itself, perhaps before the command.
+    run("append", "five", *ONE, "--id", "983", "-q", "--tier")
+    assert json.loads(run("show", "983", "--json"))["tier"]
+    run("append", "one", "two", *ONE, "--id", "980", "-q")
     run("append", "three", *ONE, "--id", "981", "-q", password="secret")
     run("append", "four", *ONE, "--id", "982", "-q", "--leave-open")
-    assert json.loads(run("show", "980", "--json"))["tier"]
     (told,) = json.loads(run("tier", "980", "--json"))
     assert (told["ledger"], told["objects"]) == (980, 1)
     assert "is in main storage" in run("tier", "980")
