@@ -22,7 +22,7 @@ from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.blocks import DeliveredBlock
 from cordwood.client.values import BatchGatherer, LogRows
 from cordwood.errors import CordwoodError, UnknownLog, Unreachable
-from cordwood.lsn import format_lsn
+from cordwood.lsn import LogId, format_lsn
 from cordwood.spark.gap_probe import HARMLESS, unreadable
 from cordwood.spark.gap_rows import gap_row, with_gap_columns
 from cordwood.spark.offsets import data_loss
@@ -108,7 +108,9 @@ def _runs_of(
         why = "main storage ends there"
         try:
             history = shared_history(read.objects)
-            asked = history.runs(read.log_id, start, read.stop, columns, made_us=read.made_us)
+            asked = history.runs(
+                LogId(read.log_id), start, read.stop, columns, made_us=read.made_us
+            )
             with closing(asked) as runs:
                 for run in runs:
                     kept = list(takewhile(_is_kept, run))

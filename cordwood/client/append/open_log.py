@@ -13,13 +13,13 @@ from cordwood.client.append.line import LetIn, turn_in
 from cordwood.client.append.record_check import Headers
 from cordwood.client.cluster import Cluster
 from cordwood.errors import Overloaded
-from cordwood.lsn import Lsn
+from cordwood.lsn import LogId, Lsn
 
 
 class Appending:
     """One log, ready to append to without waiting; made by `Store.open_log`."""
 
-    def __init__(self, appends: Appends, cluster: Cluster, log: int) -> None:
+    def __init__(self, appends: Appends, cluster: Cluster, log: LogId) -> None:
         self._appends = appends
         self._cluster = cluster
         self._log = self._appends.log(log)

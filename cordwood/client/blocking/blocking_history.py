@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from cordwood.block import Gap
 from cordwood.client.blocking.object_thread import ObjectThread
 from cordwood.layout.object_rows import LogRows
+from cordwood.lsn import LogId
 from cordwood.tier.known_logs import KnownLogs
 from cordwood.tier.row_history import RowHistory
 
@@ -35,7 +36,7 @@ class BlockingHistory(ObjectThread):
         self._known = KnownLogs(self._objects, self._host)
 
     def runs(
-        self, log: int, start: int, stop: int, columns: Sequence[str], *, made_us: int = 0
+        self, log: LogId, start: int, stop: int, columns: Sequence[str], *, made_us: int = 0
     ) -> Generator[list[Taken]]:
         """Rows and gaps of `[start, stop)`, in order, some at a time; fewer where main storage
         ends before.
@@ -57,7 +58,7 @@ class BlockingHistory(ObjectThread):
             self._thread.call(reader.close())
 
     async def _begin(
-        self, log: int, start: int, until: int, columns: Sequence[str], made_us: int
+        self, log: LogId, start: int, until: int, columns: Sequence[str], made_us: int
     ) -> RowHistory:
         manifest = await self._known.manifest(log, made_us)
         return RowHistory(self._objects, manifest, self._host, log, start, until, columns=columns)

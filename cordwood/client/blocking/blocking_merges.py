@@ -15,6 +15,7 @@ import msgspec
 
 from cordwood.client.blocking.object_thread import ObjectThread
 from cordwood.errors import Fenced, ObjectChanged
+from cordwood.lsn import LogId
 from cordwood.protocol.merge_plan import MergePolicy
 from cordwood.tier.compact import commit_merge, plan_log
 from cordwood.tier.log_manifest import LogManifest
@@ -33,7 +34,7 @@ class PlannedMerge:
         task: all that the merge needs, for `BlockingMerges.merge`.
     """
 
-    log: int
+    log: LogId
     objects: int
     records: int
     body_bytes: int
@@ -51,13 +52,13 @@ class BlockingMerges(ObjectThread):
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "cordwood-merges")
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[LogId, int] = {}
 
     def logs(self) -> list[int]:
         """The numbers of all logs of which the store holds something."""
         return self._thread.call(find_logs(self._objects))
 
-    def plan(self, log: int, object_bytes: int) -> list[PlannedMerge]:
+    def plan(self, log: LogId, object_bytes: int) -> list[PlannedMerge]:
         """What is to be merged of a log; no turn is taken yet."""
         return self._thread.call(self._plan(log, object_bytes))
 
@@ -92,10 +93,10 @@ class BlockingMerges(ObjectThread):
         """End the turns that were begun here."""
         self._thread.call(self._end())
 
-    def _manifest(self, log: int) -> LogManifest:
+    def _manifest(self, log: LogId) -> LogManifest:
         return LogManifest(self._objects, log, self._host, "cordwood spark compact")
 
-    async def _plan(self, log: int, object_bytes: int) -> list[PlannedMerge]:
+    async def _plan(self, log: LogId, object_bytes: int) -> list[PlannedMerge]:
         runs = await plan_log(self._manifest(log), MergePolicy(object_bytes), everything=True)
         return [
             PlannedMerge(
@@ -121,7 +122,7 @@ class BlockingMerges(ObjectThread):
         return begun
 
     async def _commit(self, task: MergeTask, entry: Entry) -> bool:
-        manifest = self._manifest(task.log)
+        manifest = self._manifest(LogId(task.log))
         try:
             await commit_merge(manifest, self._host, task.run, entry, task.number)
         except (Fenced, ObjectChanged):

@@ -31,7 +31,7 @@ from cordwood.layout.reading import (
     read_reading,
 )
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import LSN_MAX
+from cordwood.lsn import LSN_MAX, LogId
 from cordwood.nodes import NodeId
 from cordwood.wire.connection import Connection
 
@@ -93,7 +93,7 @@ class NodeCopies:
 
 
 async def scan_node(
-    cluster: Cluster, node: NodeId, log: int, start: int, stop: int, token: str = ""
+    cluster: Cluster, node: NodeId, log: LogId, start: int, stop: int, token: str = ""
 ) -> NodeCopies:
     """Read all that `node` holds of the LSNs `[start, stop)`, all of them released.
 
@@ -135,7 +135,7 @@ async def scan_copies(store: Store, log: AnyLog, node: NodeId, start: int, stop:
 class _Scan:
     """The handler of the connection."""
 
-    def __init__(self, log: int, stop: int) -> None:
+    def __init__(self, log: LogId, stop: int) -> None:
         self.copies: list[Copy] = []
         self.tiered: list[tuple[int, int]] = []
         self.trim = 0

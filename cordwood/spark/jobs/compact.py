@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cordwood.client.blocking.blocking_merges import BlockingMerges, PlannedMerge
 from cordwood.errors import BadSetting, CordwoodError, Corrupt, NoObject
+from cordwood.lsn import LogId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +123,9 @@ def run(
 def _planned(merges: BlockingMerges, logs: Sequence[int], object_mib: int) -> list[PlannedMerge]:
     if not 1 <= object_mib <= OBJECT_MIB_MAX:
         raise BadSetting(f"objects of {object_mib} MiB: ask for 1 to {OBJECT_MIB_MAX}")
-    return [each for log in logs or merges.logs() for each in merges.plan(log, object_mib * MIB)]
+    return [
+        each for log in logs or merges.logs() for each in merges.plan(LogId(log), object_mib * MIB)
+    ]
 
 
 def _commit(
