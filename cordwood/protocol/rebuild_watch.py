@@ -31,6 +31,14 @@ class LossWatch:
         self._after_s = after_s
         self._dead_since: dict[int, float] = {}
 
+    def on_set(self, rebuilding: RebuildingSet) -> None:
+        """Take a new set: its nodes are counted anew from the end of their entries.
+
+        Race: an entry may begin and end between two calls of `due`.
+        """
+        for entry in rebuilding.lost:
+            self._dead_since.pop(entry.node, None)
+
     def due(
         self, now: float, members: Iterable[int], dead: Collection[int], rebuilding: RebuildingSet
     ) -> list[NeedsRebuild]:

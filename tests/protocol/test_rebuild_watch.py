@@ -46,6 +46,18 @@ def test_what_is_said_already_is_not_said_again() -> None:
     assert watch.due(20.0, (1, 2, 3), {3}, after) == []
 
 
+def test_an_entry_between_two_looks_counts_its_node_anew() -> None:
+    """Seed 52000192: the node acked 0.2 s before a look, and was called lost at once."""
+    watch = LossWatch(1, 10.0)
+    watch.due(0.0, (1, 2, 3), {3}, NOBODY)
+    assert len(watch.due(10.0, (1, 2, 3), {3}, NOBODY)) == 1
+    watch.on_set(RebuildingSet(7, 7, (LostNode(3, 7, is_empty=True),)))
+    watch.on_set(RebuildingSet(8, 7))
+    assert watch.due(11.0, (1, 2, 3), {3}, NOBODY) == []
+    assert watch.due(20.9, (1, 2, 3), {3}, NOBODY) == []
+    assert len(watch.due(21.0, (1, 2, 3), {3}, NOBODY)) == 1
+
+
 def test_a_node_that_ends_its_entry_has_time_to_be_heard() -> None:
     """It acks, or says that it is back, before it listens: until then it is seen dead."""
     watch = LossWatch(1, 10.0)

@@ -212,6 +212,7 @@ class RebuildRole:
         """Use this set, if it is a later one."""
         if found.through > self.set.through:
             self.set = found
+            self._watch.on_set(found)
             # Before the donor looks: a store between its look and the next reading of the member
             # list would name a lost node, and no donor would move it.
             self._engine.rebuilding |= frozenset(map(NodeId, refuses(found)))
