@@ -172,7 +172,8 @@ class LogAppends:
         batch.expected_tail = expected_tail
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, batch.count))
-        self._put(batch, value, key, time_us, headers, size)
+        batch.put(value, key, time_us, headers, size, self._host.clock.now_us)
+        self._owner.window.take(1, size)
         if expected_tail is not None:
             self._cut()
         return future
@@ -203,7 +204,8 @@ class LogAppends:
                 runs.append((future, 0))
             time_us = times_us if times_us is None or isinstance(times_us, int) else times_us[at]
             pairs = headers[at] if headers is not None else None
-            self._put(batch, value, key, time_us, pairs, sizes[at])
+            batch.put(value, key, time_us, pairs, sizes[at], self._host.clock.now_us)
+            self._owner.window.take(1, sizes[at])
             runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         return runs
 
@@ -296,18 +298,6 @@ class LogAppends:
             batch = self._batch = PendingBlock(self._owner.loop.time() + settings.timeout_s)
             self._owner.mark_dirty(self)
         return batch
-
-    def _put(
-        self,
-        batch: PendingBlock,
-        value: Buffer,
-        key: bytes | None,
-        time_us: int | None,
-        headers: Headers | None,
-        size: int,
-    ) -> None:
-        batch.put(value, key, time_us, headers, size, self._host.clock.now_us)
-        self._owner.window.take(1, size)
 
     # Sending.
 
