@@ -27,7 +27,7 @@ from cordwood.metadata.where import open_metadata
 from cordwood.nodes import Authority, NodeId
 from cordwood.settings import MIB
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 LOGS = ("one", "two")
 RECORDS = 40

@@ -172,7 +172,7 @@ class StoredEventLog:
             Malformed: what a node said cannot be read.
         """
         said = {
-            key.removeprefix(_FOLLOWERS): read_json(found.value, _Follower, key).incarnation
+            key.removeprefix(_FOLLOWERS): _followed_since(key, found.value)
             for key, found in await self._store.list(_FOLLOWERS)
         }
         return tuple(sorted(m.node for m in members if said.get(str(m.node)) != m.incarnation))
@@ -211,3 +211,8 @@ def _decode(value: bytes | None) -> RebuildingSet:
     if is_base(value):
         raise EventsMoved("what is said of lost nodes is in the event log, and not here")
     return read_set(value)
+
+
+def _followed_since(key: str, value: bytes) -> int:
+    """The incarnation of a node that said that it follows the event log."""
+    return read_json(value, _Follower, key).incarnation

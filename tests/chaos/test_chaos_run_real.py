@@ -97,6 +97,7 @@ def _pass_one_over(history: Sequence[Event]) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_cluster_of_one_s_own_is_loaded_struck_and_left_as_it_was(tmp_path: Path) -> None:
     noted = tmp_path / "noted"
     script = tmp_path / "strike.py"

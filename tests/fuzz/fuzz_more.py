@@ -52,7 +52,14 @@ from cordwood.layout.rebuild_events import (
 from cordwood.layout.scrub_rows import damage_key, read_damage_key, read_progress, read_why
 from cordwood.ledger import DigestKind
 from cordwood.local_cluster import ClusterShape
-from cordwood.metadata import lease, ledger_marks, log_numbers, maintenance, publications
+from cordwood.metadata import (
+    event_log,
+    lease,
+    ledger_marks,
+    log_numbers,
+    maintenance,
+    publications,
+)
 from cordwood.protocol.event_log import apply
 from cordwood.rebuilding import RebuildingSet, Unrecoverable
 from cordwood.spark.checkpoint import Checkpoint
@@ -222,6 +229,7 @@ def records_of_metadata(data: bytes) -> None:
     """Values of the metadata store beside `metadata`: every decoder is tried."""
     decoders: tuple[Callable[[], object], ...] = (
         lambda: publications._decode("q", data),
+        lambda: event_log._followed_since("event-log-followers/1", data),
         lambda: lease._decode("/lease", data),
         lambda: ledger_marks._read("ledger-marks/7", data, 7),
         lambda: read_json(data, log_numbers._Counter, "the counter of logs"),

@@ -65,6 +65,7 @@ NOT_FUZZED = {
     ): "Arrow takes it apart: tests/layout damages it",
     ("layout/object_file.py", "read_group"): "Arrow takes it apart: tests/layout damages it",
     ("layout/object_file.py", "read_buffer"): "called by Arrow: tests/layout/test_object_file.py",
+    ("layout/object_file.py", "read_index"): "as `read_footer`, which calls it",
     ("layout/object_file.py", "readable"): "only says that it is; called by Arrow",
     ("layout/waves.py", "store_blocks"): "reads what the same process packed",
     ("layout/ledger_object.py", "read_ledger_footer"): "as `read_footer`: tests/layout damages it",

@@ -77,7 +77,8 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(
             trimmed = make_lsn(1, 5)
             await until(lambda: all(held(n).readable >= trimmed for n in cluster.running))
             lngs = {end.lng for n in cluster.running if (end := held(n).ends.get(1))}
-            assert max(lngs) < trimmed, "or nothing that is trimmed looks like a hole"
+            if max(lngs) >= trimmed:  # no assertion: the test below must not take it for its bug
+                pytest.fail("another seed: nothing that is trimmed looks like a hole")
             for number in cluster.running:  # as retention does it
                 engine = cluster.running[number].engine
                 await engine.trim(LOG, trimmed, held(number).readable)
@@ -93,7 +94,7 @@ def test_a_trim_that_another_recovery_allowed_makes_no_holes(
             at = seen.index("e1n6")
             assert seen[at : at + 2] == left
 
-    simulate(scenario, nodes=5)
+    simulate(scenario, nodes=5, seed=2)
 
 
 def test_a_digest_that_goes_on_over_a_trim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

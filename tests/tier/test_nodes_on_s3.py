@@ -49,7 +49,7 @@ TIERED_WITHIN_S = 60.0
 """Of loaded machines: an upload takes a second or two."""
 
 
-@pytest.fixture(params=["moto", "seaweedfs"])
+@pytest.fixture(params=[pytest.param("moto", marks=pytest.mark.slow), "seaweedfs"])
 def server(
     request: pytest.FixtureRequest, tmp_path: Path, require, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[S3Server]:

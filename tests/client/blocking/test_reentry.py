@@ -187,6 +187,7 @@ def test_a_wait_that_was_broken_off_at_any_moment_raises_the_handler_s_error() -
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.slow
 def test_a_connect_that_was_broken_off_at_any_moment_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
