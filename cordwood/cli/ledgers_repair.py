@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordwood.cli.each_ledger import Report, each_ledger
 from cordwood.cli.ledgers_tier import ledger_password
-from cordwood.cli.target import ClusterOption, JsonOption, open_store
-from cordwood.errors import Rejected, Retryable, UnknownLedger
+from cordwood.cli.target import ClusterOption, JsonOption
+from cordwood.errors import Rejected, Retryable
+
+if TYPE_CHECKING:
+    from cordwood.client.blocking.blocking_store import BlockingStore
 
 
 def repair(
@@ -27,34 +30,22 @@ def repair(
     A node is lost if it is not a member, if its data is declared gone (`nodes status`), or if
     --node names it.
     """
-    told: list[dict[str, Any]] = []
-    trouble: dict[int, str] = {}
-    with open_store(cluster) as store:
-        for ledger in ledgers or store.ledgers.list():
-            try:
-                if not ledgers and store.ledgers.metadata(ledger).state != "closed":
-                    continue
-                moved = store.ledgers.repair(ledger, ledger_password(), nodes=nodes or ())
-            except UnknownLedger:
-                if ledgers:
-                    raise
-                continue  # race: it was deleted after it was listed
-            except (Rejected, Retryable) as error:
-                # The ledgers after it lack copies all the same.
-                trouble[ledger] = str(error)
-                continue
-            if moved:
-                told.append({"ledger": ledger, "moved": {str(a): b for a, b in moved.items()}})
-                if not as_json:
-                    words = ", ".join(f"node {b} for node {a}" for a, b in moved.items())
-                    typer.echo(f"ledger {ledger}: {words}")
-    if as_json:
-        told += [{"ledger": ledger, "trouble": words} for ledger, words in trouble.items()]
-        typer.echo(json.dumps(told))
-    else:
-        for ledger, words in trouble.items():
-            typer.echo(f"ledger {ledger} is not repaired: {words}", err=True)
-        if not (told or trouble):
-            typer.echo("Nothing to repair: no ledger has a lost node.")
-    if trouble:
-        raise typer.Exit(1)
+
+    def work(store: BlockingStore, ledger: int) -> Report | None:
+        moved = store.ledgers.repair(ledger, ledger_password(), nodes=nodes or ())
+        if not moved:
+            return None
+        if not as_json:
+            words = ", ".join(f"node {b} for node {a}" for a, b in moved.items())
+            typer.echo(f"ledger {ledger}: {words}")
+        return {"ledger": ledger, "moved": {str(a): b for a, b in moved.items()}}
+
+    each_ledger(
+        ledgers,
+        work,
+        refusals=(Rejected, Retryable),
+        failed=" is not repaired",
+        nothing="Nothing to repair: no ledger has a lost node.",
+        as_json=as_json,
+        cluster=cluster,
+    )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordwood.cli.target import ClusterOption, JsonOption, open_store
+from cordwood.cli.each_ledger import Report, each_ledger
+from cordwood.cli.target import ClusterOption, JsonOption
 from cordwood.cli.wording import bytes_words
-from cordwood.errors import AccessDenied, BadSetting, Fenced, Retryable, UnknownLedger
+from cordwood.errors import AccessDenied, BadSetting, Fenced, Retryable
+
+if TYPE_CHECKING:
+    from cordwood.client.blocking.blocking_store import BlockingStore
 
 
 def tier(
@@ -27,34 +30,22 @@ def tier(
     """
     if bool(ledgers) == everything:
         raise BadSetting("name ledgers, or say --all")
-    told: list[dict[str, Any]] = []
-    trouble: dict[int, str] = {}
-    with open_store(cluster) as store:
-        for ledger in ledgers or store.ledgers.list():
-            try:
-                if everything and store.ledgers.metadata(ledger).state != "closed":
-                    continue
-                done = store.ledgers.tier(ledger, ledger_password())
-            except UnknownLedger:
-                if ledgers:
-                    raise
-                continue  # race: it was deleted after it was listed
-            except (AccessDenied, Fenced, Retryable) as error:
-                trouble[ledger] = str(error)
-                continue
-            told.append({"ledger": ledger, "objects": done.objects, "bytes": done.stored})
-            if not as_json:
-                typer.echo(_tiered_words(ledger, done.objects, done.stored))
-    if as_json:
-        told += [{"ledger": ledger, "trouble": words} for ledger, words in trouble.items()]
-        typer.echo(json.dumps(told))
-    else:
-        for ledger, words in trouble.items():
-            typer.echo(f"ledger {ledger}: {words}", err=True)
-        if not (told or trouble):
-            typer.echo("No ledger is closed.")
-    if trouble:
-        raise typer.Exit(1)
+
+    def work(store: BlockingStore, ledger: int) -> Report:
+        done = store.ledgers.tier(ledger, ledger_password())
+        if not as_json:
+            typer.echo(_tiered_words(ledger, done.objects, done.stored))
+        return {"ledger": ledger, "objects": done.objects, "bytes": done.stored}
+
+    each_ledger(
+        ledgers,
+        work,
+        refusals=(AccessDenied, Fenced, Retryable),
+        failed="",
+        nothing="No ledger is closed.",
+        as_json=as_json,
+        cluster=cluster,
+    )
 
 
 def _tiered_words(ledger: int, objects: int, stored: int) -> str:
