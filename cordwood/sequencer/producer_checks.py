@@ -64,12 +64,13 @@ class ProducerChecks:
     def _judged_us(self, replaced: Produced, now_us: int) -> int:
         """The append time by which a producer's idle time is judged.
 
-        If this sequencer numbered its last block, by this sequencer's own clock alone. Wall time
-        may step ahead, and a producer that wrote a moment ago would be forgotten: its first block,
-        sent again, would be stored twice.
-        Of an earlier sequencer's block, it is `now_us`, or what it would be by the own clock if
-        that is later. The earlier sequencer may have had a clock that was ahead of time. Append
-        time stands still then, perhaps for hours, and no producer would ever seem idle.
+        If this sequencer numbered the producer's last block, only its own clock counts. Wall time
+        may step ahead. The log would then forget a producer that wrote a moment ago, and
+        store its first block twice if that is sent again.
+
+        If an earlier sequencer numbered it, the later of two times counts: `now_us`, and the time
+        of the block plus the time that this sequencer has run. The earlier clock may have been
+        ahead. Append time then stands still, perhaps for hours, and by it no producer seems idle.
         """
         heard_s = self._heard_s.get(replaced.producer)
         if heard_s is not None:

@@ -266,9 +266,9 @@ class Producer:
             log.
         Raises:
             BadSetting: a number is out of its range. Or an append to the log has not ended; or an
-                append that got that place ended well, and it may be another one than the append
-                to be sent again. Other records
-                sent there would be taken for a repeat. Or this is another process; see `call`.
+                append that got that place ended well, and it may be another one than the append to
+                be sent again: the log would take other records there for a repeat. Or this is
+                another process; see `call`.
         """
         self._check_process()
         check_number("log number", log, 1, LOG_MAX)
