@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from cordwood.host.kept_memory import keep_some_memory
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.real_network import RealNetwork
 from cordwood.host.seams import Host
@@ -66,6 +67,7 @@ def real_host(seed: int | None = None) -> RealHost:
         seed: fixes its stream of chance. None takes a seed from the system's entropy, so that
             outsiders cannot guess the draws; every serving node does so.
     """
+    keep_some_memory()
     return RealHost(
         clock=RealClock(),
         network=RealNetwork(),
