@@ -165,6 +165,7 @@ def large(items: list[Record | Gap]) -> int:
     return sum(isinstance(each, Record) and len(each.value) > MIB // 2 for each in items)
 
 
+@pytest.mark.slow
 @as_scenario(awaited_by(uvloop.run))
 async def test_a_log_that_needs_every_node_waits_for_the_one_that_died_and_outgrows_its_wals(
     *, tmp_path: Path

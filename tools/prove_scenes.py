@@ -22,6 +22,7 @@ SPARK_SCENES = (
     "tests/spark/crash/test_sink_crashes.py::test_a_sample",
     "tests/spark/crash/test_crash_matrix.py::test_a_sample",
     "tests/spark/crash/test_checkpoint_matrix.py::test_a_sink_log_that_is_renamed_and_made_again",
+    "tests/spark/jobs/test_backfill.py::test_a_log_is_landed_written_back_copied_and_counted",
     "tests/spark/jobs/test_stats.py::test_statistics_that_are_stopped_go_on",
     "tests/spark/test_sink_checkpoint.py::test_a_checkpoint_that_lost_its_newest_plan_is_refused",
     "tests/spark/test_java.py::test_spark_boots_on_the_shim_where_the_machine_has_no_java",

@@ -45,6 +45,7 @@ def run(results: Results, directory: Path, *peers: Peer) -> list[str]:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_tiny_run_that_has_no_time_for_a_second_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require: Callable[[str, str], None],
     capsys: pytest.CaptureFixture[str],

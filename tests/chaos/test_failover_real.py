@@ -39,9 +39,8 @@ def test_bounds_are_of_the_median_and_of_the_worst():
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "kinds", [(KILL, KILL_STORAGE), pytest.param((STOP,), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [(KILL, KILL_STORAGE), (STOP,)])
 def test_a_killed_and_a_stopped_sequencer_break_no_promise(tmp_path: Path, kinds):
     report = asyncio.run(run_failover(str(tmp_path), seed=1, rounds=len(kinds), kinds=kinds))
     assert report.problems == ()

@@ -36,6 +36,7 @@ def test_copies_span_the_regions_through_a_death_and_a_recovery():
     assert outcome.acked > 20
 
 
+@pytest.mark.slow
 def test_copies_in_one_region_are_seen():
     """Not by every seed: by chance a copyset spans the regions all the same."""
     seen = 0

@@ -99,7 +99,7 @@ def test_shared_objects_become_one_of_each_log(tmp_path: Path, steps):
     assert run(tmp_path).merged == 0
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(
     tmp_path: Path, steps, after: bool
 ):

@@ -333,6 +333,7 @@ for number in range(100):
                     b"%d" % n for n in range(100)
                 ]
 
+    @pytest.mark.slow
     def test_what_is_not_stored_in_time_is_told(self, tmp_path: Path) -> None:
         said = run_program(
             """

@@ -39,6 +39,7 @@ from cordwood.spark.options import SERVERS
 pytestmark = [pytest.mark.spark, pytest.mark.real]
 
 
+@pytest.mark.slow
 def test_a_log_is_landed_written_back_copied_and_counted(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):

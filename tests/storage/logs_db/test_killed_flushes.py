@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "killed_at_step.py"
 
 STEPS = (
@@ -69,6 +71,7 @@ def judge(told: Told, lines: list[list[str]]) -> None:
             told.trimmed = int(numbers[-1])
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_flush_loses_nothing(tmp_path: Path) -> None:
     told = Told()
     for step, when, nth in STEPS:
