@@ -2,7 +2,8 @@
 copies of other nodes.
 
 A node need not mend what another node trimmed: it regards this as damaged until it hears of the
-trim.
+trim. Nor is a deleted log mended if its last epoch was not recovered: nobody recovers it any more,
+and its records go after `deleted_keep_s`.
 
 Source: docs/protocol/repair.md.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 
+from cordwood.metadata.log_tree import LogTree
+from cordwood.metadata.memory import MemoryMetadata
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.end_events import CopiesMended
 from cordwood.sim.history import HistoryRecorder
@@ -21,16 +24,26 @@ MENDED_S = 150.0
 pass."""
 
 
-async def wait_mended(cluster: SimCluster, recorder: HistoryRecorder) -> None:
-    """Wait until no node regards a copy as damaged or lost, and note the nodes that still do."""
+async def wait_mended(
+    cluster: SimCluster, recorder: HistoryRecorder, quiet: MemoryMetadata
+) -> None:
+    """Wait until no node regards a copy as damaged or lost, and note the nodes that still do.
+
+    Args:
+        quiet: the metadata store, without its faults.
+    """
     loop = asyncio.get_running_loop()
+    tree = LogTree(quiet)
     ends_s = loop.time() + MENDED_S
-    while (waits := _damaged(cluster)) and loop.time() < ends_s:  # noqa: ASYNC110
+    while (waits := await _damaged(cluster, tree)) and loop.time() < ends_s:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
     recorder.add(CopiesMended(recorder.now_us, waits))
 
 
-def _damaged(cluster: SimCluster) -> tuple[int, ...]:
+async def _damaged(cluster: SimCluster, tree: LogTree) -> tuple[int, ...]:
+    running = cluster.running.values()
+    logs = {each.log for node in running for each, _ in node.engine.logs.damages.all()}
+    deleted = {log for log in sorted(logs) if await tree.is_deleted(log)}
     engines = {int(number): node.engine for number, node in sorted(cluster.running.items())}
     return tuple(
         number
@@ -38,6 +51,7 @@ def _damaged(cluster: SimCluster) -> tuple[int, ...]:
         if engine.damage
         or any(
             each.last > max(other.gone_of(each.log) for other in engines.values())
+            and not (each.log in deleted and engine.cache.log(each.log).readable < each.last)
             for each, _ in engine.logs.damages.all()
         )
     )

@@ -359,7 +359,7 @@ class _Run:
         if self._options.loses_disks:
             await self._losses.wait_healed()
         if self._options.faults.damage is Damage.WITHIN and self._options.heals:
-            await wait_mended(self._cluster, self.recorder)
+            await wait_mended(self._cluster, self.recorder, self._quiet_metadata("mended"))
         if self._options.audited and not (stuck or self._options.heals):
             # Losses of nodes are scanned while the nodes still report them.
             await audit(self._crew, self.clients, "auditor-before")
@@ -368,12 +368,15 @@ class _Run:
         if self._options.audited and not stuck:
             await audit(self._crew, self.clients)
         clients = self.clients
-        quiet = MemoryMetadata(stream(self._simulation.seed, "sought"), self._cluster.metadata.data)
-        await seek_logs(quiet, clients.recorder)
+        await seek_logs(self._quiet_metadata("sought"), clients.recorder)
         # Appends to logs whose name changes are not recorded, see `name_clients`.
         noted = {*clients.log_ids.values()} if clients.options.callers else None
         await self._cluster.dump(noted)
         return stuck
+
+    def _quiet_metadata(self, reader: str) -> MemoryMetadata:
+        """The metadata store without its faults, for a look at the end."""
+        return MemoryMetadata(stream(self._simulation.seed, reader), self._cluster.metadata.data)
 
     def _note_words(self) -> None:
         """Record the status that is still reported of nodes that run."""
