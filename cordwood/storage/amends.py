@@ -80,7 +80,7 @@ class Amends:
     """See the module; `run` finds blocks that only LogsDB holds.
 
     Attributes:
-        unrestored: headers of the replayed record whose bodies are still to be found.
+        unrestored: headers of the replayed record without bodies; `restore` finds these.
     """
 
     def __init__(self, engine: StorageEngine) -> None:

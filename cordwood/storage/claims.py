@@ -43,7 +43,7 @@ RENEWED_AT_ONCE = 256
 
 
 async def renew_seals(engine: StorageEngine, newest: Mapping[int, int]) -> None:
-    """Seal every log again whose seal may be lost, or was never requested.
+    """Seal every log again if its seal may be lost, or was never requested.
 
     The lost seal was made under an epoch that the epoch store had handed out. Without the seal, a
     sequencer of an older epoch could store here, and this store might be the last one that its
@@ -174,7 +174,7 @@ class Claims:
 
     @property
     def waiting(self) -> int:
-        """The number of logs whose releases or stores wait."""
+        """The number of logs with releases or stores that wait."""
         return len(self._unheard)
 
     async def _settle(self, log: int, claim: Claim) -> str:

@@ -13,11 +13,11 @@ metadata store. So each start claims the node, by a name drawn for it::
     ► compare-and-set the claim to the new name ► listen
 
 A crash on either side of the compare-and-set leaves a directory that knows the claim that
-stands: the last one before it, the new one after it. While it is unknown which name holds, both
-are kept. An earlier copy knows neither of the later names. `reached` reveals a loss within the last
-start. It is a WAL offset that the node periodically records in the metadata store. A WAL that ends
-below it has lost records, and counts as a WAL with unreadable records (`LogsStore.lost`), whatever
-the reason.
+stands: the last claim before it, the new claim after it. While it is unknown which name holds, the
+directory keeps both. An earlier copy knows neither of the later names. `reached` reveals a loss
+within the last start. It is a WAL offset that the node periodically records in the metadata store.
+A WAL that ends below it has lost records, for any reason, and counts as a WAL with unreadable
+records (`LogsStore.lost`).
 
 Two cases stay unnoticed: a copy of the running directory that is newer than the last record in the
 metadata store (10 s by default); and copies of a directory and its metadata store taken together
@@ -120,7 +120,8 @@ class DataDirectory:
         """Open this node's WAL, or format one in a directory that has none.
 
         Raises:
-            NotOurCluster: the directory is another node's, or an empty or older one of this.
+            NotOurCluster: the directory belongs to another node, or is an empty or older directory
+                of this node.
             CordwoodError: the WAL or the metadata store cannot be used.
         """
         settings, disk = self._settings, self._host.disk

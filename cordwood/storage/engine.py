@@ -202,9 +202,9 @@ class StorageEngine:
         assert found is not None, "the WAL was recovered to its end"
         engine.has_lost = logs.note_lost(found.damage)
         if logs.offset >= found.resume:
-            # The disk lost the WAL's newest writes, the header among them. LogsDB has what it
-            # flushed of the rest, and what came later is lost. Records written from the WAL's end
-            # on would pass for those that LogsDB has.
+            # The disk lost the WAL's newest writes, the header among them. LogsDB has the records
+            # that were flushed; later records are lost. Records written from the WAL's end on
+            # would pass for those that LogsDB has.
             start = wal.far_above(logs.offset)
             engine.has_lost = logs.note_lost(((found.resume, start),)) or engine.has_lost
             await logs.keep_lost()  # Before the WAL goes on, which does not show it any more.
@@ -380,7 +380,7 @@ class StorageEngine:
         settled: Callable[[Sequence[StoreRefusal]], None],
         seal_epoch: int,
     ) -> None:
-        """Write new envelopes for blocks whose bodies this node holds."""
+        """Write new envelopes for blocks that this node holds with their bodies."""
         head = store_head(len(blocks), seal_epoch, amends=True)
         parts = [AMEND_KIND, head, *(block.wire for block in blocks)]
         self.append_store(wave, parts, blocks, refused, settled, bool(seal_epoch))
@@ -656,7 +656,7 @@ class StorageEngine:
     def begin_beside(
         self, parts: Sequence[Buffer], record: BesideRecord, *, reserve_ok: bool
     ) -> asyncio.Future[None]:
-        """As `write_beside`, without waiting: `settle` waits for what it returns.
+        """As `write_beside`, without waiting: `settle` waits for the returned future.
 
         Raises:
             Overloaded, RecordTooLarge, Retryable: see `write_beside`.

@@ -1,7 +1,7 @@
 """The owner of a node's data directory: one node of one cluster, forever.
 
-The `identity` file says so from the directory's first start on. Without it, whatever was
-mounted there would be taken for the node's own, and its silence for knowledge.
+The `identity` file names the owner from the directory's first start on. Without it, the node would
+take any mounted directory for its own, and would report records as absent that it never looked for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Identity(msgspec.Struct, frozen=True):
     """The owner of a data directory; the `identity` file holds it as JSON.
 
     Attributes:
-        wal_bytes: what its WAL was made with, which never changes.
+        wal_bytes: the size with which the WAL was made; it never changes.
     """
 
     cluster: str
@@ -44,7 +44,7 @@ def check_identity(stored: bytes, ours: Identity, path: str) -> Identity:
     did not create it and passes the usual size.
 
     Args:
-        stored: what stands in the file at `path`.
+        stored: the contents of the file at `path`.
         ours: as the settings say.
     Raises:
         NotOurCluster: it is another node's, or cannot be read.

@@ -8,8 +8,7 @@ stay here.
 Blocks are indexed by last LSN, so that a read may begin inside a block. Of two copies of one range
 the copy of higher precedence is kept; a later copy of lower precedence is dropped.
 
-How much it holds at most is `StorageEngine.cache_bytes_max`: the storage engine refuses what would
-not fit.
+`StorageEngine.cache_bytes_max` is its limit: the storage engine refuses blocks that would not fit.
 
 Source: docs/design.md §2 (precedence), §5; docs/sources/s3stream.md (b) and trap 10 (cache order
 must be WAL order).
@@ -242,21 +241,21 @@ class CachedLog:
         return sorted(epoch for epoch in self._held if epoch < below and epoch not in self._closed)
 
     def close_epoch(self, epoch: int, end: EpochEnd | None) -> None:
-        """`epoch` is over; of it only what counts is kept, see `counts`.
+        """`epoch` is over; only its blocks that count are kept, see `counts`.
 
         Lower epochs of which blocks are held may still have to be purged: `clean` moves
         only as far as nothing held is left behind it.
 
         Args:
-            end: above its LNG only what its recovery wrote counts; None where nothing
-                was held that could need it. If something came since, the epoch stays open:
-                how it ended has to be asked.
+            end: above its LNG only blocks of its recovery count. None if this node held no block
+                that could need it. If a block came since, the epoch stays open: the node has to
+                ask how it ended.
         """
         if end is None and epoch in self._held:
             return
         known = self.ends.get(epoch)
         if known is not None and end is not None and known.place > end.place:
-            return  # Race: a late message of an attempt or a recovery that another one overtook
+            return  # Race: a late message of an attempt or recovery that a newer one overtook
         if end is not None:
             self.ends[epoch] = end
             old = self.ends.get(epoch - ENDS_KNOWING_PRODUCERS)
@@ -272,7 +271,7 @@ class CachedLog:
         self._held = {each for each in self._held if each > self.clean}
 
     def above_own_lng(self, epoch: int, end: EpochEnd) -> EpochEnd:
-        """An epoch's end, with this node's own LNG if that one is higher.
+        """An epoch's end, with this node's own LNG if that is higher.
 
         A recovery that heard too few nodes may end an epoch below this node's LNG. All records up
         to an LNG were acknowledged, so a recovery that left them out was wrong.
@@ -311,9 +310,10 @@ class CachedLog:
         return is_known and append_time_us <= self.append_time_us
 
     def produced_to_tell(self) -> Iterator[tuple[int, EpochEnd]]:
-        """What this node knows of producers, for nodes that began anew: by epoch, the newest end,
-        and for epochs without an end an `EpochEnd` of seal 0. Such a one, be it empty, comes too
-        where no block is left to tell the latest append time.
+        """This node's knowledge of producers, for nodes that began anew.
+
+        By epoch: the newest end, and for each epoch without an end an `EpochEnd` of seal 0. An
+        empty `EpochEnd` of seal 0 is given too if no block is left to tell the latest append time.
 
         Producers' blocks above an LNG are left out: they may become holes, and there are copies of
         all that count.

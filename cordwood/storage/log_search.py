@@ -55,7 +55,7 @@ class LogSearch:
             Retryable: this node does not know all that it holds.
         """
         held = self._known(ask.log, ask.until)
-        rotten = self._rotten(ask.log)  # before the cache, which has what is mended meanwhile
+        rotten = self._rotten(ask.log)  # before the cache: it has blocks that are mended meanwhile
         before, at = _in_cache(held, ask.time_us)
         tables, older = self._engine.logs.tables, []
         for partition, entry in await self._parts(ask.log):
@@ -73,8 +73,8 @@ class LogSearch:
         for partition, entry in _by_last(older):
             if entry.last <= max(before, held.gone):
                 break
-            # Trap: the last one may be the bridge of a recovery that another one overtook. What
-            # stands in its place elsewhere may be younger.
+            # Trap: the last block may be the bridge of a recovery that another recovery overtook.
+            # The block in its place on other nodes may be younger.
             counted = await last_counted(tables, partition, ask.log, entry, held.counts)
             before = max(before, counted)
         self._known(ask.log, ask.until)  # Race: see `extent`.
@@ -112,7 +112,7 @@ class LogSearch:
     async def size(self, ask: AskSize) -> SizeReply:
         """See `AskSize`."""
         held = self._engine.cache.get(ask.log)
-        if held is None:  # one without blocks is false, and still has its tier point
+        if held is None:  # not `if not held`: a log without blocks is false, but has a tier point
             held = CachedLog()
         parts = [
             Part(entry.bytes, entry.first_us, entry.last_us)
@@ -159,8 +159,8 @@ class LogSearch:
                 raise Retryable(f"this node cannot read log {log} at {each.first}")
 
     async def _parts(self, log: int) -> list[tuple[Partition, DirectoryEntry]]:
-        """A log's parts of partitions, but those that are rotten as a whole: no row there counts,
-        and the table may be one that does not open, or an empty one in the place of a lost one."""
+        """A log's parts of partitions, except parts that are rotten as a whole: no row there
+        counts, and the table may not open, or may be an empty table in place of a lost table."""
         known = self._engine.logs.damages.of_log(log)
         return [
             (partition, entry)

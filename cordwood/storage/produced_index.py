@@ -42,7 +42,7 @@ class ProducedIndex:
         places = kind.pop(producer, None)
         if places is None:
             places = {}
-        kind[producer] = places  # after all others: the first is the one to forget
+        kind[producer] = places  # after all others: the first producer is forgotten first
         place = header.place
         places[header.producer_epoch, place.first] = place
         if len(places) > 2 * PLACES_MAX:
@@ -107,7 +107,7 @@ class ProducedIndex:
 
 
 def _joined(known: Places, told: Produced) -> Places:
-    """What is known of a producer, and of what is told the blocks that may still be asked for."""
+    """A producer's known blocks, and the told blocks that a repeat may still ask for."""
     found = known | {(told.epoch, place.first): place for place in told.places}
     # Twice as many as are asked for: the youngest may become holes.
     return known | {at: found[at] for at in sorted(found)[-2 * PLACES_MAX :]}

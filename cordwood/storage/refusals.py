@@ -1,12 +1,12 @@
 """Decide whether a storage node takes a block, and why not.
 
-Every member refuses a copyset that names a node whose data is being rebuilt, or has been, and not
-only that node. A block stored so late would escape rebuilding, and readers, which do not wait for
-that node, would miss one of the copies that they count on. This holds for what recoveries store
-too: their copysets are new ones. It is what this node knows (`StorageEngine.rebuilding`), as last
-read from the metadata store. No store waits forever: a running node clears that status itself
-(`admin.authority_calls`). Until the other nodes know, sequencers without another copyset are
-refused and retry; they never break the rule for spreading copies.
+If the data of a node is being rebuilt, or has been, every member refuses a copyset that names the
+node; the node itself is not the only one to refuse. A block stored so late would escape rebuilding,
+and readers, which do not wait for that node, would miss a copy that they count on. The rule holds
+for stores of recoveries too, because their copysets are new. Each node decides by the list that it
+last read from the metadata store (`StorageEngine.rebuilding`). No store waits forever: a running
+node clears that status itself (`admin.authority_calls`). Until the other nodes know, sequencers
+without another copyset are refused and retry; they never break the rule for spreading copies.
 
 A node that an operator made read-only takes no block with a body. From recoveries it takes the
 blocks that end an epoch: plugs, and new envelopes of its own blocks. A node with a nearly full disk
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 def refusal_of(
     engine: StorageEngine, wave: int, block: StoredBlock, seal_epoch: int, is_full: bool, size: int
 ) -> StoreRefusal | None:
-    """Why a node does not take a block, whatever is in its body; None if it does.
+    """Why a node does not take a block, by its header and size alone; None if it takes it.
 
     Args:
         seal_epoch: of the recovery that sends it, 0 for a sequencer.
-        is_full: first waves find no room.
+        is_full: there is no space left for first waves.
         size: bytes that the cache has to take with it.
     """
     header = block.header
@@ -94,7 +94,7 @@ def tell_refusal(
 
 
 def damage_of(wave: int, block: StoredBlock) -> StoreRefusal | None:
-    """The refusal of a block whose body contradicts its header; None if it is."""
+    """The refusal of a block with a body that fails the header's checksum; None if it passes."""
     header = block.header
     if crc32c(block.body) == header.stored_crc:
         return None

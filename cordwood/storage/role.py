@@ -92,9 +92,10 @@ class StorageRole:
     ) -> None:
         """
         Args:
-            rights: decides which client may read which log; None admits every client. claims:
-                checks seals, trims and releases; None believes all.
-            survey: answers what would be to give if nodes were lost; None for a role without.
+            rights: decides which client may read which log; None admits every client.
+            claims: checks seals, trims and releases; None believes all.
+            survey: counts the copies that this node would have to give if nodes were lost; None if
+                the role does not answer that.
         """
         self._claims = claims
         self._survey = survey

@@ -95,7 +95,7 @@ class Unheard:
         for block in blocks:
             log, epoch = block.header.log, block.header.first >> 32
             held = logs.get(log)
-            # The first look is enough for every block but the first ones of an epoch.
+            # This first check is enough for every block except the first blocks of an epoch.
             if held is not None and epoch <= held.released >> 32:
                 continue
             if epoch > max(self.known(engine, log), self._assumed.get(log, 0)):

@@ -35,7 +35,7 @@ class LedgerCut:
     def __iter__(self) -> Iterator[Row]:
         for ledger, records in self.added.items():
             # Race: while a flush waits for a full disk, a ledger is deleted and its space given
-            # back. Nothing would take away what comes after that.
+            # back. Nothing would delete entries that are written after that.
             for record in () if self.is_empty(ledger) else records:
                 for kept in record:
                     yield entry_row_key(ledger, kept.entry), pack_entry_row(kept)

@@ -124,7 +124,7 @@ class LedgerStore:
         Raises:
             Malformed: they are no entries.
             Retryable: the write failed; some of them may be kept.
-            RecordTooLarge: this node's WAL never takes so many at once.
+            RecordTooLarge: the entries exceed the largest record of this node's WAL.
         """
         entries = unpack_entries(call.packed, call.count)
         if not (call.recovery and call.mends) and await self._has_others(call, entries):
@@ -240,7 +240,7 @@ class LedgerStore:
         )
 
     async def _find_whole(self, ledger: int, held: HeldLedger, entry: int) -> KeptEntry | None:
-        """An entry, None where it is damaged: what comes in its place is welcome."""
+        """An entry, or None if it is damaged: a new copy may then replace it."""
         try:
             (kept,) = await self._find(ledger, held, [entry])
         except Corrupt:
@@ -499,7 +499,7 @@ class LedgerStore:
 def _in_row(
     held: Mapping[int, KeptEntry], first: int, stop: int, bytes_max: int
 ) -> list[KeptEntry]:
-    """Entries from `first` on, which is there, up to the first that is not, or so many bytes."""
+    """Entries from `first` (held) up to the first that is missing, or up to `bytes_max` bytes."""
     found: list[KeptEntry] = []
     size = 0
     for entry in range(first, stop):

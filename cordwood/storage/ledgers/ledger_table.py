@@ -1,10 +1,10 @@
 """LogsDB's table of ledgers: entries by ledger and number, and the state of each ledger.
 
-It is made by the first flush that has some. Its flush comes before that of the metadata, as a
-partition's does: what it holds of records after the offset there is replayed over it.
+The first flush with entries makes the table. Like a partition, it is flushed before the metadata.
+So it may hold records after the WAL offset in the metadata; a start replays these over it.
 
-Entries lie by ledger and not by time, as those of logs do: a ledger goes as a whole, when somebody
-deletes it, and its neighbours in time may stay for years.
+Entries are sorted by ledger. Blocks of logs are partitioned by time instead. A ledger is deleted as
+a whole, and its neighbours in time may stay for years.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (c).
 """
@@ -76,8 +76,8 @@ class LedgerTable:
         ]
 
     async def run(self, ledger: int, first: int, count: int, bytes_max: int) -> list[KeptEntry]:
-        """Entries from `first` on, one after another, at most so many, of about so many bytes;
-        none where the first is missing.
+        """Consecutive entries from `first` on: at most `count`, of about `bytes_max` bytes; none
+        if the first is missing.
 
         Raises:
             TablesFailed, Corrupt: they cannot be read.

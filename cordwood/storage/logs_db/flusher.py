@@ -1,8 +1,8 @@
 """Takes what gathers in the log cache to LogsDB, a prefix of the WAL at a time.
 
 A flush begins when enough has gathered and nothing comes just now, when the cache or the WAL
-is half full (small records fill it sooner than the cache: each lone one takes 4 KiB), when
-the oldest of it is old, or when somebody asks. So a burst has the cores and the disk for itself
+is half full (small records fill it sooner than the cache: each lone record takes 4 KiB), when
+the oldest block is old, or when a caller asks. So a burst has the cores and the disk for itself
 while there is space, and its bytes are written a second time afterwards. A flush takes all that has
 gathered. Once LogsDB has the batch durably, its blocks leave the cache, the WAL is trimmed, fully
 trimmed partitions are dropped, and callers that wait for space are woken. A start trims the WAL
@@ -244,7 +244,7 @@ class Flusher:
 
 
 def untrimmed(batch: FlushSet, trim_of: Callable[[int], int]) -> list[StoredBlock]:
-    """The blocks of a batch that somebody may still read."""
+    """The blocks of a batch that are not trimmed, so that readers may still ask for them."""
     trims = {log: trim_of(log) for log in batch.logs}
     return [block for block in batch.blocks if block.header.last > trims[block.header.log]]
 

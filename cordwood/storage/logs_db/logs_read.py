@@ -27,7 +27,7 @@ from cordwood.storage.scrub.rotten_rows import find_rot
 logger = logging.getLogger(__name__)
 
 SCAN_ROWS_MIN = 16
-"""At least so many: the copies of one block and a few more."""
+"""The fewest rows of a scan: the copies of one block and a few more."""
 
 BODY_CALLS = 2
 BODIES_MIN = 8
@@ -119,7 +119,7 @@ async def read_blocks(
 async def home_of(
     tables: Tables, directory: Directory, block: StoredBlock, known: Sequence[DamagedRange] = ()
 ) -> Partition | None:
-    """The partition that holds this very block with its body, whatever envelope it has there.
+    """The partition that holds this very block with its body, under any envelope.
 
     Args:
         known: this log's known damaged ranges: a block there is not the home.
@@ -199,7 +199,7 @@ async def _find(
         found += [(key, wire, partition) for key, wire in rows]
         size += sum(len(wire) + peek_stored_bytes(wire) for _, wire in rows)
         if size >= query.bytes_max or len(found) >= query.blocks_max:
-            # Enough; of the following entries, only overlapping ones are still wanted.
+            # Enough; of the following entries, only those that overlap are still wanted.
             limit = min(limit, max(key.last for key, _, _ in found))
     found.sort(key=lambda each: each[0])
     return [each for each in found if each[0].last <= limit], limit, damaged

@@ -74,7 +74,7 @@ WRITE_BYTES = 1 << 20
 
 OPEN_PARTITIONS = 2
 """Partitions that take blocks: sequencers' clocks differ, and a block that comes a little
-late belongs to the one before the newest."""
+late belongs to the partition before the newest."""
 
 DIRECTORIES_KEPT = 1024
 """Logs whose directories stay in memory: logs with readers."""
@@ -89,10 +89,10 @@ class LogsStore:
         logs: the state of each log. drops: partitions dropped since the start. forgotten: how often
             trimmed data was taken out. staged, ledgers: the tables of staged blocks and of ledgers.
             damages: the known damaged ranges. on_rot: called with damaged ranges that a read found.
-        lost: ranges of WAL offsets whose records no start could read any more before a flush
-            took them: of starts long ago as of this one. They are never forgotten, because their
-            contents are unknown: blocks of any log, and seals too. So no trim and no repair of some
-            log ends it. Recoveries work without the node, as without a node that is down. If they
+        lost: ranges of WAL offsets with records that no flush had taken and no start could read,
+            this start and all earlier ones. They are never forgotten, because their contents are
+            unknown: blocks of any log, and seals too. So no trim and no repair of a log ends the
+            loss. Recoveries work without the node, as without a node that is down. If they
             cannot (a store of one node), the epochs that were open at the damage stay open until an
             operator accepts the loss (`accept_loss`) or replaces the node by a node with a new
             number.
@@ -119,7 +119,7 @@ class LogsStore:
         self.damages = DamageBook(tables)
         self.on_rot: Callable[[Sequence[DamagedRange]], None] = lambda found: None
         self._payload = PayloadCount()
-        # What was written to the metadata and is to be taken over once that is durable.
+        # Takes over the values that were written to the metadata, once that is durable.
         self._written: Callable[[], None] | None = None
         # Present entries of open partitions, for flushes that add to them.
         self._entries: dict[tuple[int, int], DirectoryEntry] = {}
@@ -170,7 +170,7 @@ class LogsStore:
         It is durable with the next flush, before which the WAL still shows it.
 
         Returns:
-            Whether anything was.
+            Whether any record was lost.
         """
         # A record that ends past `offset` may be the record of `offset`, or a missing one.
         known = max(self.offset, self._accepted)
@@ -250,7 +250,7 @@ class LogsStore:
             raise NotOurCluster(f"this LogsDB is node {theirs}'s, not node {node}'s")
 
     async def _read_partitions(self, names: Sequence[str]) -> list[Partition]:
-        """Take the partitions over; returns those whose tables are gone."""
+        """Take the partitions over; returns the partitions that have lost their tables."""
         for key, value in await scan_all(
             self._tables, META, *logs_db.PARTITIONS, bytes_max=WRITE_BYTES
         ):
@@ -319,7 +319,7 @@ class LogsStore:
     ) -> None:
         assert offset > self.offset, "a flush goes on where the last one ended"
         homes = await self.homes_of(blocks)
-        # An amended block goes to the partition of its body, so it fills no new one.
+        # An amended block goes to the partition of its body, so it fills no new partition.
         rolled = self._rolled([each for each in blocks if id(each) not in homes], now_us)
         if rolled is not None:
             await self._tables.create(rolled.table)
@@ -329,7 +329,7 @@ class LogsStore:
         for share in shares:
             await self.write_rows(share.partition.table, share.rows())
         # Order matters: the rows are durable before the metadata that names them. A crash between
-        # leaves rows that nobody reads, and the WAL still has the blocks.
+        # leaves rows that no read looks at, and the WAL still has the blocks.
         for share in shares:
             await self._tables.flush(share.partition.table)
         if staged:

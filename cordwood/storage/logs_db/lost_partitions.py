@@ -1,4 +1,4 @@
-"""Partitions of LogsDB whose table is gone from the disk, or cannot be opened.
+"""Partitions of LogsDB with a table that is gone from the disk, or cannot be opened.
 
 The metadata names the range of each log in each partition. So a lost partition is as many damaged
 ranges: the node starts, says that it knows nothing of them, and fetches them from other nodes
@@ -6,10 +6,10 @@ ranges: the node starts, says that it knows nothing of them, and fetches them fr
 
 The order at a start is what makes a crash harmless::
 
-    all ranges are damaged, durably, in one write ► an empty table takes the place of a missing one
+    mark all ranges as damaged, durably, in one write ► put an empty table in the place of the lost
 
 Only the partitions that take blocks are opened at a start, because a flush into a table that does
-not open would fail for ever. An older one that does not open is found by a read, or by scrubbing.
+not open would fail for ever. A read, or scrubbing, finds an older table that does not open.
 
 Source: docs/protocol/repair.md.
 """

@@ -47,7 +47,7 @@ class BlockRun(NamedTuple):
 
 @dataclass(slots=True)
 class Partition:
-    """One partition: a table, and what its row says.
+    """One partition: a table, and the values of its row in the metadata.
 
     Attributes:
         kept_by: a log that was not fully trimmed at the last full look, and its highest LSN here:
@@ -103,7 +103,7 @@ class PartitionBlocks:
         self.bytes = 0
         self.blocks: list[StoredBlock] = []
         self._heads: list[StoredBlock] = []
-        # By log, what its directory entry is made of. A flush brings thousands of blocks.
+        # By log, the parts of its directory entry. A flush brings thousands of blocks.
         self._parts: dict[int, list[int]] = {}
 
     def add(self, block: StoredBlock) -> None:

@@ -88,7 +88,7 @@ class PartitionDrops:
         return dropped
 
     async def cut_trimmed(self, trim_of: TrimOf) -> Partition | None:
-        """Look at one more partition, and cut it if most of it is trimmed; that one then."""
+        """Look at one more partition, and cut it if most of it is trimmed; returns it if cut."""
         store = self._store
         settled = store.partitions[: -store.open_partitions]
         if not settled:

@@ -1,7 +1,7 @@
 """Flushed blocks that stay in memory for readers that read them soon.
 
-Most reads are of recent writes. So what leaves the log cache comes here, and goes when there is no
-room, the oldest first. For each log this knows the LSN from which on *all* of LogsDB's blocks are
+Most reads are of recent writes. So blocks that leave the log cache come here, and the oldest leave
+when there is no space. For each log this knows the LSN from which on *all* of LogsDB's blocks are
 here too: a reader above it needs no disk. Superseded copies are here as in LogsDB, and readers
 resolve them in the same way.
 
@@ -92,7 +92,7 @@ class RecentBlocks:
         log = block.header.log
         held = self._logs.get(log)
         if held is None or block.header.last < held.complete_from:
-            return  # it went with a later one
+            return  # it went together with a later block
         held.complete_from = block.header.last + 1
         del held.blocks[: bisect_left(held.blocks, held.complete_from, key=_LAST)]
         if not held.blocks:

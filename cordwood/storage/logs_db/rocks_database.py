@@ -56,7 +56,7 @@ class RocksDatabase:
         return not (self._users or self.holds_unflushed) and self._calls.is_idle
 
     async def make(self) -> None:
-        """Make an empty one, durably, but for the directory that it is in; go on where a try
+        """Make an empty database, durably, except its parent directory; continue an attempt that
         ended halfway.
 
         Raises:
@@ -80,7 +80,7 @@ class RocksDatabase:
 
     async def _open(self, *, may_make: bool) -> None:
         async with self._moving:
-            await self._calls.ended()  # whoever was cancelled while it opened has opened it
+            await self._calls.ended()  # a call that was cancelled may still have opened it
             if self._is_gone:
                 raise TablesFailed(f"{self._path} was dropped")
             if self._db is None:
@@ -110,7 +110,7 @@ class RocksDatabase:
                     await self._calls.make(db.close)
 
     async def destroy(self) -> None:
-        """Take it off the disk; calls under way end first, later ones fail.
+        """Delete it from the disk; calls under way end first, later calls fail.
 
         Raises:
             TablesFailed: some of it may be left; the same may be tried again.

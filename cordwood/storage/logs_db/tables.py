@@ -103,8 +103,8 @@ class Tables(Protocol):
         """Rows from `start` on and below `stop`, at least one if there is any.
 
         Args:
-            rows_max, bytes_max: the scan ends once either is reached; bytes are of values. is_once:
-                the rows are not read again soon, so they must not displace cached ones.
+            rows_max, bytes_max: the scan ends once either is reached; bytes are of values.
+            is_once: the rows are not read again soon, so they must not displace cached rows.
         Raises:
             TablesFailed: see the module.
             Corrupt: a part of it fails its checksum.
@@ -158,7 +158,7 @@ WRITE_BYTES = 1 << 20
 
 
 WRITE_ROWS = 1024
-"""Rows of one write: small ones cost by their number, about a microsecond each."""
+"""Rows of one write: small rows cost by their number, about a microsecond each."""
 
 
 async def write_durably(tables: Tables, table: str, rows: Iterable[Row]) -> None:

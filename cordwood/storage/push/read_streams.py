@@ -15,11 +15,10 @@ A stream with single copies receives only the blocks that this node has to send
 no read of its body. The same is true of blocks that have none of the keys a reader wants
 (`layout.key_bits`), and of all bodies where it wants no payloads.
 
-Streams of one log that stand at one place and want the same are sent it together, see
-`shared_push`.
+Streams of one log at the same position with the same wishes share one batch, see `shared_push`.
 
-Clients take turns: one with many streams gets no more than one with few. A tick
-ends after some megabytes, batches or milliseconds, and what is left goes on in the next.
+Clients take turns: a client with many streams gets no more than a client with few. A tick
+ends after some megabytes, batches or milliseconds, and the rest follows in the next tick.
 
 Source: docs/sources/logdevice.md 2.10; docs/design.md §2.
 """
@@ -175,7 +174,7 @@ class ReadStreams:
         ]
 
     def guarded(self, log: int) -> list[tuple[Connection, int, int, str]]:
-        """Such streams of a log: connection, number, version, and the token they came with."""
+        """Streams of a log that came with a token: connection, number, version and token."""
         return [
             (each.connection, each.number, each.version, each.token)
             for each in self._by_log.get(log, ())
@@ -270,8 +269,10 @@ class ReadStreams:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """One batch for each stream that was ready when this tick began, and about one for
-        each connection: the next stream's leaves once this one's was taken by the machine."""
+        """Send a batch for each stream that was ready when this tick began.
+
+        About one batch is under way on each connection: the next stream's batch leaves once the
+        machine has taken the batch before it."""
         self._pumping = False
         waiting: dict[Connection, deque[PushStream]] = {}
         batches, sent_before = 0, self.sent_bytes
@@ -372,7 +373,7 @@ class ReadStreams:
             self._fetchable.put_nowait(None)
 
     def readable_upto(self, stream: PushStream) -> int:
-        """The last LSN that it may be sent, whatever its window."""
+        """The last LSN that the node may send to a stream, apart from the stream's window."""
         held = self._reader.get(stream.log)
         return min(stream.until, held.readable if held is not None else 0)
 
@@ -421,7 +422,7 @@ class ReadStreams:
         return push.run.next <= bound and stream.sent < stream.limit
 
     def _pass_gone(self, stream: PushStream, gone: int) -> None:
-        """Say at once that nothing comes up to here, whatever the window."""
+        """Tell the reader at once that no block up to `gone` comes, even if its window is full."""
         if stream.next <= stream.until and not stream.fetching:
             self._tell_tiered(stream)
             stream.next = gone + 1
@@ -555,7 +556,7 @@ class ReadStreams:
                 return
             if stream.until >= 0 and stream.connection.is_open:
                 if _is_full(stream.connection):
-                    # It stays `fetching`, so that no other batch is read or sent before this one.
+                    # It stays `fetching`, so that no other batch is read or sent before this batch.
                     stream.held, stream.ready = (run, bound), True
                     self._ready.push_back(stream.connection, deque((stream,)))
                     self._pump_soon()

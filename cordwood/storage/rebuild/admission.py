@@ -39,7 +39,7 @@ class Admission:
     """See the module: `ask` before the directory is opened, `complete` before the node listens.
 
     Attributes:
-        is_anew: whether the directory is a new one, which knows no earlier start of the node.
+        is_anew: whether the directory is new, and so knows no earlier start of the node.
         is_unsure: whether the node's reported status could not be read; see
             docs/protocol/event-log.md.
     """
@@ -72,7 +72,7 @@ class Admission:
         rebuilding, is_sure = await self._events.at_start()
         entry = rebuilding.entry(node)
         version = int(anew) if anew is not None and anew.isdigit() else None
-        # A WAL without an identity is no empty disk: `DataDirectory` says what is wrong with it.
+        # A WAL without an identity is no empty disk: `DataDirectory` reports the fault.
         is_blank = not {"identity", "wal"} & set(files)
         is_known = is_blank and bool((await self._membership.claim(node)).incarnation)
         self._start = on_start(entry, is_known=is_known, is_blank=is_blank, anew=version)

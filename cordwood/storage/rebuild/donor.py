@@ -116,7 +116,7 @@ class Pass:
 
     @property
     def blocked(self) -> str:
-        """What it waits for, "" for nothing."""
+        """The reasons why the pass is not done, as text; "" if it waits for nothing."""
         report, found = self.report, []
         if report.waits:
             found.append(f"nodes {sorted(report.waits)} do not say what they have")
@@ -203,8 +203,8 @@ class Donor:
         except (TablesFailed, Corrupt, TimeoutError) as error:
             now.report.trouble = str(error) or "the WAL takes too long"
         if now.is_done:
-            # Trap: an unsure first member is passed over as a donor. If it lost the block and
-            # nobody knew, no donor would give it.
+            # Trap: if the first member is known to have lost records, the next member is the
+            # donor. If the first lost the block and no other node knew, no donor would give it.
             await self._hear_who_lost(silent, now, is_old)
         if is_old():
             now.report.again += 1
@@ -219,8 +219,8 @@ class Donor:
     async def _ask_who_lost(self, nodes: Set[NodeId]) -> tuple[frozenset[int], frozenset[NodeId]]:
         """The nodes that lost records and go on without them, and the nodes that do not answer.
 
-        Such a node may be the first of the copyset of a block that it lacks; then the next node is
-        the donor.
+        A node that lost records may be the first of the copyset of a block that it lacks; then the
+        next node is the donor.
         """
 
         async def ask(node: NodeId) -> bool | None:
@@ -368,16 +368,16 @@ class Donor:
         losses: Losses,
         epochs: EpochNodesets,
     ) -> bool:
-        """Whether a copy that has rotted may be this node's to move, so that it has to be repaired
-        first, or looked at once it is. Others keep nobody waiting: of a log with one copy no rotten
-        block is ever repaired.
+        """Whether this node may have to move a rotten copy, so that the pass has to wait for its
+        repair. Other rotten copies delay no pass: a rotten block of a log with one copy is never
+        repaired.
 
         Args:
-            unread: what was known as rotten before the log was read.
-            rotten: what a read could not read; the book may not have all of it yet.
+            unread: the ranges that were known as rotten before the log was read.
+            rotten: the ranges that this read could not read; the book may not have them all yet.
         """
         gone, known = self._engine.gone_of(log), self._unmended(log)
-        # Race: what was mended since may have been mended after the read, which has not seen it.
+        # Race: a range that was mended since may have been mended after the read, which missed it.
         if any(each.last > gone and each not in known for each in unread):
             return True
         for first, last in rotten:
@@ -387,7 +387,7 @@ class Donor:
         for each in known:
             heads = await rotten_heads(self._engine.logs, each)
             if heads is None:
-                # A copy that is the only one was moved by nobody and names no other node.
+                # The only copy of a block was never moved, and names no other node.
                 if self._me in losses.leaving or not _has_one_copy(each, epochs):
                     return True
                 continue
@@ -509,8 +509,8 @@ class Donor:
                     return
                 node = NodeId(error.node)
             except UnknownLog:
-                # Nobody will ever settle the end of a log that was deleted, or read it. So its end
-                # may never be repaired.
+                # No sequencer ever settles the end of a deleted log, and no reader asks for it. So
+                # its end may never be repaired.
                 self._deleted.add(log)
                 return
             except CordwoodError as error:

@@ -89,7 +89,7 @@ def _recorded(
 async def asked_nodesets(
     read_record: ReadRecord, log: int, members: Mapping[NodeId, Member]
 ) -> EpochNodesets | None:
-    """The history in the epoch store; None if it does not answer, or has no such log."""
+    """The history in the epoch store; None if it does not answer, or does not know the log."""
     try:
         record = await read_record(log)
     except CordwoodError as error:

@@ -103,7 +103,7 @@ class _Work:
     step: Step | None = None
 
     def envelope(self, step: Step, me: NodeId) -> Envelope:
-        """What is written in a step."""
+        """The envelope to write in a step."""
         noted = step is Step.NOTE
         flags = EnvelopeFlag.MOVING if noted else 0
         if step is Step.OWN and me not in self.move.copyset:
@@ -250,7 +250,7 @@ class Moves:
     def _plan_given(
         self, held: Held, losses: Losses, epochs: EpochNodesets, report: Report
     ) -> Move | None:
-        """The move by which this node gives a block to an emptier one, for a rebalance."""
+        """The move by which this node gives a block to an emptier node, for a rebalance."""
         share, found = gives(losses, held, self._me), epochs.of(held.epoch)
         if share is None or found is None:
             return None
@@ -416,8 +416,8 @@ class Moves:
     async def _confirm(self, works: Sequence[_Work], flow: RebuildFlow, report: Report) -> None:
         """Check that nodes with new copies still have them, now that a note names them.
 
-        Race: such a node may lose the copy again with a part of its WAL. It heals by the existing
-        envelopes, and before the note none names it. If this check fails, the move stays noted: the
+        Race: a node may lose its new copy again with a part of its WAL. It heals by the existing
+        envelopes, and none names it before the note. If this check fails, the move stays noted: the
         next pass tells all nodes of it, and sends the body to a node that lacks the block.
         """
         to: dict[NodeId, list[_Work]] = {}

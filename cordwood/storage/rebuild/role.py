@@ -101,8 +101,8 @@ class RebuildRole:
     Attributes:
         set: the rebuilding set as last read.
         staging: the staged blocks of this node, set before `connect`.
-        on_change: called after each later set, so that all of the node goes by what its donor goes
-            by.
+        on_change: called after each later set, so that the whole node uses the same set as its
+            donor.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class RebuildRole:
         self.take(await (self._events.read() if strictly else self._events.known()))
 
     def take(self, found: RebuildingSet) -> None:
-        """Use this set, if it is a later one."""
+        """Use this set, if it is later than the current set."""
         if found.through > self.set.through:
             self.set = found
             self._watch.on_set(found)
@@ -220,9 +220,9 @@ class RebuildRole:
             self.on_change()
 
     def overlaid(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        """Members with the status that the set gives them. New epochs leave out a node that is
-        drained. They keep one that is lost: nodesets that shrink with each loss would soon have
-        no place for new copies."""
+        """Members with the status that the set gives them. New epochs leave out a drained node.
+        They keep a lost node: nodesets that shrink with each loss would soon have no place for new
+        copies."""
         return tuple(self._overlaid(member) for member in members)
 
     def _overlaid(self, member: Member) -> Member:

@@ -154,8 +154,8 @@ class CopyFetches:
         """What `node` holds of `[first, last]`, without bodies, or of a first part of it.
 
         Args:
-            digest: also what is not released, of an epoch that the node has sealed; nodes send that
-                with bodies only.
+            digest: also unreleased blocks of an epoch that the node has sealed; nodes send these
+                only with their bodies.
         Raises:
             CordwoodError: the node is down, or did not finish within FETCH_TIMEOUT_S.
         """
@@ -167,7 +167,7 @@ class CopyFetches:
     async def bodies(
         self, node: NodeId, log: int, first: int, last: int, *, digest: bool = False
     ) -> Sequence[StoredBlock]:
-        """The blocks of `[first, last]` that `node` holds and can read. Nobody checked the bodies.
+        """The blocks of `[first, last]` that `node` holds and can read. The bodies are unchecked.
 
         Raises:
             CordwoodError: as `heads`.

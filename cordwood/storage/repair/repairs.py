@@ -1,15 +1,15 @@
-"""Stores again what rotted in LogsDB, from good copies of other nodes.
+"""Stores rotten blocks of LogsDB again, from good copies of other nodes.
 
-What scrubbing, a read or an earlier start found is in the book of damage (`scrub.damage_book`),
-which is the queue: it is durable, and has a bound for each log and partition. One range is dealt
-with at a time:
+The damage found by scrubbing, by a read or by an earlier start is in the book of damage
+(`scrub.damage_book`). The book is the queue: it is durable, and has a bound for each log and
+partition. Ranges are repaired one at a time:
 
-1. All other nodes of the range's nodesets are asked for the heads of what they hold there.
-   `protocol.repair_plan` says which blocks this node needs, and what would show that these are all.
-2. The bodies come from one holder after the other, until one passes the checks: the same header,
-   the bytes that the header says, and its checksum.
-3. The blocks go through the WAL, as all that is stored. A flush takes them to another partition
-   than the one that rotted.
+1. This node asks all other nodes of the range's nodesets for the heads of their blocks there.
+   `protocol.repair_plan` decides which blocks this node needs, and whether these are all.
+2. It asks one holder after the other for the bodies, until a body passes the checks: the same
+   header, the number of bytes in the header, and the checksum.
+3. The blocks go through the WAL, as every store does. A flush takes them to another partition than
+   the rotten one.
 4. When they are durable, and nothing else can be missing, the range is noted as mended. Until then
    reads report it as unknown.
 
@@ -110,7 +110,8 @@ class Repairs:
         self._logs.on_rot = self._on_rot
 
     def connect(self, fetches: CopyFetches, dead: Callable[[], Set[NodeId]] = frozenset) -> None:
-        """The way to other nodes, later than the store. Dead ones are not asked."""
+        """Take the way to other nodes, which exists only after the store. Dead nodes are not
+        asked."""
         self._fetches = fetches
         self._dead = dead
 
@@ -121,14 +122,14 @@ class Repairs:
                 self._changed.set()
 
     def state_of(self, scrub: ScrubState) -> ScrubState:
-        """What scrubbing found, with what came of it."""
+        """The state of scrubbing, with the counts of repairs and the reasons why some wait."""
         return msgspec.structs.replace(
             scrub, repaired_blocks=self.blocks, repaired_bytes=self.bytes,
             repair_waits=self.waits[:4096],
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Mend what is damaged, until cancelled."""
+        """Mend damaged ranges, until cancelled."""
         loop = asyncio.get_running_loop()
         if self._bytes_s:
             burst = self._bytes_s * BURST_S
@@ -174,12 +175,12 @@ class Repairs:
             self.waits = waits
 
     def _is_there(self, damaged: DamagedRange) -> bool:
-        """Whether a damaged range is one that somebody may read."""
+        """Whether a damaged range may still be read: it is neither dropped nor trimmed."""
         numbers = {partition.number for partition in self._logs.partitions}
         return damaged.partition in numbers and damaged.last > self._engine.gone_of(damaged.log)
 
     async def _mend(self, damaged: DamagedRange) -> str:
-        """Mend a range; why not, "" if it is mended or nobody reads it any more.
+        """Mend a range; returns the reason why not, "" if it is mended or no longer readable.
 
         Raises:
             CordwoodError: LogsDB cannot be read or written, or no holder has a good copy.
@@ -405,7 +406,7 @@ class Repairs:
 
 
 def is_good(block: StoredBlock, header: BlockHeader) -> bool:
-    """Whether a block that came is the one with this header, and intact."""
+    """Whether a received block has this header, and an intact body."""
     return (
         block.header == header
         and len(block.body) == header.stored_bytes

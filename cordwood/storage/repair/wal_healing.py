@@ -1,13 +1,14 @@
-"""Heals a node whose WAL lost records: from other nodes, log by log, while the node is in service.
+"""Heals a node after its WAL lost records: from other nodes, log by log, while the node serves.
 
-A start that finds records of its own unreadable says that it does not know what it holds. From then
-on this goes through all logs (`protocol.wal_heal`): it asks each log's sequencer how far it had
-numbered, waits until that is settled, and stores again what envelopes give to this node. When all
-logs are whole, and all that was stored is durable, the loss is over: the node's silence counts as
-absence again. A crash before that begins anew, and finds most of it there.
+A node that finds unreadable records in its WAL at a start reports that its data is unknown. From
+then on this goes through all logs (`protocol.wal_heal`). It asks each log's sequencer for the last
+number that it gave, waits until that record is settled, and stores again the blocks that envelopes
+assign to this node. When all logs are whole, and every block is durable, the loss is over: a record
+that the node does not have counts as absent again. After a crash before that, healing begins anew,
+and finds most blocks already stored.
 
-Seals are renewed before the node listens (`storage.claims`), and ledgers were told of the loss by
-then. How an epoch ended that this node does not know any more, another node knows.
+Before the node listens, its seals are renewed (`storage.claims`) and its ledgers know of the loss.
+If the node has forgotten how an epoch ended, another node knows it.
 
 Source: docs/protocol/repair.md; docs/sources/logdevice.md 2.9 (mini-rebuilding).
 """
@@ -92,7 +93,7 @@ class WalHealing:
         )
 
     async def run(self) -> None:
-        """Heal what this start, or an earlier one, found lost."""
+        """Heal the losses that this start, or an earlier start, found."""
         if not self._engine.damage:
             return
         loop = asyncio.get_running_loop()
@@ -179,7 +180,7 @@ class WalHealing:
         return "its blocks are being moved"
 
     async def _unless_deleted(self, log: int, waits: str) -> str:
-        """What a log waits for; "" if it was deleted meanwhile: nobody settles or tells it then."""
+        """The reason why a log waits; "" if the log was deleted: it is never settled then."""
         try:
             is_there = await self._tail(log) is not None
         except CordwoodError:

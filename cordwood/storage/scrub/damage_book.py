@@ -4,7 +4,7 @@ A damaged copy is never served and never reported as absent: reads report it as 
 (`logs_read`). Its partition is not cut, because a cut would write only the readable copies again
 and drop the damaged ones for good. The entry of a damaged copy goes with its partition.
 
-A range is *mended* once all that this node should hold there is stored again in the WAL, and so in
+A range is *mended* once all blocks that this node should hold there are in the WAL again, and so in
 a later partition (`storage.repair`). The rotten copies stay where they are and are still not read.
 The range is not reported as unknown any more.
 
@@ -112,8 +112,8 @@ class DamageBook:
         return DamagedRange(damaged.partition, damaged.log, first, last), mine[:-1]
 
     async def note(self, damaged: DamagedRange, why: str) -> bool:
-        """Know a range as damaged, durably; False if it changes nothing. Where it is called nobody
-        else writes to the tables.
+        """Note a range as damaged, durably; False if it changes nothing. Callers see to it that no
+        other task writes to the tables meanwhile.
 
         Raises:
             TablesFailed, TablesNoSpace: it is known, but for this start only.
@@ -140,8 +140,9 @@ class DamageBook:
         return True
 
     async def note_mended(self, damaged: DamagedRange, start: int, last: int | None = None) -> bool:
-        """All that this node should hold in `[start, last]` is durable elsewhere; False if the
-        range is not known any more. Where it is called nobody else writes to the tables.
+        """Note that all blocks of `[start, last]` are durable in other partitions; False if the
+        range is not known any more. Callers see to it that no other task writes to the tables
+        meanwhile.
 
         Args:
             start, last: LSNs of the range; the parts below and above stay damaged. None for all

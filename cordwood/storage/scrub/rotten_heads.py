@@ -1,5 +1,5 @@
-"""The index entries of a range that is known as damaged, where they can still be read: what a copy
-was says who has to care for it.
+"""The index entries of a damaged range, as far as they can still be read: they tell which block a
+copy belonged to, and so which node has to move or repair it.
 
 Source: docs/protocol/repair.md.
 """

@@ -28,7 +28,7 @@ def first_wave_space(wal_capacity: int, wal_used: int, cache_bytes: int, cached:
 
 
 def most_room(record_bytes_max: int, cache_bytes: int) -> int:
-    """Bytes of the largest store that a node ever takes: a WAL record, and what its cache holds.
+    """Bytes of the largest store that a node ever takes: it must fit a WAL record and the cache.
 
     An eighth of the cache is left for the headers of the largest group.
     """

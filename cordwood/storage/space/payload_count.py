@@ -75,8 +75,9 @@ class PayloadCount:
         """A flush's additions to the directory, and those that wait for a later flush.
 
         Args:
-            shares: the flush's blocks. states: of changed logs, as of this flush. partitions: the
-                existing ones.
+            shares: the flush's blocks.
+            states: of changed logs, as of this flush.
+            partitions: all that exist.
         """
         numbers = {partition.number for partition in partitions}
         waiting = {log: list(self._waiting[log]) for log in states if log in self._waiting}

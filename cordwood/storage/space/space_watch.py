@@ -40,7 +40,7 @@ class SpaceWatch:
             path: a directory on the disk.
             on_space: called when the node takes new records again.
             on_low: called at each measurement while it takes none: drop trimmed records at once.
-            tell_fill: tells the cluster how full the disk is; None for nobody to tell.
+            tell_fill: tells the cluster how full the disk is; None without a cluster to tell.
         """
         self._engine = engine
         self._disk = disk

@@ -1,7 +1,8 @@
 """LogsDB's table of staged blocks; `layout.staged` has its keys and values.
 
-It is made by the first flush that has some. Its flush comes before that of the metadata, as a
-partition's does: what it holds of records after the offset there is replayed over it.
+The first flush with staged blocks makes the table. Like a partition, it is flushed before the
+metadata. So it may hold records after the WAL offset in the metadata; a start replays these over
+it.
 
 Source: docs/design.md §9.
 """

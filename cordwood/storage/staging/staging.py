@@ -1,11 +1,11 @@
 """Staged blocks of one node: durable, without LSNs, and gone when their time is over.
 
 A client stages blocks on as many nodes as its log asks for, and publishes them later:
-`protocol.publishing` tells how. Until a block is pinned it may expire; a pinned one stays
-until its attempt is over, which `pins` asks the metadata store about.
+`protocol.publishing` tells how. A block may expire until it is pinned. A pinned block stays until
+its attempt is over; `staging_sweep` asks the metadata store whether it is.
 
-As everything else it goes through the WAL, and a flush takes it to LogsDB: the bodies leave
-memory then. Staged bodies share the log cache's room with blocks.
+Like every other record, a staged block goes through the WAL, and a flush takes it to LogsDB: its
+body leaves memory then. Staged bodies share the log cache's space with blocks.
 
 Source: docs/design.md §9; docs/sources/spark.md §8 ("unpublished refs die by TTL").
 """
@@ -96,7 +96,7 @@ class Staging:
         self._engine = engine
         self.now_us = now_us
         # In the WAL and not durable yet. A block being pinned must not be dropped, and a block
-        # being dropped must not be pinned: an answered pin holds, whatever was written after it.
+        # being dropped must not be pinned: once the pin is answered, no later write may undo it.
         self._pinning: dict[bytes, list[Pin]] = {}
         self._going: Counter[bytes] = Counter()
         # A pin is refused meanwhile: the copies that are being made would not have it.
@@ -115,8 +115,8 @@ class Staging:
             CordwoodError: see those below.
         """
         if self._engine.unsure and not isinstance(call, Unstage):
-            # Trap: it may be a lost node with its old disk, which is about to be emptied. A copy
-            # here would be counted, and nobody would make it anew.
+            # Trap: this may be a lost node with its old disk, which is about to be emptied. A copy
+            # here would be counted, and no donor would make it anew.
             raise Retryable(
                 "this node does not know yet whether its data is what the cluster has: ask others"
             )
@@ -164,7 +164,7 @@ class Staging:
                 raise StageExpired("another block is staged under this id")
             await self._take_anew(call)
             return
-        # The donors have looked through what is staged, or are about to: nobody would move it.
+        # The donors have looked through the staged blocks, or are about to: none would move it.
         away = self._engine.rebuilding & {self._me, *call.nodes}
         if away:
             raise Overloaded(f"node {min(away)} gives its data away, or lost it: stage on others")
@@ -178,9 +178,9 @@ class Staging:
         await self._take_pin(call)
 
     async def _take_anew(self, call: StageBlock) -> None:
-        """A donor gives a block that is here already: what it says of it may be newer."""
+        """A donor gives a block that is here already: its copyset and pin may be newer."""
         if self._going[call.stage]:
-            # It would be told as a copy, and what is on its way ends it.
+            # The donor would count this copy, but a drop on its way to the WAL removes it.
             raise Retryable("this node is about to drop that staged block; give it again")
         if call.moves:
             await self.place(StagePlace(call.stage, call.nodes, call.moves))
@@ -243,8 +243,8 @@ class Staging:
         """Pin blocks until the attempt is over; returns once the pins are durable.
 
         Raises:
-            StageExpired: one of them is gone or too old, or an attempt of another query, or a
-                later one of this, has pinned it; none is pinned.
+            StageExpired: a block is gone or too old, or is pinned by an attempt of another query,
+                or by a later attempt of this query; none is pinned.
             Retryable: a block has another copyset than the caller knows, or is about to get one;
                 none is pinned.
         """
@@ -259,7 +259,7 @@ class Staging:
                 raise StageExpired("a staged block was kept for as long as was asked, and is gone")
             if stage in self._moving or held.head.moves != moves.get(stage, 0):
                 raise Retryable("a staged block has moved, or is being moved, to other nodes")
-            # A pin on its way counts too: of two that cross, the one written last would hold.
+            # A pin on its way counts too: of two that cross, the later write would hold.
             for other in (*filter(None, (held.pin,)), *self._pinning.get(stage, ())):
                 if other.query != pin.query or other.attempt > pin.attempt:
                     raise StageExpired(
@@ -301,7 +301,7 @@ class Staging:
         await self._engine.settle(asyncio.shield(durable))
 
     def _count_going(self, stages: Sequence[bytes], durable: asyncio.Future[None]) -> None:
-        """These go. On a slow disk that takes longer than whoever asked for it waits."""
+        """Count blocks as being dropped. On a slow disk a drop outlasts the wait of its caller."""
         self._going.update(stages)
 
         def on_settled(_: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Drops staged blocks that have expired, and pinned blocks whose publish is over.
+"""Drops staged blocks that have expired, and pinned blocks after their publish is over.
 
 A commit may name a pinned block, so only the metadata store can tell that the block is no longer
 needed. If an attempt has neither committed nor ended when its blocks would have expired, it is

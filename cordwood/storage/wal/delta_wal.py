@@ -10,9 +10,10 @@ batches and not a timer. A record is acknowledged once it and *all before it* ar
 
 Order of a life: `format` once; `open`, `recover` to its end (or `reset`), then `append`,
 `trim` and `reset`, then `close`. Recovery changes nothing on disk until its last record was
-taken; then both header slots get a new incarnation and the place where writing
-resumes (both, so that one bad sector cannot bring the old ones back). These writes also make
-durable what a killed process left in the disk's cache, before anything recovered is acted on.
+taken. Then both header slots get a new incarnation and the offset where writing resumes (both
+slots, so that one bad sector cannot bring the old values back). A killed process may have left
+writes in the disk's cache. These header writes make them durable too, before the node acts on a
+recovered record.
 
 A write that fails poisons the WAL for good. After a failed sync the blocks' contents are unknown,
 and a successful second try proves nothing about the first. While the disk stalls, or has no space,
@@ -251,7 +252,7 @@ class Wal:
 
         After `recover` it trims all that came back and was appended since. In place of `recover` it
         reads nothing, so it is the way out if recovery cannot read the disk: writing continues so
-        far ahead that no old record can pass for a new one.
+        far ahead that no old record can pass for a new record.
 
         Raises:
             BadSetting: something appended is not durable yet.
@@ -278,9 +279,10 @@ class Wal:
         return wal_ring.reset_offset(header.ring, known)
 
     async def go_on_at(self, start: int) -> None:
-        """Go on where `far_above` says, for the one who has records that this WAL lost.
+        """Go on at the offset of `far_above`, for an owner that holds records that this WAL lost.
 
-        After `recover`, before the first append. What came back is let go of: they have that too.
+        After `recover`, before the first append. The WAL drops all recovered records: the owner
+        holds them too.
 
         Raises:
             WalFailed: a write failed.
@@ -288,7 +290,7 @@ class Wal:
         self._check_usable()
         self._last_offset, self._batches = -1, BatchPlaces()
         self._recovery = None  # until it is recovered anew, the ring is not trimmed
-        # The trim stays: nobody has a record of a higher offset yet.
+        # The trim stays: the owner has no record of a higher offset yet.
         await self._resume_at(start)
 
     async def _resume_at(self, start: int, **changes: Any) -> None:
@@ -330,8 +332,8 @@ class Wal:
     ) -> int:
         """As `append`, but calls `on_durable` with None, or with why not. It must not raise.
 
-        For the hot path: no future, and all that one write made durable is called in
-        one go.
+        For the hot path: it needs no future, and the callbacks of all records of one write run
+        together.
         """
         length = sum(map(len, parts))
         self._begin_append(length)
@@ -499,7 +501,7 @@ class Wal:
         self._writing.append(block)
         position = wal_position(block.start, header.ring)
         writes = list(cut_writes(position, parts, DIRECT_WRITE_BYTES_MAX))
-        # Before the first write: one that fails at once reports while this loop runs.
+        # Before the first write: a write that fails at once reports while this loop runs.
         block.writes_left = len(writes)
         on_written = functools.partial(self.on_block_written, block)
         for at, piece in writes:
@@ -542,7 +544,7 @@ class Wal:
             self._drained.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """Poison it: whatever is not acknowledged now never will be."""
+        """Poison the WAL: records that are not acknowledged by now never will be."""
         if self._failure is not None:
             return
         self._failure = WalFailed(
@@ -552,7 +554,7 @@ class Wal:
         logger.error("%s", self._failure)
         self._device.stop_waiting()
         self._take_current()
-        # Trap: a block that was written after the failed one may be on the disk. Its outcome is
+        # Trap: a block that was written after the failed block may be on the disk. Its outcome is
         # unknown all the same, because recovery may not reach it.
         left = (*self._writing, *self._pending)
         waiters = [on_durable for block in left for on_durable in block.waiters]

@@ -26,7 +26,7 @@ OnDurable = Callable[[CordwoodError | None], None]
 
 
 class WalBlock:
-    """Records that one write puts down, from logical offset `start` on.
+    """The records of one write, from logical offset `start` on.
 
     Attributes:
         start: a multiple of WAL_UNIT_BYTES.

@@ -1,6 +1,6 @@
-"""Why a WAL refuses, by what its owner does next.
+"""The errors of a WAL, divided by the next step of its owner.
 
-Overloaded ones end by themselves, or by a trim; WalFailed is for good.
+Errors under Overloaded end by themselves, or by a trim; WalFailed is for good.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from cordwood.nodes import NodeId
 from cordwood.storage.wal.wal_recovery import ReadableFile
 
 BLANK_BYTES = 1 << 20
-"""So much of a file's start must be zeros for it to be blank: the slots, and some of the ring."""
+"""A file is blank if its first BLANK_BYTES are zeros: the header slots, and some of the ring."""
 
 
 class WalBlank(Rejected):
@@ -44,7 +44,7 @@ async def format_wal(
         disk, path: where; the directory must exist. An existing file is used only if it is blank
             and large enough (an interrupted format, or a device).
         capacity: a multiple of 4096, at least 72 KiB.
-        owner: the node whose records it will hold; no other node opens it.
+        owner: the node that stores its records here; no other node opens it.
         epoch: the owner's incarnation, kept for a person to read.
         salt: 32 bits that no client can guess, so that no payload passes for a WAL record. None
             derives them from the other arguments, which a client may know: for tests and
@@ -80,7 +80,7 @@ async def open_wal(
     Args:
         disk, path: where.
         owner: the node that opens it.
-        capacity: what its capacity should be, to be compared; None takes any.
+        capacity: the expected capacity; None takes any.
     Raises:
         FileNotFoundError: it is not there.
         WalBlank: it is there and holds nothing yet.

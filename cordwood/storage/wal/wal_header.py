@@ -27,9 +27,10 @@ class HeaderWriter:
     """Makes changes of the header durable, in order.
 
     Args:
-        device: takes the writes. header: the valid one on disk now. on_durable: called, before
-            waiting callers, for each header on stable storage. on_failure: called once after a
-            failed write; nothing is written after it.
+        device: takes the writes.
+        header: the valid header on disk now.
+        on_durable: called, before waiting callers, for each header on stable storage.
+        on_failure: called once after a failed write; nothing is written after it.
     """
 
     def __init__(

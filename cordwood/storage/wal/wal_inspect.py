@@ -60,8 +60,9 @@ class WalVerdict:
     """The result of a check.
 
     Attributes:
-        header: the valid one at the end. bad_slots: by number, why a header slot is not valid. The
-            WAL opens with one.
+        header: the valid header at the end.
+        bad_slots: by number, why a header slot is not valid. One valid slot is enough to open the
+            WAL.
         records, bytes: live data records, and the bytes of their bodies.
         start, stop: the checked logical offsets. holes: never acknowledged; writes under way in a
             used WAL, or remains of a crash. No fault.

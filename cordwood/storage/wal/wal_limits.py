@@ -32,9 +32,9 @@ class WalLimits:
             finds the next without waiting for the loop. Writer threads leave them alone
             till then. A kernel's queue takes them at once (`host.direct_file.AIO_DEPTH` has
             room), so that up to `writes_in_flight + writes_ahead` blocks are at the device
-            of a busy WAL, and its queue is not empty while the loop is late. It is one number
-            for both, as the WAL does not ask who writes; whoever compares it with something
-            at a stated depth takes 0.
+            of a busy WAL, and its queue is not empty while the loop is late. Threads and kernel
+            share this number, because the WAL does not know which of them writes. To measure
+            at a stated depth, set it to 0.
         window_bytes: where the window starts: all full blocks that are handed over.
         window_step_bytes: by how much it grows; each growth costs a header write.
         window_bytes_max: past this, writers wait for the write that lags behind.
@@ -46,8 +46,8 @@ class WalLimits:
             local disk has none. `write_budget.GP3` is for a cloud volume;
             a node takes it from `storage.wal_budget`.
         stall_s: a write that lasts longer is a stall: shared disks were seen to stop for
-            tens of ms and cloud ones for a second or two.
-        give_up_s: after so long it is given up and the WAL has failed; S3Stream came to
+            tens of ms and cloud disks for a second or two.
+        give_up_s: after this time the write is given up and the WAL has failed; S3Stream came to
             the same 30 s.
     """
 

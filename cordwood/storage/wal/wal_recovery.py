@@ -347,10 +347,10 @@ class Piece(NamedTuple):
 
 
 class RingReader:
-    """Reads by logical offset, forwards, one piece ahead of whoever looks at it.
+    """Reads by logical offset, forwards, one piece ahead of its caller.
 
-    So disk reads and checksums overlap. It does not read ahead past the place where the scan will
-    end as far as it knows. Close it with `aclose`: a read may be under way.
+    So disk reads and checksums overlap. It does not read ahead past the known end of the scan.
+    Close it with `aclose`: a read may be under way.
     """
 
     def __init__(self, file: ReadableFile, ring: int) -> None:
@@ -373,7 +373,7 @@ class RingReader:
         pieces = self._pieces
         while pieces and pieces[0].start + len(pieces[0].data) <= offset:
             pieces.popleft()
-        # The scan jumped, over damage or to a later lap: what was read ahead is of no use.
+        # The scan jumped, over damage or to a later lap: the pieces read ahead are of no use.
         if offset < pieces[0].start if pieces else align_down(offset) != self._stop:
             await self.aclose()
             pieces.clear()
