@@ -1,9 +1,8 @@
 """Collects objects that no manifest names: never committed uploads, trimmed and merged objects.
 
-Nothing here needs the uploaders to be quiet. `protocol.manifest.is_dead_object` says of an object
-that it is not committed and never will be, whatever happens later; names are never used twice, so
-a deletion that comes late takes nothing new. The grace protects readers, which may hold a head from
-before a trim or a merge, and operators.
+Uploaders may run meanwhile. `protocol.manifest.is_dead_object` finds objects that are not committed
+and never will be. Names are never used twice, so a late deletion deletes no new object. The grace
+protects readers, which may hold a head from before a trim or a merge, and operators.
 
 A log without a head is left alone: `repair` rebuilds a lost head from the objects. A deleted log
 keeps its head, which says that all of it is trimmed (`retire_log`).
@@ -81,7 +80,7 @@ async def collect_log(
     head = await manifest.load()
     if head is None:
         return done
-    # What a merge put and never committed is dead once its turn is over.
+    # An object that a merge put and never committed is dead once its turn is over.
     await manifest.end_overdue_merging()
     head = manifest.head or head
     pruner = _Pruner(store, done, tabled or await load_tabled(store))
@@ -139,7 +138,7 @@ async def collect_shared(
         except NoObject:
             continue  # deleted since it was listed, or the listing is stale
         except Corrupt:
-            # Whose records it holds is not known. The others are collected all the same.
+            # The logs of its records are not known. Other objects are collected all the same.
             done.damaged += 1
             continue
         is_dead, since_us = True, 0

@@ -43,7 +43,7 @@ COMMIT_TRIES_MAX = 10
 COMMIT_PAUSE_S = 1.0
 
 Pace = Callable[[int], Awaitable[None]]
-"""Rests after so many bytes of bodies."""
+"""Rests after a number of bytes of bodies, its argument."""
 
 
 @dataclass(slots=True)
@@ -104,10 +104,10 @@ async def compact_log(
         store: patient.
         waits: do not touch the merges of another process while its turn may be in force.
         merges_max: the most objects to make.
-        turn_s: the time after which others may end a turn; the next one is taken after half of it.
+        turn_s: the time after which others may end a turn; a new turn begins after half of it.
     Raises:
-        Fenced: another process merges this log. OutcomeUnknown, Retryable: the store does not
-        answer; the manifest stays whole.
+        Fenced: another process merges this log.
+        OutcomeUnknown, Retryable: the store does not answer; the manifest stays whole.
         Corrupt: the manifest cannot be read.
     """
     runs = (await plan_log(manifest, policy, everything=everything))[:merges_max]
@@ -166,7 +166,7 @@ async def _take_turn(
 async def commit_merge(
     manifest: LogManifest, host: Host, run: Sequence[Entry], entry: Entry, number: int
 ) -> None:
-    """Put an entry in the place of a run; asked again where nobody knows whether it was.
+    """Put an entry in the place of a run; repeated while the outcome is unknown.
 
     Raises:
         Fenced: the turn is over.

@@ -46,7 +46,7 @@ async def export_log(
     Raises:
         Corrupt: an object differs from the uploaded one.
         BadSetting: the directory cannot be written to, or has objects of the log that are merged
-            by now: whoever read all its files would have their records twice.
+            by now: a reader of all its files would have their records twice.
     """
     target = await open_local_store(host, directory)
     await _check_apart(target, manifest, log)

@@ -82,7 +82,7 @@ HistoryItem = HistoryBlock | Gap
 
 
 class Span(Protocol):
-    """Records `[first, last]` of a log, in whatever form a reader takes them."""
+    """Records `[first, last]` of a log, in the form that its reader takes."""
 
     @property
     def first(self) -> int: ...

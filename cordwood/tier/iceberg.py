@@ -2,13 +2,13 @@
 
 The table names each object that all of its logs have committed. If one log of a shared object did
 not commit its share, the object stays out, because those records are in another object as well. A
-second run
-adds new objects and removes objects that manifests do not name any more. Each run is one commit of
-the catalog, or none. What a table names is noted in the store (`table_notes`), and is not deleted.
+second run adds new objects and removes objects that manifests do not name any more. Each run is one
+commit of the catalog, or none. The store notes which objects a table names (`table_notes`), and
+does not delete them.
 
-Where a merge took the place of one log's share of an object of several, the records of that log are
-in two objects, and those of the other logs in one of the two. So the other shares get objects of
-their own first (`part_shared`).
+A merge may have replaced one log's share of an object that several logs share. Then the records of
+that log are in two objects, and those of the other logs in one of the two. So the other shares get
+objects of their own first (`part_shared`).
 
 pyiceberg is imported inside functions; the extra `lake` brings it.
 
@@ -89,7 +89,7 @@ def _is_cut(first: int, entry: Entry, start: int) -> bool:
 
 
 async def part_shared(store: ObjectStore, host: Host) -> int:
-    """Give each share an object of its own whose object is merged in part; the number of these.
+    """Give each share of a partly merged object an object of its own; the number of these shares.
 
     Raises:
         Corrupt, Fenced, OutcomeUnknown, Retryable: see `tier.compact.compact_log`.
@@ -116,10 +116,10 @@ async def part_shared(store: ObjectStore, host: Host) -> int:
 
 
 def table_uuid(catalog: Any, name: str) -> str:
-    """What a table is known by in the store; it is made if it is not there.
+    """The id by which the store knows a table; the table is made if it does not exist.
 
     Raises:
-        BadSetting: the table is another one, or the name is none.
+        BadSetting: the table has other columns than objects, or the name has no namespace.
     """
     return str(_opened(catalog, name).metadata.table_uuid)
 
@@ -129,10 +129,10 @@ def sync_table(catalog: Any, name: str, address: str, whole: Collection[str]) ->
 
     Args:
         catalog: pyiceberg's.
-        name: of the table, as `cordwood.history`; made if it is not there.
+        name: of the table, as `cordwood.history`; made if it does not exist.
         address: of the object store.
     Raises:
-        BadSetting: the table is another one, or the name is none.
+        BadSetting: the table has other columns than objects, or the name has no namespace.
         ObjectChanged: another process changed the table meanwhile; run it again.
     """
     from pyiceberg.exceptions import CommitFailedException

@@ -1,8 +1,8 @@
-"""Opens a log's manifest for readers, and asks once whether the log in the store is that very log.
+"""Opens a log's manifest for readers, and checks once that the log in the store is the same log.
 
-The address of a store may lead to another cluster's objects, whose logs have the same numbers. So
-the origin is compared before the head is believed. A reader waits for both at the same time: they
-are two names, and neither answer decides whether the other is asked for.
+The address of a store may lead to objects of another cluster, where logs have the same numbers. So
+the origin is compared before the head is believed. A reader asks for both at the same time: they
+are two objects, and neither answer decides whether the other is asked for.
 
 Source: docs/objects.md, "Names" and "Reading".
 """
@@ -33,7 +33,7 @@ class KnownLogs:
         """A log's manifest, read anew, of a store that is known to hold this very log.
 
         Args:
-            made_us: when the log was made; 0 if nobody knows.
+            made_us: when the log was made; 0 if that is not known.
         Raises:
             BadSetting: the store holds another cluster's log of this number.
             Corrupt: the stored objects are no origin, or no head, of this log.

@@ -25,13 +25,13 @@ CALL_S = 60.0
 
 
 class Fate(NamedTuple):
-    """What the metadata store says of a ledger.
+    """The state of a ledger in the metadata store.
 
     Attributes:
-        is_deleted: there was one, which somebody deleted.
-        attempt: the attempt in force of a ledger that is there; 0 for none, -1 where the metadata
-            store knows nothing of such a ledger.
-        since_us: of a deleted one, when that was found.
+        is_deleted: the ledger existed and was deleted.
+        attempt: the attempt in force of an existing ledger; 0 for none, -1 if the metadata store
+            does not know the ledger.
+        since_us: when a deleted ledger was found to be deleted.
     """
 
     is_deleted: bool
@@ -53,7 +53,7 @@ async def collect_ledgers(
         fate_of: reads the metadata store anew.
         after: where the last page ended, "" to begin.
     Returns:
-        What was done, and where the page ended; "" where that was the last one.
+        The counts of the page, and where it ended; "" after the last page.
     Raises:
         CordwoodError: the metadata store or main storage does not answer; nothing is lost by that.
     """

@@ -56,15 +56,15 @@ class LedgerHistory:
     async def entries(
         self, wanted: Sequence[int], bytes_max: int, *, timeout_s: float
     ) -> list[EntryItem]:
-        """Entries as nodes kept them: all, or the first ones, of about `bytes_max`.
+        """Entries as nodes kept them: all, or the first of them, of about `bytes_max`.
 
         Args:
             wanted: rising, none after the last entry.
             timeout_s: of each call to the store.
         Raises:
             Corrupt: an object differs from what was written.
-            NoObject: one is gone: the ledger was deleted.
-            BadSetting: the store is another one than the nodes'.
+            NoObject: an object is gone: the ledger was deleted.
+            BadSetting: this is not the store that the nodes use.
             Retryable: the store does not answer.
         """
         found: list[EntryItem] = []
@@ -74,7 +74,7 @@ class LedgerHistory:
                 item = await self._entry(entry, timeout_s)
             except CordwoodError:
                 if found:
-                    break  # whoever asks for the rest is told
+                    break  # the call that asks for the rest gets the error
                 raise
             size += len(item.body)
             if found and size > bytes_max:
@@ -86,7 +86,7 @@ class LedgerHistory:
         """See that the manifest and every object are there, without reading the objects.
 
         Raises:
-            NoObject: one is not there. Malformed: one has another size.
+            NoObject: an object is missing. Malformed: an object has another size.
             Corrupt, BadSetting, Retryable: see `entries`.
         """
         for part in (await self._load(timeout_s)).parts:
@@ -98,8 +98,8 @@ class LedgerHistory:
                 raise Malformed(f"{name} has {info.size} bytes, but had {part.size}")
 
     def together(self, entry: int) -> range:
-        """The entries that cannot be read where this one could not: those of its row group, or of
-        all that is not known yet."""
+        """The entries that are unreadable together with this entry: its row group, its object
+        while the footer is not known, or the ledger while the manifest is not known."""
         if self._manifest is None:
             return range(self._metadata.last + 1)
         parts = self._manifest.parts
@@ -112,7 +112,7 @@ class LedgerHistory:
         return range(start, start + footer.index.groups[number].rows)
 
     async def _entry(self, entry: int, timeout_s: float) -> EntryItem:
-        # One at a time: whoever wants the same row group finds it.
+        # One caller at a time: the next caller then finds the same row group in memory.
         async with self._lock:
             parts = (await self._load(timeout_s)).parts
             at = bisect_right(parts, entry, key=lambda part: part.first) - 1

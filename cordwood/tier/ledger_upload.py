@@ -1,9 +1,9 @@
 """Uploads a closed ledger: its objects, and then the manifest that lists them.
 
-Each object is read back from the store before the manifest is put, and the manifest as well: nodes
-will let go of their copies and leave these as the only ones. Nothing here counts until the ledger's
-metadata names the manifest (`client.ledgers.ledger_tiering`). An attempt that is cut short leaves
-objects under a name of its own, which the collection finds.
+Each object is read back from the store before the manifest is put, and the manifest is read back
+too: nodes will drop their copies, and these are then the only copies. An upload does not count
+until the ledger's metadata names the manifest (`client.ledgers.ledger_tiering`). An attempt that is
+cut short leaves objects under names of its own, which the collection finds.
 
 Source: docs/objects.md, "Ledgers".
 """
@@ -75,7 +75,7 @@ async def upload_ledger(
         entries: all of them from 0 on, each checked by its digest.
     Raises:
         Malformed: other entries were given than the ledger has.
-        Corrupt: the store does not give back what was put.
+        Corrupt: the store gives back other bytes than were put.
         OutcomeUnknown, Retryable: the store does not answer, or the entries cannot be read.
     """
     upload = _Upload(store, host, metadata)

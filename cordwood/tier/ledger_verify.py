@@ -1,8 +1,8 @@
 """Finds all objects of ledgers in a store, reads them, and compares every checksum.
 
-The store alone says which attempts there are, and not which of them counts: the ledger's metadata
-does. An attempt puts its manifest last, so an attempt with a manifest is whole, or was. One without
-is under way, or was given up, or lost its manifest; its objects are counted and not judged.
+The store alone tells which attempts exist. The ledger's metadata tells which of them counts. An
+attempt puts its manifest last, so an attempt with a manifest is whole, or was. An attempt without a
+manifest is under way, or was given up, or lost its manifest; its objects are counted, not judged.
 
 Source: docs/objects.md, "Ledgers" and "The command line".
 """

@@ -83,7 +83,7 @@ class LogManifest:
             return await self._load()
 
     async def take_turn(self, first: int, fence: int = 0) -> Head:
-        """Begin a turn at this log: no earlier one commits any more.
+        """Begin a turn at this log: no earlier turn can commit any more.
 
         Args:
             first: where the log begins, if nothing was uploaded yet.
@@ -147,13 +147,13 @@ class LogManifest:
     # ---- merging ----
 
     async def take_merging(self, until_us: int, *, waits: bool = False) -> Head:
-        """Begin a turn at merging objects: no earlier one replaces any more.
+        """Begin a turn at merging objects: no earlier turn can replace entries any more.
 
         Args:
-            until_us: when it may be ended for us.
-            waits: leave another one its turn while its time is not over.
+            until_us: the time from which other processes may end this turn.
+            waits: do not end the turn of another process before its time is over.
         Raises:
-            Fenced: another one has the turn, and we wait.
+            Fenced: another process has the turn, and `waits` is set.
             BadSetting: the log has no manifest.
         """
 
@@ -170,11 +170,11 @@ class LogManifest:
         return head
 
     async def replace(self, run: Sequence[Entry], merged: Entry, number: int = 0) -> Head:
-        """Put an entry in the place of those that were merged; once, however often it is asked for.
+        """Put an entry in the place of the merged entries; a repeated call changes nothing.
 
         Args:
-            run: as they were read.
-            number: of the turn at merging; 0 for the one that was taken here.
+            run: the merged entries, as they were read.
+            number: of the turn at merging; 0 for the turn that was taken here.
         Raises:
             Fenced: the turn is over.
             ObjectChanged: the manifest holds others there by now.
@@ -249,7 +249,7 @@ class LogManifest:
             return await self._swap(head)
 
     async def extend(self, entries: Sequence[Entry], fence: int, merges: int) -> Head:
-        """Add entries of whatever turns after the last one, as a repair does.
+        """Add entries, of any turns, after the last entry, as a repair does.
 
         Args:
             entries: in order, from the manifest's end on, without a hole.
@@ -311,7 +311,7 @@ class LogManifest:
     async def find(self, lsn: int) -> Entry | None:
         """The entry that holds an LSN, None if it is trimmed or not uploaded yet.
 
-        The head is the one at hand: `load` sees later commits.
+        It searches from the head that was loaded last: call `load` to see later commits.
         """
         async with self._bounded(Unreachable):
             return await self._again(lambda head: self._find(head, lsn))
@@ -430,10 +430,10 @@ class LogManifest:
         return page
 
     async def _again(self, search: Callable[[Head], Awaitable[Result]]) -> Result | None:
-        """Search from the head at hand, or from a newer one where a trim took a page from under it.
+        """Search from the loaded head, or from a newer head if a trim has deleted a page of it.
 
         Returns:
-            The result of the search; None where the log has no manifest.
+            The result of the search; None if the log has no manifest.
         """
         head = self.head if self.head is not None else await self._load()
         while head is not None:

@@ -62,7 +62,7 @@ async def merge_run(store: ObjectStore, host: Host, task: MergeTask) -> Entry:
         store: patient.
     Raises:
         NoObject: an object of the run is gone: others took its place, or a trim did.
-        Corrupt: one is damaged.
+        Corrupt: an object of the run is damaged.
         BadSetting: blocks reach over the ends of an entry, as a repair may leave them.
         OutcomeUnknown, Retryable: the store does not answer; at most an orphan is left.
     """

@@ -33,7 +33,7 @@ from cordwood.block import Buffer
 from cordwood.errors import BadSetting
 
 Etag = NewType("Etag", str)
-"""Which content an object has. Equal contents may have equal ones."""
+"""A tag of an object's content. Two objects of equal content may have equal tags."""
 
 NAME_BYTES_MAX = 512
 """Half of what S3 takes: a prefix of the user's goes before it."""
@@ -82,12 +82,12 @@ class ObjectStore(Protocol):
     async def put_if(
         self, name: str, content: bytes, expected: Etag | None, *, timeout_s: float
     ) -> Etag:
-        """Store an object if the one of this name is as the caller expects it.
+        """Store an object if the present object of this name is as the caller expects it.
 
         Args:
-            expected: what `read` or `put_if` gave; None if there must be none.
+            expected: the tag from `read` or `put_if`; None if no object may exist.
         Raises:
-            ObjectChanged: it is another, or is gone, or is there.
+            ObjectChanged: the present object is another, or is gone, or exists against `expected`.
         """
 
     async def read(self, name: str, *, timeout_s: float) -> tuple[bytes, Etag]:
@@ -119,7 +119,7 @@ class ObjectStore(Protocol):
 
         Args:
             prefix: "" or a path that ends with a slash.
-            after: only names after this one; give the last of the page before.
+            after: only names after this name; give the last name of the page before.
             limit: 1 to LIST_MAX.
         """
 

@@ -260,7 +260,7 @@ def open_obstore(url: str, options: Mapping[str, str] | None = None) -> ObstoreS
     given = dict(options or {})
     plain = given.get("endpoint", "").startswith("http://")
     client: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "timeout": REQUEST_TIMEOUT}
-    # An S3 server without TLS is called only where somebody wrote `http://`: in the options, or in
+    # An S3 server without TLS is called only if its address says `http://`: in the options, or in
     # the environment, which the library reads by itself and does not show.
     if plain or scheme in ("s3", "s3a"):
         client["allow_http"] = True

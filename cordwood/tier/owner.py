@@ -93,7 +93,7 @@ async def _is_ours(store: ObjectStore, made: Mapping[int, int]) -> bool:
 
 
 async def _keeps_any(store: ObjectStore, log: int) -> bool:
-    """Whether a log may still have records in a store; a retired one has a head alone.
+    """Whether a log may still have records in a store; a retired log has only a head.
 
     Raises:
         Corrupt: its head cannot be read.

@@ -1,12 +1,12 @@
 """Calls an object store again when it does not answer or asks to be called less.
 
-What may be made again without a change is: reads, `put` (an object's content follows from its
-name), `delete`. Pauses grow from try to try and are drawn at random, so that the uploaders of a
-cluster do not come back together; a store that answers SlowDown is left alone for longer. One try
-has a deadline of its own, so that one slow part does not use up the time of all.
+Safe to repeat are reads, `put` (an object's content follows from its name) and `delete`. Pauses
+grow from try to try and are drawn at random, so that the uploaders of a cluster do not come back
+together; after SlowDown the pause is longer. Each try has a deadline of its own, so that one slow
+part does not use up the time of all.
 
-A conditional put is made again only where the store says that it did nothing. After
-`OutcomeUnknown` its caller reads the present object: `pointer` does.
+A conditional put is repeated only if the store answers that it did nothing. After `OutcomeUnknown`
+the caller reads the present object, as `pointer` does.
 
 Source: docs/objects.md, "The store"; docs/sources/s3stream.md, complaint 6 (SlowDown after three
 tries).
@@ -51,8 +51,8 @@ def pause_s(tries: int, error: CordwoodError, chance: random.Random) -> float:
 def try_s(tries: int, size: int | None) -> float:
     """How long the try of this number, from 1, may take.
 
-    A conditional put (`size` None) is not made again when nobody knows whether it happened, so a
-    short first try would only make more of them unknown.
+    A conditional put (`size` None) is not repeated when its outcome is unknown, so a short first
+    try would only leave more outcomes unknown.
     """
     if size is None:
         return TRY_S

@@ -91,11 +91,11 @@ async def find_logs(store: ObjectStore) -> list[int]:
 
 
 async def survey_log(store: ObjectStore, log: int, start: int = 0, end: int = 0) -> Found:
-    """Look at all objects of a log, its own and shared ones.
+    """Look at all objects of a log: its own, and those that it shares with other logs.
 
     Args:
         start: records below it are trimmed, and not looked for.
-        end: the last LSN that was there; 0 for the last one of any object.
+        end: the last LSN that was uploaded; 0 for the last LSN of the found objects.
     """
     survey = _Survey(store, log)
     for prefix in (objects_prefix(log), SHARED):

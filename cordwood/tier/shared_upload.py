@@ -51,7 +51,7 @@ class LogItems:
 
 
 async def gather(items: AsyncIterator[Item], bytes_max: int) -> tuple[list[Item], Lsn | None]:
-    """The items of a share, without gaps at its end; and where records are lost, None if nowhere.
+    """The items of a share, without gaps at its end; and the LSN of lost records, None without.
 
     Args:
         bytes_max: of bodies, at most about.

@@ -26,16 +26,16 @@ CALL_S = 60.0
 """One call to the store, with all its tries."""
 
 LEFT_KEPT_S = 30 * 86_400
-"""How long it is noted that an object left a table: longer than anybody's grace."""
+"""How long it is noted that an object left a table: longer than a user's grace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tabled:
-    """What all tables of a store say.
+    """The notes of all tables of a store.
 
     Attributes:
-        named: objects that one of them names.
-        left: objects that left one, and when the last time.
+        named: objects that a table names.
+        left: objects that left a table, with the last time of that.
     """
 
     named: set[str] = field(default_factory=set)

@@ -130,7 +130,7 @@ class LogUploader:
             Corrupt: a block is damaged; earlier commits stay.
         """
         if not first:
-            # Trap: a trim took what was to be uploaded first. A manifest that began there would
+            # Trap: a trim took the first block of this upload. A manifest that began there would
             # be of no log.
             return Uploaded(0)
         head = await self._manifest.take_turn(first, fence)
@@ -140,7 +140,7 @@ class LogUploader:
         if head.end != first:
             return (
                 self._done
-            )  # another uploader continued meanwhile: this source's blocks are not the next ones
+            )  # another uploader continued meanwhile: this source's blocks are not the next blocks
         try:
             await self._upload(items, head)
         finally:
@@ -177,7 +177,7 @@ class LogUploader:
             self._made.popleft()
 
     async def _close_object(self, items: list[Item], first: int, fence: int) -> None:
-        """Begin to make and put an object; commit the first one in line, if the line is full."""
+        """Begin to make and put an object; if too many wait, commit the oldest of them first."""
         work = self._make_and_put(items, first, fence)
         self._made.append(asyncio.get_running_loop().create_task(work))
         if len(self._made) >= MAKING_MAX:
