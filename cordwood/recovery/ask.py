@@ -23,7 +23,7 @@ more copies (LogDevice waits as long)."""
 async def ask_all(
     nodes: Sequence[NodeId], ask: Callable[[NodeId], Awaitable[Answer]]
 ) -> dict[NodeId, Answer | CordwoodError]:
-    """Ask all nodes at once and wait for every one; see `ask_until`."""
+    """Ask all nodes at once and wait for every answer; see `ask_until`."""
     return await ask_until(nodes, ask, lambda answers: False)
 
 

@@ -97,13 +97,13 @@ class DigestReads:
                 return
             reading.bytes += block.wire_bytes
         reading.blocks += blocks
-        # The node may hear of releases and trims while it sends, so each frame has newer ones.
+        # The node may hear of releases and trims while it sends, so later frames have newer values.
         reading.released = max(reading.released, head.released)
         reading.trim = max(reading.trim, head.trim)
         if reading.bytes > DIGEST_BYTES_MAX:
             text = f"node {node} sends more than {DIGEST_BYTES_MAX} bytes of an epoch's tail"
             reading.done.set_exception(Overloaded(text))
-        # The node has sent all that it holds: only now is it known what it does not hold.
+        # The node has sent all its blocks: only now is it known which blocks it does not hold.
         elif head.next > reading.request.until:
             reading.done.set_result(None)
         else:
@@ -167,7 +167,7 @@ class HeldTail:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A digest, and the nodes whose copies are in it, in node order.
+    """A digest, and the nodes that sent the copies in it, in node order.
 
     Attributes:
         lng: all records of the epoch up to it are stored in full.
@@ -202,12 +202,12 @@ async def collect_digest(
     answer carries its release and its trim point. LSNs at or below either are never plugged.
 
     A record that is younger than `latest_us` was never acknowledged: it would be on a full
-    copyset, and the epoch above began at or after the latest append time of an f-majority. Such a
-    record is left out, because append time must not fall along a log.
+    copyset, and the epoch above began at or after the latest append time of an f-majority. The
+    digest leaves this record out, because append time must not fall along a log.
 
     Args:
         latest_us: the append time below which no higher epoch has records. None if it was decided
-            without members that may have come back, so that it means nothing.
+            without members that may have come back: then it is no bound.
         sealed: the members that took this recovery's seal; only these are read.
         statuses: the reported status of members' data. The status of a member that sealed does
             not count, because it is up.
@@ -231,12 +231,12 @@ async def collect_digest(
     released = [tail.released for tail in heard.values()]
     # If a trim point lies in a higher epoch, only this epoch's bridge is left to mend.
     trims = [min(tail.trim, int(make_lsn(epoch, ESN_MAX - 1))) for tail in heard.values()]
-    # Race: a node trims and releases while the digest is read. Below the highest such LSN records
-    # are on full copysets or trimmed, and a missing copy there is no hole.
+    # Race: a node trims and releases while the digest is read. Below its highest trim point or
+    # release, records are on full copysets or trimmed, and a missing copy there is no hole.
     lng = max([lng, *trims, *(each for each in released if each >> 32 == epoch)])
     digest: Digest[StoredBlock] = Digest(epoch, lng)
     for tail in heard.values():
-        # A plug is the outcome of an earlier recovery, and counts whatever its append time.
+        # A plug is the outcome of an earlier recovery, and counts with any append time.
         digest.add(
             Copy(block.header, block.envelope, block)
             for block in tail.blocks
@@ -253,6 +253,6 @@ async def collect_digest(
     verdict = weigh(heard.keys(), nodeset, replication, away)
     tell(DigestWeighed(log, epoch, verdict.name))
     is_authoritative = verdict is not QuorumVerdict.NON_AUTHORITATIVE
-    # Nobody is heard where all members lost their disks for good.
+    # No node is heard if all members lost their disks for good.
     over_by = max((each >> 32 for each in released), default=0)
     return Collected(digest, tuple(heard), lng, holders, is_authoritative, over_by)

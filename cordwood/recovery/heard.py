@@ -1,9 +1,9 @@
 """Decides when recovery has heard enough nodes, by the reported status of the silent nodes.
 
-Recovery weighs silence by the status of each node's data, as a reader does (`quorum.authority`). A
-node whose data lies on other nodes counts as absent. Recovery does not wait for a node whose data
-is gone after all other nodes have answered. It waits for a node that is down and has data. A node
-that answers is up, whatever its status says.
+Recovery weighs silence by the status of each node's data, as a reader does (`quorum.authority`). If
+a node's data lies on other nodes, the node counts as absent. If a node's data is gone, recovery
+does not wait for the node once all other nodes have answered. It waits for a node that is down and
+has data. A node that answers is up, even if its status says otherwise.
 
 If all nodes with data answered and they do not meet every copyset, more nodes lost their data than
 the copies survive. Recovery is then *non-authoritative*: a record that no node holds may have been

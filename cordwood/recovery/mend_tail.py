@@ -8,10 +8,10 @@ get only its new envelope, an *amend*; other nodes get the whole block. So a rec
 about a hundred bytes for a block of any size. A node that does not hold the block intact says so,
 and gets the body too.
 
-No copyset names a node whose data is reported as being rebuilt, as long as other nodes can take its
-place: storage nodes refuse such stores, those of recoveries included (`storage.refusals`). If there
-are no other nodes, the store is refused and the recovery is retried. A member that sealed and was
-read is up, so it is about to clear its status, and the storage nodes will hear of that.
+If the data of a node is reported as being rebuilt, no copyset names the node, as long as other
+nodes can take its place: storage nodes refuse the store, even from a recovery (`storage.refusals`).
+If there are no other nodes, the store is refused and the recovery is retried. A member that sealed
+and was read is up, so it is about to clear its status, and the storage nodes will hear of that.
 
 Source: docs/sources/logdevice.md 2.7 (6); docs/design.md §2.
 """
@@ -202,7 +202,7 @@ def _choose(
 
     It has nodes that take no new records only if there are no others. Then it must use them: only
     an epoch's own nodes can hold its end, and without the end no later record is ever released.
-    Read-only nodes come last: they take plugs, and amends of what they hold, and no bodies.
+    Read-only nodes come last: they take plugs, and amends of blocks that they hold, and no bodies.
 
     Raises:
         TooFewNodes: the nodes cannot keep the replication.

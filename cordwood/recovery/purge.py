@@ -2,9 +2,9 @@
 
 While a node was away, other nodes may have recovered an epoch of which it holds blocks. Above that
 epoch's LNG it may then hold blocks that became holes, and no reader may get these. A peer that took
-part knows the LNG and the seal. The answer of one such peer is enough: nodes learn that an epoch is
-clean only after its outcome is on full copysets, and every later recovery meets these copysets and
-keeps the outcome.
+part knows the LNG and the seal. The answer of one of these peers is enough: nodes learn that an
+epoch is clean only after its outcome is on full copysets, and every later recovery meets these
+copysets and keeps the outcome.
 
 Source: docs/sources/logdevice.md 2.7 ("Purging").
 """
@@ -73,8 +73,8 @@ async def _ask_end(log: int, epoch: int, others: Sequence[NodeId], peers: Peers)
     ends = known(answers)
     if not ends:
         raise Unreachable(f"no peer knows how epoch {epoch} of log {log} ended")
-    # Two recoveries, or two attempts of one, may have ended the epoch. The later one may have kept
-    # more, and no node may keep less than that.
+    # Two recoveries, or two attempts of a recovery, may have ended the epoch. The later may have
+    # kept more, and no node may keep less than that.
     return max(ends, key=lambda end: (end.seal, end.attempt))
 
 

@@ -1,4 +1,4 @@
-"""Log recovery: make every epoch below a new one clean, in order.
+"""Log recovery: make every epoch below a new epoch clean, in order.
 
 The steps are: seal, digest, mend, tell the nodes, and record the result. They take an f-majority of
 the members, so any R-1 of them may be away. A member that was away purges its blocks above the
@@ -63,8 +63,8 @@ class RecoveryTools:
         run_bytes: bytes stored at once while mending; with one more block they fit a
             WAL record.
         silent: the nodes that are dead or suspect now.
-        statuses: by log, the reported status of nodes' data, as this node knows it. The event log
-            is recovered by what is said of nodes outside of it.
+        statuses: by log, the reported status of nodes' data, as this node knows it. For the event
+            log's own recovery it is the status that the metadata store has, not the event log.
         read_statuses: the same, read anew.
     """
 
@@ -176,7 +176,7 @@ async def recover_log(
         # never acknowledged if it is younger than the epoch above, so its time does not count.
         if latest_us is not None:
             time_us = min(latest_us, time_us)
-        # Race: two recoveries of one log may run at once, and the other one was faster.
+        # Race: two recoveries of one log may run at once, and the other was faster.
         if found.over_by > unclean > record.clean_epoch:
             await _refuse_ended(log, unclean, found.over_by, tools)
         # Members without data count for nothing here: the copies spread as far as the members that
@@ -200,8 +200,8 @@ async def recover_log(
         if mend.end > make_lsn(unclean, 0):
             tail = max(tail, mend.end)
         stored = await finish_epoch(unclean, job, mend, tail, pack_produced(producers.all()), tools)
-        # The metadata store decides between two recoveries. A higher epoch that was recovered there
-        # makes this sequencer an old one.
+        # The metadata store decides between two recoveries. If a higher epoch is recovered there,
+        # this sequencer has been replaced.
         if stored.clean_epoch >= epoch:
             raise Fenced(f"log {log}: epoch {epoch} is recovered", stored.clean_epoch + 1)
         # An earlier recovery may have found records that are trimmed by now.
@@ -212,7 +212,7 @@ async def recover_log(
 def latest_allowed_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
     """The time after which epoch `unclean` has no acknowledged record; None if it is not known.
 
-    Each higher epoch that began has recorded such a time, and the lowest one counts. An epoch
+    Each higher epoch that began has recorded its own time, and the lowest of these counts. An epoch
     begins at the newest record that its seal found. If a seal could not ask a node with a clock
     ahead, its epoch began below the time that a later seal found on that node.
     """
@@ -258,8 +258,8 @@ async def _last_known(
             refuse_absent(log, f"learning the producers of epoch {clean}", failures)
         if best is not None:
             return read_produced(best.produced), clean  # no member knows more
-        # Only the last clean epoch has its place in the metadata store. Any answer counts for lower
-        # ones.
+        # Only the last clean epoch has its place in the metadata store. For lower epochs any answer
+        # counts.
         least = 0, 0
         logger.warning(
             "log %d: nodes %s have all forgotten how epoch %d ended: it is recovered once more",
@@ -324,8 +324,8 @@ async def _seal_and_read(
 ) -> tuple[SealTally, Collected]:
     """Seal, and read the tail from the members that sealed.
 
-    Some of the first members that seal may not know all that they hold. The same ones may be first
-    each time, so recovery gives up only if no other member is left to seal.
+    Some of the first members that seal may not know all that they hold. The same members may be
+    first each time, so recovery gives up only if no other member is left to seal.
     """
     everyone = False
     while True:
@@ -355,7 +355,7 @@ async def finish_epoch(
     Args:
         tail: LSN of the last record up to the end of `unclean`.
     Returns:
-        The record in the epoch store; another recovery's, if that one was first.
+        The record in the epoch store; another recovery's record, if that recovery was first.
     """
     if mend.is_authoritative:
         logger.info(

@@ -40,9 +40,9 @@ async def seal_epoch(
     an f-majority may be too small for a copyset. Then two quick nodes that always answered first
     prevented a log from ever being recovered.
 
-    The seal does not wait for nodes whose data is reported as gone, so the members that sealed may
-    not meet every copyset. If a node without a seal comes back, it seals itself before it takes a
-    store (`node.Node`).
+    The seal does not wait for a node if its data is reported as gone. So the members that sealed
+    may not meet every copyset. If a node without a seal comes back, it seals itself before it takes
+    a store (`node.Node`).
 
     Args:
         clean: last clean epoch; the tally knows the LNGs of the epochs between.

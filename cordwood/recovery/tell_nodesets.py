@@ -4,7 +4,7 @@ Readers learn from it, without the metadata store, where a new epoch's records a
 an epoch is released before R of its nodes, over as many racks as the log asks for, keep its nodeset
 durably: a reader that can read a record of the epoch also finds a node that knows the nodeset. A
 node's history is complete up to the epoch that sent it, so one answer is enough, if it is of the
-wanted epoch or of a later one.
+wanted epoch or of a later epoch.
 
 LogDevice keeps the same history as a log on nodes of its own. Here it is part of each node's state
 of the log, so no data partition has to be kept for it.

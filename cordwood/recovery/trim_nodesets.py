@@ -3,7 +3,8 @@
 A log's history of nodesets grows with its epochs. It is read, sent and kept as a whole, so it is
 trimmed with the data. An entry may go when all of these hold:
 - The last clean epoch is above all epochs of the entry. Recovery asks the nodes of the last clean
-  epoch how it ended, and the nodes of higher epochs what they hold. It asks no node of lower ones.
+  epoch how it ended, and the nodes of higher epochs for their blocks. It asks no node of lower
+  epochs.
 - Every node that may have held a record of these epochs answers that it has none. A node that is
   away might come back with records for which no reader looks.
 - The log was trimmed that far, and all nodes that stay know it, so that a reader that begins below
@@ -43,17 +44,17 @@ def trimmed_since(
     Args:
         extents: the records that nodes hold up to the last clean epoch; nodes that did not answer
             are left out.
-        statuses: by these, nodes whose data is gone or lies elsewhere need not answer.
+        statuses: of nodes' data. A node need not answer if its data is gone or lies elsewhere.
     """
     trim = max((each.trim for each in extents.values()), default=0)
     since = record.history[0].since
     for before, entry in zip(record.history, record.history[1:], strict=False):
         end = make_lsn(entry.since - 1, ESN_MAX)
-        # Entries go from the oldest on. The first one that must stay keeps all later ones.
+        # Entries go from the oldest on. The first entry that must stay keeps all later entries.
         if entry.since > record.clean_epoch or end > trim:
             break
         there = [NodeId(n) for n in before.nodes if statuses.get(NodeId(n)) in (None, *HAS_DATA)]
-        # Trap: a silent node counts as one that holds records. With its entry gone, no reader would
+        # Trap: a silent node counts as a holder of records. With its entry gone, readers would not
         # ask it, and would take its records for a gap.
         if not all(node in extents and not 0 < extents[node].first <= end for node in there):
             break
@@ -87,7 +88,7 @@ async def trim_nodesets(
     told = await ask_all(stay, lambda node: peers.call(node, trim, timeout_s=ASK_TIMEOUT_S))
     for node, answer in told.items():
         # Trap: the entry may go only after every remaining node keeps the trim point. A reader that
-        # begins below it would otherwise look for nodes that nobody can name.
+        # begins below it would otherwise look for nodes that no answer can name.
         if isinstance(answer, CordwoodError) and statuses.get(node) in (None, *HAS_DATA):
             raise answer
         assert isinstance(answer, CordwoodError | TrimReply), "Trim is answered with TrimReply"
