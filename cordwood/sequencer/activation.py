@@ -1,4 +1,4 @@
-"""Starting a sequencer: take an epoch, let the old one finish, seal, begin; then recover.
+"""Starting a sequencer: take an epoch, let the old sequencer finish, seal, begin; then recover.
 
 If the node of the epoch before is alive, it is asked to finish first. It then stores and
 acknowledges the appends in flight, and redirects its clients. A seal without this question would
@@ -79,7 +79,7 @@ class Activation:
             The appender, which may take plain appends at once.
         Raises:
             NoSequencer: members are absent, or others keep winning the race.
-            UnknownLog: the epoch store knows no such log.
+            UnknownLog: the epoch store does not know the log.
             Unreachable: the metadata store does not answer.
         """
         above = 0
@@ -138,14 +138,14 @@ class Activation:
 
     @property
     def is_beginning(self) -> bool:
-        """Whether an epoch was taken whose appender is not there yet."""
+        """Whether an epoch was taken and its appender does not exist yet."""
         return bool(self._attributes)
 
     def note_attributes(self, infos: Mapping[LogId, LogInfo]) -> None:
-        """Logs have these attributes by now.
+        """Keep the present attributes for logs that are being activated.
 
-        Race: until its appender is there, nobody else tells an epoch of a change. It may wait long
-        for nodes that are away.
+        Race: until the appender of an epoch exists, no other call tells the epoch of a change. The
+        epoch may wait long for nodes that are away.
         """
         for log in self._attributes:
             if (info := infos.get(LogId(log))) is not None:
@@ -158,7 +158,8 @@ class Activation:
         size = attributes.nodeset_size or 0
         nodes: tuple[NodeId, ...] | None = None
         if log == EVENT_LOG:
-            # Its recovery counts on every node of its nodeset, whatever the log says of the node.
+            # Its recovery counts on every node of its nodeset: take only nodes that have their data
+            # by the metadata store, because the event log may not be believed about itself.
             there = [each for each in members.values() if each.authority is FULLY]
             nodes = choose_nodeset(log, there, replication, size)
         if nodes is None:
@@ -200,7 +201,7 @@ class Activation:
         entry = record.entry(epoch)
         nodeset, replication = entry.nodeset(members), entry.replication
         # The epoch begins: a later failure must not let another appender begin it again, with LSNs
-        # that this one gave out.
+        # that this appender gave out.
         del self._taken[log]
         self._begins[log] = (epoch, begins)
         self._attempts[log] = 0

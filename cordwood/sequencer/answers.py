@@ -40,7 +40,8 @@ class Answers:
     def behind(
         self, connection: Connection, entry: AppendEntry
     ) -> tuple[CordwoodError, NodeId] | None:
-        """The reason why an entry goes back with an earlier one; None if no earlier one did."""
+        """The error with which an earlier entry of this producer went back, so that `entry` goes
+        back too; None if no earlier entry did."""
         sent_back = self._sent_back.get(connection)
         if sent_back is None:
             return None

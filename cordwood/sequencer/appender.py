@@ -167,7 +167,7 @@ class LogAppender:
         self._tools = tools
         self._window: AppendWindow[RunContents] = AppendWindow(epoch, esn_max=tools.settings.esns)
         self._pending: list[Waiting] = []
-        # Runs of large groups that are numbered and not sent yet, and the bytes of the sent ones.
+        # Runs of large groups that are numbered and not sent yet; the bytes of those that are sent.
         self._unsent: deque[SentRun] = deque()
         self._paced_bytes = 0
         self._copyset: tuple[NodeId, ...] | None = None
@@ -315,7 +315,7 @@ class LogAppender:
             self._refuse_pending(self._too_few())
 
     def _is_settled(self, waiting: Waiting, loaded: int) -> bool:
-        """Answer an entry that needs no number: a repeat, or one that may not be appended.
+        """Answer an entry that needs no number: a repeat, or an entry that may not be appended.
 
         Args:
             loaded: records in the run that is being loaded.
@@ -580,7 +580,7 @@ class LogAppender:
         Nodes with free space come first, but later waves may use the space that nodes reserve for
         them.
         """
-        # The next runs must not stick to the copyset that failed this one.
+        # The next runs must not stick to the copyset that failed this run.
         self._copyset = None
         run.note_holders()
         copyset = self._fitting_copyset(run.contents.size, now) or self.choose_nodes(now, self._up)
@@ -613,7 +613,7 @@ class LogAppender:
         return self._copyset
 
     def choose_nodes(self, now: float, nodes: frozenset[NodeId]) -> tuple[NodeId, ...] | None:
-        """A copyset among `nodes`: among the available ones, if these can hold one."""
+        """A copyset among `nodes`: among the available nodes, if these can hold a copyset."""
         for available in (self._tools.states.pick_from(nodes, now), nodes):
             copyset = choose_copyset(self.nodeset, self.replication, available, self._tools.random)
             if copyset is not None:

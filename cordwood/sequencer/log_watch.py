@@ -101,7 +101,7 @@ class LogWatch:
                     self._growth.on_looked_at(growing)
             except CordwoodError as error:
                 logger.warning("the log tree could not be read: %s", error)
-                # What was not read may have changed: the next round checks all logs.
+                # Logs that were not read may have changed: the next round checks all logs.
                 count = None
                 await asyncio.sleep(AGAIN_S)
 

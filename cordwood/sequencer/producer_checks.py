@@ -30,17 +30,17 @@ Ack = tuple[Connection, int, int]
 
 
 HEARD_MAX = 2 * (USERS.most + QUERIES.most)
-"""Twice as many producers as a log remembers: the others are forgotten now and then."""
+"""Twice as many producers as a log remembers: from this number on, the others are forgotten."""
 
 
 class ProducerChecks:
-    """What one epoch's sequencer knows of producers and of the tail below it.
+    """The knowledge of one epoch's sequencer about producers and about the tail below the epoch.
 
     Attributes:
-        repeats: repeated blocks whose original is still in flight: its last LSN, and the ack.
+        repeats: repeats of blocks that are still in flight: the block's last LSN, and the ack.
         refused: blocks out of their sequence, or after a tail that moved, with their error. The
-            error tells what got LSNs, and its client takes that for stored. So it waits until the
-            log is stored up to this LSN.
+            error tells which records got LSNs, and the client takes these for stored. So the error
+            waits until the log is stored up to this LSN.
     """
 
     def __init__(self, epoch: int, below: Recovered, queries: SettledQueries) -> None:
@@ -91,7 +91,7 @@ class ProducerChecks:
         """
         if entry.producer:
             replaced = self._producers.replaced_by(entry.producer)
-            # A new producer in a full memory takes the place of the one that is idle longest.
+            # A new producer in a full memory takes the place of the producer that is idle longest.
             if replaced is not None:
                 now_us = self._judged_us(replaced, now_us)
             verdict, first = self._producers.look(
@@ -146,21 +146,21 @@ class ProducerChecks:
         self.refused.append((last, waiting, error))
 
     def note_moved(self, waiting: Waiting, error: TailMoved, last: int) -> None:
-        """The tail is not where a block expects it, but at `last`; likewise.
+        """The tail is not where a block expects it, but at `last`; the error waits in the same way.
 
-        Trap: the records up there may be lost with this epoch. Of two that compete for a tail, both
-        would be told that the other one was first.
+        Trap: the records up to `last` may be lost with this epoch. Then two clients that compete
+        for a tail would both be told that the other was first.
         """
         self.refused.append((last, waiting, error))
 
     def take_refused(self, lng: int) -> list[tuple[int, Waiting, Rejected]]:
-        """The refused blocks whose error is true by now."""
+        """Take the refused blocks with errors that are true by now: the log is stored that far."""
         done = [each for each in self.refused if each[0] <= lng]
         self.refused = [each for each in self.refused if each[0] > lng]
         return done
 
     def take_repeats(self, lng: int) -> list[Ack]:
-        """Take the repeats whose original is stored now."""
+        """Take the repeats of blocks that are stored by now."""
         done = [ack for last, ack in self.repeats if last <= lng]
         self.repeats = [(last, ack) for last, ack in self.repeats if last > lng]
         return done

@@ -28,7 +28,7 @@ RELEASE_DELAY_S = 0.002
 to every node for each wave doubled the time of a lone append."""
 
 RELEASE_SPACING_S = 0.004
-"""After this time without a release, the next one is sent at once. So a reader at the tail of a log
+"""After this time without a release, the next is sent at once. So a reader at the tail of a log
 with a few hundred appends a second gets each block without delay, and a lone client that appends
 one by one still has few release frames beside its waves."""
 
@@ -82,7 +82,7 @@ class Releases:
     def on_peer_up(self, node: NodeId) -> None:
         """A node connected: it may have missed any release."""
         for log, told in self._logs.items():
-            # A log whose audience does not hold the node has nothing there.
+            # A log has no record on a node outside its audience.
             if node in told.audience:
                 self._queue(log, told.lsn, (node,))
 

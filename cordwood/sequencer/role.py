@@ -124,8 +124,8 @@ class SequencerRole:
     async def tail(self, ask: AskTail) -> TailReply:
         """The last released LSN, from this log's sequencer, which is started if necessary.
 
-        A replaced sequencer may not know that another one rules. Its tail could lie below records
-        that the other one has acknowledged, so the epoch store is asked first.
+        A replaced sequencer may not know of its successor. Its tail could lie below records that
+        the successor has acknowledged, so the epoch store is asked first.
 
         Raises:
             NoSequencer: another node should be asked, activation failed, or the epoch

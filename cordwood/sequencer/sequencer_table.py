@@ -35,7 +35,7 @@ ACTIVATE_AGAIN_S = 0.5
 """Pause after a failed activation: each try seals nodes, and clients ask all the time."""
 
 UNEXPECTED_AGAIN_S = 5.0
-"""The same after an error that nobody expected: it is logged with its traceback each time."""
+"""The same after an unexpected error: it is logged with its traceback each time."""
 
 
 class TableRow:
@@ -132,7 +132,7 @@ class SequencerTable:
             return
         tell(EpochRestarted(log, epoch))
         row = self.start(log)
-        # In this order: the pending entries came before the ones that wait for the recovery.
+        # In this order: the pending entries came before those that wait for the recovery.
         row.waiting = old.appender.take_pending() + old.waiting
         row.waiting_bytes = sum(each.entry.stored_bytes for each in row.waiting)
 
@@ -173,7 +173,7 @@ class SequencerTable:
             row.recovery = self._tasks.create_task(self._recover(log, row))
 
     def _report(self, what: str, error: Exception) -> None:
-        """Report an error that nobody expected, with its traceback, to the loop's handler.
+        """Report an unexpected error, with its traceback, to the loop's handler.
 
         Trap: in the group of the node's tasks it would end the node, then its successor, and so
         every node that sequences the log.
@@ -225,7 +225,7 @@ class SequencerTable:
         tell(NotRecoveredTold(log, str(error)))
         if not row.recovered.done():
             row.recovered.set_exception(error)
-            # Read here, because nobody may wait for it: asyncio reports an error that nobody read.
+            # Read here, because no task may wait for it: asyncio reports an error that is not read.
             row.recovered.exception()
         row.recovered = asyncio.get_running_loop().create_future()
         waiting, row.waiting, row.waiting_bytes = row.waiting, [], 0

@@ -1,9 +1,9 @@
-"""Which queries' commits are in all their logs, so that a log may forget the query.
+"""The queries with a commit that is in all its logs, so that a log may forget the query.
 
-A log remembers a limited number of queries. If it forgot one whose commit is not done, the next
-publisher of the query would have the batch stored twice. The metadata store tells which commits are
-done. A sequencer asks it only when a new query would replace another one, never on the path of an
-append: the new query is refused until the answer is here.
+A log remembers a limited number of queries. If it forgot a query before its commit is done, the
+next publisher of the query would have the batch stored twice. The metadata store tells which
+commits are done. A sequencer asks it only when a new query would replace an old query, never on the
+path of an append: the new query is refused until the answer is here.
 
 Source: docs/protocol/producers.md.
 """
@@ -54,7 +54,7 @@ class SettledQueries:
             except CordwoodError as error:
                 logger.info("which queries are done is not known yet: %s", error)
             else:
-                # Nobody can publish as a producer that no query has.
+                # A producer without a query cannot publish.
                 unused = {each: commit for each, commit in wanted.items() if each not in known}
                 self._done = {**known, **unused}
             await asyncio.sleep(LOOK_S)

@@ -48,9 +48,9 @@ class AppenderTools:
     def fit(self, members: Iterable[Member]) -> None:
         """Number nothing that a member could never store.
 
-        Trap: a node's own WAL says nothing about the others. What one of a log's nodes has no
-        room for is refused in every wave, and everything after it waits: so did each next
-        sequencer, whose recovery stored it again.
+        Trap: a node's own WAL says nothing about the WALs of other nodes. If one of a log's nodes
+        has no space for a block, it refuses the block in every wave, and all later blocks wait.
+        The same happened to each next sequencer, because its recovery stored the block again.
         """
         rooms = [
             each.room
