@@ -1,6 +1,6 @@
 """A lease on work at one log: it keeps two nodes from doing the same, and is a hint only.
 
-What is safe rests on the manifest: turns end earlier turns, and a commit is a compare-and-set.
+Safety rests on the manifest alone: a turn ends earlier turns, and a commit is a compare-and-set.
 
 Source: docs/protocol/main-storage.md.
 """
@@ -21,7 +21,7 @@ LEASE_RENEW_S = 20.0
 
 @asynccontextmanager
 async def leased(metadata: MetadataStore, key: str, holder: str) -> AsyncIterator[bool]:
-    """Hold a lease, if nobody else does; whether it is held."""
+    """Hold a lease, unless another process holds it; yields whether it is held."""
     value = holder.encode()
     if not await metadata.take_lease(key, value, LEASE_S):
         yield False

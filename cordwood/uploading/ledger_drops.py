@@ -1,9 +1,9 @@
-"""Lets a node go of the entries of ledgers that main storage has.
+"""Drops a node's entries of ledgers that main storage has.
 
-A node believes the metadata store that a ledger is committed, and its own eyes that the objects are
-there: it reads the manifest, and asks for the size of each object. So a store that is another one
-here than where the ledger was put costs no copy. A few ledgers are looked at each time, one after
-the other, and those that this node let go of never again.
+A node believes the metadata store that a ledger is committed. It checks itself that the objects
+exist: it reads the manifest, and asks for the size of each object. So no copy is lost if this node
+uses another store than the uploader did. Each pass looks at a few ledgers, one after the other, and
+never again at a ledger that this node has dropped.
 
 Source: docs/objects.md, "Ledgers"; docs/protocol/ledgers.md.
 """
@@ -26,7 +26,7 @@ from cordwood.uploading.objects_at_hand import ObjectsAtHand
 logger = logging.getLogger(__name__)
 
 LOOKED_AT_ONCE = 200
-"""Ledgers whose metadata is read at each look: 400 a minute, at the pace that is set by default."""
+"""Ledgers for which a pass reads the metadata: 400 a minute, at the default pace."""
 
 CALL_S = 60.0
 """One call to the store, with all its tries."""

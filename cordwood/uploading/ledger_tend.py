@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LEASE = "ledger-objects"
 LEASE_S = 120.0
-"""Two looks at the pace that is set by default; whoever holds it renews it at each look."""
+"""Two passes at the default pace; the holder renews the lease at each pass."""
 
 
 class LedgerTend:

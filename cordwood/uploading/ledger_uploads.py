@@ -3,7 +3,7 @@
 One node at a time looks for these ledgers. It has a lease, and reads a few hundred ledgers at a
 look. A ledger that is in main storage, or does not ask for it, is not read again. Each upload has a
 lease of its own, which is renewed during the upload. Leases only save work: of two uploads of one
-ledger the later one counts (`client.ledgers.ledger_tiering`).
+ledger the later counts (`client.ledgers.ledger_tiering`).
 
 Source: docs/objects.md, "Ledgers"; docs/protocol/ledgers.md.
 """

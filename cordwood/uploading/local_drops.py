@@ -43,7 +43,8 @@ class LocalDrops:
     """See the module; `run` does the work.
 
     Args:
-        directory: on the disk whose free space counts. every_s: the time between two passes.
+        directory: a directory on the disk; the free space there counts.
+        every_s: the time between two passes.
     Attributes:
         pressure: how full the disk is, as of the last pass.
     """
@@ -102,9 +103,9 @@ class LocalDrops:
         """Take the tier point of every log from main storage, for a node that starts with an empty
         disk.
 
-        Other nodes have rebuilt the blocks of such a node. They have not rebuilt blocks that the
-        node had dropped, so the node would report these as never stored. After such a start of all
-        nodes of a nodeset, readers would report all records in main storage as lost.
+        Other nodes have rebuilt the blocks of this node. They have not rebuilt blocks that the node
+        had dropped, so the node would report these as never stored. If all nodes of a nodeset
+        started so, readers would report all records in main storage as lost.
 
         Raises:
             CordwoodError: the metadata store or main storage does not answer.

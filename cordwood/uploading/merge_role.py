@@ -1,8 +1,8 @@
 """Merges small objects of the logs that this node uploads, so that no cluster needs Spark for it.
 
-A fallback, and a quiet one: it looks at the head of a manifest and at a few young pages, merges
-where many small objects piled up there, a few at a time and no faster than its pace, and not at all
-while the disk fills up. What is left to `cordwood tier compact` and Spark is all that is older.
+A fallback that takes few resources: it looks at the head of a manifest and at a few young pages,
+and merges where many small objects piled up there. It merges a few at a time, no faster than its
+pace, and not at all while the disk fills up. `cordwood tier compact` and Spark merge older objects.
 
 As with uploads, a lease keeps two nodes from the same work, and turns keep it safe. A node waits
 for the turn of a merge by hand or by Spark. A log is looked at once something was uploaded.
@@ -42,7 +42,7 @@ class MergeRole:
     Args:
         me: this node.
         mine: the logs that this node uploads.
-        end_of: where a log's manifest ended, as uploads know it; -1 for nobody knows.
+        end_of: where a log's manifest ended, as uploads know it; -1 if they do not know it.
         presses: how full the disk is.
     Attributes:
         merged: objects that took the place of others.
@@ -86,7 +86,7 @@ class MergeRole:
                 for log in await self._mine():
                     if self._presses() is not Pressure.NONE:
                         break
-                    with contextlib.suppress(Fenced):  # another one merges it, as Spark may
+                    with contextlib.suppress(Fenced):  # another process merges it, as Spark may
                         await self._look_at(log)
                 self._said.over("merges go on")
             except CordwoodError as error:

@@ -19,7 +19,8 @@ class ObjectsAtHand:
     """See the module.
 
     Args:
-        address: of the store; "" for none. name: the uploader's name, for people who read heads.
+        address: of the store; "" for none.
+        name: the uploader's name, for people reading heads.
         keep_owner: called when the store is opened, and until the store names its owner.
     """
 

@@ -103,8 +103,8 @@ class Tend:
     async def _follow_untiered(
         self, found: list[int], connect: Callable[[], AbstractAsyncContextManager[Store]]
     ) -> None:
-        """Follow trims and retention of logs with `tier=off`: what they have in main storage is
-        still theirs, and readers read it."""
+        """Follow trims and retention of logs with `tier=off`: their records in main storage still
+        belong to them, and readers read these records."""
         infos = [self._logs.all[log] for log in found if log in self._logs.all]
         left = {int(each.log_id): each for each in infos if not each.attributes.tier}
         if left:
@@ -152,8 +152,8 @@ class Tend:
         """The last LSN above which objects keep `backlog_bytes` of records as nodes stored them;
         0 for none.
 
-        Whole objects go, or whole pages of them. Bodies uncompressed would not do: of records that
-        compress well a log would keep a small part of what it asked for.
+        Whole objects go, or whole pages of them. Sizes of uncompressed bodies would be wrong: a log
+        of records that compress well would keep only a small part of `backlog_bytes`.
         """
         left = 0
         for item in reversed(in_order(head)) if backlog_bytes else ():

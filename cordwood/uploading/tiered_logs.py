@@ -19,7 +19,7 @@ class TieredLogs:
     Args:
         met: the logs that this node holds or sequences.
     Attributes:
-        all: every log by number, whatever it asks for.
+        all: every log by number, with `tier=on` or without.
         tiered: those with `tier=on`.
     """
 

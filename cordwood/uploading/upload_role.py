@@ -57,7 +57,7 @@ CLIENT = ClientSettings(read_memory_bytes=64 * MIB, timeout_s=10.0)
 """Of the client that an uploader reads with: as much ahead as one object has."""
 
 HEADS_S = 30.0
-"""How long the headers of what waits may take. Records that nodes do not send within this time
+"""How long the headers of waiting records may take. Records that nodes do not send within this time
 count as unknown."""
 
 LOOKED_AT_ONCE = 16
@@ -106,10 +106,10 @@ class UploadRole:
         greeting: what this node says to others. Its uploader says the same, and so reads logs that
             ask clients for a token.
         presses: how full the disk is.
-        has_let_go: whether this node let go of something that main storage holds.
+        has_let_go: whether this node dropped a copy that main storage holds.
     Attributes:
-        uploaded: objects that this node committed. blocked: logs with records after lost or
-            unknown ones, with the LSN of the latter.
+        uploaded: objects that this node committed.
+        blocked: logs with lost or unknown records before other records, with the LSN of these.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class UploadRole:
         return seen.next if seen is not None else -1
 
     async def look(self, client: Store) -> None:
-        """Measure the waiting records of this node's logs, and upload due ones.
+        """Measure the waiting records of this node's logs, and upload those that are due.
 
         Raises:
             CordwoodError: nodes, the metadata store or main storage do not answer.
@@ -262,7 +262,8 @@ class UploadRole:
         return {log: tails[log] for log in logs if log in tails}
 
     def _tell_guarded(self, mine: Mapping[int, LogInfo]) -> None:
-        """Of logs from before both were refused together. What is uploaded already stays."""
+        """Warn about logs with `tier=on` and a read token, from before both together were refused.
+        Their uploaded records stay in main storage."""
         for log, info in mine.items():
             said = self._said_guarded.setdefault(log, SaidOnce(logger))
             if info.attributes.is_uploaded:
@@ -294,9 +295,9 @@ class UploadRole:
     async def _measured(
         self, client: Store, infos: Mapping[int, LogInfo], tails: Mapping[int, Lsn]
     ) -> list[Waiting]:
-        """What of each log waits, by log.
+        """The waiting records of each log, by log.
 
-        Some logs at once: each one whose nodes are silent takes HEADS_S.
+        It measures some logs at once: each log with silent nodes takes HEADS_S.
         """
         places = asyncio.Semaphore(LOOKED_AT_ONCE)
 
@@ -341,7 +342,7 @@ class UploadRole:
                                 seen.barrier = int(taken.first)
                                 return
                             if taken.kind is GapKind.ACCESS:
-                                # Of a node that does not know this one as a member any more.
+                                # From a node that does not know this node as a member any more.
                                 raise AccessDenied(f"log {log}: a node asks for its read token")
                             if taken.kind is GapKind.NOT_IN_CONFIG:
                                 return
@@ -393,15 +394,15 @@ class UploadRole:
             self._on_failed(log, error)
 
     def _source(self, client: Store, log: int, next_lsn: int) -> LogSource:
-        """What of a log is there to read, up to its barrier."""
+        """The records of a log to upload, up to its barrier."""
         return LogSource(client, log, next_lsn, barrier=self._seen[log].barrier)
 
     async def _check_wanted(self, log: int) -> None:
-        """See that a log whose tail is fixed is still to be uploaded.
+        """Check that a log with a fixed tail is still to be uploaded.
 
         Race: the upload waited for its turn, and meanwhile the log got a read token, or `tier=off`.
-        Records that came after that must not go where the token does not hold. All records up to
-        the tail were there before this question.
+        Records that came after that must not go to main storage, where the token does not protect
+        them. All records up to the tail were there before this question.
 
         Raises:
             BadSetting: the log stays on the nodes.
@@ -462,7 +463,7 @@ class UploadRole:
     def _on_failed(self, log: int, error: CordwoodError) -> None:
         """Leave a log alone for a while, longer each time."""
         seen = self._seen[log]
-        seen.next = -1  # another node may have gone on, or this one's commit be answered late
+        seen.next = -1  # another node may have gone on, or this commit may be answered late
         rest_s = self._rest_of(seen)
         level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
         logger.log(level, "log %d: its upload waits for %.1f s: %s", log, rest_s, error)
