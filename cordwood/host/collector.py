@@ -32,7 +32,7 @@ class _Wanted:
             self._before = gc.get_threshold()
             gc.collect()
             gc.freeze()
-            # 0 is a program that has switched it off, and a higher one has its reasons.
+            # 0: the program has switched the collector off. Higher: the program chose its own.
             if 0 < self._before[0] < GC_THRESHOLD:
                 gc.set_threshold(GC_THRESHOLD, 20, 50)
 

@@ -54,7 +54,7 @@ _Job = tuple["asyncio.Future[Any]", int, int, Sequence[Buffer] | None]
 def open_direct_fd(
     path: str, *, use_direct: bool = True, take_device: bool = False
 ) -> tuple[int, bool]:
-    """Open `path` for direct reads and writes, or for buffered ones if not `use_direct`.
+    """Open `path` for direct reads and writes, or for buffered I/O if not `use_direct`.
 
     Args:
         take_device: claim a block device for as long as the descriptor is open, against

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 
 def process_number() -> int:
-    """The number of this process: a forked child has another one than its parent."""
+    """The number of this process: a forked child has another number than its parent."""
     return os.getpid()
 
 
@@ -50,5 +50,5 @@ def _on_child() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # of Linux; it is called with the process's exit code
-        # Order matters: what was registered last is called first, and this one does not return.
+        # Order matters: the callback registered last runs first, and `_exit` does not return.
         libc.on_exit(libc._exit, None)

@@ -61,11 +61,12 @@ def keep_memory() -> bool:
 def keep_some_memory() -> None:
     """Keep up to 48 MiB of freed memory in this process from now on, if its C library is glibc.
 
-    glibc sets its limits by the largest block that was freed. Before one was, it gives back what is
-    above 256 KiB. A reader takes that again for each wave, and took 1.13 to 1.4 times as long.
-    Each program that once frees an array of this size has the same limits. A program that set its
-    own, by `mallopt` or its environment, keeps them.
+    glibc sets its limits by the largest block that was freed. Before the first free of a large
+    block, it returns free memory above 256 KiB to the kernel. A reader takes that memory again for
+    each wave, and took 1.13 to 1.4 times as long. Each program that once frees an array of this
+    size has the same limits. A program that set its own, by `mallopt` or its environment, keeps
+    them.
     """
-    # Nobody writes to the sample, so the kernel gives it no page.
+    # The sample is never written, so the kernel gives it no page.
     sample = np.empty(SAMPLE_BYTES, np.uint8)
     del sample

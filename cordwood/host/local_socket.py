@@ -1,6 +1,6 @@
 """Unix sockets between processes of one machine, beside their TCP ports on loopback.
 
-A listener on loopback takes connections at a Unix socket as well, and a caller tries that one
+A listener on loopback takes connections at a Unix socket as well, and a caller tries that socket
 first. A frame costs less on the way: see docs/performance.md. Everything above the transport is
 the same, the greeting with the cluster's identity and the member's number included.
 
@@ -10,7 +10,8 @@ loopback address is: each network namespace has its own. Any user of the machine
 name, unlike the port of a running node. So a caller asks the kernel for the socket's owner, and
 uses TCP unless the owner is its own user or root.
 
-TCP's buffers grow with what is sent, those of Unix sockets do not: `widen` makes them large enough.
+TCP's buffers grow with the bytes sent. Those of Unix sockets do not: `widen` makes them large
+enough.
 
 Source: unix(7), "Abstract sockets" and SO_PEERCRED; socket(7), SO_SNDBUF; ip(7).
 """
@@ -66,11 +67,10 @@ def bind_beside(address: str) -> socket.socket | None:
 
 
 def reach_beside(address: str, *, uid: int | None = None) -> socket.socket | None:
-    """A socket connected to the one beside a TCP address; None if TCP is to be taken.
+    """A connection to the Unix socket beside a TCP address; None if the caller must use TCP.
 
     Args:
-        uid: the user whose sockets are trusted, in addition to root's; None for that of this
-            process.
+        uid: sockets of this user are trusted, as root's are; None for the user of this process.
     """
     name = socket_name(address)
     if name is None or sys.platform != "linux":

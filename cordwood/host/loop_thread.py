@@ -181,11 +181,11 @@ class LoopThread:
     ) -> Result:
         """Run a coroutine on the loop and wait for its result.
 
-        Whatever is raised in this thread while it waits (a signal handler's error, as of a
-        time limit, `SystemExit`, `KeyboardInterrupt`) cancels it, and comes out once it has ended
-        on the loop, within LATE_S. It may have done its work by then, so items that it takes for
-        its caller must stay in their place until this thread has them. `timeout_s` None leaves the
-        deadline to the coroutine.
+        An error raised in this thread while it waits (by a signal handler, as for a time limit,
+        `SystemExit`, `KeyboardInterrupt`) cancels the coroutine. The error comes out once the
+        coroutine has ended on the loop, within LATE_S. The coroutine may have done its work by
+        then, so items that it takes for its caller must stay in their place until this thread has
+        them. `timeout_s` None leaves the deadline to the coroutine.
 
         Args:
             changes: the coroutine may have stored something when nothing is known of its end.
@@ -309,7 +309,7 @@ class LoopThread:
     def is_own_thread(self) -> bool:
         """Whether the caller runs in the loop's thread, as the callbacks of futures do: a wait for
         the loop there never ends."""
-        # Trap: a thread that begins after this one has ended may get its number.
+        # Trap: a thread that begins after the loop's thread has ended may get its number.
         return not self._has_ended and _thread.get_ident() == self._thread.ident
 
     @property

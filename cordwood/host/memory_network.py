@@ -54,7 +54,7 @@ class MemoryNetwork:
         return self._accepting[address]()
 
     def listens_at(self, address: str) -> bool:
-        """Whether somebody listens there."""
+        """Whether a listener has this address."""
         return address in self._accepting
 
     def forget(self, address: str) -> None:
@@ -154,7 +154,8 @@ class _MemoryTransport:
     def _end(self) -> None:
         """The other side closed: deliver its bytes, then the end.
 
-        Both sides close, whatever `eof_received` says: nothing of ours keeps a half open.
+        Both sides close, even if `eof_received` returns True: Cordwood keeps no half-open
+        connection.
         """
         self._reading = True
         self._deliver()

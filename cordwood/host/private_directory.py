@@ -1,7 +1,7 @@
 """A data directory's files are accessible to their owner alone.
 
-Whoever may write into the directory can put a link, or another file, where a store writes. Log
-names and digests of tokens stand in its files, so others may not read these either.
+A user with write access to the directory can put a link, or another file, where a store writes. Its
+files contain log names and digests of tokens, so other users may not read them either.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A node process's log: bounded in bytes, and in the rate of each kind of line.
 
-A node writes its log to standard error, which its starter has made a file. Whoever can connect
-can have it write lines, so the file is turned over at a size and one older file is kept, and of
-lines that differ in their arguments alone some a minute are written.
+A node writes its log to standard error; the program that starts the node makes that a file. Any
+client that can connect can have the node write lines. So the file has a largest size, past which a
+new file begins and one older file is kept. Of lines that differ only in their arguments, a few a
+minute are written.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def turn_over(fd: int, bytes_max: int = LOG_BYTES_MAX) -> bool:
         return False
     path = os.readlink(f"/proc/self/fd/{fd}")
     if not os.path.samestat(os.lstat(path), found):
-        return False  # somebody moved it: what stands there now is not ours
+        return False  # the file was moved: another file has its name now
     os.replace(path, path + OLDER)
     new = open_private(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:

@@ -2,8 +2,8 @@
 
 For tools that read the files of a running node or of a dead node. Reads are direct if the file
 system supports it, so they show the disk's bytes and push nothing out of the page cache. A sector
-that cannot be read counts as zeros and is remembered: whoever looks at a broken disk wants the rest
-of it.
+that cannot be read counts as zeros and is remembered, so that a tool can show the rest of a broken
+disk.
 
 Reads block: a tool has nothing else to do meanwhile.
 """

@@ -26,7 +26,7 @@ from cordwood.host.seams import Host
 from cordwood.host.threads import BlockingPool
 
 BLOCKING_THREADS = 4
-"""Threads of `run_blocking`: the calls are short, and a stuck one must not stop the rest."""
+"""Threads of `run_blocking`: the calls are short, and a stuck call must not stop the rest."""
 
 
 class RealClock:

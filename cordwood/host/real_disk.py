@@ -2,7 +2,7 @@
 
 Small files go through a bounded pool; direct files have threads of their own
 (`direct_file`). A new file has a temporary name until all of it is synced, so that a crash leaves
-the old state or the new one; `list_dir` leaves such names out.
+the old state or the new state; `list_dir` leaves temporary names out.
 
 Source: Pillai et al., OSDI 2014 (losses of a rename without a synced directory); CONTRIBUTING.md,
 "The idea".
@@ -284,7 +284,7 @@ def _read_file(path: str) -> bytes | None:
 def _write_file(path: str, data: bytes) -> None:
     new_path = path + _NEW_SUFFIX
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(new_path)  # a crash left it, or somebody put a link there
+        os.unlink(new_path)  # left by a crash, or a link that another user put there
     fd = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         file.write(data)

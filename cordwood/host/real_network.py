@@ -66,7 +66,7 @@ class RealTransport(asyncio.Transport):
 
 
 def _real(transport: asyncio.BaseTransport) -> RealTransport:
-    """Of both ends: an accepted Unix socket inherits no buffer from the one that listens."""
+    """Used at both ends: an accepted Unix socket inherits no buffer size from its listener."""
     widen(transport.get_extra_info("socket"))
     return RealTransport(cast(asyncio.Transport, transport))
 
@@ -211,8 +211,8 @@ class RealNetwork:
                 else:
                     await loop.create_connection(introduced, host, port)
         except BaseException as error:
-            # Trap: uvloop closes a transport whose connect is cancelled, and its protocol, which
-            # has been told of the connection, hears no more of it.
+            # Trap: if a connect is cancelled, uvloop closes the transport. The protocol knows of
+            # the connection by then, and would not be told of its end.
             for each in introductions:
                 each.connection_lost(None)
             if isinstance(error, OSError):  # TimeoutError is one too

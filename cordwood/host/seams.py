@@ -109,7 +109,7 @@ class Network(Protocol):
     """Stream connections by `host:port`."""
 
     async def listen(self, address: str, accept: Callable[[], StreamHandler]) -> Listener:
-        """Accept connections, one new handler each. Port 0 takes a free one.
+        """Accept connections, one new handler each. Port 0 takes a free port.
 
         Raises:
             BadSetting: the address is not `host:port`, or is taken; the text names it.
@@ -171,7 +171,7 @@ class DirLock(Protocol):
         """See that the directory is at its path still, before files are opened by path.
 
         Raises:
-            StoreInUse: it was moved or removed, and another one may be there.
+            StoreInUse: it was moved or removed, and another directory may be at the path.
         """
 
     def release(self) -> None:

@@ -2,7 +2,7 @@
 
 A node that sequences a log is often one of its storage nodes too. Over loopback each of
 its own copies is written to a socket, copied twice by the kernel and read back; here it is
-copied once. Everybody else's connections are those of the network underneath.
+copied once. All other connections are those of the network underneath.
 
 Source: docs/design.md §4 (roles may share a process).
 """

@@ -3,8 +3,8 @@
 A signal handler runs between two bytecodes of the main thread, and its error is raised there. The
 library's `threading.Condition.__enter__` is a Python function: an error raised as it returns leaves
 the lock held without an owner, and the notifying thread waits forever. `concurrent.futures.Future`
-is made of it. Locks in C have no such moment: either the lock is taken, or the error is raised
-before.
+uses this class. A lock in C has no state in between: either the lock is taken, or the error is
+raised before.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
 class ThreadFuture(Future[Result]):
     """A future for a caller's thread, which the loop's thread can always resolve.
 
-    A forked child has no such thread: there it raises Closed, unless it was resolved before.
+    A forked child has no loop thread: there it raises Closed, unless it was resolved before.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # The library's own methods use nothing of it but the lock, `wait` and `notify_all`.
+        # The library's own methods use only its lock, `wait` and `notify_all`.
         self._condition: Any = Condition()
         self._pid = os.getpid()
 
