@@ -40,9 +40,10 @@ def accept_loss(
     embedded store, or too many nodes damaged at once), they would wait forever. After this verb
     they do not wait, and readers get DATA_LOSS gaps for records without a copy.
 
-    First have all other nodes up and every log recovered (`cordwood epochs LOG`): what of an
-    unfinished epoch they have and this node lost is then safe. Once its silence counts again, a
-    recovery that does not reach the other nodes may end such an epoch without those records.
+    First have all other nodes up and every log recovered (`cordwood epochs LOG`). Then records of
+    unfinished epochs that this node lost and other nodes have are safe. Afterwards a record that
+    this node does not have counts as absent again. So a recovery that does not reach the other
+    nodes may end an unfinished epoch without those records.
 
     An older copy of a node's directory (a snapshot put back) does not start by itself. With --older
     the node starts as a node that lost records: it serves the records that it has, takes new ones,

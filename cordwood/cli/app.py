@@ -136,7 +136,7 @@ def version() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
     story = logging.getLogger("cordwood.story")
-    story.setLevel(logging.INFO)  # the switch asks for it, whatever else is logged
+    story.setLevel(logging.INFO)  # CORDWOOD_STORY asks for it, at any level of other loggers
     try:
         with ExitStack() as stack:
             try:

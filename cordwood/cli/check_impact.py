@@ -1,4 +1,4 @@
-"""`cordwood check-impact`: what would stop without some nodes, and what to do first."""
+"""`cordwood check-impact`: shows what stops without some nodes, and the first remedy."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_store import BlockingStore
 
 Report = dict[str, Any]
-"""What is told of a ledger as JSON."""
+"""The report of a ledger, as JSON."""
 
 
 def each_ledger(

@@ -78,12 +78,12 @@ def _end(number: int, _: object) -> None:
 
 
 def tell_error(text: str) -> None:
-    """One line on standard error, whatever line ends the text brought."""
+    """One line on standard error: line ends in the text become spaces."""
     typer.secho(f"cordwood: {' '.join(text.split())}", fg=typer.colors.RED, err=True)
 
 
 def _discard_output() -> None:
-    """Point standard output nowhere, or Python's own flush at exit fails once more."""
+    """Point standard output at the null device: else Python's flush at exit fails once more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cordwood.layout.message import EpochsReply
 
 EPOCHS_SHOWN = 20
-"""The newest epochs; a log whose sequencer moves often has thousands, and `--json` lists all
+"""The newest epochs. If a log's sequencer moves often, the log has thousands; `--json` lists all
 ends."""
 
 LogArgument = Annotated[

@@ -1,4 +1,4 @@
-"""`cordwood nodes if-lost`: what would be left, and to be made anew, without some nodes."""
+"""`cordwood nodes if-lost`: the copies left without some nodes, and those to be made anew."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def if_lost(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Show what would be lost, and what each node would have to give, without some nodes.
+    """Show the blocks that would be lost without some nodes, and those that each node would give.
 
-    Nothing is changed. Every block of every log is looked at; nodes of which it is said already
-    that their data is gone count as lost too. Ends with 1 where a block would be left without a
-    copy, or not every node could say.
+    Nothing is changed. Every block of every log is looked at. A node counts as lost too if its data
+    is already reported as gone. Ends with 1 if a block would be left without a copy, or if a node
+    did not answer.
     """
     with open_store(cluster) as store:
         answers = store.if_lost(nodes)

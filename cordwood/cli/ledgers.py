@@ -77,8 +77,8 @@ def create(
 ) -> None:
     """Make an empty ledger and leave it open.
 
-    Only the client that makes a ledger writes it, and this one ends here: `ledgers append` makes a
-    ledger and writes it.
+    Only the client that makes a ledger writes it, and this client ends here: `ledgers append` makes
+    a ledger and writes it.
     """
     with open_store(cluster) as store:
         made = _create(store, ensemble, write, ack, digest, custom, ledger_id, tier=tier)
@@ -124,7 +124,7 @@ def append(
             defers_sync=defer_sync,
         )  # fmt: skip
         if not as_json:
-            # Before the first entry: whoever kills this knows what to recover.
+            # Before the first entry: a user who kills this knows which ledger to recover.
             typer.echo(f"ledger {made.ledger_id}")
         stored = 0
         for some in _portions(values):
@@ -290,7 +290,7 @@ def list_ledgers(
 def show(
     ledger: LedgerArgument, as_json: JsonOption = False, cluster: ClusterOption = None
 ) -> None:
-    """Show a ledger: its state, where its entries lie, and what its maker wrote beside it."""
+    """Show a ledger: its state, the nodes of its entries, and its custom metadata."""
     with open_store(cluster) as store:
         found = store.ledgers.metadata(ledger)
     if as_json:
@@ -317,7 +317,7 @@ def show(
 def recover(
     ledger: LedgerArgument, as_json: JsonOption = False, cluster: ClusterOption = None
 ) -> None:
-    """Close a ledger whose writer is gone; a writer that still runs is shut out."""
+    """Close a ledger after its writer is gone; a writer that still runs is shut out."""
     with open_store(cluster) as store:
         found = store.ledgers.recover(ledger, ledger_password())
     if as_json:

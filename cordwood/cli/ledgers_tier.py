@@ -55,5 +55,5 @@ def _tiered_words(ledger: int, objects: int, stored: int) -> str:
 
 
 def ledger_password() -> bytes:
-    """What stands on a command line, everybody on the machine can see."""
+    """From the environment, because every user of the machine can read command lines."""
     return os.fsencode(os.environ.get("CORDWOOD_LEDGER_PASSWORD", ""))

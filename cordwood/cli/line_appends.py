@@ -44,19 +44,20 @@ PORTION_LINES = 16_384
 group's bounds also where each line is empty."""
 
 PROBE_SEQUENCE = 1 << 62
-"""A sequence that no run reaches: the log refuses it and says which one it expects."""
+"""A sequence that no run reaches: the log refuses it and answers with the expected sequence."""
 
 
 class LineAppends:
     """Appends portions of lines in order; see the module.
 
     Args:
-        resume: the producer of an earlier run; None draws a new one.
+        resume: the producer of an earlier run; None draws a new producer.
         tell: is given a sentence when the log stops answering, and when it answers again.
 
     Attributes:
-        producer: its id, for `--resume`. stored: lines of the input that are certainly stored.
-            skipped: lines of the input that an earlier run appended.
+        producer: its id, for `--resume`.
+        stored: lines of the input that are certainly stored.
+        skipped: lines of the input that an earlier run appended.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class LineAppends:
             try:
                 lsns = self._send(lines, self.stored)
             except CordwoodError as error:
-                # A later try that stored nothing says nothing about an earlier one.
+                # If a later try stored nothing, an earlier try may have stored the lines.
                 is_unknown |= error.is_outcome_unknown or _is_behind(error)
                 self._is_unsure |= is_unknown
                 is_over = time.monotonic() + PAUSE_S > ends_s
@@ -159,7 +160,7 @@ class LineAppends:
                 atomic=True,
             )
         except CordwoodError:
-            # A producer that met an error refuses to go on: the next try is a new one.
+            # A producer that met an error refuses to go on: the next try takes a new producer.
             self._place = None
             raise
 
@@ -182,7 +183,7 @@ class LineAppends:
     def how_far(self, error: CordwoodError) -> str:
         """The message for a user whose input ended with an error: the stored lines, and how to
         continue."""
-        # An earlier try of the same portion may have stored it, whatever the last one says.
+        # An earlier try of the same portion may have stored it, even if the last try failed.
         is_unknown = error.is_outcome_unknown or self._is_unsure
         behind = "lines behind them may be stored too" if is_unknown else "no line behind them is"
         return (

@@ -53,7 +53,7 @@ class LineSplitter:
 
 
 def read_lines(descriptor: int, line_bytes_max: int) -> Iterator[list[bytes]]:
-    """Lines as they arrive: one list for each read, never an empty one.
+    """Lines as they arrive: one list for each read, never an empty list.
 
     Raises:
         RecordTooLarge: a line is over the limit.

@@ -84,10 +84,10 @@ def node_status(
 
 
 def _check_empty(store: BlockingStore, node: int) -> None:
-    """Ask the other nodes whether any block counts on this one.
+    """Ask the other nodes whether any block counts on this node.
 
     Raises:
-        BadSetting: some do, or a node did not say.
+        BadSetting: a block does, or a node did not answer.
     """
     answers = store.if_lost([node])
     total = total_of(answers)
@@ -129,8 +129,8 @@ def node_storage(
 ) -> None:
     """Show or say whether a node stores records: its storage state.
 
-    A read-only node sends its records to readers and recoveries, and takes no new ones; new epochs
-    leave it out. It stays so over its restarts, until the other is said.
+    A read-only node sends its records to readers and recoveries, and takes no new records; new
+    epochs leave it out. It stays read-only over its restarts, until it is made writable again.
     """
     from cordwood.nodes import NodeId
 

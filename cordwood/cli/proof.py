@@ -1,4 +1,4 @@
-"""Verbs whose code comes with the distribution `cordwood-testing`, and the message without it."""
+"""Verbs with their code in the distribution `cordwood-testing`, and the message without it."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def rebalance(
 ) -> None:
     """Move old data to nodes that are emptier than their weight asks for.
 
-    Copies move within the nodeset of their epoch, as rebuilding moves them and as slowly. If one is
-    under way, this follows it. To stop following changes nothing.
+    Copies move within the nodeset of their epoch, as rebuilding moves them and as slowly. If a
+    rebalance is under way, this follows it. To stop following changes nothing.
     """
     with open_store(cluster) as store:
         if stop:
@@ -115,7 +115,7 @@ def progress_words(found: Rebuilding, known: Rebalancing) -> str:
 
 
 def report_json(known: Rebalancing) -> dict[str, object]:
-    """What came of a rebalance so far."""
+    """The progress of a rebalance so far."""
     return {
         "is_over": not known.left,
         "is_stopped": known.is_stopped,

@@ -41,9 +41,9 @@ def rebuild(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Show which nodes are lost or drained, and how far their data is made anew on others.
+    """Show which nodes are lost or drained, and how far their data is made anew on other nodes.
 
-    Nodes in service whose WAL lost records are there as well, while they get these back.
+    A node in service is shown too if its WAL lost records, while it gets these back.
     """
     if context.invoked_subcommand is not None:
         return
@@ -115,7 +115,7 @@ def _show(rows: list[dict[str, object]], found: Rebuilding, *, as_json: bool) ->
 
 
 def _heal_cells(node: NodeId, heal: HealState) -> tuple[object, ...]:
-    """A node that is in service, and gets back what its WAL lost."""
+    """The row of a node that is in service and gets back the records that its WAL lost."""
     to_do = f"{heal.logs_left} of {heal.logs} logs" if heal.logs else "…"
     return (
         node, "healed: its WAL lost records", "-", bytes_words(heal.bytes), to_do, "-", "-",
@@ -169,7 +169,8 @@ def gone(
 ) -> None:
     """Say that the data of a lost node never comes back.
 
-    Nobody waits for it any more: what no other node has is told as lost to readers.
+    No node or reader waits for the data any more: readers get DATA_LOSS gaps for records that no
+    other node has.
     """
     if not yes:
         typer.echo(f"What only node {node} had is then lost for readers.")

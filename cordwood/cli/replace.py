@@ -1,7 +1,7 @@
 """`cordwood nodes replace`: a node gets a new directory, such as one on a new disk.
 
-On a cluster of this machine the new directory takes the old one's place by a link, and `cordwood
-up` starts the node on it. Elsewhere a command does both.
+On a cluster of this machine the new directory takes the place of the old by a link, and `cordwood
+up` starts the node on it. Elsewhere a command of the operator does both.
 
 Source: docs/protocol/maintenance.md (replacing a node).
 """
@@ -92,14 +92,14 @@ def replace(
 
 
 def claim(new: str, node: int, *, is_linked: bool | None = None) -> None:
-    """Mark a directory as the one for a node.
+    """Mark a directory as the new directory of a node.
 
     Args:
-        is_linked: whether the name of the node's directory leads to it; None where a command places
-            it and nobody can tell.
+        is_linked: whether the name of the node's directory leads to it; None if a command places
+            it, because that cannot be checked here.
     Raises:
-        BadSetting: it is used, for something else, for another node, or for this one in a
-            replacement of before.
+        BadSetting: it is in use: for something else, for another node, or for an earlier
+            replacement of this node.
     """
     path = os.path.join(new, MARKER)
     os.makedirs(new, mode=0o700, exist_ok=True)
@@ -138,17 +138,17 @@ def says_placed(new: str) -> bool:
 
 
 async def swap_directory(old: str, new: str) -> None:
-    """End what runs on the old directory, and have its name lead to the new one.
+    """End the node that runs on the old directory, and have its name lead to the new directory.
 
     Raises:
-        Rejected: it does not end.
+        Rejected: the node does not end.
     """
     await _end(old)
     put_in_place(old, new)
 
 
 def put_in_place(old: str, new: str) -> None:
-    """Have the name of the old directory lead to the new one; the old one stays beside it."""
+    """Rename the old directory, which stays beside the new, and link its old name to the new."""
     if os.path.lexists(old):
         aside = old + OLD
         while os.path.lexists(aside):

@@ -157,7 +157,7 @@ def land(
 ) -> None:
     """Land logs in a table of Parquet, Delta or Iceberg, each record once.
 
-    Started again after whatever stopped it, it goes on where the table ends.
+    Started again after any interruption, it goes on where the table ends.
     """
     from cordwood.errors import BadSetting
     from cordwood.spark.jobs import land as job

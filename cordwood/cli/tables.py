@@ -25,7 +25,7 @@ def console() -> Console:
 def show_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = ""
 ) -> None:
-    """Print a table; a column whose name ends in `>` is aligned to the right."""
+    """Print a table; a column with a name that ends in `>` is aligned to the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

@@ -75,13 +75,13 @@ def find_target(cluster: str | None) -> Target:
 
 
 def open_store(cluster: str | None) -> BlockingStore:
-    """Connect to what `--cluster` names; close it, or use it with `with`.
+    """Connect to the store that `--cluster` names; close it, or use it with `with`.
 
-    Tokens of logs that ask for one come from CORDWOOD_READ_TOKENS and CORDWOOD_WRITE_TOKENS, by
-    commas: what stands on a command line, everybody on the machine can see.
+    Tokens of logs come from CORDWOOD_READ_TOKENS and CORDWOOD_WRITE_TOKENS, separated by commas,
+    because every user of the machine can read command lines.
 
     Raises:
-        Unreachable: it is not there; the text says how to start it.
+        Unreachable: no store answers there; the text says how to start it.
         BadSetting: the argument does not name a store.
         StoreInUse: another process has the embedded store open.
     """

@@ -327,11 +327,11 @@ def repair(
     ] = False,
     option: OptionsOption = None,
 ) -> None:
-    """Write a log's manifest anew from its objects, where it is gone or cannot be read.
+    """Write a log's manifest anew from its objects, if it is gone or cannot be read.
 
-    With --end, continue one that ends too early.
+    With --end, continue a manifest that ends too early.
     """
-    # Whether what is missing before the first object was trimmed nobody can tell from objects.
+    # Objects do not show whether records missing before the first object were trimmed.
     first = int(parse_lsn(start) if start else OLDEST)
 
     async def act(host: Host, objects: PatientStore) -> None:
@@ -393,10 +393,10 @@ def compact(
     option: OptionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge small objects, and shares of objects of several logs, into large ones of one log each.
+    """Merge small objects, and shares of objects of several logs, into large objects of one log.
 
-    May be stopped at any time, and run beside nodes. What was merged stays for its grace. Ends with
-    1 where objects are damaged: they stay as they are.
+    May be stopped at any time, and run beside nodes. Merged objects stay for their grace. Ends with
+    1 if objects are damaged: they stay as they are.
     """
     from cordwood.protocol.merge_plan import MergePolicy
 
@@ -458,7 +458,7 @@ def collect(
     ] = 3600.0,
     option: OptionsOption = None,
 ) -> None:
-    """Delete what no manifest names: what was trimmed or merged, or was never committed."""
+    """Delete objects that no manifest names: trimmed, merged, or never committed."""
 
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood.tier.collect import collect_log, collect_shared

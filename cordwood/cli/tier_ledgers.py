@@ -38,7 +38,7 @@ async def ledger_attempts(
 
 
 async def ledger_rows(objects: PatientStore, found: LedgerAttempt) -> list[dict[str, object]]:
-    """A row for each manifest of an attempt, or one that says that it has none."""
+    """A row for each manifest of an attempt, or a row that tells that it has no manifest."""
     from cordwood.tier.ledger_verify import read_manifest
 
     row: dict[str, object] = {

@@ -142,7 +142,7 @@ def shape_for(
             try:
                 found = read_json(file.read(), ClusterShape, path)
             except Malformed:
-                return None  # `local_cluster` reads it too, and reports what is wrong
+                return None  # `local_cluster` reads it too, and reports the fault
         return msgspec.structs.replace(found, **asked)
     usual = ClusterShape()
     nodes = asked.get("nodes", usual.nodes)
@@ -199,7 +199,7 @@ class _Foreground:
         )
 
     def _on_signal(self, main: asyncio.Task[None]) -> None:
-        """The first signal stops the nodes; a second one does not wait for them."""
+        """The first signal stops the nodes; a second signal does not wait for them."""
         if not self._stopping:
             self._stopping = True
             main.cancel()  # before any output: the reader of our output may be gone

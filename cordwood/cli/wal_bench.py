@@ -73,9 +73,9 @@ def bench(
 ) -> None:
     """Write to a WAL of its own as fast as it goes, in turns with fio (if installed).
 
-    Without options: the standard measurements, of which the last is how long a start takes
-    that finds a WAL full of records. With any of the options of a run, that one. A PATH that is not
-    empty is refused without --destroy; created files are removed afterwards.
+    Without options it runs the standard measurements; the last is the time of a start that finds a
+    WAL full of records. With any option of a run, it runs only that. A PATH that is not empty is
+    refused without --destroy; created files are removed afterwards.
     """
     from cordwood.bench.wal_figures import STANDARD, custom_case, sized
 

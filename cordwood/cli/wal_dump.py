@@ -89,8 +89,7 @@ def _slot_json(number: int, slot: WalHeader | Exception, counts: bool) -> str:
 
 
 def header_json(header: WalHeader) -> dict[str, Any]:
-    """The fields of a header without the salt: a person who knows the salt can make false
-    records."""
+    """The fields of a header without the salt: a person with the salt can make false records."""
     fields = dataclasses.asdict(header)
     del fields["salt"]
     return fields
