@@ -35,8 +35,8 @@ STEP_S = 60.0
 
 
 async def accept_losses(cluster: SimCluster, crew: Crew, clients: Clients) -> str:
-    """Accept what nodes lost, and check that all logs go on. Returns what is stuck, "" for
-    nothing."""
+    """Accept the losses of nodes, and check that all logs go on. Returns a text on the logs that do
+    not, "" if all do."""
     if not damaged_nodes(cluster):
         return ""
     try:

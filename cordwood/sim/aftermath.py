@@ -4,9 +4,9 @@
 by hand: their data is gone (UNDER_REPLICATED), or they had none (AUTHORITATIVE_EMPTY), or it is not
 known yet (UNAVAILABLE). Readers must then reach the tail without waiting for these nodes, and must
 report a loss exactly where no copy is left. Either fewer nodes are lost than there are copies, or
-all nodes that hold some block are lost. A client appends to all logs meanwhile. Where the nodes
-that are left can hold its records, its appends succeed again, and readers reach these records:
-recovery ends the epochs in which so much was lost.
+all nodes that hold some block are lost. A client appends to all logs meanwhile. If the remaining
+nodes can hold its records, its appends succeed again, and readers reach these records: recovery
+ends the epochs with the losses.
 
 *Pace.* A client measures how long appends take while all is well. It measures again while one node
 is stopped, or has a disk that is a hundred times slower (L7).
@@ -81,8 +81,8 @@ SLOWER = 100.0
 TRIED_S = 5.0
 TRIED_LOOK_S = 0.02
 """How long a slow node is watched until something is stored there, and the pause between two looks,
-which is shorter than such a store. A node in no copyset goes unnoticed, and the first store there
-is late."""
+which is shorter than a store on a slow node. A node in no copyset goes unnoticed, and the first
+store there is late."""
 
 
 WRITER = "last-writer"
@@ -96,14 +96,14 @@ CUT_S = 0.5
 """How long a sequencer and its copyset are cut off before they are lost: time for some appends."""
 
 LAST_READ_S = 2.0
-"""A log that is about to stand still for ever still owes a few records, in a healed cluster or in
-one that was cut in two half a second ago. This is the longest time to wait for these records and to
-read them. Together with the half second it is less than an append's deadline, so an append that
-begins in the cut cluster ends after the loss and is owed no answer."""
+"""A log that is about to stand still for ever still owes a few records, in a healed cluster or in a
+cluster that was cut in two half a second ago. This is the longest time to wait for these records
+and to read them. Together with the half second it is less than an append's deadline, so an append
+that begins in the cut cluster ends after the loss and is owed no answer."""
 
 
 class LastWords:
-    """What the writer has to do while nodes are lost, and what it did.
+    """The tasks of the writer while nodes are lost, and its results.
 
     Attributes:
         is_told: the operator has reported the status of all lost nodes.
@@ -222,8 +222,8 @@ async def _cut_off(
     cluster: SimCluster, logs: Sequence[str], clients: Clients, chance: random.Random
 ) -> tuple[NodeId, ...]:
     """A log's sequencer and the nodes that it stores on. They are cut off from all other nodes
-    CUT_S before they are lost, so no other node hears what they acknowledge. None if too few other
-    nodes are left."""
+    CUT_S before they are lost, so no other node hears of the records that they acknowledge. Empty
+    if too few other nodes are left."""
     if not logs:
         return ()
     log = clients.log_ids[chance.choice(logs)]

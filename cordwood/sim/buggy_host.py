@@ -1,9 +1,9 @@
-"""A host that keeps its contract and is a nuisance all the same.
+"""A host that keeps its contract and uses all the freedom that the contract leaves.
 
 Wraps the three seams of a simulated process: dials are refused or take long, files are slow, a
 direct write reports its end late, a listener starts late.
 
-Source: `host.seams` for what is promised; `sim.buggify`.
+Source: `host.seams` (the contract); `sim.buggify`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cordwood.host.seams import (
 from cordwood.sim.buggify import Buggify
 
 DIAL_LATE_S = 1.5
-"""Under every dial's own deadline, so that late ones still count."""
+"""Under every dial's own deadline, so that late connections still count."""
 
 FILE_LATE_S = 0.5
 WRITE_LATE_S = 0.3

@@ -83,12 +83,12 @@ class ClusterOptions:
         gossip_s: a tick of their failure detectors.
         sequencer: settings of every node's sequencer.
         attributes: what all logs inherit.
-        weights: of nodes whose weight is not 1.
-        wals: bytes of the WAL, for nodes whose WAL has not `wal_bytes`.
+        weights: of nodes with another weight than 1.
+        wals: bytes of the WAL, for nodes with another WAL size than `wal_bytes`.
         storages: settings of nodes that do not use `storage`.
         create_logs: whether an append to a name that does not exist makes a log.
         rebuild_after_s: when a dead node counts as lost; 0 for never.
-        replicated_events: whether what is said of lost nodes is in the event log.
+        replicated_events: whether the statuses of lost nodes are in the event log.
         tier: of every node; without a store nothing is tiered.
         bucket: how the object store misbehaves while faults strike.
     """
@@ -261,7 +261,7 @@ class SimCluster:
             await self._started.wait()
 
     def restart_failed(self, numbers: Iterable[NodeId]) -> None:
-        """Restart the nodes whose WAL takes nothing any more, as their operator would."""
+        """Restart the nodes with a WAL that has failed, as their operator would."""
         for number in numbers:
             node = self.running.get(number)
             if node is not None and node.engine.failed:
@@ -287,8 +287,8 @@ class SimCluster:
         """Run a node once, from its start to its end.
 
         Raises:
-            CordwoodError, OSError: whatever refuses the start or ends the node. `start` has the
-                node run again after either; a test that starts a node itself sees the error.
+            CordwoodError, OSError: the node refused to start, or ended with this error. `start`
+                runs the node again after either; a test that starts a node itself sees the error.
         """
         self._recorder.node_starting(number, self.location(number))
         async with running_node(
@@ -334,7 +334,7 @@ class SimCluster:
         """Record all that every running node holds of every log.
 
         Args:
-            only: the logs whose appends were recorded, if those of other logs were not.
+            only: the logs with recorded appends, if appends to other logs were not recorded.
         """
         for number, node in sorted(self.running.items()):
             if number in self._broken:

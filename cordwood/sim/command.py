@@ -87,8 +87,8 @@ def run(
     """Sweep seeds; 1 if a promise broke, a run was not repeatable, or too few runs counted.
 
     Args:
-        seeds: stop after so many.
-        seed: the first one; None draws it, and says so.
+        seeds: stop after this number of seeds.
+        seed: the first seed; None draws it, and prints it.
         minutes: stop after this much real time; one minute if neither is given.
         jobs: seeds at a time.
         as_json: print one JSON object and nothing else.
@@ -464,7 +464,7 @@ class _Say:
         self.console.print(Text(text), soft_wrap=True)
 
     def bad(self, text: str) -> None:
-        """Print a line that nobody should miss."""
+        """Print a line in bold red."""
         self.console.print(Text(text, style="bold red"))
 
     def failure(self, report: SeedReport) -> None:
@@ -484,7 +484,7 @@ class _Say:
         print(json.dumps(value, indent=2), flush=True)
 
     def table(self, *columns: str, rows: Iterable[tuple[object, ...]]) -> None:
-        """A table; a column whose name ends in `>` is aligned to the right."""
+        """A table; a column with a name that ends in `>` is aligned to the right."""
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             right = column.endswith(">")

@@ -43,7 +43,7 @@ AT_WORK_SHARE = 0.05
 """Share of the items of a loop on which a member saves while it works, or takes its time."""
 
 WORK_S = 2.0
-"""Longest that a member works on what it was given."""
+"""The longest time that a member works on an item."""
 
 CANCELLED_SHARE = 0.2
 """Share of the calls that wait for something."""
@@ -78,7 +78,7 @@ async def consume(name: str, clients: Clients, host: Host) -> None:
 
 
 class _Member:
-    """What one member was given, and its books.
+    """One member: the item that it works on, and its notes.
 
     Attributes:
         log_ids: numbers of the logs, by name.
@@ -124,7 +124,7 @@ class _Member:
         self._dealt_with()
 
     async def _loop(self, consumer: Consumer) -> None:
-        """Loop over some items, and leave the loop with one in hand."""
+        """Loop over some items, and leave the loop while an item is not done."""
         for _ in range(self._manners.randint(1, LOOP_ITEMS_MAX)):
             if self._clients.stopping:
                 return  # an item of a log at its end waits for LOOK_S: forty outlast the drain
@@ -150,7 +150,8 @@ class _Member:
             await asyncio.sleep(WORK_S * self._manners.random())
 
     def _dealt_with(self) -> None:
-        """Record the items it worked on. If they do not follow the last ones, a new read begins."""
+        """Record the items it worked on. If they do not follow the last items, a new read
+        begins."""
         if self._at_work is None:
             return
         (log, items, since_us), self._at_work = self._at_work, None

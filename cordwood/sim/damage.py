@@ -1,9 +1,9 @@
 """Rot in LogsDB and in a WAL at rest, only where damage can be told from a torn end.
 
-A WAL knows that a record was durable from what was written after it. The last few records have
-nothing after them yet. Rot there looks like a write that a crash cut short, to any store that keeps
-one copy of its order. So this module damages only bytes for which a later record, or the header,
-vouches. The node must then report them as "unknown" and never as "absent" (S16).
+A later record shows a WAL that an earlier record was durable. The last few records have no later
+record yet. Any store with one copy of its order takes rot there for a write that a crash cut short.
+So this module damages only bytes that a later record, or the header, shows to be durable. The node
+must then report them as "unknown" and never as "absent" (S16).
 
 Source: docs/sources/reliability.md §0 (3), §5.1 (bit rot); Alagappan et al., FAST 2018
 (a crash and a corruption are told apart, or data is lost).

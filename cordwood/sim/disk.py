@@ -2,9 +2,9 @@
 
 Each process sees it through a `HostDisk`. Operations take drawn times, several are in flight, and
 they end in any order. At a process's death each of its operations in flight is done, done in part,
-or not done. Bytes of such an operation are volatile until a later sync, as after a real `kill -9`
-between write and sync. A power cut (`cut_power`, after the deaths) then drops volatile blocks or
-tears them.
+or not done. The bytes of these operations are volatile until a later sync, as after a real
+`kill -9` between write and sync. A power cut (`cut_power`, after the deaths) then drops volatile
+blocks or tears them.
 
 Each fault is requested by name and happens once, so that a plan can say how much may be lost. A
 read sees the bytes of a write only after the write is done.
@@ -99,7 +99,7 @@ class SimDisk:
         latency_factor: multiplies all times; above 1 for a slow disk.
         tree: the content of the disk. Copy it to go back to it later; a new tree is an empty disk.
             Swap it only while the machine is down.
-        free_bytes: the free bytes that it reports, whatever is stored.
+        free_bytes: the free bytes that it reports, independent of its content.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Faults of disks that a node meets when it starts: errors, and files that somebody changed.
+"""Faults of disks that a node meets when it starts: errors, and files changed from outside.
 
 Source: docs/sources/reliability.md §5.1 (latent sector errors, truncate, zero-fill); BookKeeper's
 and NATS's losses to files that were shorter than they had been (§2).
@@ -104,7 +104,7 @@ def older_disk(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> 
 
     def give_copies() -> None:
         for node, copy in copies.items():
-            # The copy is an older one only if a later start came as far as running.
+            # The copy is older than the directory only if a later start came as far as running.
             if node in cluster.running and cluster.machine(node).disk.tree is own[node]:
                 cluster.give_disk(node, copy, own=False)
                 cluster.start(node)

@@ -1,9 +1,8 @@
-"""Disks that are lost for ever at any time of a run, and an operator who replaces them by empty
-disks.
+"""Disks lost for ever at any time of a run, and an operator replacing them by empty disks.
 
 Never more disks are lost at once than the copies survive: a disk counts as lost until its node is
 readmitted. Nodes also crash, hang and are cut off as in any run, donors and receivers among them. A
-node that is away for long is reported lost too, and some such nodes come back with their data.
+node that is away for long is reported lost too, and some of these nodes come back with their data.
 
 A node that comes back after its data was rebuilt refuses its old disk; the operator empties it.
 
@@ -102,7 +101,7 @@ class DiskLosses:
         return self.rebuilding.rebalancing
 
     async def run(self) -> None:
-        """Lose disks, and empty disks whose data was rebuilt, until cancelled."""
+        """Lose disks, and empty old disks once their data is rebuilt, until cancelled."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._chance.expovariate(1 / LOSE_S)
         while True:

@@ -30,7 +30,7 @@ FORMAT = 1
 """Version of the form; a reader of another version refuses the file."""
 
 GIVEN_UP = "GivenUp"
-"""The error of an append whose caller did not wait for its end: the caller cancelled it, died, or
+"""The error of an append if its caller did not wait for the end: the caller cancelled it, died, or
 closed its client. This error does not say whether the cluster works."""
 
 
@@ -60,8 +60,8 @@ class RunStarted(HistoryEvent, frozen=True, gc=False, tag="run-started"):
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The batch of a query that an append belongs to. One try of a batch brings one such append to
-    each log.
+    """The batch of a query that an append belongs to. One try of a batch brings one append to each
+    log.
 
     Attributes:
         trial: number of the try, unique for its query; one of the tries of a batch counts.

@@ -288,8 +288,8 @@ def _peer_partition(stage: Stage, nodes: Sequence[NodeId], chance: random.Random
 
 
 def _sequencers_only(stage: Stage, nodes: Sequence[NodeId], chance: random.Random) -> Undo:
-    """Only sequencers reach the nodes hit. A node that sequences then does not know what is sealed
-    and recovered without them."""
+    """Only sequencers reach the nodes hit. A sequencer among these nodes then does not know which
+    epochs other nodes seal and recover."""
     cluster = stage.cluster
     heard = stage.names([node for node in cluster.numbers if cluster.sequencing(node)])
     rest = [host for host in stage.rest(nodes) if host not in heard]

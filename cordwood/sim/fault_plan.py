@@ -264,8 +264,8 @@ def _damages(
 def spare_nodes(order: Sequence[NodeId], options: FaultOptions) -> list[NodeId]:
     """The atlas: as many nodes, taken in `order`, as recovery can do without.
 
-    The other nodes then still hold a copy of everything acknowledged, and they alone can still
-    recover a log and store what they found.
+    The other nodes then still hold a copy of every acknowledged record. They alone can still
+    recover a log and store the records that they found.
     """
     assert options.nodeset is not None, "the atlas needs to know where nodes are"
     nodeset, replication = options.nodeset, options.replication

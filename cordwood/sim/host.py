@@ -146,7 +146,7 @@ class SimMachine:
         return self._loop.spawn(self.process, main(host), name=self.process.name)
 
     def kill(self) -> None:
-        """SIGKILL: the kernel closes connections, and the disk keeps what it was given."""
+        """SIGKILL: the kernel closes connections, and the disk keeps all writes it was given."""
         if self.process is not None:
             self._loop.kill(self.process)
 
@@ -214,7 +214,7 @@ class Simulation:
         """Run `scenario` in the director's process to its end; then every machine dies.
 
         Raises:
-            Livelock, Deadlock: of the loop; or whatever `scenario` raises.
+            Livelock, Deadlock: of the loop; and every error that `scenario` raises.
         """
 
         async def direct() -> Result:

@@ -104,7 +104,7 @@ class Injector:
             stage.cluster.kill(number)
 
     async def _play(self, fault: Fault, start_s: float) -> None:
-        # Each fault has its own stream, so that leaving other faults out does not change this one.
+        # Each fault has its own stream, so that leaving other faults out does not change its draws.
         chance = self._chance(fault)
         await asyncio.sleep(start_s + fault.at_s - self._stage.simulation.loop.time())
         nodes = self._resolve(fault, chance)

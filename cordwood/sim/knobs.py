@@ -161,14 +161,14 @@ KNOBS: Mapping[str, Knob[Any]] = {
         # For runs with main storage: see `sim.tier_options`.
         Knob(lambda: ledger_upload.OBJECT_BYTES, (800,), 0.0),
         Knob(lambda: ledger_tiering.READ_AT_ONCE, (5,), 0.0),
-        # Where what is said of lost nodes is in the event log: a run has some dozen events.
+        # For runs with the statuses of lost nodes in the event log: a run has some dozen events.
         Knob(lambda: event_log_follower.SNAPSHOT_EVERY, (3, 8), 0.0),
     )
 }  # fmt: skip
 """Every knob by its name."""
 
 HEALING = "storage.repair.wal_healing.BEGINS_S"
-"""When this knob is turned, no node heals within the run what its WAL lost."""
+"""When this knob is turned, no node gets back within the run the records that its WAL lost."""
 
 TurnedKnobs = tuple[tuple[str, int], ...]
 """The turned knobs: their names, and the number of the value that each takes."""

@@ -72,7 +72,7 @@ TAKEN_SHARE = 0.15
 """Share of the ledgers for which a scribe asks for an id that is taken, or was taken once."""
 
 DELETED_EVERY = 5
-"""Of the ledgers that their scribe closes, those whose id is divisible by this are deleted at
+"""Of the ledgers that their scribe closes, those with an id divisible by this are deleted at
 once."""
 
 SALVAGE_S = 3.0
@@ -230,8 +230,8 @@ class _Writing:
                     await self._delete(made.ledger_id)
 
     async def _delete(self, ledger: int) -> None:
-        """Delete a closed ledger. It may be deleted whatever the answer says, so no client asks for
-        its entries from here on."""
+        """Delete a closed ledger. It may be deleted even if the answer is an error, so no client
+        asks for its entries from here on."""
         clients = self._clients
         clients.ledgers.remove(ledger)
         clients.deleted_ledgers.append(ledger)

@@ -58,7 +58,7 @@ TIMERS_CANCELLED_MIN = 1000
 """Number of cancelled timers at which the heap is swept; most timeouts are cancelled."""
 
 UNHANDLED_MAX = 100
-"""Reports kept of exceptions that nobody handled; the first few tell the story."""
+"""Reports kept of unhandled exceptions; the first few tell the story."""
 
 CLOSE_TRIES_MAX = 100
 """How often the close of a dead coroutine is tried: each `await` in a `finally` refuses one
@@ -132,8 +132,8 @@ class SimLoop(LoopWithoutMachine):
 
     Attributes:
         trace: the hash of all that happened.
-        director: the process of everything outside the simulated ones.
-        unhandled: contexts of exceptions that nobody handled, the first UNHANDLED_MAX.
+        director: the process of everything outside the simulated processes.
+        unhandled: contexts of unhandled exceptions, the first UNHANDLED_MAX.
         callbacks_run: steps so far.
         now: virtual time in s; cheaper than `time()`.
     """
@@ -485,7 +485,7 @@ class SimLoop(LoopWithoutMachine):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._closed:
-            return  # objects that are disposed of at the end report to nobody
+            return  # reports of objects that are disposed of at the end are dropped
         if self._exception_handler is None:
             self.default_exception_handler(context)
         else:

@@ -5,8 +5,9 @@ table. A flush is one file, replaced atomically and durably. So the states that 
 follow from the disk below, and crash states are enumerated over them as over the WAL. Now and then
 a table is flushed by itself, as RocksDB may do.
 
-Each row has a checksum. A read of a row whose value has rotted on the disk reports this, as RocksDB
-does by blocks. A start does not fail because of such a row, and the row never reads as absent.
+Each row has a checksum. If a row's value has rotted on the disk, a read of the row reports this, as
+RocksDB does by blocks. A start does not fail because of a rotten row, and the row never reads as
+absent.
 
 Files are `{table}.{number}`; the first of a table makes it, and `{table}.{number}.dropped`
 ends it with all that is below. Nothing leaves the directory: the seam has no removal.

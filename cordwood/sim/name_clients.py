@@ -1,4 +1,4 @@
-"""Simulated clients of a log whose name changes: the namer changes it, and callers use the name.
+"""Simulated clients of a log with a changing name: the namer changes it, and callers use it.
 
 The namer renames the log, or deletes it, and makes another log of its name, over and over. It
 writes records into each log; a record says the log's number and its own place in the log. The

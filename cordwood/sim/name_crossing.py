@@ -1,4 +1,4 @@
-"""Simulated administrators whose calls cross: they rename, delete and make logs of a few names.
+"""Simulated administrators with calls that cross: they rename, delete and make logs of few names.
 
 They call at the same moments, give up on some calls half-way, and make them again. If a call
 reported a log as made, and no call deleted it, the log must be found in the end (S32).
@@ -81,7 +81,7 @@ async def _once(
 
 
 async def seek_logs(metadata: MetadataStore, recorder: HistoryRecorder) -> None:
-    """Look for every log that was made, when nobody changes names any more."""
+    """Look for every log that was made, after the last change of a name."""
     made = sorted({each.log for each in recorder.events if isinstance(each, LogMade)})
     if not made:
         return

@@ -1,4 +1,4 @@
-"""Writes down what is asked to be trimmed, and what nodes trim: for `probes.watched`.
+"""Records the requested trims, and the trims that nodes make: for `probes.watched`.
 
 Source: docs/simulator.md, "Histories and promises".
 """

@@ -14,7 +14,7 @@ go wrong by chance:
 
 - a deletion of many objects stops half-way;
 
-- a listing is an old one: it shows deleted objects and lacks new ones.
+- a listing is old: it shows deleted objects and lacks new objects.
 
 Source: docs/objects.md, "The store"; docs/simulator.md.
 """
@@ -307,7 +307,7 @@ class SimObjectStore:
             try:
                 act()
             except (ObjectChanged, OutcomeUnknown):
-                return  # nobody waits for the answer
+                return  # no caller waits for the answer
 
         # An empty context belongs to no process, so a kill does not remove it.
         context = contextvars.Context()

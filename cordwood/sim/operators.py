@@ -1,5 +1,5 @@
-"""Simulated operators: one makes nodes read-only now and then, and lets them store again; another
-one gives up nodes that are down; a third one has nodes give old data to other nodes.
+"""Simulated operators: the first makes nodes read-only now and then, and lets them store again; the
+second gives up nodes that are down; the third has nodes give old data to other nodes.
 
 The operators name only nodes that the other nodes can do without, sometimes all of these at once.
 So all promises to clients hold beside read-only nodes too, before and after the healing.

@@ -32,7 +32,8 @@ def make_payload(client: str, sequence: int, size: int, chance: random.Random) -
         size: bytes wanted; the id and its CRC take `len(client)` and 11 to 29 more.
         chance: source of the filler.
     Raises:
-        BadSetting: no such client name, a negative sequence, or no room for the id.
+        BadSetting: the client's name is not allowed, the sequence is negative, or the size is too
+            small for the id.
     """
     if not _CLIENT.match(client) or not 0 <= sequence < 10**19:
         raise BadSetting(f"{client!r}/{sequence} cannot be the id of a payload")

@@ -37,7 +37,7 @@ STORE_S = 6.0
 """Mean time for which a resender keeps its connection."""
 
 GIVES_UP = 0.1
-"""Share of the calls whose caller waits for a moment only."""
+"""Share of the calls in which the caller waits only for a moment."""
 
 BURST = 6
 PAYLOAD_BYTES = 100

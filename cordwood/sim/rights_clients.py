@@ -115,7 +115,7 @@ async def _pry_once(name: str, store: Store, clients: Clients, chance: random.Ra
     """One read, until it is refused, or for a while."""
     log_id = clients.log_ids.get(GUARDED)
     if log_id is None:
-        return  # a client that asks for a missing log would make one without a token
+        return  # a client that asks for a missing log would make a log without a token
     start = chance.choice(("oldest", "oldest", "tail"))
     stream = await store.read(GUARDED, start)
     first = stream.next_lsn

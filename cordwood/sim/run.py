@@ -63,7 +63,7 @@ from cordwood.tier.patient_store import TRY_S
 __all__ = ["Outcome", "RunOptions", "demo_options", "run_seed", "swarm_options"]
 
 SETTLES_MAX = 5
-"""Most rounds of settling: a run whose faults stopped most appends goes on until it counts."""
+"""Most rounds of settling: if faults stopped most appends, the run goes on until it counts."""
 
 SETTLE_STEP_S = 2.0
 """Pause between two checks whether the run counts."""
@@ -308,8 +308,8 @@ class _Run:
         return broken
 
     async def _direct(self) -> str:
-        """Play it, and look at the nodes meanwhile. Returns a text on what is stuck, "" for
-        nothing."""
+        """Play the run, and look at the nodes meanwhile. Returns a text on the part that is stuck,
+        "" for none."""
         async with asyncio.TaskGroup() as tasks:
             others = [tasks.create_task(self._gauges.run())]
             if self._options.loses_disks:
@@ -320,12 +320,12 @@ class _Run:
         return stuck
 
     async def _go_on(self) -> str:
-        """Faults, then healing. Returns a text on what is stuck, "" for nothing."""
+        """Faults, then healing. Returns a text on the part that is stuck, "" for none."""
         hosts = (*self._producers, *self._readers, *self._members, LOOKER, TRIMMER, ASKER)
         injector = Injector(self._simulation, self._cluster, hosts, self.recorder, self._crew)
         for number in self._cluster.numbers:
             self._cluster.start(number)
-        # A node that restarts asks main storage first, whose answers may be lost.
+        # A node that restarts asks main storage first, and the answers may be lost.
         lost_s = 2 * TRY_S if self._options.cluster.tier.store else 0.0
         async with asyncio.timeout(BOOT_S + lost_s):
             await self._cluster.wait_running()
@@ -388,7 +388,8 @@ class _Run:
             self.recorder.add(WordsLeft(self.recorder.now_us, said))
 
     async def _lose(self) -> str:
-        """Lose nodes for ever, and have all that is left read. Returns a text on what is stuck."""
+        """Lose nodes for ever, and have all remaining records read. Returns a text on the part
+        that is stuck, "" for none."""
         kind, clients = self._options.loses, self.clients
         if not kind:
             return ""
@@ -445,7 +446,8 @@ class _Run:
         self.recorder.idled(nodes, loop.time() - since_s, callbacks)
 
     async def _drain(self) -> str:
-        """Let the workload end and the readers reach the tail. Returns a text on what is stuck."""
+        """Let the workload end and the readers reach the tail. Returns a text on the part that is
+        stuck, "" for none."""
         self.clients.stop()
         beyond = self._options.faults.damage is Damage.BEYOND
         drain_s = BEYOND_DRAIN_S if beyond else DRAIN_S

@@ -87,7 +87,7 @@ def resender_names(options: WorkloadOptions) -> tuple[str, ...]:
 
 
 def writer_names(options: WorkloadOptions) -> tuple[str, ...]:
-    """All who append."""
+    """All clients that append."""
     keepers = (KEEPER,) if options.outsiders else ()
     return (
         *producer_names(options), *publisher_names(options), *holder_names(options), *keepers,

@@ -38,7 +38,7 @@ Line = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The record or epoch whose story is told.
+    """The record or epoch of a story.
 
     Attributes:
         epoch: the epoch, or that of the record.

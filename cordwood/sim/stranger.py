@@ -164,7 +164,7 @@ class Stranger:
                 end.say(*frame(kind, chance.randrange(1 << 16), body))
 
     def _no_reader(self, end: _End) -> None:
-        """A good greeting and many calls, whose answers it never reads."""
+        """A good greeting and many calls; it never reads the answers."""
         end.pause()
         end.say(*frame(Kind.HELLO, 0, pack_hello(Hello(0, ANY_CLUSTER))))
         for number in range(50):

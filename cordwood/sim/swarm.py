@@ -79,11 +79,11 @@ REGIONS_SHARE = 0.25
 """Share of the seeds with regions above the racks, among seeds with enough copies and racks."""
 
 RETENTION_SHARE = 0.3
-"""Share of the seeds whose logs have retention."""
+"""Share of the seeds in which logs have retention."""
 
 PACED_SHARE = 0.08
-"""Share of the possible seeds in which the duration of appends is measured: such a run takes half
-as long again."""
+"""Share of the possible seeds in which the duration of appends is measured: the measurement makes a
+run half as long again."""
 
 REBALANCED_SHARE = 0.5
 """Share of the seeds with lost disks in which nodes also give copies to other nodes."""
@@ -103,7 +103,7 @@ ALONE_SHARE = 0.03
 five steps meet in none of 500 seeds; alone they meet in about one of four."""
 
 ALONE_S = 24.0
-"""How long faults last in such a run: the scene takes 17 s."""
+"""How long faults last in a run with that scene: the scene takes 17 s."""
 
 STICKY = "sequencer.appender.STICKY_BYTES"
 REFRESH = "client.cluster.REFRESH_S"
@@ -115,13 +115,13 @@ knob. Holes need runs on different nodes. With the default limit a simulated run
 until a wave fails."""
 
 READ_ONLY_SHARE = 0.25
-"""Share of the possible seeds with an operator who makes nodes read-only."""
+"""Share of the possible seeds in which an operator makes nodes read-only."""
 
 WEIGHTS_SHARE = 0.3
 """Share of the possible seeds with nodes of different weights, some of weight 0."""
 
 GIVEN_UP_SHARE = 0.25
-"""Share of the possible seeds with an operator who gives up nodes that are down."""
+"""Share of the possible seeds in which an operator gives up nodes that are down."""
 
 SCRIBES_SHARE = 0.1
 """Share of the possible seeds in which ledgers are written: such a run takes a third longer. Runs
@@ -146,12 +146,12 @@ DISKS_SHARE = 0.1 / ((1 - DAMAGE_SHARE) * (1 - FILLS_SHARE) * (1 - ALONE_SHARE))
 
 DISKS_KINDS = ("crash", "pause", "partition", "slow_links", "reset", "metadata_outage")
 DISKS_S = (8.0, 14.0)
-"""How long faults strike in such a run; lost data is healed after that."""
+"""How long faults strike in a run that loses disks; lost data is healed after that."""
 
 REPLICATED_SHARE = 0.8
-"""Of these seeds, the share in which what is said of lost nodes is in the event log. Seeds that
-give up more nodes than the copies survive keep it in the metadata store: see docs/reliability.md,
-known limits."""
+"""Of these seeds, the share with the statuses of lost nodes in the event log. Seeds that give up
+more nodes than the copies survive keep them in the metadata store: see docs/reliability.md, known
+limits."""
 
 LOSES_METADATA_SHARE = 0.5
 """Of those, the share in which the metadata store goes away as a disk is lost."""
@@ -280,8 +280,8 @@ def _unstuck(chance: random.Random, turns: TurnedKnobs) -> TurnedKnobs:
 
 
 def _prompt(callers: int, turns: TurnedKnobs) -> TurnedKnobs:
-    """The turned knobs, without clients that look names up every 15 s. In such a run S32 checks the
-    manual's promise: a name's former log is read for 8 s at the most (seed 8800727)."""
+    """The turned knobs. In a run with callers no client looks names up every 15 s: there S32 checks
+    the manual's promise that a name's former log is read for 8 s at the most (seed 8800727)."""
     return tuple(turn for turn in turns if not callers or turn[0] != REFRESH)
 
 
@@ -382,8 +382,8 @@ def _scribes(chance: random.Random, damage: Damage, is_other: bool) -> int:
 
 
 def _publishers(chance: random.Random, cluster: ClusterOptions) -> int:
-    """Queries that publish: none where epochs are shorter than their batches. Only tests have such
-    short epochs."""
+    """Queries that publish: none where epochs are shorter than their batches. Only tests have
+    epochs as short as that."""
     publishers = chance.choice((0, 0, 0, 1, 2))
     return publishers if cluster.sequencer.esns >= PUBLISH_ESNS_MIN else 0
 

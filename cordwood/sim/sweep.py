@@ -45,9 +45,9 @@ class Shape(enum.Enum):
     DEMO = "demo"
     """The demo's cluster, every time."""
     BEYOND = "beyond"
-    """A swarm whose faults may destroy all copies of some records."""
+    """A swarm with faults that may destroy all copies of some records."""
     TIER = "tier"
-    """A swarm whose logs are tiered into an object store that misbehaves."""
+    """A swarm with logs that are tiered into a misbehaving object store."""
 
 
 @dataclass(frozen=True, slots=True)

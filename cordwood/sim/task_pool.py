@@ -26,7 +26,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 WAITED_MAX = 10
-"""Factor of its limit that a task may take in real time, whatever the cause."""
+"""Factor of its limit that a task may take in real time, from any cause."""
 
 STOP_S = 2.0
 """How long an idle worker may take to end before it is killed."""
@@ -176,7 +176,7 @@ def _serve(work: Callable[[Task], Result], pipe: Connection) -> None:
             return
         try:
             answer: tuple[str, object] = ("result", work(task))
-        except Exception:  # noqa: BLE001  (told to whoever asked, with its traceback)
+        except Exception:  # noqa: BLE001  (the caller is told, with the traceback)
             answer = ("raised", traceback.format_exc())
         pipe.send(answer)
 

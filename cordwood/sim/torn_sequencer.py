@@ -3,8 +3,8 @@
 Recovery plugs a hole in the middle of an epoch if no node that it heard has a run, and a later run
 is stored. For this, two runs must be in flight to different nodes, and the sequencer must die
 before the first run goes out again. This takes some ten milliseconds, and no death drawn by the
-clock falls into them (none in 60 seeds with 1,102 epochs). So this fault cuts the power at such a
-moment.
+clock falls into them (none in 60 seeds with 1,102 epochs). So this fault cuts the power in exactly
+that interval.
 
 Source: docs/sources/reliability.md §5.1; docs/sources/logdevice.md 2.7 (5).
 """

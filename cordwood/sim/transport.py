@@ -37,7 +37,7 @@ READ_BYTES_MAX = 256 << 10
 """One data_received, as in asyncio."""
 
 MERGE_CHANCE = 0.5
-"""Most bytes of segments that arrive at one instant, as segments after a late one do."""
+"""The chance that segments that arrive at one instant, as after a late segment, are merged."""
 
 _FIN: Final = b""
 """The end of a stream, in order after its bytes; no other segment is empty."""
@@ -195,7 +195,7 @@ class Pipe:
             return
         segment = flight.popleft()[1]
         if target.gone:
-            # Nobody has this connection any more, and the kernel there says so.
+            # No process has this connection any more, and the kernel there answers with a reset.
             if segment is not _FIN:
                 self.shut()
                 network.send_reset(self.source)
@@ -460,7 +460,7 @@ class SimTransport(asyncio.Transport):
         self._lost(error)
 
     def _drop(self, error: BaseException | None) -> None:
-        """As `_let_go`, at once, whatever is queued."""
+        """As `_let_go`, but at once: queued bytes are dropped."""
         if self._lost_due:
             return
         self.outbound.drop_outbox()

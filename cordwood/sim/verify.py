@@ -29,7 +29,7 @@ def show(path: str, *, as_json: bool) -> int:
     Returns:
         1 if a promise was broken, else 0.
     Raises:
-        Malformed: it is no history, or one that contradicts itself; names file and line.
+        Malformed: it is no history, or contradicts itself; the text names file and line.
         OSError: it cannot be read.
     """
     history = read_history(path)

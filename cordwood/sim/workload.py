@@ -382,7 +382,7 @@ class _Lane:
                     mode=mode,
                     time_trigger_s=chance.choice((0.001, 0.05, 0.5)),
                     size_trigger_bytes=chance.choice((300, 3000, 100_000)),
-                    # A block that is sent again may come after later ones of the same call.
+                    # A block that is sent again may come after later blocks of the same call.
                     retry_count=0 if mode is WriteMode.INDEPENDENT else 1,
                     compression=chance.choice(("none", "lz4", "zstd")),
                     memory_bytes_max=1 << 20,
@@ -390,7 +390,7 @@ class _Lane:
             )
 
     def _begin_producer(self) -> None:
-        """Take an identity: a new one with each session, a new epoch after an error."""
+        """Take an identity: a new producer with each session, a new epoch after an error."""
         known = self.producer
         if known is not None:
             self.producer = Producer(known.producer, known.epoch + 1)
@@ -542,7 +542,7 @@ class GivenUp(OutcomeUnknown):
 
 
 LARGE_BYTES_MAX = 64 << 10
-"""Most payload bytes in one call: a few such calls fit into a simulated WAL."""
+"""Most payload bytes in one call: a few calls of this size fit into a simulated WAL."""
 
 
 async def find_log(store: Store, log: str, clients: Clients) -> int:

@@ -82,7 +82,7 @@ def _data_loss(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> It
 
 
 def _trim(evidence: Evidence, read: Read, at: int, gap: GapDelivered) -> Iterator[Violation]:
-    """A trim covers only LSNs that somebody asked to trim."""
+    """A trim covers only LSNs that a client or retention asked to trim."""
     asked = evidence.trim_asked(read.log, at)
     if not asked:
         yield from _groundless(evidence, read, at, gap)

@@ -69,11 +69,11 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
     """L1: `bound_s` after the faults have stopped, every append succeeds within `bound_s`.
 
     Before that time, one of the appends tried since the healing must succeed, if any was tried. An
-    append that soon ends with an unknown outcome is no such try: another sequencer took the log,
-    and a caller may stop there. Appends in flight on nodes that were lost for ever are not judged,
-    nor appends before the loss was reported. The return of a node counts like the end of a fault:
-    an append that began up to `bound_s` after it may end with an unknown outcome, and with no other
-    error. The same holds for nodes that are readmitted after their disk was lost.
+    append that soon ends with an unknown outcome does not count as a try: another sequencer took
+    the log, and a caller may stop there. Appends in flight on nodes that were lost for ever are not
+    judged, nor appends before the loss was reported. The return of a node counts like the end of a
+    fault: an append that began up to `bound_s` after it may end with an unknown outcome, and with
+    no other error. The same holds for nodes that are readmitted after their disk was lost.
     """
     if evidence.healed_at is None:
         return []

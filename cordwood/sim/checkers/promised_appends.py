@@ -32,9 +32,9 @@ SILENT = (GapKind.BRIDGE, GapKind.HOLE)
 def check_producers(evidence: Evidence) -> list[Violation]:
     """S21: a producer's records are there once, in order, without omissions; a lower epoch ends.
 
-    S4 checks that a record has only one place. A call of unknown outcome is an omission if it is
-    nowhere in the log although a later call of the same epoch is: a producer that skips a sequence
-    is refused.
+    S4 checks that a record has only one place. A call of unknown outcome is an omission if the log
+    has a later call of the same epoch and not this call: a producer that skips a sequence is
+    refused.
     """
     found: list[Violation] = []
     for log in sorted({a.invoked.log for a in evidence.appends if a.invoked.producer}):

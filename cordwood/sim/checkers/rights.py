@@ -1,7 +1,8 @@
 """S28: a reader without the right to read a log is given no record of it.
 
-Here these are readers without the log's read token, from the log's making on. The token changes
-meanwhile, and such a reader has none of the tokens. A reader with all tokens is never refused.
+The readers without the right have no read token of the log, from the log's making on. The token
+changes meanwhile, and these readers have none of the tokens. A reader with all tokens is never
+refused.
 
 Source: docs/sources/reliability.md §3 (S28).
 """

@@ -1,8 +1,8 @@
 """Fencing tokens, a part of S25: an append with a lower token than the log's is refused.
 
 A token holds from the epoch on that its holder was told. So no record under a lower token is in
-that epoch or a later one, whether it was acknowledged or seen. An append under a lower token that
-was called after that answer is nowhere in the log.
+that epoch or a later epoch, whether it was acknowledged or seen. The log has no record of an append
+that was called under a lower token after that answer.
 
 Source: docs/design.md §3 ("Fencing tokens live with the epoch; raising one takes a new epoch").
 """

@@ -37,8 +37,8 @@ def check_trims(evidence: Evidence) -> list[Violation]:
     """
     points: dict[tuple[int, int], tuple[int, Event]] = {}
     damaged: set[int] = set()
-    # The places of requested trims, and of starts on a damaged disk: a node's answer before such a
-    # start, to a client that still waited for other nodes, is not judged.
+    # The places of requested trims, and of starts on a damaged disk: an answer of a node from
+    # before its start, to a client that still waited for other nodes, is not judged.
     asked: dict[tuple[str, int, int], int] = {}
     lost_at: dict[int, int] = {}
     clocks_move = any(e.kind in CLOCKS for e in evidence.events if isinstance(e, FaultStruck))

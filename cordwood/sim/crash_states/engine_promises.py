@@ -41,7 +41,7 @@ class Copy:
 
     @property
     def head(self) -> bytes:
-        """The envelope update that turns any other copy of the block into this one."""
+        """The envelope update that turns any other copy of the block into this copy."""
         return self.wire[:HEAD_BYTES]
 
     def amended(self, seal_epoch: int, wave: int) -> Copy:

@@ -315,7 +315,7 @@ class EngineScript:
         self._over.add((log, seal - 1))
         before = frozenset(self._sent)
         told = EpochEnd(seal, ((seal - 1) << 32) + self._chance.randrange(ESNS))
-        # A node keeps all blocks up to its own last known good, whatever a recovery says.
+        # A node keeps all blocks up to its own last known good, even if a recovery says otherwise.
         own = self._engine.cache.log(log).lngs.get(seal - 1, 0)
         self._probes["an end was told below the node's own LNG"] += told.lng < own
         end = End(log, seal - 1, seal, max(told.lng, own))

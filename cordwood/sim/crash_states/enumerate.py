@@ -3,7 +3,7 @@
 A crash may come after any prefix of the log. This module looks just before each end, just before
 each waiver, and after everything. These points are enough. A begin only adds states, since the
 operation may be found undone. A promise changes nothing on disk and demands more. So every other
-prefix has the states of the next such point, or some of them, and demands no more.
+prefix has the states of the next of these points, or some of them, and demands no more.
 
 At each point, changes on stable storage are there. Every other change is *open*: in flight, or
 ended and not synced, or failed. Each open change is there or not, independently of the others; a

@@ -2,8 +2,8 @@
 
 Its promises (`node.Node.start`): a crash at any point of a start, even of the very first, leaves a
 directory from which the next start succeeds. The owner of the directory does not change, and stored
-records are there. The directory is never regarded as an older copy, at whatever point between its
-disk and the metadata store a start was cut short.
+records are there. The directory is never regarded as an older copy, even if a start was cut short
+between its write to the disk and its write to the metadata store.
 
 The whole node runs, with its network and with a metadata store that survives. Crash states of an
 SQLite file are SQLite's own to prove.

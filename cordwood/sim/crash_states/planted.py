@@ -55,7 +55,7 @@ from cordwood.storage.wal.wal_recovery import ReadableFile
 
 @dataclass(frozen=True, slots=True)
 class CrashBug:
-    """A bug and the subject whose promises it breaks."""
+    """A bug, and the subject with the promises that it breaks."""
 
     bug: PlantedBug
     subject: Subject[Any]

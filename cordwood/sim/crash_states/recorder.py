@@ -162,7 +162,7 @@ class RecordingFile:
 
     def _on_written(self, begun: Operation, written: asyncio.Future[None]) -> None:
         if written.cancelled():
-            return  # cancelled by its caller: the disk goes on with it, and nobody hears of its end
+            return  # cancelled by its caller: the disk goes on with it, and its end is not reported
         failed = written.exception() is not None
         self._log.end(begun, Outcome.FAILED if failed else Outcome.DONE)
 

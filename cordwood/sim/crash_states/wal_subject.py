@@ -51,8 +51,8 @@ LIMITS = (
 """Drawn anew for each life, because these settings are not on disk."""
 
 SIZES = (0, 30, 300, 3000, 4056, 9000, 20_000)
-"""Sizes of bodies: many in one block, one that fills a block to the byte, some of several
-blocks."""
+"""Sizes of bodies: small bodies share a block, 4056 bytes fill a block exactly, and large bodies
+take several blocks."""
 
 SMALL_SIZES = (0, 30, 300)
 TOGETHER = (1, 3, 40)

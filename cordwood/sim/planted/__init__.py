@@ -66,7 +66,7 @@ def find_bug(name: str) -> PlantedBug:
     """The bug of this name.
 
     Raises:
-        BadSetting: there is no such bug; the text lists all bugs.
+        BadSetting: no bug has this name; the text lists all bugs.
     """
     for bug in PLANTED_BUGS:
         if bug.name == name:

@@ -39,7 +39,7 @@ class PlantedBug:
         story: its effect, in words.
         plant: the replacements.
         scenario: changes a seed's draw so that the bug acts, see `sim.planted.scenarios`.
-        scene: the test that catches it, if seeds do not do what it needs; "" for seeds.
+        scene: the test that catches it, if no seed has the conditions that it needs; "" for seeds.
     """
 
     name: str

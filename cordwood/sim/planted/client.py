@@ -184,7 +184,7 @@ async def _found_beside(right: Any, stream: ReadStream, name: str) -> Any:
 
 
 def _key_is_before(right: Any, self: Positions, info: LogInfo, tail: Lsn, key: bytes) -> Any:
-    # As if the records of the key itself were lower ones.
+    # As if the records of the key itself had a lower key.
     return right(self, info, tail, key + b"\0")
 
 

@@ -195,7 +195,7 @@ async def _cancelled_goes_on(right: Any, self: Consumer, timeout_s: float | None
     try:
         return await asyncio.shield(filling)
     except asyncio.CancelledError:
-        # Nobody receives its answer.
+        # No caller receives its answer.
         filling.add_done_callback(lambda done: done.cancelled() or self._reader.item())
         raise
 

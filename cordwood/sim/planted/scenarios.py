@@ -5,7 +5,7 @@ a power cut comes at the right millisecond. A scenario tests whether the checker
 acts, so each bug may name the conditions under which it acts: these faults and no others, closer
 together, in a shorter run. All other options stay as the seed drew them.
 
-Source: Groce et al., "Swarm testing" (ISSTA 2012): what is left out is what finds it.
+Source: Groce et al., "Swarm testing" (ISSTA 2012): leaving features out finds more bugs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def scenario(
     Args:
         kinds: at least one.
         scenes: schedules that are all played.
-        turns: knobs that are turned whatever the seed drew. shape: further changes.
+        turns: knobs that are turned in place of the seed's draw.
+        shape: further changes.
         workload: fields of `WorkloadOptions`.
     """
 
@@ -311,7 +312,7 @@ SIZES = scenario("pause", every_s=6.0, shape=_kept_by_size, length_s=14.0)
 """Logs keep a number of bytes, and copysets use three nodes of five at a time."""
 
 KEYS_SOUGHT = scenario("crash", every_s=5.0, sorters=1, length_s=14.0)
-"""Somebody looks keys up."""
+"""A client looks keys up."""
 
 AMNESIA = scenario("amnesia", every_s=3.0)
 

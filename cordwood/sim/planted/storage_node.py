@@ -48,7 +48,7 @@ from cordwood.wire.connection import Connection
 from cordwood.wire.store_channel import StoreChannel
 
 LATE_S = 1.0
-"""How long after its answer a node stores what it has confirmed."""
+"""How long after its answer a node stores the confirmed blocks."""
 
 
 def _ack_before_durable(
