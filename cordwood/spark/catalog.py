@@ -153,8 +153,8 @@ class Catalog:
     def released(self, logs: Mapping[int, str]) -> dict[int, Lsn]:
         """As `tails`, cheaper: a call to a node for all logs that it sequences.
 
-        A sequencer that another one has replaced and that has not heard of it may tell less
-        than there is, never more. So this is for polling, and `tails` for a final answer.
+        A sequencer that was replaced and has not heard of it may report a lower LSN than the last
+        released, never a higher one. So this is for polling, and `tails` for a final answer.
         """
         tails = self.store.released_by_number(logs)
         self._note_tails(tails)
@@ -392,7 +392,7 @@ class Catalog:
                         header = taken.block.header
                         return header.raw_bytes / header.count
         except UnknownLog:
-            pass  # it was deleted since: whoever reads it has the words for it
+            pass  # it was deleted since: a read of it reports the error
         return None
 
     def sizes(
@@ -444,7 +444,7 @@ def _utc(time_us: int) -> str:
 def select(
     selection: Selection, logs: Mapping[int, str], *, may_miss: bool = False
 ) -> dict[int, str]:
-    """The selected ones of all `logs` (names by number), in the order of their numbers.
+    """The selected logs of all `logs` (names by number), in the order of their numbers.
 
     Args:
         may_miss: leave out logs that do not exist.

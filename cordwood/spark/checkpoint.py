@@ -97,12 +97,12 @@ class Checkpoint:
         """
         offsets = self.directory / "offsets"
         names = [self.directory / "metadata", offsets / str(batch)]
-        # Hadoop refuses a file whose checksum file does not match.
+        # Hadoop refuses a file if its checksum file does not match.
         names += [path.with_name(f".{path.name}.crc") for path in names]
         sync_files([path for path in names if path.exists()], self.directory)
 
     def check(self, published: int, end: dict[str, Any] | None) -> None:
-        """Check that it is the one with which the table was landed last.
+        """Check that this checkpoint made the newest batch of the table.
 
         Args:
             published: the newest batch of its query in the table, -1 for none.
@@ -140,15 +140,15 @@ class Checkpoint:
     def check_newest(
         self, published: int, last: Mapping[str, Any] | None, *, is_oldest: bool = True
     ) -> None:
-        """Check that no other query landed in the table since this one, or since this one began.
+        """Check that no other query landed in the table since this query did, or since it began.
 
         Args:
             published: the newest batch of its query in the table, -1 for none.
-            last: where the newest batch of the table ends, whichever query's; None if it is empty.
+            last: where the newest batch of the table ends, of any query; None if it is empty.
             is_oldest: whether a query on an empty table begins at each log's beginning.
         Raises:
-            BadSetting: it was put back after another query took its place, or the table was
-                restored after this one began where the table ended.
+            BadSetting: the checkpoint was put back after another query took its place, or the
+                table was restored after this query began at the table's end.
         """
         planned = self.newest("offsets")
         if planned < 0 or (last is None and (published >= 0 or not is_oldest)):
@@ -170,11 +170,11 @@ class Checkpoint:
     def check_knows(self, last: Mapping[str, Any], there: Collection[int]) -> None:
         """Check that a query that landed nothing yet knows all logs of the table.
 
-        A log that it does not know it takes for a new one, and reads from the beginning.
+        A query takes a log that it does not know for a new log, and reads it from the beginning.
 
         Args:
             last: as `check_newest`.
-            there: the logs that there are; the table may have some that were deleted.
+            there: the existing logs; the table may have records of deleted logs.
         Raises:
             BadSetting: another query found a log, and landed it.
         """
@@ -187,10 +187,10 @@ class Checkpoint:
             )
 
     def check_next(self, batch: int, published: int) -> None:
-        """Check that no batch is missing between a batch and the newest one of its query.
+        """Check that no batch is missing between a batch and the newest batch of its query.
 
         Raises:
-            BadSetting: such an option is set.
+            BadSetting: a batch is missing.
         """
         if batch > published + 1:
             raise self._refused(
@@ -254,10 +254,10 @@ class Checkpoint:
 
 
 def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
-    """Whether a query whose batch 0 ends at `first` began at a table's end, at `last`.
+    """Whether a query with a batch 0 that ends at `first` began at a table's end, at `last`.
 
-    A log that the query does not know says nothing: it was deleted, or found, in between. One that
-    the table does not know is read from its beginning.
+    A log that the query does not know decides nothing: it was deleted, or found, in between. A log
+    that the table does not know is read from its beginning.
 
     Args:
         last: {} for an empty table.

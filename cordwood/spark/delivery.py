@@ -174,7 +174,7 @@ def unstage(store: Callable[[], BlockingStore], refs: Sequence[StagedRef]) -> No
     """Release staged blocks if that is easy; they expire anyway.
 
     Args:
-        store: gives the client, and may fail to: whatever ended the batch may have ended that.
+        store: gives the client, and may fail: the cause that ended the batch may affect it too.
     """
     try:
         store().unstage(refs)

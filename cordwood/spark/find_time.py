@@ -52,8 +52,8 @@ def find_time(time_us: int, runs: Sequence[LsnRun], look: Look) -> int | None:
 
 
 def _first_run_from(time_us: int, runs: Sequence[LsnRun], look: Look) -> int:
-    """Index of the first run that begins at `time_us` or later; those without blocks go with
-    the one before them, which costs a step and never a record."""
+    """Index of the first run that begins at `time_us` or later. A run without blocks counts with
+    the run before it, which costs a step and never a record."""
     low, high = 0, len(runs)
     while low < high:
         middle = (low + high) // 2

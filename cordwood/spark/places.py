@@ -87,9 +87,9 @@ def check_strangers(option: str, places: Places, logs: Mapping[int, str]) -> Non
     """Refuse places of logs that are not selected: a typing error would pass silently.
 
     Args:
-        logs: the selected ones, names by number.
+        logs: the selected logs, names by number.
     Raises:
-        BadSetting: there is one.
+        BadSetting: a place is of a log that is not selected.
     """
     strangers = places.strangers(logs)
     if strangers:

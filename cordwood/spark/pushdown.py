@@ -43,7 +43,7 @@ class Narrowed:
     stop: int = LSN_MAX + 1
 
     def logs(self, logs: Mapping[int, str]) -> dict[int, str]:
-        """The remaining ones of `logs` (names by number)."""
+        """The remaining logs of `logs` (names by number)."""
         return {
             log: name
             for log, name in logs.items()
@@ -51,7 +51,7 @@ class Narrowed:
         }
 
     def ranges(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-        """The remainders of `[first, stop)` by log, without empty ones."""
+        """The remainders of `[first, stop)` by log, without empty ranges."""
         cut = {
             log: (max(first, self.first), min(stop, self.stop))
             for log, (first, stop) in ranges.items()

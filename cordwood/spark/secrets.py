@@ -1,7 +1,7 @@
 """Where a job takes a secret from: the environment or a file, never the text that names the job.
 
-A command line is seen by everybody on the machine, and a pipeline's file is kept with the code;
-so both say only where a token is, `env:NAME` or `file:PATH`, which may be shown.
+Every user of the machine can read a command line, and a pipeline's file is kept with the code. So
+both say only where a token is, `env:NAME` or `file:PATH`, which may be shown.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ For the demo, the tests and a first try. Its settings and their reasons:
   instead of 4.7 s + 2.3 s (two cores). A job of many minutes wants C2: `quick_start=False`.
 - An archive of Spark's classes, if it was made (`class_archive.py`).
 - Workers import the installed, compiled PySpark instead of Spark's zip (`worker_python.sh`), unless
-  PYSPARK_PYTHON names another Python. Such a Python is checked for this package before Spark
-  starts: without the package every query fails, some without a reason.
+  PYSPARK_PYTHON names another Python. That Python is checked for this package before Spark starts:
+  without the package every query fails, some without a reason.
 
 Any other Spark master works too: build that session as you always do;
 `format("cordwood")` needs nothing from here.

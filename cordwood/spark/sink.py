@@ -202,12 +202,13 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
     def staged_name(self, refs: Sequence[StagedRef]) -> str | None:
         """As `writer_name`, with the log that the rows were staged for.
 
-        Race: the log is renamed while tasks stage. Its name then leads nowhere, or to another log
-        of other versions, and the rows are in neither.
+        Race: the log is renamed while tasks stage. Its name then leads to no log, or to another log
+        with other versions, and neither has the rows.
 
         Raises:
             Rejected: the name led to two logs meanwhile; nothing is published.
-            UnknownLog: all rows name other logs themselves, and this one is not there; likewise.
+            UnknownLog: all rows name other logs themselves, and the log of the option does not
+                exist; nothing is published.
         """
         log = self._options.log
         found = sorted({ref.log_id for ref in refs if log and ref.log == log})
@@ -229,7 +230,7 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         return name
 
     def _published(self) -> Published | None:
-        """This version, or a later one, of the application, if it is in the store already."""
+        """This version, or a later version, of the application, if the store has it already."""
         if self._options.delivery != EXACTLY_ONCE:
             return None
         store = self._store()
@@ -256,7 +257,7 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
 class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """A stream.
 
-    Spark makes one on the driver for each micro-batch, before it sends it to the tasks.
+    Spark makes a writer on the driver for each micro-batch, before it sends it to the tasks.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -364,7 +365,7 @@ def _publish(
     refs: Sequence[StagedRef],
     fingerprint: str = "",
 ) -> None:
-    """As `delivery.publish`, with words for whoever runs the query."""
+    """As `delivery.publish`, with error texts for the user of the query."""
     from cordwood.spark.delivery import publish
 
     try:

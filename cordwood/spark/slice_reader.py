@@ -151,7 +151,7 @@ def tiled(
 
     Raises:
         DataLoss: records are gone, and `fail_on_data_loss`.
-        AccessDenied: this query may not read them, whatever `fail_on_data_loss` says.
+        AccessDenied: this query may not read them, with `fail_on_data_loss` or without.
     """
     expected = read.start
     for run in runs:

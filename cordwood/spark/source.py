@@ -85,7 +85,7 @@ NAME = "cordwood"
 
 POLL_S = 0.3
 """For each call that it costs, an idle stream waits this long before it asks where its logs
-end, whatever its trigger. So it makes 3.4 calls a second at most, and with the list of logs
+end, with any trigger. So it makes 3.4 calls a second at most, and with the list of logs
 for a pattern (1) and the list of members (0.2) fewer than 5."""
 
 MANY_LOGS = 1000
@@ -398,7 +398,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
         return self._reports.to_json(StreamOffset(self._catalog.cluster, self._latest))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Plan the tasks of one batch, the same ones whenever it is run.
+        """Plan the tasks of one batch, the same tasks whenever it is run.
 
         Raises:
             BadSetting: the checkpoint is another cluster's, or its offsets are no pair.
@@ -498,9 +498,9 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
             if stop > (start := starts.get(log, OLDEST))
         }
         backlog = {log: records for log in runs if (records := records_in(runs[log]))}
-        # The end of an epoch without a record after it is passed as well. Left before it until the
-        # next record comes, a stream would be told then, of a log that was trimmed meanwhile, that
-        # it lost what it had read to the end.
+        # A stream passes the end of an epoch as well, if no record follows it yet. If it stayed
+        # before that end and the log was trimmed meanwhile, the next record would bring a report of
+        # lost records, although the stream had read all of them.
         passed = {
             log: stops[log]
             for log in runs

@@ -1,4 +1,4 @@
-"""How a batch's ranges become tasks: large logs are cut, small ones packed.
+"""How a batch's ranges become tasks: large logs are cut, small logs packed together.
 
 A pure function of the ranges and of the records there. Neither ever changes, so a repeated batch is
 cut the same. Cuts are by LSN, evenly by records; a reader clips the block that a cut goes through,

@@ -8,8 +8,8 @@ reports.
 With a table, the plan is noted in it and done step by step; an audit that was stopped goes on after
 the last step that was done.
 
-A block that no node holds any more is no block here: `cordwood spark stats` reports such ranges as
-gaps. Holes and bridges are compared likewise.
+A block that no node holds any more does not count here: `cordwood spark stats` reports its LSNs as
+a gap. Holes and bridges are compared likewise.
 
 Source: docs/sources/spark.md §7 ("Spark emits findings, the store repairs").
 """
@@ -126,7 +126,7 @@ def _noted(note: Path, path: Path, options: SourceOptions, ours: str) -> tuple[l
     """The plan of the audit in a table, made now if it is new; how much of it is done.
 
     Args:
-        ours: the cluster that is audited now. Its logs have the numbers of another one's.
+        ours: the cluster that is audited now. Logs of another cluster may have the same numbers.
     Raises:
         BadSetting: the table is of an audit of other logs, or of another cluster, or of none.
     """

@@ -1,13 +1,12 @@
-"""Write to a log what lies in a table or in other logs: `cordwood spark backfill`, `… replay`.
+"""Write the records of a table or of other logs to a log: `cordwood spark backfill`, `… replay`.
 
 *replay* copies a range of logs to a log, by the source and the sink, with a checkpoint: a restart
 continues after the last finished micro-batch. *backfill* writes the files of a Parquet, Delta or
 Iceberg table, a step of files at a time, and records each finished step.
 
-A replay writes each record once, whatever dies. A backfill writes at least once: its steps exceed
-one publish, and a restart repeats the interrupted step as a whole. Rows keep their order where
-`ordered` says so, which one task then writes: by `lsn` where the table has that column, else as
-they lie.
+A replay writes each record once, even if a process dies. A backfill writes at least once: its steps
+exceed one publish, and a restart repeats the interrupted step as a whole. With `ordered`, one task
+writes all rows and keeps their order: by `lsn` if the table has that column, else as in the files.
 
 Source: docs/sources/spark.md §7.
 """
@@ -95,8 +94,8 @@ def replay(
         checkpoint: a directory; with it a later run goes on.
         ordered: one task writes each micro-batch, so that a log's order is kept.
     Raises:
-        BadSetting: an option is wrong, the checkpoint is of a replay into another log, or the log
-            is one that is read.
+        BadSetting: an option is wrong, the checkpoint is of a replay into another log, or the
+            target log is also read.
         StreamingQueryException: the query failed; started again, it goes on.
     """
     began = time.monotonic()
@@ -262,7 +261,7 @@ def _done_files(note: Path, table: Path, sink_log: str, cluster: str = "") -> se
     """The files that were written, none before the first run.
 
     Args:
-        cluster: where rows go now; "" where nobody was asked.
+        cluster: where rows go now; "" if no cluster was asked.
     Raises:
         BadSetting: the file belongs to another backfill, or is not a backfill's.
     """

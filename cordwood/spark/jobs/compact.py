@@ -2,9 +2,10 @@
 
 The driver plans which runs of which logs become one object, and takes a turn at each log. Tasks
 make the objects; a task that is made again puts the same bytes under the same name. The driver
-commits what tasks report, step by step. A commit replaces exactly the entries that were planned,
-and only in the turn that made the object: so whatever dies, each record is there once. What a dead
-driver's tasks put is collected once its turn is over, and the next run plans anew.
+commits the reported objects, step by step. A commit replaces exactly the planned entries, and only
+in the turn that made the object. So each record is there once, even if the driver or a task dies.
+Objects put by the tasks of a dead driver are collected once its turn is over, and the next run
+plans anew.
 
 Source: docs/objects.md, "Compaction"; docs/sources/spark.md §7.
 """
@@ -86,7 +87,7 @@ def compact(
     object_mib: int = OBJECT_MIB,
     say: Say = lambda _: None,
 ) -> CompactedObjects:
-    """Merge what is small; see the module.
+    """Merge small objects; see the module.
 
     Args:
         address: of main storage, as executors reach it too.
@@ -100,7 +101,7 @@ def compact(
 def run(
     address: str, logs: Sequence[int], object_mib: int, merge_all: MergeAll, say: Say
 ) -> CompactedObjects:
-    """The driver's part, whatever makes the objects."""
+    """The driver's part; `merge_all` makes the objects."""
     merges = BlockingMerges(address)
     try:
         done = CompactedObjects(0, 0, 0, 0, [])

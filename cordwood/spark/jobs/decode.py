@@ -1,11 +1,11 @@
 """From raw records to columns, as functions from DataFrame to DataFrame.
 
-Decoding adds columns after the raw ones, and `_error`: null, or why the record could not be
-decoded. Records with an error are set apart, with all that came with them, and nothing is lost.
+Decoding adds columns after the raw columns, and `_error`: null, or why the record could not be
+decoded. Records with an error are set apart, with all their columns, and nothing is lost.
 
-JSON is decoded here. Avro, Protobuf and whatever else by a function of the user's own, named as
-`module:function`: it takes the frame of raw columns and returns it with more, `_error` among
-them or not.
+JSON is decoded here. A function of the user decodes Avro, Protobuf and other formats, named as
+`module:function`: it takes the frame of raw columns and returns it with more columns, with
+`_error` or without.
 
 Source: docs/sources/spark.md §7 ("quarantine bad rows").
 """

@@ -1,10 +1,10 @@
 """Ends a compaction of a Delta table that a crash interrupted.
 
 `deltalake` writes joined files and commits them in one call, and syncs nothing. A power cut after
-it may leave the commit and not the bytes: no reader can read the table then, and a vacuum of days
-later takes the small files, which are the only whole ones. So a note says that a compaction runs,
-and from which version. Whoever opens the table next reads the joined files as a whole. If one of
-them is damaged, the table is restored to the version before, whose files all are there.
+it may leave the commit and not the bytes: no reader can read the table then, and a vacuum days
+later deletes the small files, which are the only intact files. So a note says that a compaction
+runs, and from which version. The next job that opens the table reads all of the joined files. If a
+joined file is damaged, the table is restored to the version before, which has all its files.
 
 Source: Delta protocol, "Add File and Remove File"; docs/spark.md, "--compact".
 """
@@ -47,12 +47,12 @@ def files_before(note: Path, path: Path) -> set[str] | None:
 
 
 def settle_join(note: Path, path: Path, table: DeltaTable, before: Set[str]) -> None:
-    """Restore the table to what it was before an interrupted compaction whose files are damaged.
+    """Restore the table to the version before an interrupted compaction, if its files are damaged.
 
     Args:
         before: see `files_before`.
     Raises:
-        Corrupt: they are damaged, and somebody has committed since.
+        Corrupt: they are damaged, and another job has committed since.
     """
     torn = [file for file in paths_of(table) if file not in before and not _is_whole(path / file)]
     if not torn:

@@ -90,9 +90,9 @@ class DeltaLake:
         return -1 if found is None else found
 
     def _check_cleaned(self, table: DeltaTable, query: str, batch: int) -> None:
-        """Check that a batch is in the table whose commit, and what came after it, was cleaned up.
+        """Check that a batch is in the table after its commit, and later commits, were cleaned up.
 
-        A restore among those left the transaction that says so, and took the files.
+        A restore among those commits leaves the transaction of the batch and takes its files.
 
         Raises:
             BadSetting: none of its files is there; it was restored away, or they were joined.
@@ -131,7 +131,8 @@ class DeltaLake:
                 break
         bounds = {query: (batch, batch) for query, batch in found.items()}
         if oldest > 0 and (left := set(queries) - found.keys()):
-            # Of what was cleaned, the log says at most which batch was a query's last, away or not.
+            # Of cleaned commits, the log has at most the last batch of each query, which may have
+            # been restored away.
             before = DeltaTable(str(self._path), version=oldest)
             bounds.update({query: (-1, _last_of(before, query)) for query in left})
         return {query: bounds.get(query, (-1, -1)) for query in queries}
@@ -191,7 +192,7 @@ class DeltaLake:
 
     @property
     def is_empty(self) -> bool:
-        """See `table.LakeTable`; whoever cleans Delta's log up removes commits, and no files."""
+        """See `table.LakeTable`; a cleanup of Delta's log removes commits, and no files."""
         table = self._open()
         return table is None or not table.file_uris()
 
@@ -316,7 +317,7 @@ class DeltaLake:
 
 
 def _types(schema: Schema) -> dict[str, str]:
-    """Types by column, whether or not there may be nulls in them; a plain one by its name."""
+    """Types by column, without regard to nulls; a primitive type is given by its name."""
     return {
         field.name: field.type.type
         if isinstance(field.type, PrimitiveType)

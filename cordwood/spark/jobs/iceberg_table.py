@@ -38,10 +38,11 @@ OFFSET = "cordwood.offset"
 BATCH = "cordwood.batch."
 LANDED = "cordwood.landed"
 """In the summary of a snapshot: the query and the batch that it adds. As a property of the table:
-the sequence number of the newest such snapshot, and then the same, since a snapshot may expire."""
+the sequence number of the newest snapshot with this, and then its query and batch, since a snapshot
+may expire."""
 
 COMMIT_TRIES = 5
-"""Another job that commits all the time is none that a table has; one may, once or twice."""
+"""A compaction or another job may commit in between, once or twice; none commits all the time."""
 
 _BATCH = re.compile(r"-1|[0-9]{1,18}")
 
@@ -60,11 +61,11 @@ class _SyncingCatalog(SqlCatalog):
     ) -> CommitTableResponse:
         """See `Catalog`.
 
-        Race: somebody rolls the table back, and `pyiceberg` would make a commit that found the
-        table changed again, on top of the older snapshot. Its word for that is not let through.
+        Race: a user rolls the table back. `pyiceberg` would repeat a commit that found the table
+        changed, on top of the older snapshot. So the error that makes it do so is replaced.
 
         Raises:
-            ObjectChanged: the table is not the one that was opened.
+            ObjectChanged: the table is not as it was when it was opened.
         """
         try:
             return super().commit_table(table, requirements, updates)
@@ -98,8 +99,9 @@ class IcebergTable:
         # opened, or none.
         uri = URL.create("sqlite", database=str(ours / "catalog.db")).render_as_string()
         self._catalog = _SyncingCatalog(NAMESPACE, uri=uri, warehouse=self._location)
-        # Its own engine keeps connections until somebody closes it, and a table has no end: each
-        # landing left one, of which Python 3.13 warns. Without a pool each ends with its use.
+        # Its own engine keeps connections until it is closed, and a table is never closed: each
+        # landing left a connection, of which Python 3.13 warns. Without a pool each ends with its
+        # use.
         self._catalog.close()
         self._catalog.engine = create_engine(uri, poolclass=NullPool)
         self._catalog.synced = set()
@@ -121,7 +123,7 @@ class IcebergTable:
         return int(found)
 
     def was_published(self, query: str) -> int:
-        """See `table.LakeTable`; while one is away, the table is refused."""
+        """See `table.LakeTable`; a table that was rolled back below a batch is refused."""
         return self.published(query)
 
     def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -160,7 +162,7 @@ class IcebergTable:
                     raise
 
     def _add(self, batch: StagedBatch, places: list[str]) -> None:
-        """Commit a batch, on top of a table that has what was landed before it.
+        """Commit a batch, on top of a table that has all batches landed before it.
 
         Raises:
             BadSetting: see `_open`.
@@ -171,9 +173,9 @@ class IcebergTable:
         try:
             self._commit(table, batch, places)
         except OverflowError:
-            # A record's timestamp is its producer's word, and pyiceberg reads the bounds of a file
-            # as Python's dates, which end with the year 9999. Such a record would stop a landing
-            # for good, so from here on the table keeps no bounds of timestamps.
+            # A producer may set any timestamp, and pyiceberg reads the bounds of a file as Python's
+            # dates, which end with the year 9999. A record of a later year would stop a landing for
+            # good, so from here on the table keeps no bounds of timestamps.
             self._commit(self._without_bounds(batch.schema), batch, places)
 
     def _without_bounds(self, schema: pa.Schema) -> Table:
@@ -262,7 +264,7 @@ class IcebergTable:
             raise self._rolled_back(table, landed)
 
     def _newest_landed(self, table: Table) -> tuple[int, str] | None:
-        """The sequence number of the newest snapshot that a landing made, and what it added."""
+        """The sequence number of the newest snapshot that a landing made, with query and batch."""
         ours = [(_sequence_of(each), _landed_by(each)) for each in table.metadata.snapshots]
         number, _, landed = table.properties.get(LANDED, "").partition(" ")
         if number:

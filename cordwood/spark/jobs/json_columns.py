@@ -19,7 +19,7 @@ from dataclasses import dataclass
 INT64 = 1 << 63
 
 FIELDS_MAX = 500
-"""Bound on columns from JSON: records whose keys are data would add a column for each key."""
+"""Bound on columns from JSON: records with data as keys would add a column for each key."""
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_]")
 
@@ -31,8 +31,8 @@ class Column:
     Attributes:
         field: its name in JSON.
         name: of the column: letters, digits and underscores, different from all others
-            whatever the case.
-        type: `BOOLEAN`, `BIGINT`, `DOUBLE` or `STRING`, or whatever a given schema said.
+            even without regard to case.
+        type: `BOOLEAN`, `BIGINT`, `DOUBLE` or `STRING`, or the type in a given schema.
     """
 
     field: str

@@ -248,7 +248,7 @@ class Lander:
         began = time.monotonic()
         query = self._checkpoint.query()
         published = self._table.published(query)
-        # Race: somebody restores the table while the query runs. Landing on top would hide it.
+        # Race: a user restores the table while the query runs. Landing on top would hide that.
         self._checkpoint.check_next(batch, published)
         if batch <= published:
             # The number alone does not say which records a batch has: Spark plans a batch anew if
@@ -312,8 +312,8 @@ class Lander:
         else:
             frame = with_error(frame)
         day = f.to_date("timestamp")
-        # A record's timestamp is its producer's word. Days outside years of four digits are null,
-        # because few tools can write them: such a record would stop a landing for good.
+        # A producer may set any timestamp. Days outside years of four digits are null, because few
+        # tools can write them: a record with such a day would stop a landing for good.
         frame = frame.withColumn(EVENT_DATE, f.when(f.year(day).between(1, 9999), day))
         return self._partitioned(frame)
 
@@ -341,7 +341,7 @@ class Lander:
             return ""
         prefix = PARTITION_PREFIX
         taken = {name.lower() for name in frame.columns}
-        # A field may have such a name, and its column would be written over.
+        # A field may have a name with this prefix, and its column would be written over.
         while any((prefix + name).lower() in taken for name in self._landing.partition_by):
             prefix += "_"
         return prefix

@@ -1,7 +1,7 @@
 """Notes that jobs keep beside tables. They are untrusted files: any program may have written them.
 
-A damaged note must not be taken for none, or a job would begin again and write twice; so it ends
-with what is wrong and the way out.
+A damaged note must not pass for a missing note, or a job would begin again and write twice. So the
+job ends with an error that names the fault and the way out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cordwood.spark.jobs.json_columns import Column
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
-    """The object that a note holds; None if there is no such file.
+    """The object that a note holds; None if the file does not exist.
 
     Raises:
         Malformed: it cannot be read, or holds no object.

@@ -1,18 +1,18 @@
 """A directory of Parquet files, landed in so that any reader finds each record once.
 
-A manifest, `_cordwood/batches/QUERY/N.json`, is what publishes a batch: it names the staged
-files and where they go. Written whole, it is the point of no return; then the files are renamed
-one by one. A crash between the two is rolled forward by whoever opens the table next. A reader
-that needs no manifest sees every record at most once at any time, and each once when the job is
-done; while files are renamed, for some milliseconds, it may see part of a batch.
+A manifest, `_cordwood/batches/QUERY/N.json`, publishes a batch: it names the staged files and their
+targets. Once it is written, the batch counts; then the files are renamed one by one. After a crash
+between the two, the next job that opens the table renames the rest. A reader without manifests sees
+every record at most once at any time, and each once when the job is done; while files are renamed,
+for some milliseconds, it may see part of a batch.
 
-Everything that a manifest names is on stable storage before the manifest is, so a power cut leaves
-a batch whole or not at all. What is rolled forward is compared with the manifest first: length,
-footer, rows. A file that differs ends the job, and nothing is passed over.
+All files that a manifest names are on stable storage before the manifest is, so a power cut leaves
+a batch whole or not at all. Before a file is renamed after a crash, it is compared with the
+manifest: length, footer, rows. A file that differs ends the job; none is passed over.
 
-Compaction has no such step: the small files go, then the joined one comes, which was durable
-before its note was. Run it when nobody reads, or land in Delta or Iceberg. From then on the files
-of batches before it may be gone, which `_cordwood/moved.json` says.
+Compaction has no atomic step: the small files go, then the joined file comes, which was durable
+before its note was. Run it while no reader is active, or land in Delta or Iceberg. From then on the
+files of earlier batches may be gone; `_cordwood/moved.json` says so.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ParquetTable:
 
     @property
     def partition_in_files(self) -> bool:
-        """Directories say it, as every reader of such tables expects."""
+        """False: directories hold the partition, as every reader of these tables expects."""
         return False
 
     def published(self, query: str) -> int:
@@ -229,7 +229,7 @@ class ParquetTable:
         staged = self._path / OURS / "staging" / f"{name}.parquet"
         make_directories(staged.parent)
         joint = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
-        # Files without a column get nulls, whatever the files that have it say of those.
+        # Files without a column get nulls, even if files with the column forbid nulls.
         schema = pa.schema([field.with_nullable(True) for field in joint])
         rows = 0
         with pq.ParquetWriter(staged, schema) as writer:
@@ -239,7 +239,7 @@ class ParquetTable:
                 writer.write_table(_with_all(table, schema))
         directory = str(files[0].parent.relative_to(self._path))
         joined = StagedFile(staged, directory, {}, rows, staged.stat().st_size)
-        # From the note on the small files go, so the joined one is durable before it.
+        # From the note on the small files go, so the joined file is durable before it.
         make_durable(self._path, [joined])
         note = {
             "from": str(staged.relative_to(self._path)),
@@ -319,5 +319,5 @@ def _found(note: Path) -> dict[str, Any]:
 
 
 def remove_staging(table: Path) -> None:
-    """Throw away what was staged and never published."""
+    """Delete staged files that were never published."""
     shutil.rmtree(table / OURS / "staging", ignore_errors=True)

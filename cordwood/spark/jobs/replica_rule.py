@@ -1,10 +1,10 @@
-"""Find what is wrong with the copies of a block: a rule.
+"""Find the faults among the copies of a block: a rule.
 
 The copy of highest precedence says which nodes should hold the block. A node of the copyset without
-the block misses it, unless it let go of it. Another node with the block holds an extra, which an
-earlier wave left and no reader reads. A copy with a wrong checksum is corrupt. Intact copies with
-different contents are the worst finding. Nodes that could not be asked are unknown, and miss
-nothing.
+the block misses it, unless it dropped it for main storage. Another node with the block holds an
+extra, which an earlier wave left and no reader reads. A copy with a wrong checksum is corrupt.
+Intact copies with different contents are the worst finding. Nodes that could not be asked are
+unknown, and miss nothing.
 
 Source: docs/design.md §2 (envelopes, precedence); docs/sources/spark.md §7.
 """
@@ -40,11 +40,11 @@ class Finding:
 
 
 def judge_range(told: Mapping[int, NodeCopies]) -> tuple[int, int, list[Finding]]:
-    """Judge all blocks of a range: how many there are, their copies, and what is wrong.
+    """Judge all blocks of a range: the number of blocks, of copies, and the findings.
 
-    Nodes are asked one after another, and each trims, and lets go of what main storage holds, at a
-    time of its own. What one of them has trimmed no reader gets, so no copy of it is missing. What
-    a node let go of it does not miss.
+    Nodes are asked one after another. Each trims, and drops blocks that main storage holds, at a
+    time of its own. If one node has trimmed a block, no reader gets it, so no copy of it is
+    missing. A node does not miss a block that it dropped for main storage.
 
     Args:
         told: by node, of those that told all that they hold there.

@@ -1,11 +1,11 @@
 """The quarantine beside a table: records that batches set apart, a directory for each batch.
 
-It holds what the batches in the table set apart, once. A batch that died before it was published
-sets its records apart again. After a lost checkpoint that is another query's batch, which has
-another directory, and they would be there twice; so they go.
+It holds each record that a batch in the table set apart, once. A batch that died before it was
+published sets its records apart again. After a lost checkpoint the new batch belongs to another
+query, which has another directory, and the records would be there twice; so the old directory goes.
 
-Those of a batch that a restore took away are hidden: whoever restores the table to a later version
-brings the batch back, and nothing else would have them then.
+If a restore took a batch away, its directory is hidden. A user who restores the table to a later
+version brings the batch back, and only this directory would have its records then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tidy(quarantine: Path, queries: Sequence[str], table: LakeTable) -> None:
 
 
 def keep_apart(staging: Path, place: Path) -> None:
-    """Move what a batch sets apart to its directory, in the place of what is there of it."""
+    """Move the records that a batch sets apart to its directory; an older directory is replaced."""
     sync_tree(staging)
     place.parent.mkdir(exist_ok=True)
     sync_directory(place.parent.parent)
@@ -65,9 +65,9 @@ def remove_apart(place: Path) -> None:
 
 
 def _move_over(source: Path, target: Path) -> None:
-    """Rename a directory, in the place of what has the name; one that is not there stays so.
+    """Rename a directory; a directory of the new name is replaced. A missing source is ignored.
 
-    A batch that was landed once more after a restore has both, of the same records.
+    A batch that was landed once more after a restore has both directories, with the same records.
     """
     if not source.exists():
         return

@@ -41,13 +41,13 @@ NOTE = "stats.json"
 Say = Callable[[str], None]
 
 _CYCLE_YEARS = 400
-"""After so many years the days of the Gregorian calendar come again."""
+"""The Gregorian calendar repeats after this number of years."""
 
 _CYCLE_S = 146_097 * 86_400
 """The same in seconds."""
 
 _FIRST = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
-"""Where such a cycle begins."""
+"""The beginning of a cycle."""
 
 _FIRST_S = 946_684_800
 """The same in seconds since 1970."""
@@ -115,7 +115,7 @@ def summarize(frame: DataFrame) -> tuple[list[HourOfLog], list[GapsOfLog]]:
             "log",
             "record_type",
             "gap_type",
-            # Whatever the session's time zone: hours of 1970's count are UTC's.
+            # In any time zone of the session: hours since 1970 are in UTC.
             # Hours before 1970 are negative, and `div` would round these up.
             f"unix_seconds(timestamp) - pmod(unix_seconds(timestamp), {HOUR_S}) AS hour_s",
             "coalesce(length(value), 0) + coalesce(length(key), 0) AS bytes",
@@ -169,8 +169,8 @@ def lag_of(checkpoint: Checkpoint, source: Mapping[str, str]) -> list[Lag]:
 
 
 def hour_name(hour_s: int) -> str:
-    """An hour as ISO 8601, also of years that `datetime` lacks: a record's time is its producer's
-    word, and one that is far off must not hide what the others say.
+    """An hour as ISO 8601, also of years that `datetime` lacks: a producer may set any time, and a
+    record with a time far off must not prevent the report on the others.
 
     Args:
         hour_s: seconds since 1970, UTC.

@@ -148,12 +148,12 @@ def step_source(source: Mapping[str, str], step: Step) -> dict[str, str]:
 
 
 class Progress:
-    """The steps, the finished ones and their sums.
+    """The steps of a job, the number of finished steps and their sums.
 
     Attributes:
-        steps: all of them.
-        done: how many are done, by this run or an earlier one.
-        sums: of those.
+        steps: all steps.
+        done: the number of finished steps, of this run or an earlier run.
+        sums: of the finished steps.
     """
 
     def __init__(
@@ -161,8 +161,9 @@ class Progress:
     ) -> None:
         """
         Args:
-            note: a file; None to note nothing. cluster: that is read now, in which logs have the
-                numbers of another one's; "" where nobody was asked.
+            note: a file; None to note nothing.
+            cluster: the cluster that is read now, because logs of another cluster may have the same
+                numbers; "" if no cluster was asked.
         Raises:
             BadSetting: the note is of other logs, or of another cluster, or an option is wrong.
             Malformed: the note is damaged.

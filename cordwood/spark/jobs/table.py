@@ -1,9 +1,9 @@
-"""A table that batches are landed in: what its three formats have in common.
+"""A table that batches are landed in: the common interface of its three formats.
 
 A batch's files are written into a staging directory inside the table, where no reader looks,
 and then *published* in one step that also notes (query, batch) and where in the logs the batch
-ends. A batch that was published is never published again. So whatever dies in between, the
-table holds each record once.
+ends. A batch that was published is never published again. So the table holds each record once, even
+if a process dies in between.
 
 Names that begin with an underscore are hidden from Spark, pyarrow, Delta and DuckDB alike.
 
@@ -94,11 +94,11 @@ class LakeTable(Protocol):
         """The last batch of a query that ever was in the table, though a restore took it away."""
 
     def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """As `published`, by query, also where another one landed since: the batch up to which
-        all are surely in the table, and the one after which surely none is."""
+        """As `published`, by query, even if another query landed since. Two batches for each query:
+        all up to the first are surely in the table, and none after the second is."""
 
     def last_offset(self) -> Mapping[str, Any] | None:
-        """Where in the logs the newest batch ends, whichever query's; None if nothing tells."""
+        """Where in the logs the newest batch ends, of any query; None if nothing tells."""
 
     @property
     def is_empty(self) -> bool:
@@ -106,7 +106,7 @@ class LakeTable(Protocol):
 
     @property
     def was_emptied(self) -> bool:
-        """Whether it was restored to what it was before anything was landed in it."""
+        """Whether it was restored to a version from before the first landing."""
 
     def publish(self, batch: StagedBatch) -> None:
         """Put a batch into the table, whole or not at all, and once."""

@@ -25,8 +25,8 @@ def table_files(path: Path, format_: str) -> list[Path]:
     """The data files of a table, in an order that does not change.
 
     Raises:
-        BadSetting: the table does not exist, it is not of this format, its files alone are not
-            what it says, or what reads it is not installed.
+        BadSetting: the table does not exist, is not of this format, has files that alone do not
+            give its rows (as with deletes), or the library that reads it is not installed.
     """
     if format_ not in FORMATS:
         raise BadSetting(f"a table is {', '.join(FORMATS)}, not {format_!r}")

@@ -44,7 +44,7 @@ def run(
     Objects that are merged bring none.
 
     Args:
-        rounds: end after so many, whatever the pipeline's trigger says.
+        rounds: end after this number of rounds, if the pipeline has a trigger.
     Raises:
         CordwoodError, StreamingQueryException: of the sink that failed.
     """

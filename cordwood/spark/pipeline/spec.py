@@ -150,7 +150,7 @@ def _pipeline(top: Reader, directory: str) -> Pipeline | None:
         if (sink := _sink(reader, source, decode, schema, directory)) is not None
     ]
     if source_reader is not None and GROUP in source and len(_queries(sinks)) > 1:
-        # The first one moves the cursors, and the next one would begin after what it never had.
+        # The first query moves the cursors, and the next would begin after records it never had.
         source_reader.wrong(
             source_reader.node,
             f"source.options.{GROUP} names the consumer of one query, and each table and each log "
