@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordwood.cli.ending import terminated
 from cordwood.cli.target import ClusterOption, find_target
 from cordwood.errors import BadSetting, OutcomeUnknown, Rejected
 
@@ -63,7 +64,8 @@ def restart(
                 timeout_s=timeout_s, say=typer.echo,
             )  # fmt: skip
 
-    asyncio.run(main())
+    with terminated():  # it takes its request back, if it can
+        asyncio.run(main())
 
 
 async def run_command(command: str) -> None:

@@ -30,7 +30,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from cordwood.errors import BadSetting, Rejected
-from cordwood.impact.check import ImpactReport, Stops
+from cordwood.impact.check import Finding, ImpactReport, Stops
 from cordwood.nodes import NodeId
 
 REQUESTS_MAX = 256
@@ -216,10 +216,17 @@ def _judged(known: MaintenanceSet, request: Request, judge: Judge) -> Maintenanc
         spared = {Stops.READS} if request.wanted is Wanted.DRAINED else set()
         stops = [each for each in report.findings if each.stops not in spared]
         if stops:
-            blocked = f"{stops[0].stops} would stop: {stops[0].first}"
+            blocked = _words_of(stops[0])
     after = replace(request, is_granted=not blocked, blocked=blocked[:4096])
     requests = tuple(after if each.number == after.number else each for each in known.requests)
     return replace(known, requests=requests)
+
+
+def _words_of(finding: Finding) -> str:
+    """What would stop, an example of a log where it would, and the first step to take."""
+    logs = f" for {finding.logs} logs" if finding.logs else ""
+    example = f", such as log {finding.examples[0].log}" if finding.examples else ""
+    return f"{finding.stops} would stop{logs}{example}: {finding.first}"
 
 
 def _covered(known: MaintenanceSet, wanted: Wanted) -> frozenset[NodeId]:

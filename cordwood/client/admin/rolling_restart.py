@@ -5,6 +5,10 @@ the node is restarted, and waited for until it answers as a new process. Then th
 back. Nodes that are down count as absent, so the next request is granted once the previous node is
 back.
 
+While a request is blocked, the progress says what it waits for. A run that is interrupted takes its
+request back, unless its node may be away: then the request ends by its TTL, which is little more
+than the time that the run may take for one node.
+
 Source: docs/protocol/maintenance.md.
 """
 
@@ -12,18 +16,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, CordwoodError, Rejected, Retryable, Unreachable
+from cordwood.impact.maintenance import TTL_S_MAX
 from cordwood.layout.message_maintenance import MaintenanceRequest
 from cordwood.nodes import NodeId
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-TTL_S = 3600
-"""A restart that was given up leaves no request for longer."""
+SAY_S = 15.0
+"""Pause between two lines about what a restart waits for: the reason may change at each look."""
+
+TTL_SPARE_S = 60
+"""How much longer a request stands than its node may take: two waits, for the grant and for the
+node to be back. A run that was killed leaves no request for longer."""
 
 REASON = "rolling restart"
 BLOCKED = "BLOCKED_UNTIL_SAFE"
@@ -40,14 +50,15 @@ async def rolling_restart(
     Args:
         restart: has a node's process end, and another one start. Rejected and OSError say that
             nothing was done.
-        timeout_s: the longest wait for a grant, and for a node to be back.
-        say: called with the progress.
+        timeout_s: the longest wait for a grant, and for a node to be restarted and back.
+        say: called with the progress, and with what a node's restart waits for.
     Raises:
         BadSetting: a node does not exist, or no node is named.
         Retryable: a node is not safe to take in time; it and those after it were left alone.
         Unreachable: a node did not come back in time. Its request stays, so that no other node is
             taken for it. So it does where `restart` raises anything but Rejected and OSError, or is
-            cancelled. Of a node that was left alone no request stays.
+            cancelled, if the node does not answer as a new process by then. Of a node that was left
+            alone no request stays.
     """
     wanted = [NodeId(node) for node in dict.fromkeys(nodes)]
     unknown = [node for node in wanted if node not in store.members]
@@ -56,37 +67,117 @@ async def rolling_restart(
         what = f"there is no node {unknown[0]}" if unknown else "name a node"
         raise BadSetting(f"{what}; there are {known}")
     for node in wanted:
-        made = await store.apply_maintenance([node], reason=REASON, user=user, ttl_s=TTL_S)
+        made = await _apply(store, node, user, timeout_s)
         try:
-            await _wait_granted(store, made, timeout_s)
+            await _wait_granted(store, made, timeout_s, say)
         except BaseException:
             await _take_back(store, made)
             raise
-        say(f"node {node}: restarting")
         began_s = asyncio.get_running_loop().time()
         try:
-            await restart(node)
+            say(f"node {node}: restarting")
+            await _restart(restart, node, timeout_s)
+            await _wait_back(store, node, began_s, timeout_s)
         except (Rejected, OSError):
             await _take_back(store, made)
             raise
-        await _wait_back(store, node, began_s, timeout_s)
+        except asyncio.CancelledError:
+            await _stop(store, made, node, began_s, say)
+            raise
         await store.remove_maintenance(made.number)
         took_s = asyncio.get_running_loop().time() - began_s
         say(f"node {node}: back after {took_s:.1f} s")
 
 
-async def _wait_granted(store: Store, made: MaintenanceRequest, timeout_s: float) -> None:
+async def _apply(store: Store, node: NodeId, user: str, timeout_s: float) -> MaintenanceRequest:
+    """Make the request. A caller who is cancelled meanwhile leaves none."""
+    ttl_s = min(2 * math.ceil(timeout_s) + TTL_SPARE_S, TTL_S_MAX)
+    asking = asyncio.create_task(
+        store.apply_maintenance([node], reason=REASON, user=user, ttl_s=ttl_s)
+    )
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        # The node that was asked makes it all the same, and only its answer has the number.
+        try:
+            await _take_back(store, await asking)
+        except CordwoodError as error:
+            logger.info("whether there is a request for node %d is not known: %s", node, error)
+        raise
+
+
+async def _wait_granted(store: Store, made: MaintenanceRequest, timeout_s: float, say: Say) -> None:
     loop = asyncio.get_running_loop()
-    ends_s = loop.time() + timeout_s
-    found = made
+    ends_s, told, say_s = loop.time() + timeout_s, "", 0.0
+    found, requests = made, {made.number: made}
     while found.state == BLOCKED:
+        words = _words_of_wait(found, requests.values())
         if loop.time() >= ends_s:
-            raise Retryable(f"nodes {list(made.nodes)} are not restarted: {found.blocked}")
+            raise Retryable(
+                f"nodes {list(made.nodes)} are not restarted: {words}. A restart without this "
+                "command waits for nothing, and stops that until the node is back"
+            )
         await asyncio.sleep(LOOK_S)
         requests = {each.number: each for each in await store.maintenance()}
         if made.number not in requests:
             raise Retryable(f"request {made.number} is gone: somebody removed it")
         found = requests[made.number]
+        words = _words_of_wait(found, requests.values())
+        if found.state == BLOCKED and words != told and loop.time() >= say_s:
+            say(f"node {made.nodes[0]}: waits for up to {ends_s - loop.time():.0f} s: {words}")
+            told, say_s = words, loop.time() + SAY_S
+
+
+def _words_of_wait(found: MaintenanceRequest, requests: Iterable[MaintenanceRequest]) -> str:
+    """What a blocked request waits for, and the other requests that count against it."""
+    others = [each for each in requests if each.number != found.number and each.state != BLOCKED]
+    words = found.blocked
+    if others:
+        named = "; ".join(
+            f"{each.number} takes nodes {', '.join(map(str, each.nodes))} ({each.reason}, "
+            f"by {each.user})"
+            for each in others
+        )
+        words += (
+            f". Requests that stand: {named}. Remove what nobody needs any more "
+            "(`cordwood maintenance remove`)"
+        )
+    return words
+
+
+async def _restart(restart: Restart, node: NodeId, timeout_s: float) -> None:
+    """
+    Raises:
+        Unreachable: it takes too long; its request would end before it.
+    """
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            await restart(node)
+    except TimeoutError:
+        if not limit.expired():
+            raise  # the command's own, which says that nothing was done
+        raise Unreachable(
+            f"node {node} is not restarted after {timeout_s:g} s; its request for maintenance "
+            "stays (`cordwood maintenance show`)"
+        ) from None
+
+
+async def _stop(
+    store: Store, made: MaintenanceRequest, node: NodeId, began_s: float, say: Say
+) -> None:
+    """The run is interrupted behind the beginning of a restart."""
+    try:
+        is_back = await _is_back(store, node, began_s)
+    except CordwoodError as error:
+        logger.info("whether node %d is back is not known: %s", node, error)
+        is_back = False
+    if is_back:
+        await _take_back(store, made)
+    else:
+        say(
+            f"node {node}: it is not back yet. Once it is, remove its request: `cordwood "
+            f"maintenance remove {made.number}`"
+        )
 
 
 async def _take_back(store: Store, made: MaintenanceRequest) -> None:
@@ -103,10 +194,15 @@ async def _wait_back(store: Store, node: NodeId, began_s: float, timeout_s: floa
     loop = asyncio.get_running_loop()
     while loop.time() < began_s + timeout_s:
         await asyncio.sleep(LOOK_S)
-        answer = (await store.status())[node]
-        if not isinstance(answer, CordwoodError) and answer.uptime_s < loop.time() - began_s:
+        if await _is_back(store, node, began_s):
             return
     raise Unreachable(
         f"node {node} is not back after {timeout_s:g} s; its request for maintenance stays "
         "(`cordwood maintenance show`)"
     )
+
+
+async def _is_back(store: Store, node: NodeId, began_s: float) -> bool:
+    answer = (await store.status())[node]
+    now = asyncio.get_running_loop().time()
+    return not isinstance(answer, CordwoodError) and answer.uptime_s < now - began_s

@@ -100,3 +100,95 @@ async def test_a_restart_that_is_given_up_before_its_grant_leaves_no_request(
             async with asyncio.timeout(3):
                 await rolling_restart(store, [1], restart, user="ann", timeout_s=60, say=print)
         assert await store.maintenance() == []
+
+
+@pytest.mark.parametrize("after_s", [0.0005, 0.001, 0.002, 0.01, 0.3, 6.0, 8.0])
+@as_scenario(simulate, nodes=4)
+async def test_an_interruption_leaves_no_request_once_the_node_runs(
+    cluster: ClusterAtHand, *, after_s: float
+) -> None:
+    """It stayed for an hour after an interruption while the request was made, or after the node was
+    back."""
+    said: list[str] = []
+
+    async def restart(node: NodeId) -> None:
+        cluster.kill(node)
+        cluster.keep_starting(node)
+        await asyncio.sleep(5)  # such as a command that waits for the node
+
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("a", b"value")
+        work = asyncio.create_task(
+            rolling_restart(store, [2], restart, user="ann", timeout_s=60, say=said.append)
+        )
+        await asyncio.sleep(after_s)
+        work.cancel()
+        await asyncio.wait([work])
+        left = [each.number for each in await store.maintenance()]
+        # If its node was away by then, the run said so.
+        assert left == ([1] if said[-1:] and said[-1].endswith("remove 1`") else [])
+        assert not left or after_s < 6, "the node is back by then"
+
+
+@as_scenario(simulate, nodes=4)
+async def test_an_interruption_while_a_node_is_away_says_which_request_stays_and_it_ends_soon(
+    cluster: ClusterAtHand,
+) -> None:
+    said: list[str] = []
+
+    async def restart(node: NodeId) -> None:
+        cluster.kill(node)
+
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("a", b"value")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await rolling_restart(
+                    store, [2], restart, user="ann", timeout_s=30, say=said.append
+                )
+        (made,) = await store.maintenance()
+        assert said[-1].endswith(f"`cordwood maintenance remove {made.number}`")
+        cluster.keep_starting(2)
+        await asyncio.sleep(2 * 30 + 60)
+        assert await store.maintenance() == []
+
+
+@as_scenario(simulate, nodes=4)
+async def test_a_wait_says_what_it_waits_for(cluster: ClusterAtHand) -> None:
+    """It was silent until its timeout."""
+    said: list[str] = []
+
+    async def restart(node: NodeId) -> None:
+        cluster.kill(node)
+        cluster.keep_starting(node)
+
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("a", b"value")
+        other = await store.apply_maintenance([1], reason="a new disk", user="bob")
+        work = asyncio.create_task(
+            rolling_restart(store, [2], restart, user="ann", timeout_s=60, say=said.append)
+        )
+        await asyncio.sleep(3)
+        assert len(said) == 1
+        assert "writes would stop for 1 logs, such as log 1: bring back nodes 1" in said[0]
+        assert f"{other.number} takes nodes 1 (a new disk, by bob)" in said[0]
+        await store.remove_maintenance(other.number)
+        await work
+        assert await store.maintenance() == []
+
+
+@as_scenario(simulate, nodes=4)
+async def test_a_request_stands_for_as_long_as_the_run_may_take(cluster: ClusterAtHand) -> None:
+    """It ended after an hour, also where the run might wait for two hours for its grant."""
+    found: list[float] = []
+
+    async def restart(node: NodeId) -> None:
+        (made,) = await store.maintenance()
+        found.append((made.ends_us - made.made_us) / 1e6)
+        cluster.kill(node)
+        cluster.keep_starting(node)
+
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("a", b"value")
+        await rolling_restart(store, [2], restart, user="ann", timeout_s=7200, say=print)
+    assert found == [2 * 7200 + 60]
