@@ -70,6 +70,7 @@ from cordwood.layout.message_nodes import (
 from cordwood.layout.message_rebuilding import (
     AskHeld,
     AskRebuilding,
+    RebuildOrder,
     SayRebalance,
     SayRebuild,
     TellProducers,
@@ -731,6 +732,8 @@ class Node:
             case AskTail():
                 return await self._sequencer.tail(call)
             case AskCopies() | SayRebuild() | AskRebuilding() | SayRebalance() | AskHeld():
+                if isinstance(call, SayRebuild) and call.order is RebuildOrder.UNDRAIN:
+                    await self._maintenance.check_undrain(call.node)
                 return await self._rebuild.answer(call)
             case AskReleased():
                 return self._sequencer.released(call)

@@ -23,6 +23,7 @@ from cordwood.impact.maintenance import (
     Request,
     Wanted,
     advanced,
+    drained_words,
     drains_of,
     ended_drains,
     request_of,
@@ -220,6 +221,23 @@ class MaintenanceCalls:
             # A drain is ordered again at the next look. If nothing is left to cancel, an operator
             # was quicker.
             logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
+
+    async def check_undrain(self, node: int) -> None:
+        """Whether an operator may take a drain back: a request that stands would order it again
+        within seconds, and drain what the node has by then, such as a new directory.
+
+        Raises:
+            Rejected: a request drains the node.
+        """
+        try:
+            known, _ = await self._store.read()
+        except CordwoodError as error:
+            # Drains go on without the metadata store, and requests do not.
+            logger.info("whether a request drains node %d is not known: %s", node, error)
+            return
+        for each in known.requests:
+            if each.is_granted and each.wanted is Wanted.DRAINED and node in each.nodes:
+                raise Rejected(drained_words(node, each.number))
 
     async def run(self) -> None:
         """Look periodically, until cancelled."""

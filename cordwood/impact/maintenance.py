@@ -235,6 +235,14 @@ def _covered(known: MaintenanceSet, wanted: Wanted) -> frozenset[NodeId]:
     return known.absent if wanted is Wanted.MAY_DISAPPEAR else known.named(Wanted.DRAINED)
 
 
+def drained_words(node: int, number: int) -> str:
+    """The error of what a standing request would undo."""
+    return (
+        f"request {number} drains node {node}, and would drain it again: remove the request first "
+        f"(`cordwood maintenance remove {number}`)"
+    )
+
+
 class Drains(NamedTuple):
     """What follows for the draining of nodes.
 

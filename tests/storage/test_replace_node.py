@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
 from rebuild_scene import lost, missing, put_records
 from scenarios import as_scenario
 
+from cordwood.admin.maintenance_calls import LOOK_S
 from cordwood.client.admin.replace_node import replace_node
 from cordwood.errors import BadSetting, Rejected, Unreachable
 from cordwood.sim.stored_tree import StoredTree
@@ -91,3 +94,41 @@ async def test_a_node_that_logs_cannot_do_without_is_left_alone(cluster: Cluster
             await replace_node(store, 9, swap.place, swap.is_placed, timeout_s=60, say=print)
     assert not lost(cluster)
     assert not swap.placed
+
+
+@as_scenario(simulate, nodes=5)
+async def test_a_request_that_drains_the_node_is_removed_first(cluster: ClusterAtHand) -> None:
+    """It drained the new directory as well."""
+    await put_records(cluster)
+    swap = Swap(cluster, 2)
+    async with cluster.client(timeout_s=30) as store:
+        made = await store.apply_maintenance([2], wanted="DRAINED", reason="old", user="ann")
+        with pytest.raises(Rejected, match=f"maintenance remove {made.number}"):
+            await replace_node(store, 2, swap.place, swap.is_placed, timeout_s=600, say=print)
+        with pytest.raises(Rejected, match=f"maintenance remove {made.number}"):
+            await store.say_rebuild(2, "undrain")
+        assert not swap.placed
+        await store.remove_maintenance(made.number)
+        await replace_node(store, 2, swap.place, swap.is_placed, timeout_s=600, say=print)
+        await asyncio.sleep(2 * LOOK_S)
+        assert not (await store.rebuilding()).lost
+        assert await store.maintenance() == []
+
+
+@as_scenario(simulate, nodes=5)
+async def test_a_request_that_comes_meanwhile_is_not_fought(cluster: ClusterAtHand) -> None:
+    """The command took the drain back, and the request ordered it again."""
+    await put_records(cluster)
+    swap = Swap(cluster, 2)
+    async with cluster.client(timeout_s=30) as store:
+        work = asyncio.create_task(
+            replace_node(store, 2, swap.place, swap.is_placed, timeout_s=600, say=print)
+        )
+        await until(lambda: bool(lost(cluster)), timeout_s=30)
+        made = await store.apply_maintenance([2], wanted="DRAINED", reason="old", user="ann")
+        with pytest.raises(Rejected, match=f"maintenance remove {made.number}"):
+            await work
+        assert not swap.placed
+        await store.remove_maintenance(made.number)
+        await replace_node(store, 2, swap.place, swap.is_placed, timeout_s=600, say=print)
+        assert not (await store.rebuilding()).lost

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, CordwoodError, Rejected, Retryable, Unreachable
+from cordwood.impact.maintenance import Wanted, drained_words
 from cordwood.impact.replacement import ReplaceStep, next_step
 from cordwood.nodes import NodeId
 from cordwood.rebuilding import LostNode
@@ -46,13 +47,15 @@ async def replace_node(
         say: called with each step.
     Raises:
         BadSetting: there is no such node.
-        Rejected: some log would lack nodes without it.
+        Rejected: some log would lack nodes without it, or a request for maintenance drains it,
+            which would drain the new directory too.
         Unreachable: it is not over in time. Giving the command again goes on.
     """
     who = NodeId(node)
     if who not in store.members:
         known = ", ".join(map(str, sorted(store.members)))
         raise BadSetting(f"there is no node {node}; there are {known}")
+    await _check_requests(store, node)
     loop = asyncio.get_running_loop()
     ends_s, told, empty_s = loop.time() + timeout_s, None, None
     while loop.time() < ends_s:
@@ -109,6 +112,16 @@ async def _check(store: Store, node: int) -> None:
                 f"node {node} is not replaced: {found.stops} would stop for {found.logs} logs. "
                 f"First: {found.first}"
             )
+
+
+async def _check_requests(store: Store, node: int) -> None:
+    """
+    Raises:
+        Rejected: a request drains the node, or will.
+    """
+    for each in await store.maintenance():
+        if each.wanted == Wanted.DRAINED and node in each.nodes:
+            raise Rejected(drained_words(node, each.number))
 
 
 async def _entry(store: Store, node: NodeId) -> LostNode | None:
