@@ -329,7 +329,8 @@ def repair(
 ) -> None:
     """Write a log's manifest anew from its objects, if it is gone or cannot be read.
 
-    With --end, continue a manifest that ends too early.
+    With --end, continue a manifest that ends too early, or take back an accepted loss that goes too
+    far.
     """
     # Objects do not show whether records missing before the first object were trimmed.
     first = int(parse_lsn(start) if start else OLDEST)
@@ -346,6 +347,8 @@ def repair(
                 f"log {log}: {len(found.entries)} objects, from "
                 f"{format_lsn(found.entries[0].first)} to {format_lsn(found.entries[-1].last)}"
             )
+        elif not found.holes:
+            typer.echo(f"log {log}: its manifest ends at {format_lsn(upto)} again")
         for name, why in found.damaged:
             typer.echo(f"  left out: {name}: {why}")
         for hole_first, hole_last in found.holes:

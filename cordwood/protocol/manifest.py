@@ -128,6 +128,40 @@ def extend(head: Head, entries: Sequence[Entry], fence: int, holder: str, seal: 
     return head
 
 
+def shorten(
+    head: Head,
+    end: int,
+    fence: int,
+    holder: str,
+    page_of: Callable[[PageRef], Page],
+    seal: Seal,
+) -> Head:
+    """A head without all behind an LSN; a turn begins with it.
+
+    Args:
+        end: the last LSN that stays, at least the one before the head's start. An entry that
+            reaches past it is cut there.
+        fence: above all turns. page_of: gives the pages that reach past `end`.
+    Raises:
+        Fenced: a turn as high has begun.
+    """
+    head = take_turn(head, fence, holder)
+    if end < head.start:
+        return head._replace(version=head.version + 1, end=head.start, levels=((),))
+    levels = [[item for item in items if item.last <= end] for items in head.levels]
+    rest: Sequence[Item] = in_order(head)
+    while (cut := find(rest, end)) is not None and isinstance(cut, PageRef) and cut.last > end:
+        # All younger items lie behind the end, so the page's own level is empty by now.
+        rest = page_of(cut).items
+        levels[cut.level] = [item for item in rest if item.last <= end]
+    while len(levels) > 1 and not levels[-1]:
+        levels.pop()
+    whole = head._replace(levels=tuple(map(tuple, levels)))
+    if not isinstance(cut, Entry) or cut.last <= end:
+        return whole._replace(version=head.version + 1, end=end + 1)
+    return _added(whole, cut._replace(last=end), seal)
+
+
 def _added(head: Head, entry: Entry, seal: Seal) -> Head:
     """Add an entry to the youngest level, and make pages of the levels that are full."""
     levels = [list(items) for items in head.levels]

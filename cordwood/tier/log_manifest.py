@@ -277,6 +277,41 @@ class LogManifest:
         self._fence = fence
         return head
 
+    async def shorten(self, end: int, before: Head, fence: int, merges: int) -> Head:
+        """Take all behind an LSN out of the manifest, as a repair does.
+
+        Args:
+            end: the last LSN that stays. before: the head as it was read for this decision.
+            fence, merges: as of `extend`.
+        Raises:
+            ObjectChanged: the manifest ends elsewhere by now.
+            OutcomeUnknown: the store does not answer; look again.
+        """
+        pages: list[tuple[str, bytes]] = []
+        held: dict[PageRef, Page] = {}
+        seal = self._sealer(pages, fence)
+
+        def change(head: Head | None) -> Head:
+            pages.clear()
+            if head is None or (head.start, head.end) != (before.start, before.end):
+                raise ObjectChanged(f"the manifest of log {self._log} changed meanwhile")
+            made = rule.shorten(head, end, fence, self._holder, held.__getitem__, seal)
+            return made._replace(merging=Merging(merges))
+
+        async def is_done(head: Head | None) -> bool:
+            held.clear()
+            if head is None:
+                return False
+            if (head.fence, head.holder) == (fence, self._holder):
+                return True
+            await self._hold(rule.in_order(head), end, head.end - 1, held)
+            return False
+
+        head = await self._change(change, pages, is_done)
+        assert head is not None
+        self._fence = fence
+        return head
+
     def _dated(self, entries: Sequence[Entry]) -> list[Entry]:
         """Entries that take a place now: what a repair leaves out stays for its grace, as damaged
         objects do of which something may still be had."""

@@ -176,7 +176,8 @@ async def repair_log(
     Args:
         start: the log's first LSN, if its beginning was trimmed.
         end: the LSN up to which nodes let go of the log, if the log's newest objects are lost; 0 if
-            none are lost. A readable manifest is then continued up to this LSN.
+            none are lost. A readable manifest is then continued up to this LSN. If an earlier
+            repair called a loss what the log never had, or not yet, the manifest ends here again.
         accept: continue although ranges are lost; readers get DATA_LOSS there.
     Raises:
         Unrepairable: ranges are lost, and the operator did not accept the loss.
@@ -202,10 +203,7 @@ async def _continue_log(
     if head.fence >= MERGED:
         raise BadSetting(f"log {head.log} was deleted: there is nothing to repair")
     if end < head.end:
-        raise BadSetting(
-            f"the manifest of log {head.log} is readable and reaches {Lsn(head.end - 1)}: there "
-            f"is nothing to repair up to {Lsn(end)}"
-        )
+        return await _shorten_log(manifest, head, end)
     found = await survey_log(store, head.log, head.end, end)
     _check_accepted(head.log, found, accept=accept)
     await manifest.extend(
@@ -214,6 +212,43 @@ async def _continue_log(
         max(head.merging.number, found.merges) + TURNS_SKIPPED,
     )
     return found
+
+
+async def _shorten_log(manifest: LogManifest, head: Head, end: int) -> Found:
+    """Take a loss back that was accepted too far: what a log never had was called lost.
+
+    Without this, nothing that the log gets there is ever uploaded, or let go of by a node.
+
+    Raises:
+        BadSetting: something behind `end` is no accepted loss, or is trimmed.
+    """
+    held = await end_of_objects(manifest)
+    if not max(held, head.start) - 1 <= end < head.end - 1:
+        raise BadSetting(
+            f"the manifest of log {head.log} is readable and reaches {Lsn(head.end - 1)}: there "
+            f"is nothing to repair up to {Lsn(end)}"
+        )
+    fence, merges = head.fence + TURNS_SKIPPED, head.merging.number + TURNS_SKIPPED
+    await manifest.shorten(end, head, fence, merges)
+    return Found((), (), (), head.fence, head.merging.number)
+
+
+async def end_of_objects(manifest: LogManifest) -> int:
+    """The first LSN behind all objects that a manifest names; accepted losses at its end do not
+    count. 0 if it names none.
+
+    Raises:
+        Corrupt, Retryable: the manifest cannot be read.
+    """
+    head = manifest.head if manifest.head is not None else await manifest.load()
+    if head is None:
+        return 0
+    lsn = head.end - 1
+    while (entry := await manifest.find(lsn)) is not None:
+        if not is_lost(entry):
+            return entry.last + 1
+        lsn = entry.first - 1
+    return 0
 
 
 def _check_accepted(log: int, found: Found, *, accept: bool) -> None:

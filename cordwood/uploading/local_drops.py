@@ -28,7 +28,7 @@ from cordwood.storage.logs_db.partition import Part as Reading
 from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
-from cordwood.tier.repair import find_logs, is_lost
+from cordwood.tier.repair import end_of_objects, find_logs, is_lost
 from cordwood.tiered import Entry
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
@@ -114,12 +114,16 @@ class LocalDrops:
         store = await self._objects.store()
         for log in await find_logs(store):
             info = self._logs.all.get(log)
-            head = await (await self._objects.manifest(log)).load()
-            if info is None or head is None or head.end < 2:
+            manifest = await self._objects.manifest(log)
+            # Trap: an accepted loss at the manifest's end may reach past the log's tail. This node
+            # would acknowledge the records that come there, and keep none.
+            end = await end_of_objects(manifest) if info is not None else 0
+            if info is None or manifest.head is None:
                 continue
+            end = max(end, manifest.head.start)
             # A deleted log of the same number is another log, with another history.
-            if await check_origin(store, log, info.created_us):
-                await self._engine.tier(log, head.end - 1, head.end - 1)
+            if end >= 2 and await check_origin(store, log, info.created_us):
+                await self._engine.tier(log, end - 1, end - 1)
 
     async def _measure(self) -> None:
         try:

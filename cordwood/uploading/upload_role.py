@@ -43,6 +43,7 @@ from cordwood.protocol.tier_plan import (
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.settings import MIB, ClientSettings, TierSettings
 from cordwood.storage.said_once import SaidOnce
+from cordwood.tier.repair import end_of_objects
 from cordwood.tier.shared_upload import LogItems, gather, upload_shared
 from cordwood.tier.uploader import Item, LogUploader, Uploaded
 from cordwood.uploading.leases import leased
@@ -152,6 +153,7 @@ class UploadRole:
         self._said = SaidOnce(logger)
         self._said_blocked: dict[int, SaidOnce] = {}
         self._said_guarded: dict[int, SaidOnce] = {}
+        self._said_beyond: dict[int, SaidOnce] = {}
 
     async def run(self) -> None:
         """Look for records to upload at intervals, until cancelled."""
@@ -320,6 +322,8 @@ class UploadRole:
             head = await (await self._objects.manifest(log)).load()
             seen.begin(head.end if head is not None else 0)
         if tail < seen.next:
+            if tail + 1 < seen.next:
+                await self._check_end(client, info, seen, tail)
             return None
         if seen.upto <= tail or seen.barrier is not None:
             await self._read_heads(client, log, seen, tail)
@@ -327,6 +331,30 @@ class UploadRole:
             log, policy_of(info.attributes), seen.next, tail + 1, seen.barrier, seen.bytes,
             seen.oldest_us,
         )  # fmt: skip
+
+    async def _check_end(self, client: Store, info: LogInfo, seen: _Seen, tail: int) -> None:
+        """Look at a manifest that ends behind what the log has released.
+
+        Either this node heard of the release late, or a repair has changed the manifest, or one
+        accepted a loss of what the log never had: nothing is uploaded there.
+        """
+        log = int(info.log_id)
+        manifest = await self._objects.manifest(log)
+        held = await end_of_objects(manifest)
+        end = manifest.head.end if manifest.head is not None else 0
+        said = self._said_beyond.setdefault(log, SaidOnce(logger))
+        if manifest.head is not None and end > tail + 1 >= held:
+            upto = (await client.tiered(info.name)).upto
+            right = max(int(upto), held - 1, manifest.head.start - 1)
+            said.warning(
+                f"log {log}: the accepted loss in main storage reaches {format_lsn(end - 1)}, and "
+                f"the log {format_lsn(tail)}: what comes up to there is not uploaded. Take it "
+                f"back: `cordwood tier repair {log} --end {format_lsn(right)}`"
+            )
+        else:
+            said.over(f"log {log}: uploads go on")
+        if end != seen.next:
+            self._seen[log] = _Seen()  # a repair has changed it
 
     async def _read_heads(self, client: Store, log: int, seen: _Seen, tail: int) -> None:
         """Count the blocks since the last look. A barrier is looked at again."""

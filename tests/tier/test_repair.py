@@ -26,7 +26,14 @@ from cordwood.tier.collect import collect_log, collect_shared, retire_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer, load_footer
 from cordwood.tier.object_store import ObjectInfo
-from cordwood.tier.repair import Unrepairable, find_logs, is_lost, repair_log, survey_log
+from cordwood.tier.repair import (
+    Unrepairable,
+    end_of_objects,
+    find_logs,
+    is_lost,
+    repair_log,
+    survey_log,
+)
 from cordwood.tiered import Entry
 
 IN = {"timeout_s": 10.0}
@@ -374,6 +381,60 @@ class TestRepair:
         await cloud.store.delete([head_name(7)], **IN)
         await repair_log(cloud.store, cloud.manifest(), 7, end=end, accept=True)
         await check_end()
+
+    @pytest.mark.parametrize("count", [0, 1, 62, 63, 64, 127, 130])
+    @pytest.mark.parametrize("left", [0, 1, 10])
+    @as_scenario(on_bucket)
+    async def test_an_accepted_loss_that_reaches_past_the_log_is_taken_back(
+        self, cloud: Cloud, *, count: int, left: int
+    ) -> None:
+        """Nothing that came up to there was ever uploaded. A second loss is joined to the first."""
+        manifest = await cloud.grow(count)
+        entries = await all_entries(cloud.manifest())
+        assert manifest.head is not None
+        tail = manifest.head.end - 1
+        for far in (tail + 5, tail + 1000):
+            await repair_log(cloud.store, cloud.manifest(), 7, end=far, accept=True)
+        uploader = cloud.manifest()
+        await uploader.take_turn(0)
+        if count:
+            with pytest.raises(BadSetting, match="nothing to repair"):
+                await repair_log(cloud.store, cloud.manifest(), 7, end=tail - 1)
+        with pytest.raises(BadSetting, match="nothing to repair"):
+            await repair_log(cloud.store, cloud.manifest(), 7, end=tail + 1000)
+        await repair_log(cloud.store, cloud.manifest(), 7, end=tail + left)
+        again = cloud.manifest()
+        head = await again.load_whole()
+        assert head is not None
+        assert head.end == tail + left + 1
+        found = await all_entries(again)
+        assert found[:count] == entries
+        assert all(is_lost(entry) for entry in found[count:])
+        assert sum(entry.last - entry.first + 1 for entry in found[count:]) == left
+        assert await end_of_objects(again) == (tail + 1 if count else 0)
+        await again.take_turn(0)
+        done = await cloud.put((7, 2), fence=again.head.fence)
+        entry = cloud.entry(done, 7)
+        with pytest.raises(Fenced):
+            at = uploader.head.end
+            await uploader.commit(entry._replace(first=at, last=at, fence=uploader.head.fence))
+        if not left:
+            await again.commit(entry)
+            assert (await all_entries(cloud.manifest()))[-1] == entry
+
+    @as_scenario(on_bucket)
+    async def test_a_loss_with_objects_behind_it_stays(self, cloud: Cloud) -> None:
+        manifest = await cloud.grow(2)
+        assert manifest.head is not None
+        tail = manifest.head.end - 1
+        await repair_log(cloud.store, cloud.manifest(), 7, end=tail + 9, accept=True)
+        cloud.made[7].next = tail + 10
+        again = cloud.manifest()
+        await again.take_turn(0)
+        done = await cloud.put((7, 2), fence=again.head.fence)
+        await again.commit(cloud.entry(done, 7))
+        with pytest.raises(BadSetting, match="nothing to repair"):
+            await repair_log(cloud.store, cloud.manifest(), 7, end=tail)
 
     @as_scenario(on_bucket)
     async def test_a_manifest_that_went_back_is_continued_with_the_objects_that_are_there(
