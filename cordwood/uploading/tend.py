@@ -34,7 +34,7 @@ from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.collect import Collected, collect_log, collect_shared, retire_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
-from cordwood.tier.repair import find_logs
+from cordwood.tier.repair import find_logs, is_lost
 from cordwood.tier.table_notes import Tabled, load_tabled
 from cordwood.tiered import Head
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
@@ -146,7 +146,12 @@ class Tend:
         if not backlog_s:
             return 0
         kept = await manifest.find_append_time(self._now_us() - round(backlog_s * 1e6))
-        return (kept.first if kept is not None else head.end) - 1
+        last = (kept.first if kept is not None else head.end) - 1
+        # Trap: nobody knows how old the records of a lost range are. It has the time of what stands
+        # before it, and nodes may hold younger records of it. What follows it bounds their age.
+        while (before := await manifest.find(last)) is not None and is_lost(before):
+            last = before.first - 1
+        return last
 
     def _too_much(self, head: Head, backlog_bytes: int) -> int:
         """The last LSN above which objects keep `backlog_bytes` of records as nodes stored them;
