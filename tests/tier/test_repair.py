@@ -415,9 +415,9 @@ class TestRepair:
         await again.take_turn(0)
         done = await cloud.put((7, 2), fence=again.head.fence)
         entry = cloud.entry(done, 7)
+        at, fence = uploader.head.end, uploader.head.fence
         with pytest.raises(Fenced):
-            at = uploader.head.end
-            await uploader.commit(entry._replace(first=at, last=at, fence=uploader.head.fence))
+            await uploader.commit(entry._replace(first=at, last=at, fence=fence))
         if not left:
             await again.commit(entry)
             assert (await all_entries(cloud.manifest()))[-1] == entry
