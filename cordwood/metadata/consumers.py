@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -21,12 +22,19 @@ from cordwood.errors import BadSetting
 from cordwood.layout.json_text import read_json
 from cordwood.lsn import LSN_MAX
 from cordwood.metadata.change import change_repeatably
-from cordwood.metadata.store import MetadataStore
-from cordwood.protocol.consumer_group import Group, GroupMember, Owner
+from cordwood.metadata.store import VALUE_BYTES_MAX, MetadataStore
+from cordwood.protocol.consumer_group import MARKS_MAX, Group, GroupMember, Owner
 
 MEMBERS_MAX = 1000
 LOGS_MAX = 4000
-"""With names of 100 bytes an entry stays well below the store's bound."""
+"""One member with a name of 100 bytes then keeps an entry below the store's bound. With more of
+them the bytes decide: see `_room`."""
+
+POSITION_BYTES = 24
+"""Of a position, without the number of its log: 19 digits, quotes, a colon and a comma."""
+
+RESETS_BYTES = 8
+"""Of a log's count of resets, likewise: up to 9,999."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -73,7 +81,7 @@ def check_consumer_name(name: str) -> str:
 
 
 class EntryFull(BadSetting):
-    """A consumer would have too many members or logs."""
+    """A consumer would have too many members or logs, or too many bytes of both."""
 
 
 class Consumers:
@@ -112,9 +120,53 @@ class Consumers:
             logs = max(len(wanted.positions), len(wanted.owners))
             if len(wanted.members) > MEMBERS_MAX or logs > LOGS_MAX:
                 raise EntryFull(f"{name} may have {MEMBERS_MAX} members and {LOGS_MAX} logs")
-            return None if wanted == group else _encode(wanted)
+            if wanted == group:
+                return None
+            encoded = _encode(wanted)
+            # Trap: the store's bound would meet the saves of members, which have no way out. So a
+            # member that joins leaves room for all that is saved later.
+            room = _room(wanted) if _has_joined(group, wanted) else 0
+            if len(encoded) + room <= VALUE_BYTES_MAX:
+                return encoded
+            marks_max = MARKS_MAX
+            while marks_max > 1:  # the newest mark knows the second try of a call
+                marks_max //= 2
+                encoded = _encode(_with_marks(wanted, marks_max))
+                if len(encoded) + room <= VALUE_BYTES_MAX:
+                    return encoded
+            raise EntryFull(
+                f"{name} would need {len(encoded) + room} bytes for {logs} logs and what its "
+                f"{len(wanted.members)} members list of them, and may have {VALUE_BYTES_MAX}: "
+                "have fewer members, with shorter names, or divide the logs among several consumers"
+            )
 
         return read_group(name, await change_repeatably(self._store, _key(name), decide_entry))
+
+
+def _has_joined(before: Group, after: Group) -> bool:
+    """Whether a member came, or lists other logs than before."""
+    return any(
+        name not in before.members or before.members[name].logs != member.logs
+        for name, member in after.members.items()
+    )
+
+
+def _room(group: Group) -> int:
+    """The bytes by which a consumer may still grow while its members read, save and are reset."""
+    room = 0
+    for log in group.owners:
+        if log not in group.positions:
+            room += len(log) + POSITION_BYTES
+        else:
+            room += len(str(LSN_MAX)) - len(str(int(group.positions[log])))
+        if log not in group.resets:
+            room += len(log) + RESETS_BYTES
+    return room
+
+
+def _with_marks(group: Group, marks_max: int) -> Group:
+    """A consumer with the newest marks of each log only."""
+    return replace(group, marks={log: marks[-marks_max:] for log, marks in group.marks.items()})
 
 
 def _key(name: str) -> str:
