@@ -254,14 +254,13 @@ class SequencerRole:
         if appender is not None and not appender.has_unreleased_space(entry.stored_bytes):
             text = "this log's earlier epochs are being recovered: try again in a moment"
             return Overloaded(text), NodeId(0)
-        if appender is not None and (appender.is_recovered or not entry.needs_recovery):
+        if appender is not None and (appender.is_recovered or not row.must_wait(waiting)):
             appender.enqueue(waiting)
             self._dirty[entry.log] = None
         elif row.waiting_bytes + entry.stored_bytes > ACTIVATING_BYTES_MAX:
             return Overloaded("the log's sequencer is starting: try again in a moment"), NodeId(0)
         else:
-            row.waiting.append(waiting)
-            row.waiting_bytes += entry.stored_bytes
+            row.keep(waiting)
         self._in_flight_bytes += entry.stored_bytes
         return None
 

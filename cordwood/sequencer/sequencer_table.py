@@ -28,6 +28,7 @@ from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender, Role
 from cordwood.sequencer.releases import Releases
 from cordwood.sequencer.run_contents import Waiting
+from cordwood.wire.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class TableRow:
     """
 
     __slots__ = (
+        "_held",
         "appender",
         "ready",
         "recovered",
@@ -66,6 +68,30 @@ class TableRow:
         self.ready: asyncio.Future[LogAppender] = loop.create_future()
         self.waiting: list[Waiting] = []
         self.waiting_bytes = 0
+        # Connections with an entry without a producer that waits for the recovery.
+        self._held: set[Connection] = set()
+
+    def must_wait(self, each: Waiting) -> bool:
+        """Whether an entry waits for the recovery: it needs that, or it follows one that does.
+
+        Blocks of one client pass one another only if one of them is a producer's. A block passed
+        by a later one with an expected tail would be told that the tail had moved.
+        """
+        follows = not each.entry.producer and each.connection in self._held
+        return each.entry.needs_recovery or follows
+
+    def keep(self, each: Waiting) -> None:
+        """Have an entry wait behind all that wait already."""
+        if each.entry.needs_recovery and not each.entry.producer:
+            self._held.add(each.connection)
+        self.waiting.append(each)
+        self.waiting_bytes += each.entry.stored_bytes
+
+    def take_waiting(self) -> list[Waiting]:
+        """All entries that wait, in their order; none waits from now on."""
+        waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        self._held.clear()
+        return waiting
 
 
 class TableRole(Role, Protocol):
@@ -133,8 +159,8 @@ class SequencerTable:
         tell(EpochRestarted(log, epoch))
         row = self.start(log)
         # In this order: the pending entries came before those that wait for the recovery.
-        row.waiting = old.appender.take_pending() + old.waiting
-        row.waiting_bytes = sum(each.entry.stored_bytes for each in row.waiting)
+        for each in old.appender.take_pending() + old.waiting:
+            row.keep(each)
 
     def start_if_due(self, log: int) -> TableRow | None:
         """Begin to activate a log, unless an activation failed a moment ago."""
@@ -186,13 +212,11 @@ class SequencerTable:
         """Hand over the waiting entries that no longer have to wait."""
         appender = row.appender
         assert appender is not None, "nothing is taken before the activation"
-        waiting, row.waiting, row.waiting_bytes = row.waiting, [], 0
-        for each in waiting:
-            if appender.is_recovered or not each.entry.needs_recovery:
+        for each in row.take_waiting():
+            if appender.is_recovered or not row.must_wait(each):
                 appender.enqueue(each)
             else:
-                row.waiting.append(each)
-                row.waiting_bytes += each.entry.stored_bytes
+                row.keep(each)
         self._role.number(log)
 
     async def _recover(self, log: int, row: TableRow) -> None:
@@ -228,8 +252,7 @@ class SequencerTable:
             # Read here, because no task may wait for it: asyncio reports an error that is not read.
             row.recovered.exception()
         row.recovered = asyncio.get_running_loop().create_future()
-        waiting, row.waiting, row.waiting_bytes = row.waiting, [], 0
-        for each in waiting:
+        for each in row.take_waiting():
             self._role.refuse(each.connection, each.entry, error)
 
     def _on_recovered(self, log: int, row: TableRow, recovered: Recovered | None) -> None:
@@ -270,9 +293,8 @@ class SequencerTable:
         told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))
         if isinstance(told, NoSequencer):
             self.failures[log] = told, self._now() + again_s
-        for waiting in row.waiting:
+        for waiting in row.take_waiting():
             self._role.refuse(waiting.connection, waiting.entry, told)
-        row.waiting.clear()
         if not row.ready.done():
             row.ready.set_exception(told)
             row.ready.exception()

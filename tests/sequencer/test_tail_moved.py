@@ -65,3 +65,30 @@ def test_a_record_that_is_stored_has_moved_it() -> None:
             assert await values(two, "log") == [b"1", b"2", b"rival"]
 
     simulate(scenario, nodes=5, copies=3)
+
+
+async def another_append_follows(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=20) as store, cluster.client(timeout_s=20) as other:
+        await store.append("log", b"1")
+        tail = await store.append("log", b"2")
+        cluster.kill(cluster.sequencer_of(LOG))
+        await asyncio.sleep(0.5)  # the client's connection has ended
+        calls = (
+            store.append("log", b"3", expected_tail=tail),
+            store.append("log", b"4"),
+            store.append_many("log", [b"5", b"6"]),
+        )
+        await asyncio.gather(*calls)
+        found = await values(other, "log")
+        assert found == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+def test_no_later_append_of_the_client_passes_it() -> None:
+    """It waited for the recovery, which a plain append need not. So a client's own next append
+    moved the tail, although the client had called in the other order."""
+    simulate(another_append_follows, nodes=5, copies=3)
+
+
+def test_the_planted_bug_of_a_passed_append_is_caught() -> None:
+    with planted(find_bug("expected-tail-passed")), pytest.raises(TailMoved):
+        simulate(another_append_follows, nodes=5, copies=3)
