@@ -102,7 +102,7 @@ class StorageSettings:
         cache_bytes: blocks that are in the WAL and not yet in LogsDB; when it is full, appends
             wait. Stores of numbered blocks may exceed it by an eighth, stores of recoveries by a
             quarter, and no store by more. Half of it is a burst that no flush disturbs: a second
-            of the fastest disk measured. It takes memory only for blocks that it holds.
+            of the fastest disk measured. It takes memory only for what it holds.
             flush_bytes: a flush begins when this much is unflushed and appends pause, or when half
             of the cache or of the WAL is full. Large files are read with few seeks; 32 MiB are
             written in a fifth of a second.
@@ -125,10 +125,10 @@ class StorageSettings:
         reached_every_s: how often a storing node records in the metadata store how far its WAL has
             come. A start from an older copy of its directory is noticed if the copy is older than
             this. A tenth of a write a second for each node is nothing to any metadata store.
-        recent_bytes: blocks that stay in memory for readers after their flush, with 1 KiB more
-            counted for each block; 0 for none. Four flushes: most readers are seconds behind.
-            It takes memory only for blocks that it holds. block_cache_bytes: RocksDB's cache of
-            index entries and blocks that it has read.
+        recent_bytes: blocks and ledger entries that stay in memory for readers after their flush,
+            with 1 KiB more counted for each block or run of entries; 0 for none. Four flushes: most
+            readers are seconds behind. It takes memory only for what it holds.
+            block_cache_bytes: RocksDB's cache of index entries and blocks that it has read.
         scrub_bytes_s: the rate at which a scrub reads LogsDB in the background to find rotten data;
             0 for no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and
             a terabyte in 12 days.

@@ -173,7 +173,7 @@ def _held_words(seen: SeenRecord) -> str:
         case ProducedRecord(log, epoch, _, packed):
             some = {each.producer for each in read_produced(packed)}
             return f"log {log}: {len(some)} producers wrote into epoch {epoch}"
-        case LedgerEntries(ledger, _, entries):
+        case LedgerEntries(ledger, _, entries, _):
             return f"ledger {ledger}: {len(entries)} entries from {entries[0].entry} on"
         case LedgerChanges(changes):
             return "; ".join(
@@ -230,7 +230,7 @@ def _held_json(seen: SeenRecord) -> dict[str, Any]:
         case ProducedRecord(log, epoch, _, packed):
             producers = sorted({each.producer for each in read_produced(packed)})
             return {"produced": {"log": log, "epoch": epoch, "producers": producers}}
-        case LedgerEntries(ledger, _, entries):
+        case LedgerEntries(ledger, _, entries, _):
             return {"entries": {"ledger": ledger, "entries": [each.entry for each in entries]}}
         case LedgerChanges(changes):
             states = [

@@ -116,7 +116,9 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
     if (
         isinstance(call, ledgers.ReadRun)
         and isinstance(reply, ledgers.RunReply)
-        and (reply.count > call.count or not is_run(reply.packed, call.first, reply.count))
+        and (
+            reply.count > call.count or not is_run(reply.packed, call.first, reply.count, call.step)
+        )
     ):
         raise Malformed(f"of ledger {call.ledger} a run of entries came that is none")
     if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from cordwood.block import Buffer
 from cordwood.ledger import NO_ENTRY
@@ -35,25 +36,47 @@ assert _HEADS.itemsize == _HEAD.size, "both say the same"
 
 def pack_run(heads: Iterable[Head], bodies: Sequence[Buffer]) -> bytes:
     """Entries and their bodies, in the same order."""
-    return b"".join((*(_HEAD.pack(*head) for head in heads), *bodies))
+    return b"".join((pack_heads(heads), *bodies))
 
 
-def is_run(packed: memoryview, first: int, count: int) -> bool:
-    """Whether this is a run of this many entries from `first` on."""
+def pack_heads(heads: Iterable[Head]) -> bytes:
+    """What a run has before its bodies."""
+    return b"".join([_HEAD.pack(*head) for head in heads])
+
+
+def is_run(packed: memoryview, first: int, count: int, step: int = 1) -> bool:
+    """Whether this is a run of this many entries: `first`, `first + step` and so on."""
     if len(packed) < count * _HEAD.size:
         return False
     size = len(packed) - count * _HEAD.size
     if count < _SEARCHED:
         heads = [*heads_of(packed, count)]
-        follow = all(head[0] == entry for entry, head in enumerate(heads, first))
+        follow = all(head[0] == first + at * step for at, head in enumerate(heads))
         in_range = all(head[1] >= NO_ENTRY and head[2] <= LENGTH_MAX for head in heads)
         return follow and in_range and sum(head[3] for head in heads) == size
     found = np.frombuffer(packed, _HEADS, count)
-    wanted = np.arange(first, first + count, dtype=np.uint64)
+    wanted = np.arange(0, count * step, step, dtype=np.uint64) + np.uint64(first)
     # A faulty node may say any number: a digest covers those below 2^63 only.
     in_range = found["lac"].min() >= NO_ENTRY and found["length"].max() <= LENGTH_MAX
     follow = bool((found["entry"] == wanted).all())
     return follow and bool(in_range) and int(found["size"].sum(dtype=np.int64)) == size
+
+
+def heads_bytes(count: int) -> int:
+    """The bytes before the bodies of a run of this many entries."""
+    return count * _HEAD.size
+
+
+def numbers_of(packed: memoryview, count: int) -> npt.NDArray[np.uint64]:
+    """The entries of a run of this many: their numbers."""
+    found: npt.NDArray[np.uint64] = np.frombuffer(packed, _HEADS, count)["entry"]
+    return found
+
+
+def sizes_of(packed: memoryview, count: int) -> npt.NDArray[np.uint32]:
+    """The bytes of each body of a run of this many entries."""
+    found: npt.NDArray[np.uint32] = np.frombuffer(packed, _HEADS, count)["size"]
+    return found
 
 
 def heads_of(packed: memoryview, count: int) -> Iterator[Head]:

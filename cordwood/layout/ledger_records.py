@@ -75,11 +75,16 @@ class KeptEntry(NamedTuple):
 
 
 class LedgerEntries(NamedTuple):
-    """Entries of one ledger were stored."""
+    """Entries of one ledger were stored.
+
+    Attributes:
+        packed: the same entries as they came, see `layout.entry_run`; empty if nobody has them so.
+    """
 
     ledger: int
     key: bytes
     entries: tuple[KeptEntry, ...]
+    packed: memoryview = memoryview(b"")
 
 
 class LedgerChange(NamedTuple):
@@ -131,7 +136,8 @@ def read_entries(data: memoryview) -> LedgerEntries:
     ledger, key, count = _HEAD.unpack_from(data)
     if ledger > LEDGER_MAX:
         raise Malformed(f"no ledger has the number {ledger}")
-    return LedgerEntries(ledger, key, unpack_entries(data[_HEAD.size :], count))
+    packed = data[_HEAD.size :]
+    return LedgerEntries(ledger, key, unpack_entries(packed, count), packed)
 
 
 def unpack_entries(packed: memoryview, count: int) -> tuple[KeptEntry, ...]:

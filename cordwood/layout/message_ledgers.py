@@ -14,6 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from cordwood.block import Buffer
 from cordwood.layout.entry_run import pack_run
 from cordwood.layout.ledger_entry import BODY_BYTES_MAX, KEY_BYTES
 from cordwood.layout.ledger_metadata import METADATA_BYTES_MAX
@@ -29,6 +30,9 @@ RUN_ENTRIES_MAX = 2048
 
 READ_BYTES_MAX = 3 << 20
 """Bytes of bodies in one reply; the last body may exceed the bound."""
+
+STEP_MAX = 255
+"""The most nodes of an ensemble."""
 
 POLL_MS_MAX = 20_000
 """A node answers within 30 s in any case."""
@@ -166,11 +170,13 @@ class EntriesReply(Struct, frozen=True, tag="entries"):
 
 
 class ReadRun(Struct, frozen=True, tag="read_run"):
-    """Entries from `first` on, one after another: as many of `count` as the node has whole and as
+    """Entries `first`, `first + step` and so on: as many of `count` as the node has whole and as
     fit. A reader takes thousands of small entries so; why an entry is not there says `ReadEntries`.
 
     Attributes:
         bytes_max: of bodies, which a single entry may exceed.
+        step: of a ledger whose nodes do not have every entry, those of one write set have the
+            size of the ensemble between them.
     """
 
     ledger: Ledger
@@ -178,6 +184,7 @@ class ReadRun(Struct, frozen=True, tag="read_run"):
     first: Entry
     count: Annotated[int, Meta(ge=1, le=RUN_ENTRIES_MAX)]
     bytes_max: Annotated[int, Meta(ge=1, le=READ_BYTES_MAX)]
+    step: Annotated[int, Meta(ge=1, le=STEP_MAX)] = 1
 
 
 class RunReply(Struct, frozen=True, tag="run"):
@@ -191,6 +198,12 @@ class RunReply(Struct, frozen=True, tag="run"):
     count: Annotated[int, Meta(ge=0, le=RUN_ENTRIES_MAX)]
     lac: Lac
     packed: memoryview
+
+
+class SentRun(RunReply, frozen=True, tag="run"):
+    """A RunReply as a node sends it: the parts of `packed` where they lie in its memory."""
+
+    parts: tuple[Buffer, ...] = ()
 
 
 class AskLac(Struct, frozen=True, tag="ask_lac"):

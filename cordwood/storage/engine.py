@@ -79,6 +79,7 @@ from cordwood.storage.log_cache import EpochEnd, FlushSet, LogCache
 from cordwood.storage.log_reader import LogReader
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
+from cordwood.storage.recent_room import RecentRoom
 from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
 from cordwood.storage.space.free_space import cache_bytes_max, cache_takes, first_wave_space
 from cordwood.storage.staging.staged_index import StagedIndex
@@ -137,7 +138,8 @@ class StorageEngine:
         self.cache = LogCache(states)
         self.staged, self.logs = staged or StagedIndex(), logs
         self.ledgers = ledgers or LedgerIndex()
-        self._recent = RecentBlocks(settings.recent_bytes)
+        self.ledgers.recent_room = room = RecentRoom(settings.recent_bytes)
+        self._recent = RecentBlocks(room)
         self.reader = LogReader(self.cache, logs, self._recent)
         self.failed = self.damage = self.low_space = self.read_only = ""
         self.has_lost = self.is_out_of_space = self.is_given_away = False

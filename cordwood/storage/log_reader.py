@@ -19,6 +19,7 @@ from cordwood.storage.log_cache import CachedLog, LogCache
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.partition import BlockRun, Part, Wanted
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
+from cordwood.storage.recent_room import RecentRoom
 
 
 class LogReader:
@@ -32,7 +33,7 @@ class LogReader:
     ) -> None:
         self._cache = cache
         self._logs = logs
-        self._recent = recent or RecentBlocks(0)
+        self._recent = recent or RecentBlocks(RecentRoom(0))
 
     def get(self, log: int) -> CachedLog | None:
         """A log's state (released and readable LSNs, …), None for an unknown log."""

@@ -14,7 +14,16 @@ from cordwood.errors import CordwoodError, Overloaded, Rejected, Unreachable
 from cordwood.host.seams import Listener, Network
 from cordwood.layout.frame import REPLY_BYTES_MAX, Frame, Kind
 from cordwood.layout.hello import Hello
-from cordwood.layout.message import Call, DoneReply, Ping, Reply, pack, read_call, to_fault
+from cordwood.layout.message import (
+    Call,
+    DoneReply,
+    Ping,
+    Reply,
+    pack,
+    read_call,
+    to_fault,
+)
+from cordwood.layout.reply_parts import pack_reply
 from cordwood.layout.tokens import read_tokens
 from cordwood.wire.arrivals import Arrivals
 from cordwood.wire.connection import HELLO_TIMEOUT_S, Connection
@@ -227,15 +236,16 @@ class Server:
         except CordwoodError as error:
             connection.send(Kind.FAULT, request, (pack(to_fault(error)),))
         else:
-            packed = pack(reply)
-            if fits(packed):
-                connection.send(Kind.REPLY, request, (packed,))
+            parts = pack_reply(reply)
+            size = sum(map(len, parts))
+            if fits(size):
+                connection.send(Kind.REPLY, request, parts)
                 return
             # The caller would close the connection, and lose all that is under way on it.
-            text = f"the answer to {type(call).__name__} has {len(packed)} bytes, too many to send"
+            text = f"the answer to {type(call).__name__} has {size} bytes, too many to send"
             connection.send(Kind.FAULT, request, (pack(to_fault(Rejected(text))),))
 
 
-def fits(packed: bytes) -> bool:
-    """Whether a caller takes an answer of this size."""
-    return len(packed) <= REPLY_BYTES_MAX
+def fits(size: int) -> bool:
+    """Whether a caller takes an answer of this many bytes."""
+    return size <= REPLY_BYTES_MAX

@@ -12,13 +12,15 @@ from msgspec.structs import replace
 from scenarios import as_scenario
 
 from cordwood.errors import AccessDenied, Malformed, Retryable
-from cordwood.layout.entry_run import bodies_of, heads_of, is_run
+from cordwood.layout.answers import check_answer
+from cordwood.layout.entry_run import bodies_of, heads_of
 from cordwood.layout.ledger_records import (
     LEDGERS_TABLE,
     LedgerChange,
     LedgerFlag,
     entry_row_key,
 )
+from cordwood.layout.message import read_reply
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
@@ -28,9 +30,11 @@ from cordwood.layout.message_ledgers import (
     Found,
     ReadEntries,
     ReadRun,
+    RunReply,
     TellLac,
     pack_items,
 )
+from cordwood.layout.reply_parts import pack_reply
 from cordwood.sim.memory_logs import MemoryTables
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.ledgers.ledger_store import LedgerStore
@@ -44,10 +48,15 @@ def add(*entries: int, recovery: bool = False, body: bytes = b"body", key: bytes
     return AddEntries(LEDGER, key, len(items), pack_items(items), recovery)
 
 
-async def run_of(store: LedgerStore, first: int, count: int = 9, bytes_max: int = 999) -> list[int]:
+async def run_of(
+    store: LedgerStore, first: int, count: int = 9, bytes_max: int = 999, step: int = 1
+) -> list[int]:
     """The entries that one call for a run gets."""
-    reply = await store.read_run(ReadRun(LEDGER, KEY, first, count, bytes_max))
-    assert is_run(reply.packed, first, reply.count)
+    call = ReadRun(LEDGER, KEY, first, count, bytes_max, step)
+    sent = await store.read_run(call)
+    reply = read_reply(b"".join(pack_reply(sent)))
+    assert isinstance(reply, RunReply), "as its caller sees it"
+    check_answer(call, reply)
     told = [(head[0], head[1], head[2]) for head in heads_of(reply.packed, reply.count)]
     assert told == [(entry, entry - 1, 4 * entry + 4) for entry, _, _ in told]
     assert bytes(bodies_of(reply.packed, reply.count)) == b"body" * reply.count

@@ -256,7 +256,7 @@ BUGS = (
                at(LetIn.take).instead(lambda self: False),
                scene="tests/client/append/test_room_in_turn.py"),
     PlantedBug("answers-of-any-size", "a node sends an answer that its caller takes for a damaged frame",
-               at(wire_server.fits).instead(lambda packed: True),
+               at(wire_server.fits).instead(lambda size: True),
                scene="tests/wire/test_server.py"),
     PlantedBug("producer-of-any-process", "a process that forks and its child append as one producer",
                at(Producer._check_process).instead(lambda self: None),

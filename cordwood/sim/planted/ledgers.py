@@ -265,6 +265,7 @@ def _evicts_all(right: Any, self: LedgerIndex, cut: LedgerCut) -> None:
     right(self, cut)
     for held in self.held.values():
         held.entries.clear()
+        held.runs.clear()
 
 
 async def _takes_all_for_deleted(self: LedgerCalls, ledger: int) -> bool:

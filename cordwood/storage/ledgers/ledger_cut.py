@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cordwood.layout.ledger_records import KeptEntry, entry_row_key, pack_entry_row
+from cordwood.storage.ledgers.held_runs import HeldRun
 from cordwood.storage.logs_db.tables import Row
 
 
@@ -23,11 +24,13 @@ class LedgerCut:
         added: by ledger, the entries of each record, in the order of the WAL.
         states: rows of the states of ledgers.
         is_empty: whether nothing of a ledger is to be kept any more.
+        runs: the same entries as they came, without those that came in no order.
     """
 
     added: Mapping[int, Sequence[Sequence[KeptEntry]]] = field(default_factory=dict)
     states: Sequence[Row] = ()
     is_empty: Callable[[int], bool] = lambda _: False
+    runs: Sequence[HeldRun] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.states)

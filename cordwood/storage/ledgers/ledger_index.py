@@ -1,7 +1,8 @@
 """The durable state of every ledger on one node, and the entries that LogsDB does not have yet.
 
 Records come here in the order of the WAL, once they are durable. The next flush takes the changes
-to LogsDB's table of ledgers, and then their bodies leave memory.
+to LogsDB's table of ledgers, and then their bodies leave memory, but for those that have room
+with the recent blocks of logs.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -22,7 +23,9 @@ from cordwood.layout.ledger_records import (
     state_row_key,
 )
 from cordwood.ledger import NO_ENTRY
+from cordwood.storage.ledgers.held_runs import HeldRun, HeldRuns
 from cordwood.storage.ledgers.ledger_cut import LedgerCut
+from cordwood.storage.recent_room import RecentRoom
 
 
 class HeldLedger:
@@ -32,10 +35,10 @@ class HeldLedger:
         key: the digest of its password. flags: its permanent states on this node. lac: the highest
             LAC that this node received, with an entry or alone.
         last: the highest entry that this node holds, here or in LogsDB.
-        entries: those that LogsDB does not have yet.
+        entries: those that LogsDB does not have yet. runs: these, and some that it has.
     """
 
-    __slots__ = ("entries", "flags", "key", "lac", "last")
+    __slots__ = ("entries", "flags", "key", "lac", "last", "runs")
 
     def __init__(self, key: bytes, flags: LedgerFlag, lac: int, last: int) -> None:
         self.key = key
@@ -43,6 +46,7 @@ class HeldLedger:
         self.lac = lac
         self.last = last
         self.entries: dict[int, KeptEntry] = {}
+        self.runs = HeldRuns()
 
     @property
     def row(self) -> LedgerRow:
@@ -56,6 +60,7 @@ class LedgerIndex:
     Attributes:
         held: by ledger.
         stored_entries: entries stored since the start.
+        recent_room: the memory for runs that LogsDB has.
     """
 
     def __init__(self, stored: Mapping[int, LedgerRow] | None = None) -> None:
@@ -65,9 +70,11 @@ class LedgerIndex:
         """
         self.held = {ledger: HeldLedger(*row) for ledger, row in (stored or {}).items()}
         self.stored_entries = 0
+        self.recent_room = RecentRoom(0)
         self._changed: dict[int, None] = {}
-        # By ledger, the entries of each record since the last cut.
+        # By ledger, the entries of each record since the last cut; and the runs of these records.
         self._added: dict[int, list[Sequence[KeptEntry]]] = {}
+        self._runs: list[HeldRun] = []
 
     def get(self, ledger: int) -> HeldLedger | None:
         """A ledger's state, None if this node never heard of it."""
@@ -88,6 +95,7 @@ class LedgerIndex:
             held.lac = max(held.lac, change.lac)
             if change.flags.is_empty:
                 held.entries.clear()
+                held.runs.clear()
             self._changed[change.ledger] = None
         return 0
 
@@ -104,6 +112,10 @@ class LedgerIndex:
             return 0
         entries = {each.entry: each for each in record.entries}
         held.entries.update(entries)
+        run = HeldRun.of(record)
+        held.runs.replace(min(entries), max(entries), run)
+        if run is not None:
+            self._runs.append(run)
         held.last = max(held.last, *entries)
         held.lac = max(held.lac, max([each.lac for each in record.entries]))
         self._added.setdefault(record.ledger, []).append(record.entries)
@@ -121,10 +133,14 @@ class LedgerIndex:
         """The changes since the last cut, for LogsDB."""
         changed, self._changed = self._changed, {}
         added, self._added = self._added, {}
+        runs, self._runs = self._runs, []
         # A flag may have taken all of a ledger away since.
         kept = {each: added[each] for each in added if not self._is_empty(each)}
         states = [(state_row_key(each), pack_state_row(self.held[each].row)) for each in changed]
-        return LedgerCut(kept, states, self._is_empty)
+        return LedgerCut(kept, states, self._is_empty, runs)
+
+    def _drop_run(self, run: HeldRun) -> None:
+        self.held[run.ledger].runs.drop(run)
 
     def _is_empty(self, ledger: int) -> bool:
         return self.held[ledger].flags.is_empty
@@ -138,3 +154,7 @@ class LedgerIndex:
                 for kept in record:
                     if entries.get(kept.entry) is kept:
                         del entries[kept.entry]
+        for run in cut.runs:
+            if self.held[run.ledger].runs.has(run):
+                self.recent_room.add(self._drop_run, run, len(run.packed))
+        self.recent_room.trim()

@@ -15,7 +15,7 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from cordwood.block import Buffer
 from cordwood.errors import (
@@ -26,7 +26,8 @@ from cordwood.errors import (
     Retryable,
 )
 from cordwood.layout.engine_record import RecordKind
-from cordwood.layout.entry_run import Head, pack_run
+from cordwood.layout.entry_run import pack_heads
+from cordwood.layout.ledger_entry import BODY_BYTES_MAX
 from cordwood.layout.ledger_records import (
     STATES_MAX,
     KeptEntry,
@@ -54,16 +55,22 @@ from cordwood.layout.message_ledgers import (
     ReadEntries,
     ReadRun,
     RunReply,
+    SentRun,
     TellLac,
 )
 from cordwood.ledger import NO_ENTRY
 from cordwood.storage.engine import StorageEngine
+from cordwood.storage.ledgers.held_runs import Cut
 from cordwood.storage.ledgers.ledger_index import HeldLedger, LedgerIndex
 
 Answer = AddReply | EntriesReply | RunReply | LacReply | DoneReply
 
 POLLS_MAX = 512
 """Questions for a LAC that wait for one to rise: half of a node's calls of clients."""
+
+PART_BYTES = 8192
+"""The kernel takes parts of an answer one by one: where they are smaller, one copy of all costs
+less."""
 
 READ_AT_ONCE = 64
 """Entries read from LogsDB in one call."""
@@ -132,7 +139,7 @@ class LedgerStore:
         refusal = self._refusal(call)
         if refusal is not AddRefusal.NONE:
             return AddReply(refusal)
-        record = LedgerEntries(call.ledger, call.key, entries)
+        record = LedgerEntries(call.ledger, call.key, entries, call.packed)
         kind = RecordKind.LEDGER_ENTRIES
         parts = pack_entries(kind, call.ledger, call.key, call.count, call.packed)
         try:
@@ -320,45 +327,42 @@ class LedgerStore:
         below = {each.entry: each for each in stored if each is not None}
         return [kept or below.get(entry) for entry, kept in zip(entries, found, strict=True)]
 
-    async def read_run(self, call: ReadRun) -> RunReply:
+    async def read_run(self, call: ReadRun) -> SentRun:
         """Entries one after another, up to the first that this node does not have whole.
 
         Raises:
             AccessDenied: the ledger has another password.
         """
         held = self._known(call.ledger, call.key)
-        heads: list[Head] = []
+        heads: list[Buffer] = []
         bodies: list[Buffer] = []
-        size, stop = 0, call.first + call.count
+        count = size = 0
+        stop = call.first + call.count * call.step
         while held is not None and not held.flags.is_empty and size < call.bytes_max:
-            entry = call.first + len(heads)
+            entry, left = call.first + count * call.step, call.bytes_max - size
             if entry >= stop:
                 break
-            if entry in held.entries:
-                some = _in_row(held.entries, entry, stop, call.bytes_max - size)
-            elif entry <= held.last:
-                left = call.bytes_max - size
-                some = await self._stored_run(call.ledger, entry, stop - entry, left)
-            else:
-                break
-            for kept in some:
-                size += len(kept.body)
-                if bodies and size > call.bytes_max:
+            some = _in_memory(held, entry, stop, call.step, left, is_first=count == 0)
+            if some is None:
+                if entry > held.last:
                     break
-                heads.append((kept.entry, kept.lac, kept.length, len(kept.body)))
-                bodies.append(kept.body)
-            if not some:
+                some = await self._stored_run(call, entry, call.count - count, left)
+            if not some.taken:
                 break
+            count += some.taken
+            size += some.size
+            heads += some.heads
+            bodies += some.bodies
         lac = NO_ENTRY if held is None else held.lac
-        return RunReply(len(heads), lac, memoryview(pack_run(heads, bodies)))
+        return SentRun(count, lac, memoryview(b""), (*_joined(heads), *_joined(bodies)))
 
-    async def _stored_run(
-        self, ledger: int, first: int, count: int, bytes_max: int
-    ) -> list[KeptEntry]:
+    async def _stored_run(self, call: ReadRun, entry: int, count: int, bytes_max: int) -> Cut:
+        ledgers = self._engine.logs.ledgers
         try:
-            return await self._engine.logs.ledgers.run(ledger, first, count, bytes_max)
+            found = await ledgers.run(call.ledger, entry, count, bytes_max, call.step)
         except Corrupt:
-            return []  # Its reader asks for each of them.
+            found = []  # Its reader asks for each of them.
+        return _cut_of(found, bytes_max, is_first=entry == call.first)
 
     # The LAC.
 
@@ -496,16 +500,40 @@ class LedgerStore:
         return held
 
 
-def _in_row(
-    held: Mapping[int, KeptEntry], first: int, stop: int, bytes_max: int
-) -> list[KeptEntry]:
-    """Entries from `first` (held) up to the first that is missing, or up to `bytes_max` bytes."""
+def _in_memory(
+    held: HeldLedger, first: int, stop: int, step: int, bytes_max: int, *, is_first: bool
+) -> Cut | None:
+    """Entries from `first` on that are in memory; None if the first is not."""
+    run = held.runs.at(first)
+    cut = None if run is None else run.cut(first, stop, step, bytes_max)
+    if run is not None and cut is not None and is_first and not cut.taken:
+        return run.cut(first, first + 1, step, BODY_BYTES_MAX)
+    if cut is not None or first not in held.entries:
+        return cut
     found: list[KeptEntry] = []
-    size = 0
-    for entry in range(first, stop):
-        kept = held.get(entry)
-        if kept is None or size >= bytes_max:
+    for entry in range(first, stop, step):
+        kept = held.entries.get(entry)
+        if kept is None or (found and held.runs.at(entry) is not None):
+            break
+        found.append(kept)
+    return _cut_of(found, bytes_max, is_first=is_first)
+
+
+def _cut_of(entries: Sequence[KeptEntry], bytes_max: int, *, is_first: bool) -> Cut:
+    """The first entries that fit; one that does not fit is the only one of an answer."""
+    size, taken = 0, 0
+    for kept in entries:
+        if size + len(kept.body) > bytes_max and (taken or not is_first):
             break
         size += len(kept.body)
-        found.append(kept)
-    return found
+        taken += 1
+    some = entries[:taken]
+    heads = pack_heads([(each.entry, each.lac, each.length, len(each.body)) for each in some])
+    return Cut(taken, [heads], [each.body for each in some], size)
+
+
+def _joined(parts: list[Buffer]) -> list[Buffer]:
+    """Parts that are worth it stay where they are; a copy of small ones costs less."""
+    if len(parts) > 1 and sum(map(len, parts)) < PART_BYTES * len(parts):
+        return [b"".join(parts)]
+    return parts

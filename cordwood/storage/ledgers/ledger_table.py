@@ -26,6 +26,13 @@ from cordwood.layout.ledger_records import (
 )
 from cordwood.storage.logs_db.tables import WRITE_BYTES, Row, Tables, scan_all, write_durably
 
+STEPS_FIRST = 4
+"""Entries read at first, when their size is not known: a small part of an answer if they are
+large."""
+
+STEPS_MAX = 512
+"""Entries read in one call, however small."""
+
 
 class LedgerTable:
     """See the module.
@@ -75,15 +82,19 @@ class LedgerTable:
             for entry, value in zip(entries, found, strict=True)
         ]
 
-    async def run(self, ledger: int, first: int, count: int, bytes_max: int) -> list[KeptEntry]:
-        """Consecutive entries from `first` on: at most `count`, of about `bytes_max` bytes; none
-        if the first is missing.
+    async def run(
+        self, ledger: int, first: int, count: int, bytes_max: int, step: int = 1
+    ) -> list[KeptEntry]:
+        """Entries `first`, `first + step` and so on, at most `count`, of about `bytes_max` bytes;
+        none if the first is missing.
 
         Raises:
             TablesFailed, Corrupt: they cannot be read.
         """
         if not self.is_made:
             return []
+        if step > 1:
+            return await self._steps(ledger, range(first, first + count * step, step), bytes_max)
         rows, _ = await self._tables.scan(
             LEDGERS_TABLE, entry_row_key(ledger, first), entry_row_key(ledger, first + count),
             # A reader in order goes through a ledger once.
@@ -94,6 +105,21 @@ class LedgerTable:
             if key != entry_row_key(ledger, entry):
                 break
             found.append(read_entry_row(entry, value))
+        return found
+
+    async def _steps(self, ledger: int, entries: range, bytes_max: int) -> list[KeptEntry]:
+        """As `run`: a scan would read the entries between them, too."""
+        found: list[KeptEntry] = []
+        size, at_once = 0, STEPS_FIRST
+        while len(found) < len(entries) and size < bytes_max:
+            asked = entries[len(found) : len(found) + at_once]
+            for kept in await self.entries(ledger, asked):
+                if kept is None:
+                    return found
+                found.append(kept)
+                size += len(kept.body)
+            # As many as fit, if they are as large as those before.
+            at_once = max(1, min(STEPS_MAX, (bytes_max - size) * len(found) // max(1, size)))
         return found
 
     async def drop(self, ledgers: Sequence[int]) -> None:

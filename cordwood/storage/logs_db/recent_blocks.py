@@ -1,9 +1,9 @@
 """Flushed blocks that stay in memory for readers that read them soon.
 
 Most reads are of recent writes. So blocks that leave the log cache come here, and the oldest leave
-when there is no space. For each log this knows the LSN from which on *all* of LogsDB's blocks are
-here too: a reader above it needs no disk. Superseded copies are here as in LogsDB, and readers
-resolve them in the same way.
+when there is no space (`storage/recent_room.py`). For each log this knows the LSN from which on
+*all* of LogsDB's blocks are here too: a reader above it needs no disk. Superseded copies are here
+as in LogsDB, and readers resolve them in the same way.
 
 Source: docs/sources/s3stream.md (b) ("LogCache": what was uploaded stays until room is wanted).
 """
@@ -11,14 +11,11 @@ Source: docs/sources/s3stream.md (b) ("LogCache": what was uploaded stays until 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from cordwood.layout.waves import StoredBlock
-
-BLOCK_COST = 1024
-"""Memory of a block beside its bytes: headers and views are some ten objects."""
+from cordwood.storage.recent_room import RecentRoom
 
 _LAST = attrgetter("header.last")
 
@@ -34,28 +31,22 @@ class _Recent:
 
 
 class RecentBlocks:
-    """See the module.
+    """See the module."""
 
-    Attributes:
-        bytes: bytes kept, with BLOCK_COST for each block.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
-        self._bytes_max = bytes_max
+    def __init__(self, room: RecentRoom) -> None:
+        self._room = room
         self._logs: dict[int, _Recent] = {}
-        self._order: deque[StoredBlock] = deque()
 
     def begin(self, logs: Iterable[tuple[int, int]]) -> None:
         """A flush of these logs begins; with each the highest LSN that LogsDB held before it."""
-        if self._bytes_max:
+        if self._room.bytes_max:
             for log, last in logs:
                 if log not in self._logs:
                     self._logs[log] = _Recent(last + 1)
 
     def add(self, blocks: Sequence[StoredBlock], logs: Iterable[int]) -> None:
         """The flush that was begun is durable, and leaves these blocks of these logs."""
-        if not self._bytes_max:
+        if not self._room.bytes_max:
             return
         for block in blocks:
             of_log = self._logs[block.header.log]
@@ -66,10 +57,8 @@ class RecentBlocks:
                 insort(held, block, key=_LAST)
             else:
                 held.append(block)
-            self.bytes += block.wire_bytes + BLOCK_COST
-            self._order.append(block)
-        while self.bytes > self._bytes_max:
-            self._drop(self._order.popleft())
+            self._room.add(self._drop, block, block.wire_bytes)
+        self._room.trim()
         for log in logs:
             if log in self._logs and not self._logs[log].blocks:
                 del self._logs[log]
@@ -88,7 +77,6 @@ class RecentBlocks:
                 yield blocks[index]
 
     def _drop(self, block: StoredBlock) -> None:
-        self.bytes -= block.wire_bytes + BLOCK_COST
         log = block.header.log
         held = self._logs.get(log)
         if held is None or block.header.last < held.complete_from:

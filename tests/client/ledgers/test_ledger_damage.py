@@ -33,6 +33,7 @@ async def flip(cluster: ClusterAtHand, node: int, ledger: int) -> None:
     held = cluster.running[NodeId(node)].engine.ledgers.held[ledger]
     kept = held.entries[DAMAGED]
     body = bytes(kept.body)
+    held.runs.clear()
     held.entries[DAMAGED] = kept._replace(body=body[:-1] + bytes([body[-1] ^ 1]))
 
 

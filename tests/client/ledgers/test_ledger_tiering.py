@@ -51,6 +51,7 @@ def forget_all(cluster: ClusterAtHand, ledger: int) -> None:
         held = node.engine.ledgers.held.get(ledger)
         if held is not None:
             held.entries.clear()
+            held.runs.clear()
 
 
 def objects(cluster: ClusterAtHand, ledger: int) -> list[str]:

@@ -10,9 +10,10 @@ from made_blocks import LOG, Made, at, block, packed, run, turns
 from scenarios import as_scenario
 
 from cordwood.lsn import LSN_MAX
-from cordwood.storage.logs_db.recent_blocks import BLOCK_COST, RecentBlocks
+from cordwood.storage.logs_db.recent_blocks import RecentBlocks
+from cordwood.storage.recent_room import RECENT_COST, RecentRoom
 
-SIZE = block(at(1)).wire_bytes + BLOCK_COST
+SIZE = block(at(1)).wire_bytes + RECENT_COST
 
 
 def lasts(recent: RecentBlocks, lsn: int, log: int = LOG) -> list[int]:
@@ -20,7 +21,7 @@ def lasts(recent: RecentBlocks, lsn: int, log: int = LOG) -> list[int]:
 
 
 def test_it_is_complete_from_where_logs_db_ended() -> None:
-    recent = RecentBlocks(1 << 20)
+    recent = RecentBlocks(RecentRoom(1 << 20))
     assert recent.complete_from(LOG) is None
     recent.begin([(LOG, at(3))])
     recent.add([block(at(4)), block(at(6)), block(at(5))], [LOG])
@@ -29,18 +30,19 @@ def test_it_is_complete_from_where_logs_db_ended() -> None:
 
 
 def test_the_oldest_goes_and_with_it_what_is_below() -> None:
-    recent = RecentBlocks(2 * SIZE)
+    room = RecentRoom(2 * SIZE)
+    recent = RecentBlocks(room)
     recent.begin([(LOG, 0)])
     recent.add([block(at(esn)) for esn in (1, 2)], [LOG])
     assert recent.complete_from(LOG) == 1
     recent.begin([(LOG, at(2))])
     recent.add([block(at(3))], [LOG])
     assert (recent.complete_from(LOG), lasts(recent, 0)) == (at(1) + 1, [at(2), at(3)])
-    assert recent.bytes == 2 * SIZE
+    assert room.bytes == 2 * SIZE
 
 
 def test_a_log_without_blocks_is_forgotten() -> None:
-    recent = RecentBlocks(SIZE)
+    recent = RecentBlocks(RecentRoom(SIZE))
     recent.begin([(LOG, 0), (7, 0)])
     recent.add([block(at(1))], [LOG, 7])
     assert recent.complete_from(7) is None
@@ -51,17 +53,19 @@ def test_a_log_without_blocks_is_forgotten() -> None:
 
 
 def test_none_is_kept_without_room() -> None:
-    recent = RecentBlocks(0)
+    room = RecentRoom(0)
+    recent = RecentBlocks(room)
     recent.begin([(LOG, 0)])
     recent.add([block(at(1))], [LOG])
     assert recent.complete_from(LOG) is None
-    assert recent.bytes == 0
+    assert room.bytes == 0
 
 
 @given(st.lists(st.lists(st.integers(1, 40), max_size=6), max_size=12), st.integers(0, 8))
 @settings(max_examples=60)
-def test_above_where_it_is_complete_nothing_of_a_flush_is_missing(flushes, room) -> None:
-    recent = RecentBlocks(room * SIZE)
+def test_above_where_it_is_complete_nothing_of_a_flush_is_missing(flushes, blocks) -> None:
+    room = RecentRoom(blocks * SIZE)
+    recent = RecentBlocks(room)
     logs_db: list[int] = []
     for esns in flushes:
         recent.begin([(LOG, max(logs_db, default=0))])
@@ -70,15 +74,15 @@ def test_above_where_it_is_complete_nothing_of_a_flush_is_missing(flushes, room)
         kept_from = recent.complete_from(LOG)
         if kept_from is not None:
             assert lasts(recent, kept_from) == sorted(each for each in logs_db if each >= kept_from)
-        assert recent.bytes <= room * SIZE
-        assert len(lasts(recent, 0)) * SIZE <= recent.bytes, "all that is kept is counted"
+        assert room.bytes <= blocks * SIZE
+        assert len(lasts(recent, 0)) * SIZE <= room.bytes, "all that is kept is counted"
 
 
 @as_scenario(run)
 async def test_a_reader_gets_from_memory_what_it_gets_from_logs_db() -> None:
     """Two flushes, copies that lost, a purge and a trim: each read is the same both ways."""
     made = await Made.new()
-    made.engine._recent._bytes_max = 1 << 20
+    made.engine._recent._room.bytes_max = 1 << 20
     chance = random.Random(7)
     for _ in range(3):
         for _ in range(30):
