@@ -25,6 +25,10 @@ PART_BYTES = 1 << 20
 """Approximate bytes of payloads in one part: one answer of a node, far below the limit of a
 frame."""
 
+ANSWER_BYTES_MAX = PART_BYTES + PART_BYTES // 4
+"""Bytes of bodies in one answer. Digests, and entries that are a little larger than those before,
+have their place: a second call for the last entry of each part took as long as the first."""
+
 PARTS = 3
 """Number of parts in flight: one from each of three nodes."""
 
@@ -114,7 +118,7 @@ class ReadAhead:
             self._next = until + 1
 
     def _start(self, first: int, until: int) -> _Part:
-        task = asyncio.ensure_future(self._read(first, until, PART_BYTES))
+        task = asyncio.ensure_future(self._read(first, until, ANSWER_BYTES_MAX))
         task.add_done_callback(_retrieved)
         return _Part(first, until, task)
 
