@@ -25,6 +25,7 @@ from cordwood.admin.log_replies import member_infos
 from cordwood.admin.maintenance_calls import MaintenanceCalls
 from cordwood.admin.node_status import status_reply
 from cordwood.admin.replicated_events import ClusterEvents, ReplicatedEventLog
+from cordwood.admin.restated_events import EventLogRestating
 from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Unreachable
 from cordwood.host.seams import Host
 from cordwood.impact.check import Fitness
@@ -68,6 +69,7 @@ from cordwood.layout.message_nodes import (
     SetStorage,
 )
 from cordwood.layout.message_rebuilding import (
+    AskEvents,
     AskHeld,
     AskRebuilding,
     RebuildOrder,
@@ -337,6 +339,7 @@ class Node:
         await self.server.listen(settings.listen)
         await self._refresh_members()
         replicated.on_change = self._rebuild.take
+        replicated.restating = EventLogRestating(settings, self._membership, self._peers)
         self._rebuild.on_change = self._take_members
         works = (
             self._refresh(),
@@ -624,6 +627,7 @@ class Node:
             try:
                 await self._read_anew(strictly=True)
                 await self._rebuild.look_at_self()
+                await self._events.keep()
             except NotOurCluster:
                 raise
             except CordwoodError as error:
@@ -735,6 +739,8 @@ class Node:
                 if isinstance(call, SayRebuild) and call.order is RebuildOrder.UNDRAIN:
                     await self._maintenance.check_undrain(call.node)
                 return await self._rebuild.answer(call)
+            case AskEvents():
+                return self._events.heard()
             case AskReleased():
                 return self._sequencer.released(call)
             case AskStatus():

@@ -247,6 +247,7 @@ class RebuildingSet(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         lost: entries in node order.
         progress: what donors said of this version, in node order.
         rebalancing: the last rebalance, None before the first.
+        restated: number of the last restatement that is in it, 0 for none: see `Restated`.
     """
 
     through: _Lsn = 0
@@ -254,7 +255,26 @@ class RebuildingSet(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     lost: Annotated[tuple[LostNode, ...], Meta(max_length=NODES_MAX)] = ()
     progress: Annotated[tuple[DonorProgress, ...], Meta(max_length=NODES_MAX)] = ()
     rebalancing: Rebalancing | None = None
+    restated: _Lsn = 0
 
     def entry(self, node: int) -> LostNode | None:
         """The entry of a node, None where nothing is said of it."""
         return next((each for each in self.lost if each.node == node), None)
+
+
+class Restated(Struct, frozen=True, tag="restated", forbid_unknown_fields=True):
+    """The events begin anew from a set, because records of the event log are lost.
+
+    Attributes:
+        number: of this restatement; they rise.
+        set: the furthest set that is known: what all records up to `set.through` amount to.
+        nodes: every node of the cluster as its writer knows it: the donors that look again.
+    """
+
+    number: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    set: RebuildingSet
+    nodes: _Nodes
+
+    def __post_init__(self) -> None:
+        if self.number <= self.set.restated:
+            raise ValueError("a restatement is in its own set")

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from cordwood.admin.restated_events import EventLogRestating
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.store import Store, connected
 from cordwood.errors import (
@@ -28,13 +29,21 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Host
 from cordwood.layout.hello import Hello
-from cordwood.layout.rebuild_events import pack_event, pack_set, read_record
+from cordwood.layout.message_rebuilding import EventsReply
+from cordwood.layout.rebuild_events import (
+    Base,
+    pack_event,
+    pack_restated,
+    pack_set,
+    read_record,
+)
 from cordwood.lsn import EVENT_LOG, Lsn, format_lsn
 from cordwood.metadata.event_log import AtStart, EventsMoved, StoredEventLog
 from cordwood.nodes import NodeId
 from cordwood.protocol.event_log import Outcome, Verdict
 from cordwood.protocol.event_log_follower import EventFollower
-from cordwood.rebuilding import RebuildEvent, RebuildingSet
+from cordwood.protocol.event_log_restating import Adopt, Heard, WaitFor, furthest
+from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
 from cordwood.settings import ClientSettings
 
 logger = logging.getLogger(__name__)
@@ -62,6 +71,10 @@ KEEP_S = 5.0
 """The time between two looks whether the base is behind. After its own event a node looks at
 once."""
 
+RESTATE_S = 2.0
+"""Between two looks whether records are missing for ever: a loss is dealt with in seconds, and a
+follower that reads on quickly is not asked about."""
+
 START_S = 4.0
 """A starting node asks the others for this long before it uses the base: longer than they need to
 replace a dead sequencer."""
@@ -78,6 +91,7 @@ class ReplicatedEventLog:
 
     Attributes:
         on_change: called with the set after each change.
+        restating: asks the other nodes when records are missing; None before this node serves.
     """
 
     def __init__(
@@ -94,6 +108,7 @@ class ReplicatedEventLog:
             greeting: of this node, None before it is a member; only members append.
         """
         self.on_change: Callable[[RebuildingSet], None] = lambda found: None
+        self.restating: EventLogRestating | None = None
         self._host = host
         self._stored = stored
         self._addresses = addresses
@@ -104,6 +119,7 @@ class ReplicatedEventLog:
         self._moved = asyncio.Event()
         self._saying = asyncio.Lock()
         self._kept = RebuildingSet()
+        self._fence = 0
         self._keep_now = asyncio.Event()
 
     # Following.
@@ -146,10 +162,14 @@ class ReplicatedEventLog:
             if base is None:
                 raise Retryable("the events have not moved into the event log")
             if self._follower is None:
-                self._kept = base
-                self._follower = EventFollower(base)
-                self._on_set()
+                self._begin_at(base)
+        assert self._follower is not None, "it has begun"
         return self._follower
+
+    def _begin_at(self, base: Base) -> None:
+        self._kept, self._fence = base.set, base.fence
+        self._follower = EventFollower(base.set)
+        self._on_set()
 
     async def _follow(self, store: Store) -> None:
         """Read on and on. Only errors of the client end it."""
@@ -179,9 +199,8 @@ class ReplicatedEventLog:
         except CordwoodError as error:
             logger.warning("records of the event log are missing, and the base: %s", error)
             return
-        if base is not None and base.through >= follower.reached:
-            self._kept, self._follower = base, EventFollower(base)
-            self._on_set()
+        if base is not None and base.set.through >= follower.reached:
+            self._begin_at(base)
 
     def _take(self, follower: EventFollower, item: Record | Gap) -> None:
         if isinstance(item, Gap):
@@ -315,8 +334,20 @@ class ReplicatedEventLog:
     # Snapshots, and the base.
 
     async def keep(self) -> None:
-        """See `EventLog`. Take a snapshot if it is due, and write a new base if the set has
-        changed.
+        """See `EventLog`."""
+        found = self._whole().set
+        if found.through > self._kept.through or self._fence > found.restated:
+            await self._keep_base(found)
+
+    async def _keep_base(self, found: RebuildingSet) -> None:
+        base = await self._stored.note_base(found)
+        self._fence = base.fence
+        if base.fence > found.restated:
+            raise Retryable("the event log is being restated")
+        self._kept = found
+
+    async def keep_on(self) -> None:
+        """Write a new base if the set has changed, and take a snapshot if it is due.
 
         Raises:
             CordwoodError: one of the two failed.
@@ -324,10 +355,8 @@ class ReplicatedEventLog:
         follower = self._follower
         if follower is None or not follower.is_whole:
             return
-        found = follower.set
-        if (found.lost, found.rebalancing) != (self._kept.lost, self._kept.rebalancing):
-            await self._stored.note_base(found)
-            self._kept = found
+        if _what_counts(follower.set) != _what_counts(self._kept):
+            await self._keep_base(follower.set)
         store = self._store
         if store is None or not self._joined.is_set() or not follower.wants_snapshot:
             return
@@ -350,8 +379,79 @@ class ReplicatedEventLog:
         """
         await store.trim(EVENT_LOG, Lsn(lsn))
 
+    # Records that are lost.
+
+    def heard(self) -> EventsReply:
+        """How far this node has followed the log, for a node that misses records."""
+        follower = self._follower
+        if follower is None:
+            return EventsReply(pack_set(RebuildingSet()), 0, is_whole=False)
+        return EventsReply(pack_set(follower.set), follower.reached, follower.is_whole)
+
+    async def restate(self) -> None:
+        """Go on with the set of a node that is whole, or restate the furthest one, if records are
+        missing that no snapshot behind them has, or a restatement was begun.
+
+        Raises:
+            CordwoodError: the event log, or the metadata store, does not answer.
+        """
+        follower, store, restating = self._follower, self._store, self.restating
+        if follower is None or store is None or restating is None:
+            return
+        if follower.is_whole and self._fence <= follower.set.restated:
+            return
+        if not follower.has_read(int(await store.tail(EVENT_LOG))):
+            return
+        base = await self._stored.read_base()
+        assert base is not None, "events move once, and nothing deletes the base"
+        if follower.adopt(base.set, base.set.through):
+            self._on_set()
+            return
+        record = follower.record
+        mine = Heard(follower.set, follower.reached, follower.is_whole)
+        members, step = await restating.ask(mine, base.set)
+
+        def has_moved() -> bool:
+            return self._follower is not follower or follower.reached != mine.reached
+
+        if has_moved() or isinstance(step, WaitFor):
+            return
+        if isinstance(step, Adopt):
+            if follower.adopt(step.said.set, step.said.reached):
+                logger.warning("records of the event log are missing here, and another node told "
+                               "what they amount to")  # fmt: skip
+                self._on_set()
+            return
+        # From here on the word of a node that comes back is in the base that is read here, or the
+        # node finds the fence and does not count before the restated set does.
+        base = await self._stored.fence(step.set.restated)
+        found = furthest([step.set, base.set])
+        if base.fence <= found.restated:
+            return
+        nodes = tuple(sorted(int(each.node) for each in members))
+        async with self._saying:
+            if has_moved():
+                return
+            said = Restated(base.fence, found, nodes)
+            lsn = await self._append(store, follower, pack_restated(said))
+        if lsn is not None:
+            logger.error("the event log lost records: it goes on at %s from the furthest set that "
+                         "any node has. Orders after %s have to be given again",
+                         format_lsn(lsn), format_lsn(found.through))  # fmt: skip
+            await self._trim(store, record)
+
+    async def run_restate(self) -> None:
+        """Call `restate` at intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(RESTATE_S)
+            try:
+                await self.restate()
+            except CordwoodError as error:
+                logger.warning("records of the event log are missing, and it cannot be restated "
+                               "yet: %s", error)  # fmt: skip
+
     async def run_keep(self) -> None:
-        """Call `keep` after each event of this node and at intervals, until cancelled."""
+        """Call `keep_on` after each event of this node and at intervals, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(KEEP_S):
@@ -360,10 +460,15 @@ class ReplicatedEventLog:
                 pass
             self._keep_now.clear()
             try:
-                await self.keep()
+                await self.keep_on()
             except CordwoodError as error:
                 logger.info("the event log's snapshot or base has to wait: %s", error)
                 await asyncio.sleep(AGAIN_S)
+
+
+def _what_counts(found: RebuildingSet) -> tuple[object, ...]:
+    """What of a set the base is to have soon."""
+    return found.lost, found.rebalancing, found.restated
 
 
 class ClusterEvents:
@@ -403,6 +508,7 @@ class ClusterEvents:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.replicated.run())
             tasks.create_task(self.replicated.run_keep())
+            tasks.create_task(self.replicated.run_restate())
 
     async def run_move(self, node: NodeId, incarnation: int) -> None:
         """Say that this start of a node follows the log, and move the events there if this node is
@@ -460,6 +566,10 @@ class ClusterEvents:
             except EventsMoved:
                 self._has_moved.set()
         return await self.replicated.say(event)
+
+    def heard(self) -> EventsReply:
+        """See `ReplicatedEventLog.heard`."""
+        return self.replicated.heard()
 
     async def keep(self) -> None:
         """See `EventLog`."""

@@ -77,6 +77,7 @@ ANSWERS: Mapping[type, type] = {
     questions.AskSize: questions.SizeReply,
     questions.AskTime: questions.TimeReply,
     questions.Trim: questions.TrimReply,
+    rebuilding.AskEvents: rebuilding.EventsReply,
     rebuilding.AskHeld: rebuilding.HeldReply,
     rebuilding.AskRebuilding: rebuilding.RebuildingReply,
     rebuilding.SayRebalance: rebuilding.RebuildingReply,

@@ -122,6 +122,24 @@ class RebuildingReply(Struct, frozen=True, tag="rebuilding"):
     heal: HealState = HealState()
 
 
+class AskEvents(Struct, frozen=True, tag="ask_events"):
+    """How far has this node followed the event log? Answered from memory."""
+
+
+class EventsReply(Struct, frozen=True, tag="events"):
+    """What a follower of the event log has.
+
+    Attributes:
+        set: the last set that was whole (`layout.rebuild_events.pack_set`).
+        reached: the follower has seen all up to this LSN; 0 if it follows nothing.
+        is_whole: whether `set` is what all records up to `reached` amount to.
+    """
+
+    set: _Bytes
+    reached: AnyLsn
+    is_whole: bool
+
+
 class TellProducers(Struct, frozen=True, tag="tell_producers"):
     """Keep what producers wrote into an epoch, or how it ended: a donor of a lost node tells it,
     which may know it alone by then.
@@ -141,5 +159,5 @@ class TellProducers(Struct, frozen=True, tag="tell_producers"):
     append_time_us: _TimeUs = 0
 
 
-RebuildCall = SayRebuild | AskRebuilding | SayRebalance | AskHeld | TellProducers
-RebuildReply = RebuildingReply | HeldReply
+RebuildCall = SayRebuild | AskRebuilding | SayRebalance | AskHeld | AskEvents | TellProducers
+RebuildReply = RebuildingReply | HeldReply | EventsReply

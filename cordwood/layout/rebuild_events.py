@@ -4,14 +4,18 @@
 
     offset  bytes
     0       1      version of this layout
-    1       1      1 for an event, 2 for a set, 3 for a base
+    1       1      1 for an event, 2 for a set, 3 for a base, 4 for a restated set,
+                   5 for a fenced base
     2       2      reserved, 0
     4       4      CRC32C of the first four bytes and of all from offset 8 on
-    8       ...    MessagePack of a `rebuilding.RebuildEvent` or `rebuilding.RebuildingSet`
+    8       ...    MessagePack of a `rebuilding.RebuildEvent`, `rebuilding.RebuildingSet`,
+                   `rebuilding.Restated` or `Base`
 
-A record of the event log is an event or a set (a snapshot). A *base* is a value of the metadata
-store: a set that the event log goes on from. Versions of Cordwood from before the event log refuse
-it, so none of them goes on with the set that was there when the events moved.
+A record of the event log is an event, a set (a snapshot) or a restated set. A *base* is a value of
+the metadata store: a set that the event log goes on from. Versions of Cordwood from before the
+event log refuse it, so none of them goes on with the set that was there when the events moved.
+Versions from before restated sets refuse these, and the *fenced* base: they keep their last set and
+say nothing.
 
 Integers are little-endian. A field that this version does not know is refused: a node that left
 a part of an event out would come to another set than the nodes that know it.
@@ -23,19 +27,21 @@ from __future__ import annotations
 
 import struct
 from itertools import pairwise
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
 from cordwood.block import Buffer
 from cordwood.errors import ChecksumMismatch, Malformed
-from cordwood.rebuilding import LostNode, Rebalancing, RebuildEvent, RebuildingSet
+from cordwood.rebuilding import LostNode, Rebalancing, RebuildEvent, RebuildingSet, Restated
 
 VERSION = 1
 EVENT = 1
 SET = 2
 BASE = 3
+RESTATED = 4
+FENCED = 5
 
 EVENT_BYTES_MAX = 1 << 16
 """An event names each node of the largest cluster once, in 5 bytes or fewer."""
@@ -47,9 +53,24 @@ _HEAD = struct.Struct("<BBH")
 _SUM = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size + _SUM.size
 
+
+class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the metadata store keeps of the event log.
+
+    Attributes:
+        set: the log goes on from it.
+        fence: number of the last restatement that was begun: no set without it becomes the base.
+    """
+
+    set: RebuildingSet
+    fence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+
+
 _encoder = msgspec.msgpack.Encoder()
 _event_decoder = msgspec.msgpack.Decoder(RebuildEvent)
 _set_decoder = msgspec.msgpack.Decoder(RebuildingSet)
+_restated_decoder = msgspec.msgpack.Decoder(Restated)
+_base_decoder = msgspec.msgpack.Decoder(Base)
 
 Decoded = TypeVar("Decoded")
 
@@ -86,45 +107,70 @@ def read_set(data: Buffer) -> RebuildingSet:
     return _read_set(data, SET)
 
 
-def pack_base(rebuilding: RebuildingSet) -> bytes:
+def pack_restated(restated: Restated) -> bytes:
+    """A restated set."""
+    return _pack(RESTATED, _encoder.encode(restated))
+
+
+def pack_base(base: Base) -> bytes:
     """A set that the event log goes on from, for the metadata store."""
-    return _pack(BASE, _encoder.encode(rebuilding))
+    if base.fence:
+        return _pack(FENCED, _encoder.encode(base))
+    return _pack(BASE, _encoder.encode(base.set))
 
 
 def is_base(data: Buffer) -> bool:
     """Whether a value of the metadata store is a base: the events are in the event log."""
-    return len(data) >= HEAD_BYTES and memoryview(data)[1] == BASE
+    return _kind(data) in (BASE, FENCED)
 
 
-def read_base(data: Buffer) -> RebuildingSet:
+def read_base(data: Buffer) -> Base:
     """A base.
 
     Raises:
         ChecksumMismatch, Malformed: as `read_set`.
     """
-    return _read_set(data, BASE)
+    if _kind(data) != FENCED:
+        return Base(_read_set(data, BASE))
+    body = _body(data, FENCED, SET_BYTES_MAX, "a base of the event log")
+    found = _decode(_base_decoder, body, "a base of the event log")
+    _check_set(found.set)
+    return found
 
 
-def read_record(data: Buffer) -> RebuildEvent | RebuildingSet:
-    """What a record of the event log has: an event, or a snapshot.
+def read_record(data: Buffer) -> RebuildEvent | RebuildingSet | Restated:
+    """What a record of the event log has: an event, a snapshot, or a restated set.
 
     Raises:
         ChecksumMismatch, Malformed: as `read_event` and `read_set`.
     """
-    is_snapshot = len(data) >= HEAD_BYTES and memoryview(data)[1] == SET
-    return read_set(data) if is_snapshot else read_event(data)
+    kind = _kind(data)
+    if kind == RESTATED:
+        body = _body(data, RESTATED, SET_BYTES_MAX, "a restated set")
+        found = _decode(_restated_decoder, body, "a restated set")
+        _check_set(found.set)
+        return found
+    return read_set(data) if kind == SET else read_event(data)
+
+
+def _kind(data: Buffer) -> int:
+    return int(memoryview(data)[1]) if len(data) >= HEAD_BYTES else 0
 
 
 def _read_set(data: Buffer, kind: int) -> RebuildingSet:
     body = _body(data, kind, SET_BYTES_MAX, "a rebuilding set")
     found = _decode(_set_decoder, body, "a rebuilding set")
+    _check_set(found)
+    return found
+
+
+def _check_set(found: RebuildingSet) -> None:
     told = [each.donor for each in found.progress]
     in_order = _rises([each.node for each in found.lost]) and _rises(told)
     if not in_order or found.version > found.through or not all(map(_is_sound, found.lost)):
         raise Malformed("a rebuilding set cannot be what events amount to")
     if found.rebalancing is not None and not _can_be(found.rebalancing, found.through):
         raise Malformed("a rebalance cannot be what events amount to")
-    return found
 
 
 def _is_sound(each: LostNode) -> bool:

@@ -22,7 +22,7 @@ import msgspec
 
 from cordwood.errors import Retryable
 from cordwood.layout.json_text import read_json
-from cordwood.layout.rebuild_events import is_base, pack_base, pack_set, read_base, read_set
+from cordwood.layout.rebuild_events import Base, is_base, pack_base, pack_set, read_base, read_set
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
@@ -82,7 +82,14 @@ class EventLog(Protocol):
         """The set for a node that is about to start and listens to nobody yet."""
 
     async def keep(self) -> None:
-        """Keep what a start goes by; it is kept sooner or later without this call too."""
+        """Keep what a start goes by, and what the events go on from if the event log loses records.
+
+        A node calls it before it counts. Otherwise the set is kept sooner or later.
+
+        Raises:
+            Retryable: records are missing, or the event log is being restated: the set of this node
+                may not be what the others go on with.
+        """
 
 
 class StoredEventLog:
@@ -145,7 +152,7 @@ class StoredEventLog:
 
     # The base of the replicated event log.
 
-    async def read_base(self) -> RebuildingSet | None:
+    async def read_base(self) -> Base | None:
         """What the event log goes on from; None while the events are here.
 
         Raises:
@@ -177,7 +184,7 @@ class StoredEventLog:
         }
         return tuple(sorted(m.node for m in members if said.get(str(m.node)) != m.incarnation))
 
-    async def move(self) -> RebuildingSet:
+    async def move(self) -> Base:
         """Move the events to the event log: from here on this value gets no event.
 
         One compare-and-set, so an event is in the base, or its writer is told `EventsMoved`.
@@ -189,20 +196,51 @@ class StoredEventLog:
         def decide(found: bytes | None) -> bytes | None:
             if found is not None and is_base(found):
                 return None
-            return pack_base(_decode(found))
+            return pack_base(Base(_decode(found)))
 
         stored = await change_repeatably(self._store, _KEY, decide)
         assert stored is not None, "a base was there, or is now"
         return read_base(stored)
 
-    async def note_base(self, rebuilding: RebuildingSet) -> None:
-        """Keep a later set of the event log as its base; an earlier one changes nothing."""
+    async def note_base(self, rebuilding: RebuildingSet) -> Base:
+        """Keep a later set of the event log as its base. An earlier one changes nothing, nor does
+        one without the restatement that was begun last.
+
+        Returns:
+            The base from now on. It includes the set unless its fence is above `restated`.
+        """
 
         def decide(found: bytes | None) -> bytes | None:
             assert found is not None, "events move once, and nothing deletes the base"
-            return pack_base(rebuilding) if read_base(found).through < rebuilding.through else None
+            base = read_base(found)
+            if rebuilding.restated < base.fence or rebuilding.through <= base.set.through:
+                return None
+            return pack_base(Base(rebuilding, base.fence))
 
-        await change_repeatably(self._store, _KEY, decide)
+        stored = await change_repeatably(self._store, _KEY, decide)
+        assert stored is not None, "a base was there"
+        return read_base(stored)
+
+    async def fence(self, restated: int) -> Base:
+        """Begin a restatement, or go on with one that was begun: from here on the base takes no set
+        without it.
+
+        Args:
+            restated: number of the last restatement in the set that is to be restated.
+        Returns:
+            The base. What its set has must be in the restated set.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            assert found is not None, "events move once, and nothing deletes the base"
+            base = read_base(found)
+            if base.fence > max(restated, base.set.restated):
+                return None
+            return pack_base(Base(base.set, max(restated, base.fence, base.set.restated) + 1))
+
+        stored = await change_repeatably(self._store, _KEY, decide)
+        assert stored is not None, "a base was there"
+        return read_base(stored)
 
 
 def _decode(value: bytes | None) -> RebuildingSet:

@@ -45,6 +45,7 @@ from cordwood.rebuilding import (
     Rebalancing,
     RebuildEvent,
     RebuildingSet,
+    Restated,
     TimeRange,
     Undrained,
     Unrecoverable,
@@ -119,6 +120,27 @@ def replay(
     for lsn, event in events:
         found = apply(found, lsn, event).after
     return found
+
+
+def begin_anew(said: Restated, lsn: int) -> RebuildingSet:
+    """The set after the restated set at `lsn`, whatever a follower had before.
+
+    Events behind `said.set` may be missing, so donors that were done before look again: a report of
+    theirs may be missing, or an event behind it that gave them more work. Nodes that are called
+    empty stay so: an ack of theirs would be in the set (docs/protocol/event-log.md).
+    """
+    before = said.set
+    gone = {e.node for e in before.lost if not e.ranges and (e.is_empty or not e.relocates)}
+
+    def asked(each: LostNode) -> LostNode:
+        if each.is_empty:
+            return each
+        itself = set() if each.relocates else {each.node}
+        donors = tuple(sorted(set(said.nodes) - gone - itself))
+        return replace(each, donors=donors, done=(), is_certain=True)
+
+    here = replace(before, through=lsn, lost=tuple(map(asked, before.lost)), restated=said.number)
+    return _settled(_only_whole(_restarted(here, lsn)))
 
 
 def authority_of(rebuilding: RebuildingSet, node: int) -> Authority:

@@ -11,6 +11,10 @@ last and nowhere else, so a snapshot is the set of all records below it. That gi
   next snapshot, which has in it whatever was missing. While it is not whole the last set stays
   known, as it does while nothing is heard.
 
+If no node has the missing records, and no snapshot follows, nodes agree on the furthest set that
+any of them has, and one appends it as a *restated* set (`event_log_restating`). Every follower
+begins anew with that, also one that is whole: its set may have events that the others lack.
+
 Source: docs/protocol/event-log.md; docs/sources/logdevice.md 1 ("Identifiers"), 2.9.
 """
 
@@ -21,8 +25,8 @@ import enum
 from cordwood.block import GapKind
 from cordwood.errors import Corrupt
 from cordwood.lsn import OLDEST, format_lsn
-from cordwood.protocol.event_log import Outcome, Verdict, apply
-from cordwood.rebuilding import RebuildEvent, RebuildingSet
+from cordwood.protocol.event_log import Outcome, Verdict, apply, begin_anew
+from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
 
 SNAPSHOT_EVERY = 64
 """Deltas between two snapshots. A node that begins reads some dozens of records, and one record in
@@ -38,6 +42,7 @@ class Taken(enum.Enum):
     SEEN = "it was seen before"
     SAME = "a snapshot of the set that is there"
     BEGUN = "a snapshot that the set begins with"
+    RESTATED = "a set that all begin anew with, because records are lost"
     LEFT_OUT = "a delta before the snapshot that is waited for"
 
 
@@ -63,7 +68,7 @@ class EventFollower:
         self.is_whole = True
         self.deltas = 0
 
-    def on_record(self, lsn: int, found: RebuildEvent | RebuildingSet) -> Taken:
+    def on_record(self, lsn: int, found: RebuildEvent | RebuildingSet | Restated) -> Taken:
         """Take the record at `lsn`. Records come in the order of their LSNs; some come again.
 
         Raises:
@@ -72,6 +77,8 @@ class EventFollower:
         if lsn <= self.reached:
             return Taken.SEEN
         self.reached = self.record = lsn
+        if isinstance(found, Restated):
+            return self._on_restated(lsn, found)
         if isinstance(found, RebuildingSet):
             return self._on_snapshot(lsn, found)
         self.deltas += 1
@@ -97,6 +104,22 @@ class EventFollower:
                 "node has made of the same events"
             )
         return Taken.SAME
+
+    def _on_restated(self, lsn: int, found: Restated) -> Taken:
+        if lsn <= self.set.through:
+            return Taken.SEEN  # the set was taken from a node that has it
+        if found.set.through >= lsn or found.number <= self.set.restated:
+            self.is_whole = False
+            raise Corrupt(f"the set restated at {format_lsn(lsn)} has no place in the event log")
+        self.set, self.is_whole, self.deltas = begin_anew(found, lsn), True, 0
+        return Taken.RESTATED
+
+    def adopt(self, found: RebuildingSet, reached: int) -> bool:
+        """Take the set of a follower that is whole up to `reached`. False: it helps nothing."""
+        if self.is_whole or reached < self.reached or found.through < self.set.through:
+            return False
+        self.set, self.is_whole = found, True
+        return True
 
     def on_gap(self, last: int, kind: GapKind) -> None:
         """Take a gap up to `last`."""

@@ -96,6 +96,7 @@ def on_start(
             return Start.ANEW
         # A drained node stays up and empty until an operator undrains it.
         return Start.SERVE if entry.drain else Start.STALE
-    if is_blank:
+    if is_blank or anew == entry.version:
+        # Of the latter the event log lost that the node was empty: it is made anew once more.
         return Start.WAITS
     return Start.SERVE if entry.relocates else Start.BACK

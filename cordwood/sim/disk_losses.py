@@ -91,7 +91,7 @@ class DiskLosses:
         if not is_base(found.value):
             return read_set(found.value)
         heard = [node._rebuild.set for _, node in sorted(self._cluster.running.items())]
-        known = [self._heard, read_base(found.value), *heard]
+        known = [self._heard, read_base(found.value).set, *heard]
         self._heard = max(known, key=lambda each: each.through)
         return self._heard
 

@@ -41,6 +41,7 @@ from cordwood.layout.ledger_metadata import (
 )
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets
 from cordwood.layout.rebuild_events import (
+    Base,
     pack_base,
     pack_event,
     pack_set,
@@ -118,7 +119,7 @@ def rebuild_events(data: bytes) -> None:
     if data[1:2] == b"\x02":
         found = read_set(resealed)
         assert read_set(pack_set(found)) == found == read_record(resealed)
-        assert read_base(pack_base(found)) == found
+        assert read_base(pack_base(Base(found, found.through))) == Base(found, found.through)
         for lsn in (found.through, found.through + 1):
             after = apply(found, lsn, Unrecoverable(1)).after
             assert read_set(pack_set(after)) == after

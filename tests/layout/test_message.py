@@ -143,9 +143,11 @@ from cordwood.layout.message_nodes import (
     SetStorage,
 )
 from cordwood.layout.message_rebuilding import (
+    AskEvents,
     AskHeld,
     AskRebuilding,
     DonorState,
+    EventsReply,
     HeldGroup,
     HeldReply,
     RebuildingReply,
@@ -214,7 +216,7 @@ CALLS: list[Call] = [
     AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
     SayRebuild(3, RebuildOrder.START, forced=True),
     SayRebalance(((1, 2, 500_000),)), AskHeld(9, lsn(4, 17)),
-    AskRebuilding(), AskImpact((1, 2), ("eu.rack1",)), AskFitness(),
+    AskRebuilding(), AskEvents(), AskImpact((1, 2), ("eu.rack1",)), AskFitness(),
     ApplyMaintenance((1,), ("eu.rack1",), "DRAINED", "a new disk", "ann", 60), AskMaintenance(),
     RemoveMaintenance(7),
     AskMembers(), FindLog("/orders", True), CreateLog("orders", 0, 0), ListLogs("/"), AskStatus(),
@@ -269,6 +271,7 @@ REPLIES: list[Reply] = [
     IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
     CopiesReply((CopyWord(1, 2, 3, True, (4, 5, 6)), CopyWord(2))),
     HeldReply((HeldGroup((1, 2, 3), 3, 1 << 40),), 9, lsn(4, 17)),
+    EventsReply(b"set", lsn(4, 17), True),
     RebuildingReply(b"set", DonorState(7, 1, 2, 3, 4, 5.5, "nothing", True)),
     MaintenanceReply([
         MaintenanceRequest(1, (2, 3), "DRAINED", "DRAINING", "a new disk", "ann", 5, 6, ""),

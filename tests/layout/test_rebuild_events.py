@@ -17,9 +17,11 @@ from cordwood.layout.rebuild_events import (
     EVENT_BYTES_MAX,
     SET,
     VERSION,
+    Base,
     is_base,
     pack_base,
     pack_event,
+    pack_restated,
     pack_set,
     read_base,
     read_event,
@@ -39,6 +41,7 @@ from cordwood.rebuilding import (
     Rebalancing,
     RebuildEvent,
     RebuildingSet,
+    Restated,
     TimeRange,
     Transfer,
     Undrained,
@@ -187,16 +190,52 @@ def test_a_record_is_an_event_or_a_snapshot(found: RebuildEvent | RebuildingSet)
 
 def test_a_base_is_no_record_and_no_set() -> None:
     """So whoever does not know of the event log goes on with no set from before it."""
-    packed = pack_base(A_SET)
+    packed = pack_base(Base(A_SET))
     assert is_base(packed)
-    assert read_base(packed) == A_SET
+    assert read_base(packed) == Base(A_SET)
     for read in (read_set, read_event, read_record):
         with pytest.raises(Malformed):
             read(packed)
 
 
-def test_a_damaged_base_is_refused() -> None:
-    packed = pack_base(A_SET)
+RESTATED = Restated(A_SET.restated + 2, A_SET, (1, 2, 3))
+
+
+def test_a_restated_set_is_a_record_and_no_base() -> None:
+    packed = pack_restated(RESTATED)
+    assert read_record(packed) == RESTATED
+    assert not is_base(packed)
+    # Versions that know only these two refuse it, and do not take it for one of them.
+    for read in (read_set, read_event, read_base):
+        with pytest.raises(Malformed, match="something else stands there"):
+            read(packed)
+    for broken in (*truncations(packed), *bit_flips(packed)):
+        with pytest.raises((Malformed, ChecksumMismatch)):
+            read_record(broken)
+
+
+def test_a_restated_set_that_includes_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="in its own set"):
+        Restated(A_SET.restated, A_SET, (1,))
+    body = msgspec.msgpack.encode({"type": "restated", "number": 3, "nodes": [1],
+                                   "set": {"restated": 3}})  # fmt: skip
+    with pytest.raises(Malformed):
+        read_record(sealed(4, body))
+
+
+def test_a_fenced_base_is_refused_by_versions_that_know_no_fence() -> None:
+    packed = pack_base(Base(A_SET, 3))
+    assert is_base(packed)
+    assert read_base(packed) == Base(A_SET, 3)
+    assert packed[1] != pack_base(Base(A_SET))[1], "their base has another kind"
+    for read in (read_set, read_event, read_record):
+        with pytest.raises(Malformed, match="something else stands there"):
+            read(packed)
+
+
+@pytest.mark.parametrize("fence", [0, 3])
+def test_a_damaged_base_is_refused(fence: int) -> None:
+    packed = pack_base(Base(A_SET, fence))
     for broken in (*truncations(packed), *bit_flips(packed)):
         with pytest.raises((Malformed, ChecksumMismatch)):
             read_base(broken)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cordwood.block import GapKind
 from cordwood.errors import Corrupt
 from cordwood.lsn import OLDEST, make_lsn
-from cordwood.protocol.event_log import Verdict, apply, replay
+from cordwood.protocol.event_log import Verdict, apply, begin_anew, replay
 from cordwood.protocol.event_log_follower import SNAPSHOT_EVERY, EventFollower
 from cordwood.rebuilding import (
     Aborted,
@@ -20,6 +20,7 @@ from cordwood.rebuilding import (
     NeedsRebuild,
     RebuildEvent,
     RebuildingSet,
+    Restated,
     Undrained,
 )
 from cordwood.sim.planted import find_bug, planted
@@ -57,7 +58,11 @@ def follow(text: str, base: RebuildingSet = BASE) -> tuple[EventFollower, list[s
             follower.on_gap(at(int(last)), GapKind(kind))
             continue
         what, esn = step.rsplit("@", 1)
-        found = made(what[5:-1]) if what.startswith("snap") else EVENTS[what]
+        found: RebuildEvent | RebuildingSet | Restated
+        if what.startswith("restated"):
+            found = Restated(1, made(what[9:-1]), EVERY)
+        else:
+            found = made(what[5:-1]) if what.startswith("snap") else EVENTS[what]
         told.append(follower.on_record(at(int(esn)), found).name.lower())
     return follower, told
 
@@ -109,6 +114,64 @@ def test_what_records_amount_to(steps: str, told: str, amounts_to: str, is_whole
 def test_a_snapshot_that_is_not_what_is_below_it_is_refused(steps: str) -> None:
     with pytest.raises(Corrupt, match="snapshot of the event log"):
         follow(steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        # All begin anew with it: one that misses records, and one that is whole and goes further.
+        ("lost3@1;data_loss..2;back3@3;restated(lost3@1)@4", "applied left_out restated"),
+        ("lost3@1;lost4@2;back3@3;restated(lost3@1)@4", "applied applied applied restated"),
+        ("trim..3;restated(lost3@1)@4", "restated"),
+        ("lost3@1;restated(lost3@1)@4;restated(lost3@1)@4", "applied restated seen"),
+    ],
+)
+def test_all_begin_anew_with_a_restated_set(steps: str, told: str) -> None:
+    follower, found = follow(steps)
+    assert found == told.split()
+    assert follower.is_whole
+    assert follower.set == begin_anew(Restated(1, made("lost3@1"), EVERY), at(4))
+    assert (follower.set.version, follower.set.through, follower.set.restated) == (at(4), at(4), 1)
+    follower.on_record(at(5), EVENTS["lost4"])
+    assert {each.node for each in follower.set.lost} == {3, 4}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [Restated(1, RebuildingSet(at(4)), EVERY), Restated(2, RebuildingSet(restated=1), EVERY)],
+)
+def test_a_restated_set_from_elsewhere_is_refused(said: Restated) -> None:
+    follower, _ = follow("lost3@1")
+    follower.on_record(at(2), Restated(2, RebuildingSet(), EVERY))
+    with pytest.raises(Corrupt, match="no place in the event log"):
+        follower.on_record(at(4), said)
+    assert not follower.is_whole
+
+
+@pytest.mark.parametrize(
+    ("steps", "of", "reached", "is_taken"),
+    [
+        ("lost3@1;data_loss..2;back3@3", "lost3@1 lost4@2 back3@3", at(3), True),
+        ("lost3@1;data_loss..2;back3@3", "lost3@1 lost4@2", at(2), False),  # lags behind
+        ("lost3@1", "lost3@1 lost4@2", at(2), False),  # this one is whole
+    ],
+)
+def test_a_set_of_a_follower_that_is_whole_is_taken(
+    steps: str, of: str, reached: int, is_taken: bool
+) -> None:
+    follower, _ = follow(steps)
+    before = follower.set
+    assert follower.adopt(made(of), reached) is is_taken
+    assert follower.set == (made(of) if is_taken else before)
+    assert follower.is_whole is (is_taken or ".." not in steps)
+
+
+def test_records_that_a_taken_set_includes_are_not_applied_again() -> None:
+    follower, _ = follow("lost3@1;data_loss..2")
+    assert follower.adopt(made("lost3@1 lost4@2 back3@3"), at(3))
+    follower.on_record(at(3), EVENTS["back3"])
+    follower.on_record(at(4), EVENTS["lost3"])
+    assert follower.set == made("lost3@1 lost4@2 back3@3 lost3@4")
 
 
 def test_nothing_is_said_by_a_set_that_a_snapshot_contradicts() -> None:

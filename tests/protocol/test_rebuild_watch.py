@@ -85,6 +85,7 @@ EMPTY = LostNode(2, 7, is_empty=True)
         (EMPTY, False, None, Start.STALE),
         (EMPTY, False, 6, Start.STALE),  # begun anew for an earlier loss, and used since
         (EMPTY, False, 7, Start.ANEW),  # a start that was cut short
+        (LOST, False, LOST.version, Start.WAITS),  # the event log lost that it was empty
         (LostNode(2, 7, relocates=True, drain=True, donors=(1, 2)), False, None, Start.SERVE),
         (LostNode(2, 7, drain=True, is_empty=True), False, None, Start.SERVE),
         (LostNode(2, 7, ranges=(TimeRange(1, 2),)), False, None, Start.SERVE),

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate, until, values
+from cluster_at_hand import ClusterAtHand, read_all, say_of_dead, simulate, until, values
 from crc32c import crc32c
 from rebuild_scene import call_lost, healed, lose_disk, lost, missing, order, put_records
 from scenarios import as_scenario
@@ -25,7 +25,7 @@ from cordwood.errors import (
 )
 from cordwood.layout.message_rebuilding import AskRebuilding, RebuildOrder
 from cordwood.layout.message_staging import AskStaged, FindStaged, PinStaged, StageBlock
-from cordwood.layout.rebuild_events import read_record, read_set
+from cordwood.layout.rebuild_events import Base, read_record, read_set
 from cordwood.lsn import EVENT_LOG, Lsn
 from cordwood.metadata.event_log import LSN_BELOW, StoredEventLog
 from cordwood.nodes import Authority, NodeId
@@ -57,7 +57,8 @@ async def heard(cluster: ClusterAtHand, *wanted: int) -> None:
 
 
 async def base_of(cluster: ClusterAtHand) -> RebuildingSet | None:
-    return await StoredEventLog(cluster.metadata).read_base()
+    found = await StoredEventLog(cluster.metadata).read_base()
+    return found.set if found is not None else None
 
 
 # Moving.
@@ -204,7 +205,7 @@ async def test_nobody_says_anything_in_the_metadata_store_after_the_move(
         with pytest.raises(Exception, match="in the event log, and not here"):
             await call
     first = await base_of(cluster)
-    assert await stored.move() == first
+    assert (await stored.move()).set == first
 
 
 # Without the metadata store.
@@ -418,8 +419,13 @@ async def test_an_unsure_node_serves_nobody_and_ends_if_its_data_lies_elsewhere(
     """It hears of that from the event log alone: no base was kept since, and no node answers its
     start."""
 
-    async def not_now(self: StoredEventLog, rebuilding: RebuildingSet) -> None:
-        raise Unreachable("not now")
+    right = StoredEventLog.note_base
+    may_keep = False
+
+    async def not_now(self: StoredEventLog, rebuilding: RebuildingSet) -> Base:
+        if not may_keep:
+            raise Unreachable("not now")
+        return await right(self, rebuilding)
 
     await put_records(cluster)
     await until(lambda: moved(cluster))
@@ -446,6 +452,7 @@ async def test_an_unsure_node_serves_nobody_and_ends_if_its_data_lies_elsewhere(
     for call in (staged, PinStaged("q", 1, [stage]), FindStaged([stage]), AskStaged(stage)):
         with pytest.raises(Retryable, match="does not know yet"):
             await stale._staging.answer(call)
+    may_keep = True
     await cluster.start(1, 3, 4, 5)
     with pytest.raises(NotOurCluster, match="made anew on other nodes"):
         await ends
@@ -594,3 +601,59 @@ async def test_only_nodes_write_it(cluster: ClusterAtHand) -> None:
         assert EVENT_LOG not in await store.log_tree.names()
         found = [i for i in await read_all(store, EVENT_LOG) if isinstance(i, Record)]
     assert read_record(found[0].value) == NeedsRebuild(3, EVERY, drain=True)
+
+
+# A loss beyond the log's copies.
+
+
+async def lose_records_of_it(cluster: ClusterAtHand) -> tuple[int, ...]:
+    """All nodes stop, and two disks are lost with records of the log that nobody else has. An
+    operator gives the two nodes up."""
+    await put_records(cluster)
+    await until(lambda: moved(cluster))
+    events = cluster.running[1]._events
+    version = (await events.say(NeedsRebuild(3, EVERY, drain=True))).after.version
+    await until(lambda: all(each.entry(3) is not None for each in sets(cluster)))
+    await asyncio.sleep(10)
+    progress = await events.say(DonorProgress(1, version, 0, 7))
+    held = {n for n in cluster.numbers if progress.after.through in places(cluster, n)}
+    assert len(held) == 2
+    for node in sorted(cluster.running):
+        cluster.kill(node)
+    for node in held:
+        cluster.machine(node).disk.tree = StoredTree()
+    rest = [number for number in cluster.numbers if number not in held]
+    await cluster.start(*rest)
+    async with cluster.client(timeout_s=30) as store:
+        for node in sorted(held):
+            await say_of_dead(store, node, Authority.UNDER_REPLICATED)
+    return tuple(sorted(held))
+
+
+def places(cluster: ClusterAtHand, number: int) -> set[int]:
+    return {first for first, _, _ in cluster.held(number, EVENT_LOG)}
+
+
+@as_scenario(simulate, nodes=5, copies=2, replicated_events=True)
+async def test_events_go_on_from_the_furthest_set_after_a_loss_beyond_the_copies(
+    cluster: ClusterAtHand,
+) -> None:
+    held = await lose_records_of_it(cluster)
+    await until(lambda: all(each.restated == 1 for each in sets(cluster)), timeout_s=120)
+    await until(lambda: len({*map(repr, sets(cluster))}) == 1)
+    found = sets(cluster)[0]
+    assert found.entry(3) is not None, "the base had it"
+    await until(lambda: not any(node.engine.unsure for node in cluster.running.values()))
+    for node in held:
+        said = await cluster.running[min(cluster.running)]._events.say(
+            NeedsRebuild(node, EVERY, forced=True)
+        )
+        assert said.verdict is Verdict.TAKEN
+    for node in held:
+        await order(cluster, node, RebuildOrder.GONE)
+        cluster.keep_starting(node)
+    await until(lambda: len(cluster.running) == 5 and lost(cluster) <= {3}, timeout_s=300)
+    assert {each.restated for each in sets(cluster)} == {1}
+    assert {each.through for each in sets(cluster)} == {
+        (await cluster.running[1]._events.read()).through
+    }

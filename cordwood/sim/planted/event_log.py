@@ -20,7 +20,7 @@ from cordwood.metadata.event_log import StoredEventLog
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.event_log import apply
 from cordwood.protocol.event_log_follower import EventFollower, Taken
-from cordwood.rebuilding import RebuildEvent, RebuildingSet
+from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.planted.rebuilding_scenarios import EVENTS_REPLICATED
 from cordwood.storage.rebuild import donor
@@ -45,10 +45,10 @@ def _snapshot_passed(self: EventFollower, lsn: int, found: RebuildingSet) -> Tak
 
 
 def _applied_again(
-    right: Any, self: EventFollower, lsn: int, found: RebuildEvent | RebuildingSet
+    right: Any, self: EventFollower, lsn: int, found: RebuildEvent | RebuildingSet | Restated
 ) -> Any:
     taken = right(self, lsn, found)
-    if taken is Taken.SEEN and not isinstance(found, RebuildingSet):
+    if taken is Taken.SEEN and not isinstance(found, RebuildingSet | Restated):
         before = replace(self.set, through=lsn - 1)
         self.set = replace(apply(before, lsn, found).after, through=self.set.through)
     return taken

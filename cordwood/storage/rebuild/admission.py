@@ -129,6 +129,7 @@ class Admission:
             _, verdict = await self._events.say(Aborted(node))
             if verdict is Verdict.DONE_ALREADY:
                 raise NotOurCluster(stale_words(self._settings))
+            await self._events.keep()
             await seal()
             logger.warning("this node was called lost, and is here with its data: it says so")
         elif self._start is Start.ANEW:
@@ -137,7 +138,11 @@ class Admission:
             after, verdict = await self._events.say(Acked(node, self._version))
             if after.entry(node) is not None and verdict is not Verdict.DRAINED:
                 raise Retryable(f"node {node} could not be let in: {verdict.value}")
-            # A start uses this set if no other node answers.
+            # A start uses this set if no other node answers. And the word must not get lost with
+            # records of the event log: recoveries would leave this node out.
             await self._events.keep()
             await seal()
             logger.warning("this node begins anew: its data lies on other nodes")
+        elif not self.is_unsure:
+            # Its last start may have ended between its word and this.
+            await self._events.keep()

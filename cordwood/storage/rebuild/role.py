@@ -376,6 +376,7 @@ class RebuildRole:
             if verdict is Verdict.DONE_ALREADY:
                 raise NotOurCluster(stale_words(self._settings))
         if self._owes_seals and self.set.entry(self._me) is None:
+            await self._events.keep()  # see `Admission.complete`
             await self._seal()
             self._owes_seals = False
 
