@@ -16,7 +16,7 @@ import rocksdict
 
 from cordwood.errors import ChecksumMismatch, Overloaded
 from cordwood.host.seams import Host
-from cordwood.storage.logs_db.tables import TablesFailed, TablesNoSpace
+from cordwood.storage.logs_db.tables import DeviceFailed, TablesFailed, TablesNoSpace
 
 Result = TypeVar("Result")
 
@@ -25,6 +25,9 @@ CALL_TIMEOUT_S = 60.0
 
 FILE_GONE = ("does not exist (create_if_missing is false)", "No such file or directory")
 """Words of RocksDB about a file of its own that is gone: as good as rotten."""
+
+DEVICE_FAILED = "Input/output error"
+"""The machine's word for EIO."""
 
 LOOK_S = 0.005
 """How often it is looked whether the calls under way have ended: they take milliseconds."""
@@ -71,7 +74,7 @@ class RocksCalls:
         """Call `function` in a thread.
 
         Raises:
-            TablesFailed, TablesNoSpace, Corrupt: as RocksDB says.
+            TablesFailed, DeviceFailed, TablesNoSpace, Corrupt: as RocksDB says.
             Overloaded: too many calls wait already.
         """
         call = _Call()
@@ -111,4 +114,4 @@ class RocksCalls:
             return TablesNoSpace(text)
         if str(error).startswith("Corruption") or any(each in text for each in FILE_GONE):
             return ChecksumMismatch(text)
-        return TablesFailed(text)
+        return DeviceFailed(text) if DEVICE_FAILED in text else TablesFailed(text)

@@ -38,6 +38,7 @@ handle flushes it; the lower bound of a read sets the upper one; every handle mu
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -48,6 +49,7 @@ from typing import Any, TypeVar
 
 import rocksdict
 
+from cordwood.errors import ChecksumMismatch
 from cordwood.host import forked_child
 from cordwood.host.seams import Host
 from cordwood.layout.ledger_records import LEDGERS_TABLE
@@ -56,7 +58,13 @@ from cordwood.layout.staged import STAGED_TABLE
 from cordwood.settings import StorageSettings
 from cordwood.storage.logs_db.rocks_calls import RocksCalls
 from cordwood.storage.logs_db.rocks_database import RocksDatabase
-from cordwood.storage.logs_db.tables import Row, Rows, TablesFailed, TablesNoSpace
+from cordwood.storage.logs_db.tables import (
+    DeviceFailed,
+    Row,
+    Rows,
+    TablesFailed,
+    TablesNoSpace,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +96,15 @@ BLOCK_BYTES = 16 << 10
 META_FILES = 4
 """Number of metadata files that are compacted into one: RocksDB's own default."""
 
+READ_TRIES = 3
+READ_PAUSE_S = 0.5
+"""Tries of a read that the device fails: a reset of its link takes less than a second, and the disk
+itself has tried a bad sector for seconds before it says so."""
+
+BAD_S = 10.0
+"""For so long after a sector of a partition was unreadable, another one gets one try: a bad region
+of ten MiB would take minutes else."""
+
 NEVER = 1 << 30
 """Files of one level at which RocksDB would slow down or stop writes until it compacted."""
 
@@ -108,6 +125,8 @@ class RocksTables:
         self._databases: dict[str, RocksDatabase] = {}
         # Those used last, the oldest first; a few more than may stay open.
         self._used: OrderedDict[str, RocksDatabase] = OrderedDict()
+        # Partitions with unreadable sectors, and until when a first error counts.
+        self._bad: dict[str, float] = {}
         unlogged: Any = rocksdict.WriteOptions()
         unlogged.disable_wal = True
         unlogged.no_slowdown = True
@@ -198,6 +217,7 @@ class RocksTables:
             await self._calls.make(functools.partial(self._drop, table))
             return
         self._used.pop(table, None)
+        self._bad.pop(table, None)
         await self._databases[table].destroy()
         del self._databases[table]  # not before: a try that failed is repeated
 
@@ -284,12 +304,36 @@ class RocksTables:
         if is_once:
             options.set_readahead_size(min(bytes_max, BATCH_BYTES))
         options.fill_cache(not is_once)
-        return await self._on(
+        return await self._read(
             table, lambda handle: _scan(handle, options, start, rows_max, bytes_max)
         )
 
     async def get(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        return await self._on(table, lambda handle: list(handle.get(list(keys))))
+        return await self._read(table, lambda handle: list(handle.get(list(keys))))
+
+    async def _read(self, table: str, function: Callable[[Any], Result]) -> Result:
+        """As `_on`, for what only reads.
+
+        A sector of a partition that the device cannot read, however often it is asked, is as good
+        as rotten: its copies are answered as not known, and come from other nodes. Otherwise no
+        read, scrub or donor would ever get past it. An error that passes is no rot. A device that
+        is gone takes no note of damage either, so that a later start knows of none.
+
+        Raises:
+            ChecksumMismatch: it cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        for left in range(READ_TRIES - 1, -1, -1):
+            try:
+                return await self._on(table, function)
+            except DeviceFailed as error:
+                if table in FAMILIES:
+                    raise
+                if not left or loop.time() < self._bad.get(table, 0.0):
+                    self._bad[table] = loop.time() + BAD_S
+                    raise ChecksumMismatch(str(error)) from error
+            await asyncio.sleep(READ_PAUSE_S)
+        raise AssertionError("the last try returns or raises")
 
     async def disk_bytes(self) -> int:
         return await self._calls.make(self._disk_bytes)

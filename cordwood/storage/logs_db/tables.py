@@ -27,6 +27,10 @@ class TablesFailed(CordwoodError):
     """The store below cannot write or read any more; its data stays on the disk."""
 
 
+class DeviceFailed(TablesFailed):
+    """The device below reports an error for what was written or read (EIO)."""
+
+
 class TablesNoSpace(Overloaded):
     """The disk below has no space; the write may be repeated later."""
 
