@@ -142,6 +142,8 @@ class LedgerWriter:
         # By place, the run of the node there, as its first answer told it.
         self._runs: dict[int, int] = {}
         self._told_lac = self._lac_at_tick = NO_ENTRY
+        # Nodes that were told this LAC in vain.
+        self._untold: set[int] = set()
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -194,7 +196,9 @@ class LedgerWriter:
         self.pushed += len(sizes)
         self._bytes += length - self._pushed_length
         self._pushed_length = length
-        self._told_lac = max(self._told_lac, lac)
+        if lac > self._told_lac:
+            self._told_lac = lac
+            self._untold.clear()
         effects: list[Effect] = []
         is_of_all = self._striping.write == self._striping.ensemble
         added = range(first, self.pushed + 1)
@@ -525,10 +529,18 @@ class LedgerWriter:
         """Tell the LAC to the nodes where no entry has told it since the last tick."""
         is_quiet = self.lac == self._lac_at_tick
         self._lac_at_tick = self.lac
-        if not is_quiet or self.lac <= self._told_lac or self.phase is Phase.ENDED:
+        if not is_quiet or self.phase is Phase.ENDED:
             return []
-        self._told_lac = self.lac
-        return [SendLac(node, self.lac) for node in self.ensemble]
+        if self.lac > self._told_lac:
+            self._told_lac, self._untold = self.lac, {*self.ensemble}
+        untold, self._untold = self._untold, set()
+        return [SendLac(node, self._told_lac) for node in self.ensemble if node in untold]
+
+    def on_lac_failed(self, node: int, lac: int) -> None:
+        """A node did not take a LAC: it is told again. Of a quiet ledger nothing else says how
+        far it is confirmed, so readers would wait for its last entries until its end."""
+        if lac == self._told_lac:
+            self._untold.add(node)
 
     def on_force(self) -> list[Effect]:
         """Have all acknowledged entries on the disks. Without deferred sync they are there."""

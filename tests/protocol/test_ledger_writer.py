@@ -352,6 +352,23 @@ class TestLac:
         assert made.on_lac_tick() == [SendLac(node, 0) for node in (1, 2, 3)]
         assert made.on_lac_tick() == [], "once"
 
+    def test_it_is_told_again_to_those_that_did_not_take_it(self):
+        made = writer(added=1)
+        store(made, 0, 1, 2)
+        made.on_lac_tick()
+        made.on_lac_tick()
+        made.on_lac_failed(2, 0)
+        made.on_lac_failed(9, 0)
+        assert made.on_lac_tick() == [SendLac(2, 0)], "node 9 is no member"
+        assert made.on_lac_tick() == []
+        made.on_add([1], 0.0)
+        store(made, 1, 1, 2, 3)
+        made.on_lac_failed(2, 0)
+        assert made.on_lac_tick() == []
+        assert made.on_lac_tick() == [SendLac(node, 1) for node in (1, 2, 3)]
+        made.on_lac_failed(3, 0)
+        assert made.on_lac_tick() == [], "a higher one was sent since"
+
     def test_it_is_not_told_where_an_entry_told_it(self):
         made = writer(added=1)
         store(made, 0, 1, 2)

@@ -1,5 +1,5 @@
 """Asks a node to keep entries of a ledger, or to sync them to its disk, until it accepts or
-refuses.
+refuses; and tells it the LAC.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -20,6 +20,7 @@ from cordwood.errors import (
     CordwoodError,
     RecordTooLarge,
     Rejected,
+    Retryable,
 )
 from cordwood.layout.ledger_entry import EntrySeal
 from cordwood.layout.ledger_records import unpack_entries
@@ -33,6 +34,7 @@ from cordwood.layout.message_ledgers import (
     ForceEntries,
     Found,
     ReadEntries,
+    TellLac,
     pack_items,
 )
 from cordwood.protocol.ledger_writer import Refusal
@@ -41,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 FULL_AGAIN_S = 0.2
 """Pause before a full node is asked again: its next flush frees space."""
+
+LAC_AGAIN_S = 1.0
+"""Pause before a LAC is sent again to a node that did not take it: a reader asks for that long at a
+time."""
 
 _REFUSALS = {
     AddRefusal.FENCED: Refusal.FENCED,
@@ -80,6 +86,20 @@ async def ask_to_keep(
         if reply.refusal is not AddRefusal.FULL or loop.time() + FULL_AGAIN_S > deadline:
             return _REFUSALS[reply.refusal], 0
         await asyncio.sleep(FULL_AGAIN_S)
+
+
+async def tell_lac(cluster: Cluster, node: int, call: TellLac, *, timeout_s: float) -> bool:
+    """Send a LAC to a node. Returns False, after a pause, if it must be sent again."""
+    try:
+        await ask_node(cluster, node, call, timeout_s=timeout_s)
+    except Retryable as error:
+        logger.debug("node %d was not told a LAC: %s", node, error)
+        await asyncio.sleep(LAC_AGAIN_S)
+        return False
+    except CordwoodError as error:
+        # It would say the same again. Readers ask all nodes.
+        logger.info("node %d does not take a LAC: %s", node, error)
+    return True
 
 
 async def _keep_halves(

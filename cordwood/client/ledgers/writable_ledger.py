@@ -17,11 +17,10 @@ from types import TracebackType
 from cordwood.block import Buffer
 from cordwood.client.append.line import LetIn
 from cordwood.client.cluster import Cluster
-from cordwood.client.ledgers.entry_calls import ask_to_keep
+from cordwood.client.ledgers.entry_calls import ask_to_keep, tell_lac
 from cordwood.client.ledgers.entry_check import check_id, check_payload, payload_bytes
 from cordwood.client.ledgers.entry_outbox import ADD_S, EntryOutbox
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
-from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.spare_nodes import SpareNodes
 from cordwood.errors import (
     BadSetting,
@@ -547,12 +546,9 @@ class WritableLedger:
             self._act(self._writer.on_force_failed(force, refusal))
 
     async def _tell_lac(self, node: int, lac: int) -> None:
-        try:
-            call = TellLac(self.ledger_id, self._key, lac)
-            await ask_node(self._cluster, node, call, timeout_s=ADD_S)
-        except CordwoodError as error:
-            # Readers ask all nodes, and the next entry carries the LAC anyway.
-            logger.debug("node %d was not told a LAC: %s", node, error)
+        call = TellLac(self.ledger_id, self._key, lac)
+        if not await tell_lac(self._cluster, node, call, timeout_s=ADD_S):
+            self._writer.on_lac_failed(node, lac)
 
     async def _tick(self) -> None:
         while self._end is None:

@@ -276,6 +276,10 @@ def _forgets_progress(self: Patience, last: int) -> None:
     """All attempts have one deadline."""
 
 
+def _tells_once(self: LedgerWriter, node: int, lac: int) -> None:
+    """The node is forgotten."""
+
+
 async def _ends_with_its_step(right: Any, self: Following[Any]) -> Any:
     try:
         return await right(self)
@@ -374,6 +378,10 @@ BUGS = (
                "a node without space for a large entry does not flush for it",
                at(LedgerStore._is_full).instead(_asks_for_nothing),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-lac-told-once",
+               "a LAC is not sent again to a node that did not take it",
+               at(LedgerWriter.on_lac_failed).instead(_tells_once),
+               scene="tests/client/ledgers/test_ledger_lac.py"),
     PlantedBug("ledger-ends-with-a-step",
                "a reader whose step failed or was cancelled says that the ledger ends there",
                at(Following.fill).around(_ends_with_its_step),
