@@ -16,6 +16,7 @@ from cordwood.client.ledgers.ledger_following import Following
 from cordwood.client.ledgers.ledgers import Ledgers, UnderReplicated
 from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.host.loop_thread import LoopThread
 from cordwood.ledger import DigestKind, LedgerMetadata
 from cordwood.protocol.ledger_writer import WriterLimits
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
@@ -97,6 +98,18 @@ class BlockingWritableLedger(Facade[WritableLedger]):
             self.close()
 
 
+def _each(thread: LoopThread, following: Following[Item]) -> Iterator[Item]:
+    """What an exception in a call that waits, from a signal handler too, loses nothing of."""
+
+    def next_item() -> Item | None:
+        while (item := following.take()) is None:
+            if not thread.call(following.fill()):
+                return None
+        return item
+
+    return Until(next_item)
+
+
 class BlockingReadableLedger(Facade[ReadableLedger]):
     """See `readable_ledger.ReadableLedger`."""
 
@@ -137,28 +150,17 @@ class BlockingReadableLedger(Facade[ReadableLedger]):
 
     def batches(self, start: int = 0, until: int | None = None) -> Iterator[list[LedgerEntry]]:
         """See `ReadableLedger.batches`."""
-        return self._each(self._inner.batches(start, until))
+        return _each(self._thread, self._inner.batches(start, until))
 
     def arrow(
         self, columns: Sequence[str] | None = None, *, start: int = 0, until: int | None = None
     ) -> Iterator[pa.RecordBatch]:
         """See `ReadableLedger.arrow`."""
-        return self._each(self._inner.arrow(columns, start=start, until=until))
+        return _each(self._thread, self._inner.arrow(columns, start=start, until=until))
 
     def follow(self, start: int = 0) -> Iterator[LedgerEntry]:
         """See `ReadableLedger.follow`."""
-        return self._each(self._inner.follow(start))
-
-    def _each(self, following: Following[Item]) -> Iterator[Item]:
-        """What an exception in a call that waits, from a signal handler too, loses nothing of."""
-
-        def next_item() -> Item | None:
-            while (item := following.take()) is None:
-                if not self._thread.call(following.fill()):
-                    return None
-            return item
-
-        return Until(next_item)
+        return _each(self._thread, self._inner.follow(start))
 
     def __iter__(self) -> Iterator[LedgerEntry]:
         return self.follow()
@@ -238,13 +240,8 @@ class BlockingLedgers(Facade[Ledgers]):
 
     def list(self, after: int = -1) -> Iterator[int]:
         """See `ledgers.Ledgers.list`."""
-        while page := self.page(after):
-            yield from page
-            after = page[-1]
+        return _each(self._thread, self._inner.list(after))
 
     def under_replicated(self) -> Iterator[UnderReplicated]:
         """See `ledgers.Ledgers.under_replicated`."""
-        after = -1
-        while page := self.under_replicated_page(after):
-            yield from page
-            after = page[-1].ledger
+        return _each(self._thread, self._inner.under_replicated())

@@ -1,4 +1,5 @@
-"""Iterates a ledger in its order: in batches, entry by entry, or in Arrow batches.
+"""Iterates a ledger in its order: in batches, entry by entry, or in Arrow batches; and lists of
+ledgers, page by page.
 
 The loop fills a hand, and only while it is empty; the caller takes from it. So an error of a read,
 or a cancelled step (of `asyncio.wait_for`, or a signal handler's error in a waiting thread), loses
@@ -11,7 +12,7 @@ Source: docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import length_hint
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -55,7 +56,7 @@ class Following(Generic[Item]):
         """Have an item in hand. Returns False at the end.
 
         Raises:
-            CordwoodError: see `ReadableLedger.batches`. The next call goes on.
+            CordwoodError: see `ReadableLedger.batches`, `Ledgers.list`. The next call goes on.
         """
         async with self._filling:
             if not length_hint(self._hand):
@@ -78,6 +79,36 @@ class Following(Generic[Item]):
             if not await self.fill():
                 raise StopAsyncIteration
         return item
+
+
+class Paged(Following[Item]):
+    """Items of a list that comes in pages, in the order of their numbers."""
+
+    def __init__(
+        self,
+        read_page: Callable[[int], Awaitable[Sequence[Item]]],
+        number_of: Callable[[Item], int],
+        after: int,
+    ) -> None:
+        """
+        Args:
+            read_page: reads the items after a number; an empty page is the end.
+        """
+        super().__init__()
+        self._read_page = read_page
+        self._number_of = number_of
+        self._after = after
+        self._is_over = False
+
+    async def _next_items(self) -> Sequence[Item]:
+        page = () if self._is_over else await self._read_page(self._after)
+        if page:
+            self._after = self._number_of(page[-1])
+        self._is_over = not page
+        return page
+
+    async def aclose(self) -> None:
+        self._hand, self._is_over = iter(()), True
 
 
 class LedgerBatches(Following["list[LedgerEntry]"]):

@@ -10,11 +10,12 @@ Source: docs/ledgers.md; docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_check import LedgerChecking
+from cordwood.client.ledgers.ledger_following import Paged
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.ledger_recovering import recover
@@ -415,12 +416,15 @@ class Ledgers:
         _check_page(limit)
         return await self._calls.page(after, limit)
 
-    async def list(self, after: int = -1) -> AsyncIterator[int]:
-        """Ids of all ledgers above `after`, rising, read page by page."""
-        while page := await self.page(after):
-            for ledger in page:
-                yield ledger
-            after = page[-1]
+    def list(self, after: int = -1) -> Paged[int]:
+        """Ids of all ledgers above `after`, rising, read page by page.
+
+        A step may fail or be cancelled: the next one goes on there.
+
+        Raises:
+            Unreachable, Overloaded: the metadata store did not answer.
+        """
+        return Paged(self.page, _itself, after)
 
     async def autorecovery(self) -> Autorecovery:
         """Whether nodes repair ledgers that lack copies by themselves.
@@ -452,18 +456,22 @@ class Ledgers:
         found = (await self._calls.autorecovery(after, limit)).ledgers
         return [UnderReplicated(each.ledger, each.nodes, each.since_us) for each in found]
 
-    async def under_replicated(self) -> AsyncIterator[UnderReplicated]:
-        """All ledgers that lack copies, read page by page."""
-        after = -1
-        while page := await self.under_replicated_page(after):
-            for each in page:
-                yield each
-            after = page[-1].ledger
+    def under_replicated(self) -> Paged[UnderReplicated]:
+        """All ledgers that lack copies, read page by page; see `list`."""
+        return Paged(self.under_replicated_page, _ledger_of, -1)
 
     def end(self) -> None:
         """The client closes: ledgers with an open writer are left to a recovery."""
         for writer in self._writers:
             writer.abandon()
+
+
+def _itself(ledger: int) -> int:
+    return ledger
+
+
+def _ledger_of(lacking: UnderReplicated) -> int:
+    return lacking.ledger
 
 
 def _nothing(_: int) -> None:

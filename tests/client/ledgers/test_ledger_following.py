@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
+from swaps import swap_value
 
+from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.store import Store
 from cordwood.embedded import connect_blocking
@@ -149,6 +151,52 @@ async def test_a_reader_that_was_stopped_gives_nothing_more(cluster: ClusterAtHa
             await following.aclose()
             assert [item async for item in following] == []
             assert asyncio.all_tasks() - before == set()
+
+
+async def a_list_whose_steps_fail(cluster: ClusterAtHand) -> None:
+    """A program that went on took the first page for all ledgers, or none for none."""
+    async with cluster.client(timeout_s=3) as store:
+        ids = [(await store.ledgers.create()).ledger_id for _ in range(5)]
+        listed = store.ledgers.list()
+        step = asyncio.ensure_future(anext(listed))
+        await asyncio.sleep(0)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        for number in cluster.numbers:
+            cluster.kill(number)
+        with pytest.raises(Unreachable):
+            await anext(listed)
+        await cluster.start()
+        await asyncio.sleep(3)
+        assert [each async for each in listed] == ids
+        assert await anext(listed, None) is None
+        closed = store.ledgers.list()
+        assert await anext(closed) == ids[0]
+        await closed.aclose()
+        assert [each async for each in closed] == []
+
+
+def test_a_list_goes_on_behind_its_errors() -> None:
+    simulate(a_list_whose_steps_fail)
+
+
+def test_a_list_that_ends_with_its_step_is_caught() -> None:
+    with planted(find_bug("ledger-ends-with-a-step")), pytest.raises(StopAsyncIteration):
+        simulate(a_list_whose_steps_fail)
+
+
+@as_scenario(simulate)
+async def test_a_list_has_pages(cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Ledgers.page
+
+    async def page(self: Ledgers, after: int = -1, limit: int = 2) -> list[int]:
+        return await read(self, after, limit)
+
+    swap_value(monkeypatch, lambda: Ledgers.page, page)
+    async with cluster.client() as store:
+        ids = [(await store.ledgers.create()).ledger_id for _ in range(5)]
+        assert [each async for each in store.ledgers.list()] == ids
+        assert [each async for each in store.ledgers.list(after=ids[2])] == ids[3:]
 
 
 class Interrupted(Exception):
