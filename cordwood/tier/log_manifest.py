@@ -365,6 +365,23 @@ class LogManifest:
         async with self._bounded(Unreachable):
             return await self._again(search)
 
+    async def kept(self) -> list[Item]:
+        """What the manifest names from its start on, by LSN; the first entry may begin before it.
+
+        A page of which a trim took a part stays in the head as a whole, with the sums of all its
+        entries, which may be thousands. Its items stand here in its place.
+        """
+
+        async def look(head: Head) -> list[Item]:
+            items: list[Item] = [*rule.in_order(head)]
+            while items and isinstance(first := items[0], PageRef) and first.first < head.start:
+                page = await self._page(first)
+                items[:1] = [item for item in page.items if item.last >= head.start]
+            return items
+
+        async with self._bounded(Unreachable):
+            return await self._again(look) or []
+
     async def find_page(self, level: int, lsn: int) -> PageRef | None:
         """The page of a level that holds an LSN."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 from made_objects import NOW_US, Made, read_run
@@ -10,6 +11,8 @@ from scenarios import as_scenario
 from swaps import swap_value
 
 from cordwood.block import Gap, GapKind
+from cordwood.client.admin.tier_positions import TierPositions
+from cordwood.client.find.log_info import LogInfo
 from cordwood.errors import BadSetting, Corrupt, Fenced, Malformed, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
@@ -17,7 +20,8 @@ from cordwood.layout.manifest import pack_head
 from cordwood.layout.object_file import entry_of
 from cordwood.layout.object_names import head_name, pages_prefix
 from cordwood.layout.object_writer import FinishedObject, ObjectWriter
-from cordwood.lsn import Lsn
+from cordwood.lsn import LogId, Lsn
+from cordwood.nodes import Replication
 from cordwood.protocol import manifest as rule
 from cordwood.sim.host import Simulation
 from cordwood.sim.object_store import Bucket
@@ -112,6 +116,30 @@ async def all_entries(manifest: LogManifest) -> list[Entry]:
 
 
 class TestReading:
+    @pytest.mark.parametrize("taken", [0, 1, 63, 64, 100, 129])
+    @as_scenario(on_bucket)
+    async def test_a_page_that_is_trimmed_in_part_counts_for_its_rest(
+        self, cloud: Cloud, *, taken: int
+    ) -> None:
+        """It counted as a whole: 64 objects, or 4,096, of which a trim had left one."""
+        manifest = await cloud.grow(130)
+        entries = await all_entries(manifest)
+        await manifest.trim(entries[taken].first)
+        kept = await cloud.manifest().kept()
+        assert kept[0].first == entries[taken].first
+        assert sum(item.bytes for item in kept) == sum(entry.bytes for entry in entries[taken:])
+        asked = cloud.manifest()
+        await asked.load()
+        info = LogInfo(LogId(7), "/log-7", Replication(1), 0)
+        found = TierPositions(cast(Any, None), asked, info, entries[-1].last)
+        assert await found.bytes_between(0, 1 << 62) == sum(item.bytes for item in kept)
+        last = entries[taken]
+        await manifest.trim(last.last)
+        await asked.load()
+        half = last.bytes / (last.last - last.first + 1)
+        rest = sum(entry.bytes for entry in entries[taken + 1 :])
+        assert await found.bytes_between(0, 1 << 62) == round(rest + half)
+
     @as_scenario(on_bucket)
     async def test_an_entry_leads_to_its_blocks_with_one_get_for_the_footer(
         self, cloud: Cloud

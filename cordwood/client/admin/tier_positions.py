@@ -15,12 +15,11 @@ from cordwood.client.find.log_info import LogInfo
 from cordwood.client.tier_store import TierStore
 from cordwood.errors import Malformed, NoObject, Unreachable
 from cordwood.layout.object_file import ObjectRun, Piece
-from cordwood.protocol.manifest import in_order
 from cordwood.tier.history import GET_S
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
 from cordwood.tier.repair import is_lost
-from cordwood.tiered import Entry, Item
+from cordwood.tiered import Entry
 
 Placed = tuple[int, int]
 """An LSN, and the append time (µs) of its block."""
@@ -114,15 +113,16 @@ class TierPositions:
 
     async def bytes_between(self, start_us: int, stop_us: int) -> int:
         """About how many bytes of bodies were appended in `[start, stop)`, up to the tier point."""
-        head = self._manifest.head
-        items: Sequence[Item] = in_order(head) if head is not None else ()
+        items = await self._manifest.kept()
+        start = self._manifest.head.start if self._manifest.head is not None else 0
         size = 0.0
         for item in items:
             if item.first > self.up_to:
                 break
             low, high = item.append_first_us, item.append_last_us
             within = min(high + 1, stop_us) - max(low, start_us)
-            lsns = (min(item.last, self.up_to) - item.first + 1) / (item.last - item.first + 1)
+            kept = min(item.last, self.up_to) - max(item.first, start) + 1
+            lsns = kept / (item.last - item.first + 1)
             if within > 0:
                 size += item.bytes * lsns * within / (high + 1 - low)
         return round(size)
