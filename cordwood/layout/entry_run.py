@@ -54,7 +54,7 @@ def is_run(packed: memoryview, first: int, count: int, step: int = 1) -> bool:
         follow = all(head[0] == first + at * step for at, head in enumerate(heads))
         in_range = all(head[1] >= NO_ENTRY and head[2] <= LENGTH_MAX for head in heads)
         return follow and in_range and sum(head[3] for head in heads) == size
-    found = np.frombuffer(packed, _HEADS, count)
+    found = columns_of(packed, count)
     wanted = np.arange(0, count * step, step, dtype=np.uint64) + np.uint64(first)
     # A faulty node may say any number: a digest covers those below 2^63 only.
     in_range = found["lac"].min() >= NO_ENTRY and found["length"].max() <= LENGTH_MAX
@@ -67,16 +67,9 @@ def heads_bytes(count: int) -> int:
     return count * _HEAD.size
 
 
-def numbers_of(packed: memoryview, count: int) -> npt.NDArray[np.uint64]:
-    """The entries of a run of this many: their numbers."""
-    found: npt.NDArray[np.uint64] = np.frombuffer(packed, _HEADS, count)["entry"]
-    return found
-
-
-def sizes_of(packed: memoryview, count: int) -> npt.NDArray[np.uint32]:
-    """The bytes of each body of a run of this many entries."""
-    found: npt.NDArray[np.uint32] = np.frombuffer(packed, _HEADS, count)["size"]
-    return found
+def columns_of(packed: memoryview, count: int) -> npt.NDArray[np.void]:
+    """The fields of each entry of a run: `entry`, `lac`, `length`, and `size` of the body."""
+    return np.frombuffer(packed, _HEADS, count)
 
 
 def heads_of(packed: memoryview, count: int) -> Iterator[Head]:

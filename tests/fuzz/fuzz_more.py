@@ -341,4 +341,7 @@ def entry_runs(data: bytes) -> None:
     assert sum(head[3] for head in heads) == len(bodies_of(packed, count))
     assert pack_run(heads, [bodies_of(packed, count)]) == packed
     for kind in DigestKind:
-        assert len(EntrySeal(1, kind, b"testPasswd").read_run(packed, count)) <= count
+        seal = EntrySeal(1, kind, b"testPasswd")
+        payloads, lengths = seal.read_run(packed, count)
+        assert (payloads, lengths) == seal._read_each(packed, count)
+        assert len(payloads) == len(lengths) <= count

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import count as count_from
+from itertools import repeat
 from types import TracebackType
 from typing import NamedTuple
 
@@ -354,12 +356,9 @@ class ReadableLedger:
         assert isinstance(reply, RunReply), "ReadRun is answered so"
         self._slow.pop(node, None)
         self._raise_to(reply.lac)
-        opened = self._seal.read_run(reply.packed, reply.count)
-        ledger, made = self.ledger_id, tuple.__new__
-        return [
-            made(LedgerEntry, (ledger, entry, payload, length))
-            for entry, (payload, length) in enumerate(opened, first)
-        ]
+        payloads, lengths = self._seal.read_run(reply.packed, reply.count)
+        fields = zip(repeat(self.ledger_id), count_from(first), payloads, lengths, strict=False)
+        return list(map(tuple.__new__, repeat(LedgerEntry), fields))
 
     # Confirmed entries only.
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cordwood.block import Buffer
-from cordwood.layout.entry_run import bodies_of, heads_bytes, numbers_of, sizes_of
+from cordwood.layout.entry_run import bodies_of, columns_of, heads_bytes
 from cordwood.layout.ledger_records import LedgerEntries
 
 
@@ -63,7 +63,7 @@ class HeldRun:
         if not packed or last - first < count - 1:
             return None
         if count > 1:
-            numbers = numbers_of(packed, count)
+            numbers = columns_of(packed, count)["entry"]
             if not (numbers[1:] > numbers[:-1]).all():
                 return None
         return cls(record.ledger, first, last, count, packed)
@@ -79,7 +79,7 @@ class HeldRun:
             return self._cut_row(
                 first - self.first, min(stop, self.last + 1) - self.first, bytes_max
             )
-        numbers = numbers_of(self.packed, self._count)
+        numbers = columns_of(self.packed, self._count)["entry"]
         at = int(numbers.searchsorted(np.uint64(first)))
         later = numbers[at:] - np.uint64(first)
         if later[0]:
@@ -116,7 +116,7 @@ class HeldRun:
         """Where each body begins, and where the last one ends."""
         if self._ends is None:
             self._ends = np.zeros(self._count + 1, np.int64)
-            np.cumsum(sizes_of(self.packed, self._count), out=self._ends[1:])
+            np.cumsum(columns_of(self.packed, self._count)["size"], out=self._ends[1:])
         return self._ends
 
 
