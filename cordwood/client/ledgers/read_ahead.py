@@ -1,7 +1,7 @@
 """Reads a ledger in its order, ahead of its consumer.
 
 While one part is consumed, the next parts are in flight, each from another node if every node has
-every entry. Parts have about PART_BYTES, judged by the last entries, and PARTS of them are in
+every entry. Parts have about AIM_BYTES, judged by the last entries, and PARTS of them are in
 flight. This bounds the memory of a reader, even of a slow one.
 
 Source: docs/protocol/ledgers.md.
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from cordwood.client.ledgers.readable_ledger import LedgerEntry
 
 PART_BYTES = 1 << 20
-"""Approximate bytes of payloads in one part: one answer of a node, far below the limit of a
-frame."""
+"""The most bytes of bodies in one part, but for a larger entry: one answer of a node, far below the
+limit of a frame."""
 
-ANSWER_BYTES_MAX = PART_BYTES + PART_BYTES // 4
-"""Bytes of bodies in one answer. Digests, and entries that are a little larger than those before,
-have their place: a second call for the last entry of each part took as long as the first."""
+AIM_BYTES = PART_BYTES * 4 // 5
+"""Bytes of payloads that are asked for. The rest of an answer is for digests, and for entries a
+little larger than those before: a second call for the last entry of each part took as long as the
+first."""
 
 PARTS = 3
 """Number of parts in flight: one from each of three nodes."""
@@ -105,7 +106,7 @@ class ReadAhead:
             # The entries are larger than those before them.
             self._parts.appendleft(self._start(found[-1].entry + 1, part.until))
         size = sum([len(each.payload) for each in found])
-        self._count = max(1, min(RUN_ENTRIES_MAX, PART_BYTES * len(found) // max(1, size)))
+        self._count = max(1, min(RUN_ENTRIES_MAX, AIM_BYTES * len(found) // max(1, size)))
         self._is_measured = True
         self._begin(last)
         return found
@@ -118,7 +119,7 @@ class ReadAhead:
             self._next = until + 1
 
     def _start(self, first: int, until: int) -> _Part:
-        task = asyncio.ensure_future(self._read(first, until, ANSWER_BYTES_MAX))
+        task = asyncio.ensure_future(self._read(first, until, PART_BYTES))
         task.add_done_callback(_retrieved)
         return _Part(first, until, task)
 
