@@ -112,7 +112,7 @@ class Paged(Following[Item]):
 
 
 class LedgerBatches(Following["list[LedgerEntry]"]):
-    """Entries in batches of about a megabyte, while the next ones are read."""
+    """Entries in batches of about two megabytes, while the next ones are read."""
 
     def __init__(self, ledger: ReadableLedger, start: int, until: int | None) -> None:
         """

@@ -250,7 +250,7 @@ class ReadableLedger:
         return LedgerEntries(self.batches(start))
 
     def batches(self, start: int = 0, until: int | None = None) -> LedgerBatches:
-        """As `follow`, in batches of about a megabyte; the next entries are read meanwhile.
+        """As `follow`, in batches of about two megabytes; the next entries are read meanwhile.
 
         Args:
             until: the last wanted entry, which the caller knows to be confirmed.
