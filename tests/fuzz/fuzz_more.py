@@ -29,7 +29,13 @@ from cordwood.layout import ledger_records, logs_db, staged, wal_block, wal_run
 from cordwood.layout.append_group import pack_group, read_group
 from cordwood.layout.arrow import COLUMNS, COLUMNS_ON_REQUEST, body_to_batch
 from cordwood.layout.body import parse_body
-from cordwood.layout.entry_run import bodies_of, heads_of, is_run, pack_run
+from cordwood.layout.entry_run import (
+    bodies_of,
+    columns_of,
+    heads_of,
+    is_run,
+    pack_run,
+)
 from cordwood.layout.frame import FrameParser, frame
 from cordwood.layout.json_text import read_json
 from cordwood.layout.ledger_entry import EntrySeal
@@ -338,6 +344,7 @@ def entry_runs(data: bytes) -> None:
         return
     heads = [*heads_of(packed, count)]
     assert [head[0] for head in heads] == [*range(count)]
+    assert [each.item() for each in columns_of(packed, count)] == heads
     assert sum(head[3] for head in heads) == len(bodies_of(packed, count))
     assert pack_run(heads, [bodies_of(packed, count)]) == packed
     for kind in DigestKind:
