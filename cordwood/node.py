@@ -72,7 +72,6 @@ from cordwood.layout.message_rebuilding import (
     AskEvents,
     AskHeld,
     AskRebuilding,
-    RebuildOrder,
     SayRebalance,
     SayRebuild,
     TellProducers,
@@ -735,9 +734,9 @@ class Node:
                 return await self._storage.look(call, by_node=is_node(connection))
             case AskTail():
                 return await self._sequencer.tail(call)
-            case AskCopies() | SayRebuild() | AskRebuilding() | SayRebalance() | AskHeld():
-                if isinstance(call, SayRebuild) and call.order is RebuildOrder.UNDRAIN:
-                    await self._maintenance.check_undrain(call.node)
+            case SayRebuild():
+                return await self._maintenance.obey_operator(call)
+            case AskCopies() | AskRebuilding() | SayRebalance() | AskHeld():
                 return await self._rebuild.answer(call)
             case AskEvents():
                 return self._events.heard()

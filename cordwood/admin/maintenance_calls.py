@@ -26,10 +26,12 @@ from cordwood.impact.maintenance import (
     drained_words,
     drains_of,
     ended_drains,
+    kept_drain,
     request_of,
     with_request,
     without_request,
 )
+from cordwood.layout.log_questions import CopiesReply
 from cordwood.layout.message_maintenance import (
     ApplyMaintenance,
     AskMaintenance,
@@ -38,7 +40,7 @@ from cordwood.layout.message_maintenance import (
     MaintenanceRequest,
     RemoveMaintenance,
 )
-from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
+from cordwood.layout.message_rebuilding import RebuildOrder, RebuildReply, SayRebuild
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.nodes import Member, NodeId
@@ -52,7 +54,7 @@ LOOK_S = 30.0
 TRIES_MAX = 16
 """Each lost race is another caller's success."""
 
-Obey = Callable[[SayRebuild], Awaitable[object]]
+Obey = Callable[[SayRebuild], Awaitable[CopiesReply | RebuildReply]]
 Change = Callable[[MaintenanceSet], MaintenanceSet]
 
 
@@ -222,9 +224,40 @@ class MaintenanceCalls:
             # was quicker.
             logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
 
-    async def check_undrain(self, node: int) -> None:
-        """Whether an operator may take a drain back: a request that stands would order it again
-        within seconds, and drain what the node has by then, such as a new directory.
+    async def obey_operator(self, call: SayRebuild) -> CopiesReply | RebuildReply:
+        """Carry out an operator's order, which requests do not undo.
+
+        Raises:
+            Rejected, BadSetting: it makes no sense, or a request drains a node that is to be
+                undrained.
+            CordwoodError: as `obey` says.
+        """
+        if call.order is RebuildOrder.UNDRAIN:
+            await self._check_undrain(call.node)
+        done = await self._obey(call)
+        if call.order is RebuildOrder.DRAIN:
+            await self._keep_drain(call.node)
+        return done
+
+    async def _keep_drain(self, node: int) -> None:
+        """A request may have ordered this drain first, and its end would end the drain."""
+        for _ in range(TRIES_MAX):
+            try:
+                known, version = await self._store.read()
+                after = kept_drain(known, node)
+                if after != known:
+                    await self._store.write(after, version)
+            except Fenced:
+                continue  # Race: another node changed the set
+            except CordwoodError as error:
+                # Drains go on without the metadata store, and requests do not.
+                logger.warning("a request's end may end the drain of node %d: %s", node, error)
+            return
+        raise Rejected("the requests for maintenance change all the time: give the order again")
+
+    async def _check_undrain(self, node: int) -> None:
+        """A request that stands would order the drain again within seconds, and drain what the node
+        has by then, such as a new directory.
 
         Raises:
             Rejected: a request drains the node.

@@ -271,6 +271,11 @@ def drains_of(known: MaintenanceSet, draining: Set[int]) -> Drains:
     return Drains(noted, begin, tuple(sorted(drained - wanted)))
 
 
+def kept_drain(known: MaintenanceSet, node: int) -> MaintenanceSet:
+    """The set once an operator ordered the drain of a node as well: no request's end ends it."""
+    return replace(known, drained=tuple(each for each in known.drained if each != node))
+
+
 def ended_drains(known: MaintenanceSet, ended: Iterable[int]) -> MaintenanceSet:
     """The set once drains were taken back."""
     wanted = set(map(int, known.named(Wanted.DRAINED)))

@@ -210,3 +210,18 @@ def test_an_order_that_a_second_node_gets_is_carried_out_once(
             assert (await store.rebuilding(donors=False)).lost == ()
 
     simulate(scenario, nodes=5)
+
+
+@as_scenario(simulate, nodes=5)
+async def test_a_drain_that_an_operator_orders_as_well_stays_when_the_request_ends(
+    cluster: ClusterAtHand,
+) -> None:
+    """The request's end took it back, without a word to the operator who had ordered it."""
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"value")
+        made = await ask(store, 3, wanted="DRAINED")
+        await store.say_rebuild(3, "drain")
+        await store.remove_maintenance(made.number)
+        assert [each.node for each in (await store.rebuilding()).lost] == [3]
+        await store.say_rebuild(3, "undrain")
+        assert not any(each.drain for each in (await store.rebuilding()).lost)
