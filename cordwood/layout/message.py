@@ -222,12 +222,14 @@ class SealReply(Struct, frozen=True, tag="sealed"):
         append_time_us: the latest append time it holds for this log, 0 for none.
         produced: per epoch asked, what producers wrote into it; see `layout.produced`.
         is_sure: it knows all that it holds. A node that lost records may have held later ones.
+        quiet_us: it has taken no record of the log, or has run, for so long by its steady clock.
     """
 
     lngs: dict[int, int]
     append_time_us: int
     produced: dict[int, bytes] = {}
     is_sure: bool = True
+    quiet_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
 
 
 class DoneReply(Struct, frozen=True, tag="done"):
@@ -235,8 +237,7 @@ class DoneReply(Struct, frozen=True, tag="done"):
 
 
 class FindLog(Struct, frozen=True, tag="find_log"):
-    """Look a log up by name, or by number where `log` is one; `create` makes it by its name where
-    the cluster allows that."""
+    """Look a log up by name, or by its number `log`; `create` makes it where that is allowed."""
 
     name: Name
     create: bool
@@ -303,8 +304,7 @@ class AskStatus(Struct, frozen=True, tag="ask_status"):
 
 
 class AskTail(Struct, frozen=True, tag="ask_tail"):
-    """Ask a log's sequencer for the tail; starts one where none runs (`activate_here`: where the
-    log's own node does not answer)."""
+    """Ask a log's sequencer for the tail; starts one (`activate_here`: on the asked node)."""
 
     log: U62
     activate_here: bool

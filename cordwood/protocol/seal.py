@@ -63,6 +63,7 @@ class SealTally:
         self._nodeset = nodeset
         self._lngs: dict[NodeId, Mapping[int, int]] = {}
         self._append_time_us = 0
+        self._quiet_us: list[int] = []
         self._unsure: set[NodeId] = set()
         self._produced: list[tuple[int, Produced]] = []
 
@@ -91,19 +92,32 @@ class SealTally:
             table.note(producer, producer_epoch, found[_, producer, producer_epoch])
 
     def on_sealed(
-        self, node: NodeId, lngs: Mapping[int, int], append_time_us: int, is_sure: bool = True
+        self,
+        node: NodeId,
+        lngs: Mapping[int, int],
+        append_time_us: int,
+        is_sure: bool = True,
+        quiet_us: int = 0,
     ) -> None:
         """`node` sealed, and knows these LNGs by epoch.
 
         Args:
             append_time_us: the latest append time that `node` holds.
             is_sure: whether `node` knows all that it holds; False if it lost records.
+            quiet_us: for so long it has taken no record, or has run.
         """
         assert node in self._nodeset, "a seal is asked of members only"
         self._lngs[node] = lngs
         if not is_sure:
             self._unsure.add(node)
         self._append_time_us = max(self._append_time_us, append_time_us)
+        self._quiet_us.append(quiet_us)
+
+    @property
+    def quiet_us(self) -> int:
+        """For at least so long no acknowledged record was stored: some node that sealed took the
+        last one, or runs for a shorter time."""
+        return min(self._quiet_us, default=0)
 
     @property
     def sealed(self) -> tuple[NodeId, ...]:

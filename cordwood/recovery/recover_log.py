@@ -33,7 +33,7 @@ from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Repl
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import format_lsn, make_lsn
-from cordwood.metadata.epoch_store import EpochRecord, EpochStore
+from cordwood.metadata.epoch_store import EpochRecord, EpochStore, NodesetSince
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
 from cordwood.protocol.producers import ProducerTable
@@ -100,10 +100,23 @@ class Begins(NamedTuple):
         is_latest: whether no record that was acknowledged in a lower epoch is younger. False if
             that is not known: nodes whose data is reported as gone did not seal and may come back,
             or a node that sealed has lost records.
+        quiet_us: for at least so long no record was stored before the seal, by no wall clock; 0
+            if that is not known.
     """
 
     time_us: int
     is_latest: bool
+    quiet_us: int = 0
+
+    def idle_since(self, now_us: int) -> tuple[int, int]:
+        """What is certain of the time after a producer's block of a lower epoch: up to which append
+        time the log went on, and for how long it has rested since.
+
+        Args:
+            now_us: wall time. A record that is younger was stored with a clock ahead, and proves
+                nothing of the time before it.
+        """
+        return (min(self.time_us, now_us), self.quiet_us) if self.is_latest else (0, 0)
 
 
 async def seal_log(
@@ -123,18 +136,30 @@ async def seal_log(
     """
     time_us, is_latest = record.clean_time_us, True
     unclean = map(record.entry, range(record.clean_epoch + 1, epoch))
-    for entry in {each.since: each for each in unclean}.values():
+    entries = {each.since: each for each in unclean}
+    quiet: list[int] = []
+    for entry in entries.values():
         nodeset, replication = entry.nodeset(members), entry.replication
         tally = await seal_epoch(
             log, epoch, epoch - 1, nodeset, replication, tools.peers,
             statuses=tools.statuses(log), silent=tools.silent(),
         )  # fmt: skip
         time_us = max(time_us, tally.append_time_us)
+        quiet.append(tally.quiet_us)
         # Unsure members may have lost the newest record. This node's clock is the best guess then,
         # and `is_latest` says that it is a guess.
         if weigh(tally.sure, nodeset, replication, {}) is QuorumVerdict.NONE:
             time_us, is_latest = max(time_us, tools.host.clock.now_us()), False
-    return Begins(time_us, is_latest)
+    # Nodes of other nodesets do not know how long ago the last record was stored.
+    tail_epoch = record.clean_tail >> 32
+    if tail_epoch and not _is_covered(tail_epoch, entries, record):
+        quiet.append(0)
+    return Begins(time_us, is_latest, min(quiet, default=0))
+
+
+def _is_covered(epoch: int, sealed: Mapping[int, NodesetSince], record: EpochRecord) -> bool:
+    """Whether the nodes that sealed for entries of the history were those of `epoch` too."""
+    return epoch >= record.history[0].since and record.entry(epoch).since in sealed
 
 
 async def recover_log(

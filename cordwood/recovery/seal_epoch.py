@@ -73,7 +73,9 @@ async def seal_epoch(
             assert isinstance(answer, SealReply), "Seal is answered with SealReply"
             # Every answer counts, those after enough members sealed too: each may know a higher
             # LNG.
-            tally.on_sealed(node, answer.lngs, answer.append_time_us, answer.is_sure)
+            tally.on_sealed(
+                node, answer.lngs, answer.append_time_us, answer.is_sure, answer.quiet_us
+            )
             for each, produced in answer.produced.items():
                 tally.on_produced(each, read_produced(produced))
     # A higher epoch's seal wins over the count: this recovery could store nothing on that node.

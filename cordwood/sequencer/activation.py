@@ -31,6 +31,7 @@ from cordwood.recovery.tell_nodesets import tell_nodesets
 from cordwood.recovery.trim_nodesets import trim_nodesets
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
 from cordwood.sequencer.eligibility import View
+from cordwood.sequencer.idle_times import IdleTimes
 
 logger = logging.getLogger(__name__)
 
@@ -192,12 +193,13 @@ class Activation:
     async def begin_epoch(
         self, log: int, epoch: int, record: EpochRecord, role: Role
     ) -> LogAppender:
+        recovery = self._recovery
         members = await self._located(log, record)
-        begins = await seal_log(log, epoch, record, members, self._recovery)
+        begins = await seal_log(log, epoch, record, members, recovery)
         if record.clean_epoch + 1 < epoch:
             # This epoch may end before it has recovered the epochs below; its successor must know.
             time_us = begins.time_us if begins.is_latest else None
-            await self._recovery.epochs.note_begun(log, epoch, time_us)
+            await recovery.epochs.note_begun(log, epoch, time_us)
         entry = record.entry(epoch)
         nodeset, replication = entry.nodeset(members), entry.replication
         # The epoch begins: a later failure must not let another appender begin it again, with LSNs
@@ -209,14 +211,15 @@ class Activation:
         tell(EpochStarted(log, epoch))
         attributes = self._attributes.pop(log, DEFAULTS)
         appender = LogAppender(
-            log, epoch, nodeset, replication, begins.time_us, role, self._tools, attributes
-        )
+            log, epoch, nodeset, replication, begins.time_us, role, self._tools, attributes,
+            IdleTimes(epoch, self._tools.now(), *begins.idle_since(recovery.host.clock.now_us())),
+        )  # fmt: skip
         appender.token, appender.holder = record.token, record.holder
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
         # Nothing is below the first epoch, so there is nothing to recover, and readers need its
         # nodeset.
         if epoch == 1:
-            await tell_nodesets(log, epoch, record, members, self._recovery.peers)
+            await tell_nodesets(log, epoch, record, members, recovery.peers)
             appender.on_recovered(Recovered(ProducerTable(), 0))
         return appender
 

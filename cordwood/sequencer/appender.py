@@ -58,6 +58,7 @@ from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow
 from cordwood.quorum.copyset import can_replicate, choose_copyset
 from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.idle_times import IdleTimes
 from cordwood.sequencer.producer_checks import ProducerChecks
 from cordwood.sequencer.run_contents import (
     RunContents,
@@ -140,6 +141,7 @@ class LogAppender:
         is_recovered: whether every lower epoch is recovered.
         audience: nodes that hear of releases: the nodes of every epoch of the log.
         token, holder: the log's fencing token in this epoch, and its holder.
+        idle: for how long producers have been idle.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class LogAppender:
         role: Role,
         tools: AppenderTools,
         attributes: LogAttributes = DEFAULTS,
+        idle: IdleTimes | None = None,
     ) -> None:
         self.log = log
         self.epoch = epoch
@@ -163,6 +166,7 @@ class LogAppender:
         self.holder = ""
         self._blocks_in_flight = 0
         self._append_time_us = append_time_us
+        self.idle = idle or IdleTimes(epoch, tools.now())
         self._role = role
         self._tools = tools
         self._window: AppendWindow[RunContents] = AppendWindow(epoch, esn_max=tools.settings.esns)
@@ -202,10 +206,16 @@ class LogAppender:
     def on_recovered(self, below: Recovered) -> None:
         """Every lower epoch is recovered: stored records are released from now on."""
         self.is_recovered = True
-        self._checks = ProducerChecks(self.epoch, below, self._tools.queries)
+        self._checks = ProducerChecks(self.epoch, below, self._tools.queries, self.idle)
         if self._window.lng > self.epoch << 32:
             self._role.release(self.log, self.audience, self._window.lng)
         self._check_drained()
+
+    def go_on_after(self, idle: IdleTimes) -> None:
+        """Go on with the idle times of the epoch before, if this process had that one too. Before
+        the first entry, and before `on_recovered`."""
+        if idle.continued(self.epoch):
+            self.idle = idle
 
     def has_unreleased_space(self, size: int) -> bool:
         """Whether `size` more bytes may be taken while no record is released."""

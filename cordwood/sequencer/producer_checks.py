@@ -19,18 +19,15 @@ from cordwood.errors import (
 )
 from cordwood.layout.waves import AppendEntry, AppendFlag
 from cordwood.lsn import format_lsn
-from cordwood.protocol.producers import QUERIES, USERS, ProducerVerdict, budget_of, is_query
+from cordwood.protocol.producers import ProducerVerdict, budget_of, is_query
 from cordwood.recovery.recover_log import Recovered
+from cordwood.sequencer.idle_times import IdleTimes
 from cordwood.sequencer.run_contents import Waiting
 from cordwood.sequencer.settled_queries import SettledQueries
 from cordwood.wire.connection import Connection
 
 Ack = tuple[Connection, int, int]
 """The connection, the token of the append, and the first LSN."""
-
-
-HEARD_MAX = 2 * (USERS.most + QUERIES.most)
-"""Twice as many producers as a log remembers: from this number on, the others are forgotten."""
 
 
 class ProducerChecks:
@@ -43,47 +40,32 @@ class ProducerChecks:
             waits until the log is stored up to this LSN.
     """
 
-    def __init__(self, epoch: int, below: Recovered, queries: SettledQueries) -> None:
+    def __init__(
+        self, epoch: int, below: Recovered, queries: SettledQueries, idle: IdleTimes
+    ) -> None:
         self._epoch = epoch
+        self._idle = idle
         self._queries = queries
         self._producers = below.producers
         self._tail = below.tail
-        # When this sequencer heard of a producer's last block; of all others at `_since_s`.
-        self._heard_s: dict[int, float] = {}
-        self._since_s: float | None = None
-        self._now_s = 0.0
         self.repeats: list[tuple[int, Ack]] = []
         self.refused: list[tuple[int, Waiting, Rejected]] = []
 
     def tick(self, now_s: float) -> None:
         """Set the loop's time, before entries are checked and noted."""
-        self._now_s = now_s
-        if self._since_s is None:
-            self._since_s = now_s
+        self._idle.tick(now_s)
 
     def _judged_us(self, replaced: Produced, now_us: int) -> int:
-        """The append time by which a producer's idle time is judged.
-
-        If this sequencer numbered the producer's last block, only its own clock counts. Wall time
-        may step ahead. The log would then forget a producer that wrote a moment ago, and
-        store its first block twice if that is sent again.
-
-        If an earlier sequencer numbered it, the later of two times counts: `now_us`, and the time
-        of the block plus the time that this sequencer has run. The earlier clock may have been
-        ahead. Append time then stands still, perhaps for hours, and by it no producer seems idle.
-        """
-        heard_s = self._heard_s.get(replaced.producer)
-        if heard_s is not None:
-            return replaced.last_us + int(1e6 * (self._now_s - heard_s))
-        since_s = self._now_s if self._since_s is None else self._since_s
-        return max(now_us, replaced.last_us + int(1e6 * (self._now_s - since_s)))
+        """The append time by which a producer's idle time is judged: not `now_us`, which the wall
+        clock of this node gives."""
+        return replaced.last_us + self._idle.of(replaced)
 
     def check(self, entry: AppendEntry, last: int, now_us: int) -> int | None:
         """None if `entry` may be numbered next; for a repeat, the first LSN of the original.
 
         Args:
             last: the last LSN given out, `(epoch, 0)` for none.
-            now_us: the append time that it would get.
+            now_us: the append time that it would get; idle times are not measured by it.
         Raises:
             Overloaded: the log remembers as many producers as it may, or a query that it would
                 forget is not known to be done.
@@ -133,10 +115,7 @@ class ProducerChecks:
         """Note that a producer's block was numbered."""
         place = ProducedBlock(entry.producer_sequence, entry.count, first, time_us)
         self._producers.note(entry.producer, entry.producer_epoch, place)
-        self._heard_s[entry.producer] = self._now_s
-        if len(self._heard_s) > HEARD_MAX:
-            known = self._producers
-            self._heard_s = {each: at_s for each, at_s in self._heard_s.items() if each in known}
+        self._idle.note(entry.producer, self._producers)
 
     def misplace(self, waiting: Waiting, error: OutOfSequence) -> None:
         """A block is out of its sequence; `take_refused` says when its client is told."""

@@ -26,6 +26,7 @@ from cordwood.nodes import NodeId
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender, Role
+from cordwood.sequencer.idle_times import IdleTimes
 from cordwood.sequencer.releases import Releases
 from cordwood.sequencer.run_contents import Waiting
 from cordwood.wire.connection import Connection
@@ -46,11 +47,13 @@ class TableRow:
         successor: the node that takes over while this node finishes; None while this node goes on.
         recovered: done when every lower epoch is recovered.
         waiting: entries that wait for the activation; some also wait for the recovery after it.
+        idle_before: the idle times of this node's epoch before, if it had that.
     """
 
     __slots__ = (
         "_held",
         "appender",
+        "idle_before",
         "ready",
         "recovered",
         "recovery",
@@ -65,6 +68,7 @@ class TableRow:
         self.recovery: asyncio.Task[None] | None = None
         self.successor: NodeId | None = None
         self.appender: LogAppender | None = None
+        self.idle_before: IdleTimes | None = None
         self.ready: asyncio.Future[LogAppender] = loop.create_future()
         self.waiting: list[Waiting] = []
         self.waiting_bytes = 0
@@ -158,7 +162,8 @@ class SequencerTable:
             return
         tell(EpochRestarted(log, epoch))
         row = self.start(log)
-        # In this order: the pending entries came before those that wait for the recovery.
+        row.idle_before = old.appender.idle
+        # In this order: the pending entries came before the ones that wait for the recovery.
         for each in old.appender.take_pending() + old.waiting:
             row.keep(each)
 
@@ -189,6 +194,8 @@ class SequencerTable:
             return
         finally:
             self._under_way.pop(log, None)
+        if row.idle_before is not None and not appender.is_recovered:
+            appender.go_on_after(row.idle_before)
         row.appender = appender
         self.failures.pop(log, None)
         self._take_waiting(log, row)

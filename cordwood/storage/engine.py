@@ -152,6 +152,7 @@ class StorageEngine:
         # Bytes in the WAL that are not durable yet, so not in the cache.
         self._bytes_on_way = 0
         self._sealed_durably: dict[int, int] = {}
+        self._since_s = asyncio.get_running_loop().time()
         self._on_change = on_change
         self._on_gathered: Callable[[], None] = lambda: None
         for log, state in states.items():
@@ -435,8 +436,10 @@ class StorageEngine:
         self.stored_blocks += len(blocks)
         self._note(offset, [block.header.log for block in blocks])
         changed: dict[int, None] = {}
+        now_s = asyncio.get_running_loop().time()
         for block in blocks:
             log = self.cache.log(block.header.log)
+            log.heard_s = now_s
             released = log.released
             self.cache.insert(block)
             if log.released != released:
@@ -472,7 +475,10 @@ class StorageEngine:
             )
         held = self.cache.log(log)
         lngs, wrote = held.known_between(clean, epoch)
-        return SealReply(lngs, held.append_time_us, wrote, is_sure=not self.damage)
+        quiet_s = asyncio.get_running_loop().time() - max(self._since_s, held.heard_s)
+        return SealReply(
+            lngs, held.append_time_us, wrote, is_sure=not self.damage, quiet_us=int(1e6 * quiet_s)
+        )
 
     async def clean(self, log: int, epoch: int, end: EpochEnd) -> None:
         """The recovery that sealed with `end.seal` has mended epoch `epoch`.
@@ -614,6 +620,7 @@ class StorageEngine:
             record = ProducedRecord(log, epoch, append_time_us, pack_produced(produced))
 
             def apply() -> None:
+                held.heard_s = asyncio.get_running_loop().time()
                 held.tell_produced(epoch, produced, append_time_us)
                 self._on_change(log)
 

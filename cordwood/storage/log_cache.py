@@ -62,6 +62,7 @@ class CachedLog:
         lngs: LNG by epoch, for the epochs that this node knows.
         ends: how each clean epoch was recovered, as far as this node was told.
         append_time_us: the latest append time seen.
+        heard_s: when a record was last taken, by the loop's clock; 0 for none since the start.
         trim: records up to this LSN are trimmed; 0 for none. It only rises.
         tier: records up to this LSN are in main storage, and this node lets them go; 0 for none.
             It only rises. Trap: these records are not trimmed. Readers find them in objects.
@@ -74,7 +75,7 @@ class CachedLog:
 
     __slots__ = (
         "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
-        "gone", "lngs", "nodesets", "produced", "released", "tier", "trim",
+        "gone", "heard_s", "lngs", "nodesets", "produced", "released", "tier", "trim",
     )  # fmt: skip
 
     def __init__(self, state: LogState | None = None) -> None:
@@ -93,6 +94,7 @@ class CachedLog:
             for epoch, seal, lng, attempt in known.ends
         }
         self.append_time_us = known.append_time_us
+        self.heard_s = 0.0
         self.trim = known.trim
         self.tier = known.tier
         self.gone = max(known.trim, known.tier)

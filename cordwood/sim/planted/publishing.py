@@ -30,6 +30,7 @@ from cordwood.layout.message_staging import (
 from cordwood.metadata import publications
 from cordwood.protocol.producers import QUERY_PRODUCERS
 from cordwood.protocol.publishing import Publication, begin, commit, group_end
+from cordwood.recovery.recover_log import Begins
 from cordwood.sequencer.producer_checks import ProducerChecks
 from cordwood.sequencer.run_contents import Waiting
 from cordwood.sequencer.sequencer_table import TableRow
@@ -191,6 +192,10 @@ BUGS = (
     PlantedBug("clock-ages-producers", "a log forgets a producer that just wrote, because wall time "
                "stepped ahead",
                at(ProducerChecks._judged_us).instead(lambda self, replaced, now_us: now_us),
+               scene="tests/client/append/test_producers_cluster.py"),
+    PlantedBug("own-clock-ages-producers", "a next sequencer takes its own clock for how far the log "
+               "went on",
+               at(Begins.idle_since).instead(lambda self, now_us: (now_us, self.quiet_us)),
                scene="tests/client/append/test_producers_cluster.py"),
     PlantedBug("tail-moved-early", "a sequencer reports a tail as moved by records in flight",
                at(ProducerChecks.note_moved).instead(_tells_of_tail_at_once),

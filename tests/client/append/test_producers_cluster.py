@@ -186,10 +186,61 @@ def test_a_clock_that_steps_ahead_has_no_producer_forgotten_that_just_wrote() ->
     simulate(a_clock_steps_ahead)
 
 
+async def the_next_clock_is_ahead(cluster) -> None:
+    async with cluster.client(timeout_s=5) as store:
+        placed = [await store.append("log", b"1", producer=Producer(n)) for n in (1, 2, 3)]
+        old = cluster.sequencer_of(1)
+        for node in cluster.numbers:
+            if node != old:
+                cluster.machine(node).clock.step(3_600_000_000)
+        cluster.kill(old)
+        await asyncio.sleep(0.5)
+        with pytest.raises(Overloaded, match=r"wrote \d s ago"):
+            await store.append("log", b"x", producer=Producer(4))
+        # Its answer was lost, and the program sends it again.
+        assert await store.append("log", b"1", producer=Producer(1)) == placed[0]
+        await asyncio.sleep(60)
+        await store.append("log", b"4", producer=Producer(4))
+        assert await values(store) == [b"1", b"1", b"1", b"4"]
+
+
+@pytest.mark.usefixtures("three_for_a_minute")
+def test_a_next_sequencer_whose_clock_is_ahead_forgets_no_producer_that_just_wrote() -> None:
+    """The first block of a producer that had written a second before was stored twice."""
+    simulate(the_next_clock_is_ahead, nodes=5)
+
+
+async def the_clock_is_ahead_in_the_next_epoch(cluster) -> None:
+    async with cluster.client(timeout_s=5) as store:
+        placed = [await store.append("log", b"1", producer=Producer(n)) for n in (1, 2, 3)]
+        node = cluster.running[NodeId(cluster.sequencer_of(1))]
+        for each in cluster.numbers:
+            cluster.machine(each).clock.step(3_600_000_000)
+        await store.append("log", b"2")
+        node._sequencer.sequencing()[1].drain()
+        await asyncio.sleep(0.5)
+        with pytest.raises(Overloaded, match=r"wrote \d s ago"):
+            await store.append("log", b"x", producer=Producer(4))
+        assert await store.append("log", b"1", producer=Producer(1)) == placed[0]
+        assert (await store.append("log", b"3")).epoch == placed[0].epoch + 1
+
+
+@pytest.mark.usefixtures("three_for_a_minute")
+def test_a_clock_ahead_has_none_forgotten_when_its_node_takes_the_next_epoch() -> None:
+    """The log's own times say then that an hour has passed."""
+    simulate(the_clock_is_ahead_in_the_next_epoch)
+
+
 @pytest.mark.usefixtures("three_for_a_minute")
 def test_the_planted_bug_is_caught() -> None:
     with planted(find_bug("clock-ages-producers")), pytest.raises(pytest.fail.Exception):
         simulate(a_clock_steps_ahead)
+
+
+@pytest.mark.usefixtures("three_for_a_minute")
+def test_the_planted_bug_of_the_next_clock_is_caught() -> None:
+    with planted(find_bug("own-clock-ages-producers")), pytest.raises(pytest.fail.Exception):
+        simulate(the_next_clock_is_ahead, nodes=5)
 
 
 @as_scenario(played)
