@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cordwood.errors import Malformed
 from cordwood.layout.answers import check_answer
@@ -110,3 +111,16 @@ def test_an_answer_that_is_no_run_ends_the_connection() -> None:
     for each in wrong:
         with pytest.raises(Malformed):
             check_answer(call, each)
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_a_run_may_have_each_third_entry(count: int) -> None:
+    heads = [(5 + 3 * n, 3, 9, 1) for n in range(count)]
+    packed = memoryview(pack_run(heads, [b"x"] * count))
+    assert is_run(packed, 5, count, 3)
+    assert not is_run(packed, 6, count, 3)
+    assert is_run(packed, 5, count, 2) is (count == 1)
+    call = ReadRun(1, KEY, 5, count, 1000, 3)
+    check_answer(call, RunReply(count, -1, packed))
+    with pytest.raises(Malformed):
+        check_answer(replace(call, first=8), RunReply(count, -1, packed))

@@ -248,7 +248,7 @@ CALLS: list[Call] = [
     AddEntries(7, KEY, 1, pack_items([ENTRY]), deferred=True),
     ForceEntries(7, KEY),
     ReadEntries(7, KEY, [0, 2**63 - 1], True), AskLac(7, KEY, False, 3, 20_000),
-    ReadRun(7, KEY, 2**63 - 1, 2048, 1),
+    ReadRun(7, KEY, 2**63 - 1, 2048, 1), ReadRun(7, KEY, 3, 2, 9, 255),
     TellLac(7, KEY, 3), AskLedger(2**63 - 1), CreateLedger(-1, LEDGER), SetLedger(7, 9, LEDGER),
     DeleteLedger(7), ListLedgers(-1, 1000), AskAutorecovery(-1, 1000), SwitchAutorecovery(False),
     OpenMainStorage(),

@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import NamedTuple
 
 from cordwood.client.cluster import Cluster
-from cordwood.client.ledgers.entry_reading import AGAIN_S, SPECULATE_S, EntryReading
+from cordwood.client.ledgers.entry_reading import AGAIN_S, EntryReading
 from cordwood.client.ledgers.lac_polls import is_known, wait_for_news
 from cordwood.client.ledgers.ledger_following import LedgerBatches, LedgerEntries, LedgerTables
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
 from cordwood.client.ledgers.read_ahead import FEW, ReadAhead
+from cordwood.client.ledgers.run_reading import READ_S, read_run
 from cordwood.errors import (
     AccessDenied,
     BadSetting,
@@ -36,14 +37,11 @@ from cordwood.errors import (
 from cordwood.host.seams import Host
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import (
-    RUN_ENTRIES_MAX,
     AskLac,
     EntriesReply,
     EntryItem,
     LacReply,
     ReadEntries,
-    ReadRun,
-    RunReply,
 )
 from cordwood.ledger import ENTRY_MAX, NO_ENTRY, LedgerMetadata, LedgerState, Versioned
 from cordwood.nodes import NodeId
@@ -53,9 +51,6 @@ from cordwood.tier.ledger_history import LedgerHistory
 from cordwood.tier.patient_store import PatientStore
 
 logger = logging.getLogger(__name__)
-
-READ_S = 2.0
-"""How long a node may take."""
 
 ENTRIES_AT_ONCE = 256
 """Number of entries in one call."""
@@ -328,37 +323,14 @@ class ReadableLedger:
         return found
 
     async def _read_part(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """As `_read_some`, as one run from one node, if that node has all of them whole."""
-        striping = self.metadata.striping
-        if striping.write == striping.ensemble and not self._reads_objects:
-            found = await self._read_run(first, last, bytes_max)
-            if found:
-                return found
+        """As `_read_some`, in runs from a few nodes, if these have all of them whole."""
+        if not self._reads_objects:
+            found = await read_run(self, first, last, bytes_max)
+            if found.payloads:
+                fields = zip(repeat(self.ledger_id), count_from(first), *found, strict=False)
+                return list(map(tuple.__new__, repeat(LedgerEntry), fields))
         # Few at once: if nodes fail, all of them are asked of one node.
         return await self._read_some(first, min(last, first + ENTRIES_AT_ONCE - 1), bytes_max)
-
-    async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Entries from `first` on from the best node; none if it does not answer soon, or does not
-        have the first of them whole."""
-        nodes = self.metadata.nodes_at(first)
-        turn = self._turn % len(nodes)
-        self._turn += 1
-        node = read_order(nodes[turn:] + nodes[:turn], self._rank)[0]
-        count = min(last - first + 1, RUN_ENTRIES_MAX)
-        call = ReadRun(self.ledger_id, self._key, first, count, bytes_max)
-        try:
-            async with asyncio.timeout(SPECULATE_S):
-                reply = await ask_node(self._cluster, node, call, timeout_s=READ_S)
-        except (Retryable, TimeoutError) as error:
-            logger.debug("node %d does not read ledger %d: %s", node, self.ledger_id, error)
-            self._note_slow(node)
-            return []
-        assert isinstance(reply, RunReply), "ReadRun is answered so"
-        self._slow.pop(node, None)
-        self._raise_to(reply.lac)
-        payloads, lengths = self._seal.read_run(reply.packed, reply.count)
-        fields = zip(repeat(self.ledger_id), count_from(first), payloads, lengths, strict=False)
-        return list(map(tuple.__new__, repeat(LedgerEntry), fields))
 
     # Confirmed entries only.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from cordwood.admin.ledger_calls import LedgerCalls
-from cordwood.client.ledgers import ledger_nodes, readable_ledger
+from cordwood.client.ledgers import ledger_nodes, readable_ledger, run_reading
 from cordwood.client.ledgers.ledger_following import Following
 from cordwood.client.ledgers.ledger_recovering import Patience
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.run_reading import Opened
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.layout.ledger_records import LedgerEntries, LedgerFlag, unpack_entries
 from cordwood.layout.message_ledgers import (
@@ -292,6 +294,12 @@ async def _keeps_what_it_knows(self: ReadableLedger) -> LedgerMetadata:
     return self.metadata
 
 
+def _closes_up(parts: Sequence[Opened], step: int, count: int) -> Opened:
+    rows = zip_longest(*(zip(*part, strict=True) for part in parts))
+    some = [each for row in rows for each in row if each is not None]
+    return Opened([each[0] for each in some], [each[1] for each in some])
+
+
 def _sees_nobody(self: WritableLedger) -> bool:
     return False
 
@@ -386,6 +394,10 @@ BUGS = (
                "a reader whose step failed or was cancelled says that the ledger ends there",
                at(Following.fill).around(_ends_with_its_step),
                scene="tests/client/ledgers/test_ledger_following.py"),
+    PlantedBug("ledger-run-closes-up",
+               "a reader of a striped ledger gives a missing entry's number to the next entry",
+               at(run_reading.interleaved).instead(_closes_up),
+               scene="tests/client/ledgers/test_ledger_runs.py"),
     PlantedBug("ledger-jumps-the-queue",
                "an entry overtakes entries of calls that wait for free space",
                at(WritableLedger._has_waiting).instead(_sees_nobody),
