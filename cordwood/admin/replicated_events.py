@@ -120,6 +120,7 @@ class ReplicatedEventLog:
         self._saying = asyncio.Lock()
         self._kept = RebuildingSet()
         self._fence = 0
+        self._tail = 0
         self._keep_now = asyncio.Event()
 
     # Following.
@@ -307,8 +308,10 @@ class ReplicatedEventLog:
             Retryable: nothing was appended.
         """
         behind = follower.record
+        # The last records may be lost: then the log ends in an empty epoch behind this one's.
+        tail = self._tail if follower.has_read(self._tail) else 0
         try:
-            return int(await store.append(EVENT_LOG, value, expected_tail=behind))
+            return int(await store.append(EVENT_LOG, value, expected_tail=max(behind, tail)))
         except (TailMoved, OutcomeUnknown) as error:
             logger.info("an event is decided again: %s", error)
         try:
@@ -317,7 +320,7 @@ class ReplicatedEventLog:
                     lambda: self._follower is not follower or follower.record != behind
                 )
         except TimeoutError:
-            pass
+            self._tail = int(await store.tail(EVENT_LOG))
         return None
 
     async def at_start(self) -> AtStart:
@@ -400,7 +403,8 @@ class ReplicatedEventLog:
             return
         if follower.is_whole and self._fence <= follower.set.restated:
             return
-        if not follower.has_read(int(await store.tail(EVENT_LOG))):
+        self._tail = int(await store.tail(EVENT_LOG))
+        if not follower.has_read(self._tail):
             return
         base = await self._stored.read_base()
         assert base is not None, "events move once, and nothing deletes the base"
