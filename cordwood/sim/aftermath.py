@@ -27,11 +27,14 @@ from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.lsn import OLDEST
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Authority, NodeId
 from cordwood.quorum.copyset import can_replicate
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.crew import Crew
 from cordwood.sim.end_events import NodesLost, PaceBegan, PaceEnded
+from cordwood.sim.event_losses import restart, say_unkept
 from cordwood.sim.history import EndReason
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.payload import make_payload
@@ -154,16 +157,29 @@ async def true_statuses(cluster: SimCluster, lost: Sequence[NodeId]) -> Statuses
 
 
 async def lose_nodes(
-    cluster: SimCluster, crew: Crew, clients: Clients, kind: str, chance: random.Random
+    cluster: SimCluster,
+    crew: Crew,
+    clients: Clients,
+    kind: str,
+    chance: random.Random,
+    *,
+    loses_events: bool = False,
 ) -> tuple[str, ...]:
-    """Lose nodes for ever, and begin to read all logs without them. Returns the readers to wait
-    for."""
+    """Lose nodes for ever, and begin to read all logs without them.
+
+    Args:
+        loses_events: whether records of the event log are lost with the nodes.
+    Returns:
+        The readers to wait for.
+    """
     words = LastWords()
     words.writes = [log for log in clients.log_ids if await still_takes(cluster, clients, log)]
     crew.start(WRITER, partial(append_on, WRITER, words, clients))
     await asyncio.sleep(chance.uniform(1.0, 3.0))
     lost = await pick_lost(cluster, kind, chance)
-    if kind == COPIES and chance.random() < 0.5:
+    if loses_events:
+        lost = await say_unkept(cluster, chance) or lost
+    elif kind == COPIES and chance.random() < 0.5:
         lost = await _cut_off(cluster, words.writes, clients, chance) or lost
     takes = [log for log in words.writes if await still_takes(cluster, clients, log, lost)]
     if not lost:
@@ -180,6 +196,8 @@ async def lose_nodes(
         told = [unavailable] if kind == FEW else [unavailable, statuses]
     for node in lost:
         cluster.kill(node)
+    if loses_events:
+        restart(cluster, lost)
     clients.recorder.add(NodesLost(clients.recorder.now_us, lost))
     crew.start(OPERATOR, partial(_tell, OPERATOR, told, clients, words))
     readers = []
@@ -248,7 +266,10 @@ async def still_takes(
     cluster: SimCluster, clients: Clients, log: str, lost: Sequence[NodeId] = ()
 ) -> bool:
     """Whether a log takes appends from any client, and its remaining nodes can hold them."""
-    record = await EpochStore(cluster.metadata).read(clients.log_ids[log])
+    metadata: MetadataStore = cluster.metadata
+    if cluster.metadata.is_out:
+        metadata = MemoryMetadata(random.Random(log), cluster.metadata.data)
+    record = await EpochStore(metadata).read(clients.log_ids[log])
     if record is None or record.token:
         return False
     entry = record.entry(record.next_epoch - 1)

@@ -52,6 +52,7 @@ class RunOptions:
         paced: whether the duration of appends is measured with all nodes well and with one node
             hampered (L7).
         loses: which nodes are lost for ever at the end, see `sim.aftermath`: "" for none.
+        loses_events: whether records of the event log are lost then, see `sim.event_losses`.
         loses_disks: whether disks are lost for ever during the run, see `sim.disk_losses`.
         loses_metadata: whether the metadata store goes away with a lost disk, for longer than a
             dead node needs to count as lost.
@@ -73,6 +74,7 @@ class RunOptions:
     absent: tuple[NodeId, ...] = ()
     paced: bool = False
     loses: str = ""
+    loses_events: bool = False
     loses_disks: bool = False
     loses_metadata: bool = False
     accepts: bool = False

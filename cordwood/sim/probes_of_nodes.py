@@ -36,6 +36,7 @@ from cordwood.metadata.log_entries import LogEntries
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.membership import Membership
 from cordwood.node import Node
+from cordwood.protocol.event_log_follower import EventFollower
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.nodeset_growth import NodesetGrowth
 from cordwood.protocol.wal_ring import WalScan
@@ -439,6 +440,11 @@ SEQUENCER_ROWS: tuple[Row, ...] = (
         DigestReads.on_down,
     ),
     counted("mend-answered", "a node answered a store of a recovery", MendAnswered),
+    row(
+        "events-restated",
+        "a follower of the event log began anew with a restated set",
+        EventFollower._on_restated,
+    ),
     row("purge-begun", "a node that was down began to purge a log", Purges._purge),
     row("purge-stopped", "purging stopped with its node", Purges.close),
     row(

@@ -394,7 +394,10 @@ class _Run:
         if not kind:
             return ""
         chance = stream(self._simulation.seed, "losses")
-        readers = await lose_nodes(self._cluster, self._crew, clients, kind, chance)
+        readers = await lose_nodes(
+            self._cluster, self._crew, clients, kind, chance,
+            loses_events=self._options.loses_events,
+        )  # fmt: skip
         try:
             async with asyncio.timeout(DRAIN_S):
                 await self._crew.wait(*readers)

@@ -657,3 +657,52 @@ async def test_events_go_on_from_the_furthest_set_after_a_loss_beyond_the_copies
     assert {each.through for each in sets(cluster)} == {
         (await cluster.running[1]._events.read()).through
     }
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_the_furthest_set_has_the_orders_that_living_nodes_know(is_planted: bool) -> None:
+    """Node 1 has not heard of the drain, and no base was written of it."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await until(lambda: moved(cluster))
+        await cluster.running[1]._events.say(DonorProgress(1, 0, 0))  # it has a sequencer
+        base = await base_of(cluster)
+        assert base is not None
+        cluster.metadata.is_out = True
+        await cluster.running[2]._events.say(NeedsRebuild(3, EVERY, drain=True))
+        await heard(cluster, 3)
+        for number, node in cluster.running.items():
+            follower = node._events.replicated._follower
+            follower.is_whole = False
+            if number == 1:
+                follower.set = base
+        cluster.metadata.is_out = False
+        await until(lambda: all(each.restated == 1 for each in sets(cluster)))
+        assert lost(cluster) == (set() if is_planted else {3})
+        assert len({*map(repr, sets(cluster))}) == 1
+
+    with planted(find_bug("restated-unfurthest")) if is_planted else nullcontext():
+        simulate(scenario, nodes=5, replicated_events=True)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_node_does_not_count_whose_word_finds_the_fence(is_planted: bool) -> None:
+    """The set that is restated may lack its word. After the restatement it says it again."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await until(lambda: moved(cluster))
+        events = cluster.running[1]._events
+        await events.say(DonorProgress(1, 0, 0))  # it has a sequencer
+        cluster.metadata.is_out = True
+        await events.say(NeedsRebuild(3, EVERY, drain=True))
+        cluster.metadata.is_out = False
+        await StoredEventLog(cluster.metadata).fence(0)
+        with nullcontext() if is_planted else pytest.raises(Retryable, match="being restated"):
+            await events.keep()
+        if not is_planted:
+            await until(lambda: all(each.restated == 1 for each in sets(cluster)))
+            await events.keep()
+            assert lost(cluster) == {3}, "nodes that are whole restate their set"
+
+    with planted(find_bug("fence-passed")) if is_planted else nullcontext():
+        simulate(scenario, nodes=5, replicated_events=True)

@@ -15,14 +15,16 @@ from cordwood.admin import replicated_events
 from cordwood.admin.replicated_events import ReplicatedEventLog
 from cordwood.client.store import Store
 from cordwood.errors import OutcomeUnknown
+from cordwood.layout.rebuild_events import Base
 from cordwood.lsn import EVENT_LOG
 from cordwood.metadata.event_log import StoredEventLog
 from cordwood.nodes import Member, NodeId
+from cordwood.protocol import event_log_restating
 from cordwood.protocol.event_log import apply
 from cordwood.protocol.event_log_follower import EventFollower, Taken
 from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
 from cordwood.sim.planted.bug import PlantedBug, at
-from cordwood.sim.planted.rebuilding_scenarios import EVENTS_REPLICATED
+from cordwood.sim.planted.rebuilding_scenarios import EVENTS_LOST, EVENTS_REPLICATED
 from cordwood.storage.rebuild import donor
 from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets
 from cordwood.wire.peers import Peers
@@ -68,6 +70,21 @@ async def _nothing_heard(peers: Peers, log: int, members: Mapping[NodeId, Member
     return None
 
 
+async def _never_restated(self: ReplicatedEventLog) -> None:
+    return
+
+
+def _least(sets: Iterable[RebuildingSet]) -> RebuildingSet:
+    return min(sets, key=lambda each: each.through)
+
+
+async def _kept_beyond_the_fence(
+    right: Any, self: StoredEventLog, rebuilding: RebuildingSet
+) -> Base:
+    base: Base = await right(self, rebuilding)
+    return Base(base.set)
+
+
 BUGS = (
     PlantedBug("event-tail-unchecked", "what is said of a node is appended wherever the event log "
                "ends by now: a word that arrives late counts once more",
@@ -83,6 +100,17 @@ BUGS = (
                scene="tests/protocol/test_event_log_follower.py"),
     PlantedBug("missing-events-passed", "a follower applies events behind records that it missed",
                at(EventFollower.on_gap).around(_gap_passed), scenario=EVENTS_REPLICATED),
+    PlantedBug("loss-never-restated", "followers of the event log that miss records wait for a "
+               "snapshot that no node can write",
+               at(ReplicatedEventLog.restate).instead(_never_restated), scenario=EVENTS_LOST),
+    PlantedBug("restated-unfurthest", "after a loss in the event log nodes go on from a set that is "
+               "not the furthest: an order that living nodes know is forgotten",
+               at(event_log_restating.furthest).instead(_least),
+               scene="tests/storage/test_event_log_cluster.py"),
+    PlantedBug("fence-passed", "a node counts although its word may not be in the set that is being "
+               "restated",
+               at(StoredEventLog.note_base).around(_kept_beyond_the_fence),
+               scene="tests/storage/test_event_log_cluster.py"),
     PlantedBug("nodesets-unheard", "a donor asks the metadata store alone for a nodeset that it was "
                "not told: it gives nothing while the store is away",
                at(heard_nodesets, within=donor).instead(_nothing_heard),

@@ -55,6 +55,24 @@ EVENTS_REPLICATED = scenario(
 )  # fmt: skip
 """Disks are lost, mostly while the metadata store is away, and nodes hear of it by the event log."""
 
+
+def _losing_events(options: RunOptions) -> RunOptions:
+    """What is said of nodes is in the event log, and records of it are lost with two nodes."""
+    cluster = replace(options.cluster, replicated_events=True, weights={}, refresh_s=REFRESH_S,
+                      attributes=LogAttributes())  # fmt: skip
+    faults = replace(options.faults, damage=Damage.NONE)
+    return replace(options, cluster=cluster, faults=faults, loses="copies", loses_events=True,
+                   loses_disks=False, accepts=False, fills=False, absent=(), paced=False)  # fmt: skip
+
+
+EVENTS_LOST = scenario(
+    "crash", "pause", "partition",
+    shape=both(cluster_of(5, 2), _losing_events),
+    every_s=4.0, length_s=12.0, lull_s=0.0, read_only=(), given_up=(), scribes=0,
+    rebalanced=(1, 2, 3, 4, 5),
+)  # fmt: skip
+"""Two nodes of five are lost with records of the event log, and the others restart."""
+
 REBALANCED = scenario(
     "crash", "pause", "partition",
     shape=both(cluster_of(6, 3), _losing),
