@@ -280,8 +280,7 @@ class NodeSettings:
             log, so that it can be said while the metadata store is away; once moved, it stays
             there, and holds for every node. The move waits until the cluster has nodes enough
             (docs/protocol/event-log.md), and all of them run a version that follows the log.
-            Off: if more nodes of the event log are gone for good than it has copies, no recovery
-            ends any more that waits for it.
+            Off: what it does after a loss beyond its copies is new, and there is no way back.
     """
 
     node: NodeId
