@@ -167,7 +167,7 @@ class LedgerAutorecovery:
         """
         known = await self._members()
         suspects: list[int] = []
-        async for held in self._ledgers.all():
+        async for held in self._ledgers.all_readable():
             if named(held.metadata) - _whole(known):
                 suspects.append(held.metadata.ledger)
         if not suspects:
@@ -176,7 +176,7 @@ class LedgerAutorecovery:
         whole = _whole(await self._members())
         count = 0
         for ledger in suspects:
-            found = await self._ledgers.get(ledger)
+            found = await self._ledgers.get_if_readable(ledger)
             if found is not None:
                 lost = named(found.metadata) - whole
                 count += await self._mark(mark_of(found.metadata, lost, self._host.clock.now_us()))
@@ -198,7 +198,7 @@ class LedgerAutorecovery:
         page = await self._ledgers.page(self._checked_up_to, CHECKED_A_LOOK)
         closed: list[LedgerMetadata] = []
         for ledger in page:
-            found = await self._ledgers.get(ledger)
+            found = await self._ledgers.get_if_readable(ledger)
             if found is not None and found.metadata.state is LedgerState.CLOSED:
                 closed.append(found.metadata)
         if closed:

@@ -17,7 +17,7 @@ from cordwood.cli.ledgers_tier import ledger_password, tier
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, utc_words
-from cordwood.errors import AccessDenied, BadSetting, Retryable, UnknownLedger
+from cordwood.errors import AccessDenied, BadSetting, Corrupt, Retryable, UnknownLedger
 
 if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_ledgers import BlockingWritableLedger
@@ -257,19 +257,24 @@ def list_ledgers(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """List ledgers by id."""
+    """List ledgers by id; exit with 1 if the metadata of one cannot be read."""
     with open_store(cluster) as store:
         found: list[LedgerMetadata] = []
+        unread: dict[int, str] = {}
         for ledger in store.ledgers.list(after):
-            if len(found) == limit:
+            if len(found) + len(unread) == limit:
                 break
             try:
                 found.append(store.ledgers.metadata(ledger))
             except UnknownLedger:
                 continue  # race: it was deleted after it was listed
+            except Corrupt as error:
+                unread[ledger] = str(error)
     if as_json:
-        typer.echo(json.dumps([_document(each) for each in found]))
-    elif not found:
+        told: list[dict[str, Any]] = [_document(each) for each in found]
+        told += [{"ledger": ledger, "trouble": words} for ledger, words in unread.items()]
+        typer.echo(json.dumps(told))
+    elif not found and not unread:
         typer.echo("There are no ledgers.")
     else:
         show_table(
@@ -284,6 +289,10 @@ def list_ledgers(
                 for each in found
             ],
         )  # fmt: skip
+    if unread:
+        for words in unread.values():
+            typer.echo(words, err=True)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -367,7 +376,7 @@ def check(
                         ledger, ledger_password(), share=share, fills=fill, on_progress=progress
                     )
                 )
-            except (AccessDenied, Retryable) as error:
+            except (AccessDenied, Corrupt, Retryable) as error:
                 unread[ledger] = str(error)
             except UnknownLedger:
                 if ledgers:

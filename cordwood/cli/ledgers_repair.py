@@ -9,7 +9,7 @@ import typer
 from cordwood.cli.each_ledger import Report, each_ledger
 from cordwood.cli.ledgers_tier import ledger_password
 from cordwood.cli.target import ClusterOption, JsonOption
-from cordwood.errors import Rejected, Retryable
+from cordwood.errors import Corrupt, Rejected, Retryable
 
 if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_store import BlockingStore
@@ -43,7 +43,7 @@ def repair(
     each_ledger(
         ledgers,
         work,
-        refusals=(Rejected, Retryable),
+        refusals=(Corrupt, Rejected, Retryable),
         failed=" is not repaired",
         nothing="Nothing to repair: no ledger has a lost node.",
         as_json=as_json,

@@ -10,7 +10,14 @@ import typer
 from cordwood.cli.each_ledger import Report, each_ledger
 from cordwood.cli.target import ClusterOption, JsonOption
 from cordwood.cli.wording import bytes_words
-from cordwood.errors import AccessDenied, BadSetting, Fenced, Retryable
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    Corrupt,
+    Fenced,
+    OutcomeUnknown,
+    Retryable,
+)
 
 if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_store import BlockingStore
@@ -40,7 +47,7 @@ def tier(
     each_ledger(
         ledgers,
         work,
-        refusals=(AccessDenied, Fenced, Retryable),
+        refusals=(AccessDenied, Corrupt, Fenced, OutcomeUnknown, Retryable),
         failed="",
         nothing="No ledger is closed.",
         as_json=as_json,

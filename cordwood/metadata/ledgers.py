@@ -16,12 +16,14 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
 from cordwood.errors import (
     BadSetting,
+    Corrupt,
     LedgerExists,
     Malformed,
     OutcomeUnknown,
@@ -54,6 +56,8 @@ from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.ledger_pages import ledger_page
 from cordwood.metadata.store import MetadataStore
 
+logger = logging.getLogger(__name__)
+
 _SHORT = "ledgers/"
 _LONG = "long-ledgers/"
 _DELETED = "deleted-ledgers/"
@@ -83,6 +87,7 @@ class LedgerMetadataStore:
         self._store = store
         self._ids = iter(range(0))
         self._tiers = False
+        self._unreadable: set[int] = set()
 
     async def answer(self, call: LedgerMetadataCall) -> LedgerReply | LedgersReply | DoneReply:
         """Execute a client's call.
@@ -107,7 +112,25 @@ class LedgerMetadataStore:
     async def get(self, ledger: int) -> Versioned | None:
         """A ledger, None if it is not there."""
         found = await self._store.get(_key(ledger))
-        return None if found is None else Versioned(read_ledger(found.value), found.version)
+        if found is None:
+            return None
+        try:
+            return Versioned(read_ledger(found.value), found.version)
+        except Corrupt as error:
+            raise type(error)(f"ledger {ledger}: {error}") from error
+
+    async def get_if_readable(self, ledger: int) -> Versioned | None:
+        """As `get`, for work on many ledgers, which one ledger must not stop: None also for a
+        ledger whose value cannot be read. Such a ledger is logged once."""
+        try:
+            found = await self.get(ledger)
+        except Corrupt as error:
+            if ledger not in self._unreadable:
+                self._unreadable.add(ledger)
+                logger.warning("it is left out of repairs, checks and uploads: %s", error)
+            return None
+        self._unreadable.discard(ledger)
+        return found
 
     async def create(self, ledger: int, metadata: LedgerMetadata) -> Versioned:
         """Make a ledger; with -1 the next free id is its own.
@@ -249,12 +272,21 @@ class LedgerMetadataStore:
 
     async def all(self) -> AsyncIterator[Versioned]:
         """Every ledger, by id; those that come or go meanwhile may be among them or not."""
+        async for ledger in self._ids_of_all():
+            if (found := await self.get(ledger)) is not None:
+                yield found
+
+    async def all_readable(self) -> AsyncIterator[Versioned]:
+        """As `all`, without ledgers whose values cannot be read."""
+        async for ledger in self._ids_of_all():
+            if (found := await self.get_if_readable(ledger)) is not None:
+                yield found
+
+    async def _ids_of_all(self) -> AsyncIterator[int]:
         after = -1
         while page := await self.page(after, LEDGERS_MAX):
             for ledger in page:
-                found = await self.get(ledger)
-                if found is not None:
-                    yield found
+                yield ledger
             after = page[-1]
 
 

@@ -84,7 +84,7 @@ class LedgerDrops:
         gone: list[int] = []
         try:
             for ledger in some:
-                found = await self._ledgers.get(ledger)
+                found = await self._ledgers.get_if_readable(ledger)
                 if found is None or not may_let_go(found.metadata, now_us, self._keep_s):
                     continue
                 try:

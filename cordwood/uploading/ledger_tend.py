@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Corrupt
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import NodeId
@@ -51,6 +51,7 @@ class LedgerTend:
         self._deleted_since: dict[int, int] = {}
         self._seen: set[int] = set()
         self._said = SaidOnce(logger)
+        self._said_unread = SaidOnce(logger)
 
     async def run(self) -> None:
         """Look at intervals, until cancelled."""
@@ -95,7 +96,12 @@ class LedgerTend:
             self._seen = set()
 
     async def _fate_of(self, ledger: int) -> Fate:
-        found = await self._ledgers.get(ledger)
+        try:
+            found = await self._ledgers.get(ledger)
+        except Corrupt as error:
+            # Its attempt is not known: all its objects stay. The others go on.
+            self._said_unread.warning(f"its objects in main storage stay: {error}")
+            return Fate(False, 0)
         if found is not None:
             tier = found.metadata.tier
             return Fate(False, 0 if tier is None else tier.attempt)

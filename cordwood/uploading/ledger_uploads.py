@@ -110,7 +110,7 @@ class LedgerUploads:
         todo: list[LedgerMetadata] = []
         unread = [ledger for ledger in page if ledger not in self._settled]
         for ledger in unread[:READ_AT_ONCE]:
-            found = await self._ledgers.get(ledger)
+            found = await self._ledgers.get_if_readable(ledger)
             if found is None:
                 continue
             if is_settled(found.metadata):

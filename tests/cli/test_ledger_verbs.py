@@ -11,7 +11,8 @@ from verbs_at_hand import run_verb
 import cordwood
 from cordwood.client.blocking.blocking_ledgers import BlockingLedgers
 from cordwood.client.ledgers.ledgers import Ledgers
-from cordwood.errors import AccessDenied
+from cordwood.errors import AccessDenied, Malformed
+from cordwood.ledger import LedgerMetadata
 
 ONE = ("-E", "1", "-w", "1", "-a", "1")
 
@@ -123,6 +124,31 @@ def test_a_ledger_that_cannot_be_repaired_ends_no_repair_of_others(
     assert looked_at == [710, 711]
     assert run("repair", "--node", "3", exit_code=1) == "ledger 711: node 4 for node 3\n"
     assert [each["ledger"] for each in json.loads(run("list", "--json"))] == [710, 711, 712]
+
+
+def test_a_ledger_that_cannot_be_read_ends_no_work_on_others(run, monkeypatch: pytest.MonkeyPatch):
+    right = Ledgers.metadata
+
+    async def metadata(self: Ledgers, ledger: int) -> LedgerMetadata:
+        if ledger == 720:
+            raise Malformed("ledger 720: the metadata of a ledger has layout 9")
+        return await right(self, ledger)
+
+    for number in (720, 721):
+        run("append", "x", *ONE, "--id", str(number), "-q")
+    swap(monkeypatch, Ledgers.metadata, metadata)
+    swap(monkeypatch, BlockingLedgers.list, lambda self, after=-1: iter((720, 721)))
+    told = json.loads(run("list", "--json", exit_code=1))
+    assert (told[0]["ledger"], told[0]["state"]) == (721, "closed")
+    assert told[1] == {
+        "ledger": 720,
+        "trouble": "ledger 720: the metadata of a ledger has layout 9",
+    }
+    assert "721" in run("list", exit_code=1)
+    for verb in (("repair",), ("tier", "--all")):
+        told = json.loads(run(*verb, "--json", exit_code=1))
+        assert told[-1]["ledger"] == 720
+        assert "layout 9" in told[-1]["trouble"]
 
 
 def test_auto_recovery_is_switched_and_told(run):

@@ -13,6 +13,7 @@ from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.metadata import ledger_marks
 from cordwood.metadata.ledger_marks import LedgerMarks, _key
+from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.protocol import ledger_autorecovery as rule
 from cordwood.protocol.ledger_autorecovery import Mark, Step
 from cordwood.protocol.ledger_check import Copy
@@ -161,6 +162,10 @@ BUGS = (
            at(Ledgers.check).around(_ends_alone)),
     _check("fills-nothing", "missing entries are reported as filled and are not",
            at(write_copies, within=ledger_check).instead(_copies_nothing)),
+    PlantedBug("ledger-unreadable-stops-all",
+               "a ledger whose metadata cannot be read ends the work on those after it",
+               at(LedgerMetadataStore.get_if_readable).instead(LedgerMetadataStore.get),
+               scene="tests/storage/test_ledger_unreadable.py"),
     PlantedBug("ledger-keeps-rotten",
                "a node refuses a new copy of an entry whose row fails the table's checksum",
                at(LedgerStore._find_whole).instead(_finds_it_damaged), scene=DAMAGE),
