@@ -6,10 +6,11 @@ callers may rely on the kind of an answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import get_args
 
-from cordwood.errors import Malformed
+from cordwood.errors import Corrupt, Malformed
 from cordwood.layout import log_questions as questions
 from cordwood.layout import message as m
 from cordwood.layout import message_impact as impact
@@ -20,6 +21,7 @@ from cordwood.layout import message_rebuilding as rebuilding
 from cordwood.layout import message_rights as rights
 from cordwood.layout import message_staging as staging
 from cordwood.layout.entry_run import is_run
+from cordwood.layout.ledger_metadata import read_ledger
 
 ANSWERS: Mapping[type, type] = {
     m.AskDirectory: m.DirectoryReply,
@@ -122,6 +124,14 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
         )
     ):
         raise Malformed(f"of ledger {call.ledger} a run of entries came that is none")
+    if isinstance(call, ledgers.ListLedgers) and isinstance(reply, ledgers.LedgersReply):
+        _check_page(call.after, call.limit, reply.ledgers)
+    if isinstance(call, ledgers.AskAutorecovery) and isinstance(reply, ledgers.AutorecoveryReply):
+        _check_page(call.after, call.limit, [each.ledger for each in reply.ledgers])
+    if isinstance(reply, ledgers.LedgerReply) and isinstance(
+        call, ledgers.AskLedger | ledgers.CreateLedger | ledgers.SetLedger
+    ):
+        _check_ledger(call.ledger, reply)
     if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
         raise Malformed(f"{reply.name} is said to have an epoch without nodes")
     if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):
@@ -134,3 +144,20 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
             raise Malformed(f"{call.name} was asked for, and {reply.name} came")
         if not reply.history:
             raise Malformed(f"{reply.name} is said to have no nodes")
+
+
+def _check_page(after: int, limit: int, told: Sequence[int]) -> None:
+    """A listing that went on after an id that it had told before would never end."""
+    if len(told) > limit or any(a >= b for a, b in pairwise([after, *told])):
+        raise Malformed(f"ledgers came that are no page of {limit} after ledger {after}")
+
+
+def _check_ledger(ledger: int, reply: ledgers.LedgerReply) -> None:
+    if ledger < 0 or not reply.version:
+        return
+    try:
+        found = read_ledger(reply.value)
+    except Corrupt:
+        return  # The metadata store may have it so: its reader says what is wrong.
+    if found.ledger != ledger:
+        raise Malformed(f"ledger {ledger} was asked for, and ledger {found.ledger} came")
