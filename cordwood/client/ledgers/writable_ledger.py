@@ -268,7 +268,8 @@ class WritableLedger:
     async def close(self) -> None:
         """Close the ledger at its last acknowledged entry, once all added entries are answered.
 
-        With deferred sync it is forced first. Closing twice is harmless.
+        Calls that wait for room add theirs first. With deferred sync it is forced then. Closing
+        twice is harmless.
 
         Raises:
             Unreachable: the ledger is closed, and entries that no force had confirmed are not in
@@ -280,7 +281,8 @@ class WritableLedger:
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._hand_over()
-                while self._acks and self._writer.is_open:
+                # Calls that wait for room came before this one: all may be acknowledged at once.
+                while (self._acks or self._new or self._waiting) and self._takes_entries():
                     self._progress.clear()
                     await self._progress.wait()
                 await self._force_all()
@@ -402,6 +404,7 @@ class WritableLedger:
         finally:
             self._waiting.remove(mine)
             self._wake_next()
+            self._progress.set()
 
     def _has_waiting(self) -> bool:
         """Race: there is free space, and an earlier call has not been told yet."""

@@ -95,3 +95,41 @@ def test_without_a_look_at_its_end_they_wait() -> None:
 def test_the_scene_catches_the_bug() -> None:
     with planted(find_bug("ledger-jumps-the-queue")), pytest.raises(AssertionError):
         simulate(a_call_comes_as_another_is_about_to_be_let_in)
+
+
+@pytest.mark.parametrize(
+    "limits", [WriterLimits(entries_max=1), WriterLimits(entries_max=3), WriterLimits(bytes_max=2)]
+)
+def test_a_close_lets_calls_in_that_waited_before_it(limits: WriterLimits) -> None:
+    """All that were under way could be acknowledged at once, and the others were refused."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            made = await store.ledgers.create(ensemble=3, write=3, ack=3, limits=limits)
+            calls = [asyncio.ensure_future(made.append(b"%d" % number)) for number in range(9)]
+            await asyncio.sleep(0)
+            calls[8].cancel()
+            await made.close()
+            assert await asyncio.gather(*calls[:8]) == [*range(8)]
+            assert made.metadata.last == 7
+
+    simulate(scenario)
+
+
+def test_a_close_does_not_wait_for_calls_that_give_up() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            made = await store.ledgers.create(
+                ensemble=3, write=3, ack=3, limits=WriterLimits(entries_max=1)
+            )
+            calls = [asyncio.ensure_future(made.append(b"%d" % number)) for number in range(5)]
+            await asyncio.sleep(0)
+            closing = asyncio.ensure_future(made.close())
+            for call in calls[1:]:
+                call.cancel()
+            async with asyncio.timeout(5):
+                await closing
+            assert await calls[0] == 0
+            assert made.metadata.last == 0
+
+    simulate(scenario)
