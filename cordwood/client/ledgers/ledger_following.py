@@ -135,6 +135,8 @@ class LedgerBatches(Following["list[LedgerEntry]"]):
         while self._next <= self._wanted:
             if self._next <= ledger.last_add_confirmed:
                 some = await self._ahead.take(min(ledger.last_add_confirmed, self._wanted))
+                if not some:
+                    break
                 self._next = some[-1].entry + 1
                 return [some]
             if ledger.is_closed:

@@ -81,8 +81,8 @@ class ReadAhead:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def take(self, last: int) -> list[LedgerEntry]:
-        """The next entries, at least one, none above `last`. A call that is cancelled, or failed,
-        takes nothing: the next one goes on there.
+        """The next entries, at least one, none above `last`; none if `stop` came meanwhile. A call
+        that is cancelled, or failed, takes nothing: the next one goes on there.
 
         Args:
             last: not below that of an earlier call, nor below the next entry.
@@ -95,6 +95,8 @@ class ReadAhead:
         if not part.task.done():
             # A part stays under way when its caller is cancelled.
             await asyncio.wait([part.task])
+        if not self._parts or self._parts[0] is not part:
+            return []  # Race: `stop` came between.
         found = [] if part.task.cancelled() or part.task.exception() else part.task.result()
         if not found:
             await self.stop()

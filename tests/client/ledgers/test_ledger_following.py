@@ -153,6 +153,25 @@ async def test_a_reader_that_was_stopped_gives_nothing_more(cluster: ClusterAtHa
             assert asyncio.all_tasks() - before == set()
 
 
+@pytest.mark.parametrize("way", Ways)
+@as_scenario(simulate)
+async def test_a_reader_that_another_task_stops_ends(cluster: ClusterAtHand, *, way: Way) -> None:
+    """Its step was told that somebody had cancelled it: its task ended without a word."""
+    async with cluster.client() as store:
+        ledger, payloads = await written(store, 3000)
+
+        async def consume(following: AsyncIterator[Any]) -> list[bytes]:
+            return [entry async for item in following for entry in entries_of(item)]
+
+        for pause_s in (0.0, 0.0001, 0.0003, 0.0005, 0.001, 0.002):
+            following = way(await store.ledgers.open(ledger))
+            consumer = asyncio.ensure_future(consume(following))
+            await asyncio.sleep(pause_s)
+            await following.aclose()
+            got = await consumer
+            assert got == payloads[: len(got)]
+
+
 async def a_list_whose_steps_fail(cluster: ClusterAtHand) -> None:
     """A program that went on took the first page for all ledgers, or none for none."""
     async with cluster.client(timeout_s=3) as store:
