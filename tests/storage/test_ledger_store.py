@@ -277,6 +277,8 @@ async def test_who_waits_for_a_lac_is_woken_by_an_entry_and_by_a_fence() -> None
     assert (await waits).is_fenced
     told = await store.lac(AskLac(LEDGER, KEY, above=9, wait_ms=1))
     assert told.lac == 0
+    await store.lac(AskLac(LEDGER + 1, KEY, wait_ms=1))
+    assert store._polls == {}, "nobody waits any more, and most ledgers get no more news"
 
 
 @as_scenario(run)

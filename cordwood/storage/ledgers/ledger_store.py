@@ -76,6 +76,16 @@ READ_AT_ONCE = 64
 """Entries read from LogsDB in one call."""
 
 
+class _News:
+    """Of one ledger, for the questions that wait for it."""
+
+    __slots__ = ("event", "waiters")
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.waiters = 0
+
+
 class LedgerStore:
     """See the module."""
 
@@ -90,7 +100,7 @@ class LedgerStore:
         self._fencing: set[int] = set()
         # By ledger, its newest record that was answered and is not durable yet.
         self._deferred: dict[int, asyncio.Future[None]] = {}
-        self._polls: dict[int, asyncio.Event] = {}
+        self._polls: dict[int, _News] = {}
         self._polling = 0
 
     @property
@@ -391,12 +401,22 @@ class LedgerStore:
         try:
             async with asyncio.timeout(call.wait_ms / 1000):
                 while not self._is_above(call):
-                    news = self._polls.setdefault(call.ledger, asyncio.Event())
-                    await news.wait()
+                    await self._news_of(call.ledger)
         except TimeoutError:
             return
         finally:
             self._polling -= 1
+
+    async def _news_of(self, ledger: int) -> None:
+        news = self._polls.setdefault(ledger, _News())
+        news.waiters += 1
+        try:
+            await news.event.wait()
+        finally:
+            news.waiters -= 1
+            # Most ledgers get no more news once they are closed.
+            if not news.waiters and self._polls.get(ledger) is news:
+                del self._polls[ledger]
 
     def _is_above(self, call: AskLac) -> bool:
         held = self._known(call.ledger, call.key)
@@ -405,7 +425,7 @@ class LedgerStore:
     def _wake(self, ledger: int) -> None:
         news = self._polls.pop(ledger, None)
         if news is not None:
-            news.set()
+            news.event.set()
 
     async def tell_lac(self, call: TellLac) -> None:
         """Take a LAC that came without an entry; returns once it is durable.
