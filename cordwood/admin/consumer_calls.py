@@ -8,6 +8,9 @@ Source: docs/design.md §7; `protocol.consumer_group`.
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import assert_never
@@ -27,6 +30,7 @@ from cordwood.layout.message import (
 from cordwood.metadata.consumers import Consumers, EntryFull, check_consumer_name
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.consumer_group import (
+    SEEN_ALIVE_US,
     Group,
     beat,
     by_number,
@@ -46,6 +50,10 @@ FORGOTTEN_MAX = 100
 """Deleted logs that a full consumer gives up at a time: each is a call to the metadata store."""
 
 
+LOOKED_AT_MAX = 1000
+"""Consumers of which a node remembers the leases: 100 bytes a member."""
+
+
 class ConsumerCalls:
     """Answers calls about the consumers of one cluster."""
 
@@ -57,6 +65,7 @@ class ConsumerCalls:
         self._consumers = consumers
         self._logs = logs
         self._now_us = now_us
+        self._leases = SeenLeases()
 
     async def answer(self, call: ConsumerCall) -> Reply:
         """Do the call.
@@ -81,10 +90,12 @@ class ConsumerCalls:
             try:
                 group = await self._consumers.change(call.consumer, decide)
             except EntryFull:
-                gone = await self._deleted(await self._get(call.consumer))
+                gone = await self._deleted(call.consumer, await self._get(call.consumer))
                 if not gone:
                     raise
-                await self._consumers.change(call.consumer, partial(self._without, gone=gone))
+                await self._consumers.change(
+                    call.consumer, partial(self._without, call.consumer, gone)
+                )
                 continue
             except Fenced:
                 # What a refused call decided is not kept, and this has to be: see `shortened`.
@@ -104,17 +115,20 @@ class ConsumerCalls:
         found = {name: await self._logs.get(name) for name in sorted(names)}
         return {name: int(info.log_id) for name, info in found.items() if info is not None}
 
-    async def _deleted(self, group: Group) -> set[str]:
+    async def _deleted(self, consumer: str, group: Group) -> set[str]:
         """Some deleted logs of a consumer, the oldest first. A number never comes back."""
         # Killed members read nothing: without a living member, no call would remove them.
-        group = give_up_absent(group, self._now_us())
+        group = self._with_present(consumer, group)
         there = {str(info.log_id) for info in await self._logs.list()}
         left = [log for log in logs_left(group) if log not in there][:FORGOTTEN_MAX]
         # A list may miss a log that is just being renamed; a look-up by number does not.
         return {log for log in left if await self._logs.is_deleted(int(log))}
 
-    def _without(self, group: Group, gone: Collection[str]) -> Group:
-        return without_logs(give_up_absent(group, self._now_us()), gone)
+    def _without(self, consumer: str, gone: Collection[str], group: Group) -> Group:
+        return without_logs(self._with_present(consumer, group), gone)
+
+    def _with_present(self, consumer: str, group: Group) -> Group:
+        return give_up_absent(group, self._now_us(), self._leases.seen(consumer, group))
 
     def _shortened(self, group: Group) -> Group:
         return shortened(group, self._now_us())
@@ -122,17 +136,19 @@ class ConsumerCalls:
     def _decide(
         self, group: Group, call: JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors
     ) -> Group:
+        seen = self._leases.seen(call.consumer, group)
         if isinstance(call, JoinConsumer):
             name = check_consumer_name(call.member)
-            return join(group, name, call.logs, self._now_us(), call.ttl_ms * 1000, call.known)
+            ttl_us = call.ttl_ms * 1000
+            return join(group, name, call.logs, self._now_us(), ttl_us, call.known, seen)
         if isinstance(call, BeatConsumer):
             ttl_us = call.ttl_ms * 1000
-            return beat(group, call.member, call.generation, self._now_us(), ttl_us)
+            return beat(group, call.member, call.generation, self._now_us(), ttl_us, seen)
         if isinstance(call, LeaveConsumer):
             return leave(group, call.member, call.generation, self._now_us())
         if isinstance(call, SaveCursors):
             if not call.member:
-                group = give_up_absent(group, self._now_us())
+                group = give_up_absent(group, self._now_us(), seen)
             saved = save(
                 group,
                 call.positions,
@@ -145,6 +161,36 @@ class ConsumerCalls:
             )
             return let_go(saved, call.member, call.let_go, call.generation)
         assert_never(call)
+
+
+class SeenLeases:
+    """Which members this node has lately seen to be alive, by its own passing of time.
+
+    Nodes write leases by their clocks. If the clock of another node is behind by more than a lease,
+    the leases that it writes have ended here when they come, and each call here would take a living
+    member for absent. So a lease that changed since this node looked last is a sign of life. What
+    this node sees for the first time counts by the clock.
+    """
+
+    def __init__(self) -> None:
+        # By consumer and member: generation of its joining, lease, and when the lease was seen to
+        # change, on the loop's clock.
+        self._known: OrderedDict[str, dict[str, tuple[int, int, float]]] = OrderedDict()
+
+    def seen(self, consumer: str, group: Group) -> set[str]:
+        """Look at a consumer as it is stored; the members whose leases changed lately."""
+        now = asyncio.get_running_loop().time()
+        before = self._known.pop(consumer, {})
+        known: dict[str, tuple[int, int, float]] = {}
+        for name, member in group.members.items():
+            joined, ends_us, at = before.get(name, (member.joined, member.expires_us, -math.inf))
+            if (joined, ends_us) != (member.joined, member.expires_us):
+                at = now
+            known[name] = (member.joined, member.expires_us, at)
+        self._known[consumer] = known
+        while len(self._known) > LOOKED_AT_MAX:
+            self._known.popitem(last=False)
+        return {name for name, (_, _, at) in known.items() if now < at + SEEN_ALIVE_US / 1e6}
 
 
 def _check_by_number(call: ConsumerCall) -> None:

@@ -28,6 +28,10 @@ LEASE_US_MAX = 60_000_000
 for. A lease that ends later was written by a clock that was ahead. It would keep the logs of a dead
 member for as long as that clock was ahead, an hour in one test."""
 
+SEEN_ALIVE_US = 15_000_000
+"""A member whose lease was just seen to change is alive for as long as members ask for. By the
+clock of this node its lease may have ended: another node writes it, by another clock."""
+
 MARKS_MAX = 8
 """Marks kept of a log. A second try comes within seconds of the first. Behind more calls of others
 than this it is refused, as a call of another would be."""
@@ -99,6 +103,7 @@ def join(
     now_us: int,
     ttl_us: int,
     known: int | None = None,
+    seen: Collection[str] = (),
 ) -> Group:
     """`member` starts to read. It replaces a member of the same name.
 
@@ -106,6 +111,7 @@ def join(
 
     Args:
         known: the generation that the caller looked at; None if it did not look.
+        seen: members that are alive whatever the clock says: see `SEEN_ALIVE_US`.
     Raises:
         Fenced: a member of this name joined since the caller looked. It may be the caller, whose
             call is done a second time.
@@ -116,7 +122,7 @@ def join(
     if before is not None and known is not None and before.joined > known:
         raise Fenced(f"a {member} joined since generation {known}: look again", group.generation)
     group = shortened(group, now_us)
-    members = _alive(group.members, now_us)
+    members = _alive(group.members, now_us, seen)
     joined = group.generation + 1
     ends_us = now_us + min(ttl_us, LEASE_US_MAX)
     members[member] = GroupMember(tuple(sorted(set(logs))), ends_us, joined)
@@ -128,7 +134,7 @@ def join(
             owners[log] = Owner("", joined, own.successor)
         elif own.successor == member:
             owners[log] = replace(own, successor="", due_us=0)
-    return _assign(replace(group, members=members, owners=owners), now_us)
+    return _assign(replace(group, members=members, owners=owners), now_us, seen)
 
 
 def leave(group: Group, member: str, generation: int, now_us: int) -> Group:
@@ -145,12 +151,20 @@ def leave(group: Group, member: str, generation: int, now_us: int) -> Group:
     return _assign(replace(group, members=members), now_us)
 
 
-def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -> Group:
+def beat(
+    group: Group,
+    member: str,
+    generation: int,
+    now_us: int,
+    ttl_us: int,
+    seen: Collection[str] = (),
+) -> Group:
     """`member` is alive. Members that expired lose their logs. Owners that did not let go of a
     log in time lose that log.
 
     Args:
         generation: the one in which `member` joined, or a later one that it was told of.
+        seen: as of `join`.
     Raises:
         Fenced: `member` is no longer a member, or a later life of it joined: join again.
     """
@@ -159,21 +173,22 @@ def beat(group: Group, member: str, generation: int, now_us: int, ttl_us: int) -
         raise Fenced(f"{member} is no member any more: join again", group.generation)
     group = shortened(group, now_us)
     ends_us = now_us + min(ttl_us, LEASE_US_MAX)
-    members = {**_alive(group.members, now_us), member: replace(known, expires_us=ends_us)}
+    alive = _alive(group.members, now_us, seen)
+    members = {**alive, member: replace(known, expires_us=ends_us)}
     is_due = any(own.successor and own.due_us <= now_us for own in group.owners.values())
     if members.keys() == group.members.keys() and not is_due:
         return replace(group, members=members)
-    return _assign(replace(group, members=members), now_us)
+    return _assign(replace(group, members=members), now_us, seen)
 
 
-def give_up_absent(group: Group, now_us: int) -> Group:
+def give_up_absent(group: Group, now_us: int, seen: Collection[str] = ()) -> Group:
     """Members that were not heard of lose their logs. Also where no member is left to say so: the
     last one may have been killed, and a consumer without members could never save again."""
     group = shortened(group, now_us)
-    members = _alive(group.members, now_us)
+    members = _alive(group.members, now_us, seen)
     if members.keys() == group.members.keys():
         return group
-    return _assign(replace(group, members=members), now_us)
+    return _assign(replace(group, members=members), now_us, seen)
 
 
 def shortened(group: Group, now_us: int) -> Group:
@@ -326,8 +341,12 @@ def read_anew(group: Group, logs: Collection[str]) -> Group:
     return replace(group, generation=now, owners={**group.owners, **anew})
 
 
-def _alive(members: Mapping[str, GroupMember], now_us: int) -> dict[str, GroupMember]:
-    return {name: value for name, value in members.items() if value.expires_us > now_us}
+def _alive(
+    members: Mapping[str, GroupMember], now_us: int, seen: Collection[str]
+) -> dict[str, GroupMember]:
+    return {
+        name: value for name, value in members.items() if value.expires_us > now_us or name in seen
+    }
 
 
 def _may_save(own: Owner, member: str, generation: int) -> bool:
@@ -335,7 +354,7 @@ def _may_save(own: Owner, member: str, generation: int) -> bool:
     return own.member == member and (not member or own.since <= generation)
 
 
-def _assign(group: Group, now_us: int) -> Group:
+def _assign(group: Group, now_us: int, seen: Collection[str] = ()) -> Group:
     """Distribute the logs again: evenly, with as few moves as possible."""
     generation = group.generation + 1
     share: dict[str, list[str]] = {name: [] for name in sorted(group.members)}
@@ -362,6 +381,10 @@ def _assign(group: Group, now_us: int) -> Group:
     for log in sorted({*logs, *group.owners}):
         own = group.owners.get(log, Owner("", 0))
         stays = group.members[own.member] if own.member in takers.get(log, ()) else None
+        if stays is not None and own.member in seen:
+            # By this clock its lease may have ended; it is there to let go of the log.
+            ends_us = max(stays.expires_us, now_us + SEEN_ALIVE_US)
+            stays = replace(stays, expires_us=ends_us)
         owners[log] = _next_owner(own, target.get(log, ""), stays, generation, now_us)
     return replace(group, generation=generation, owners=owners)
 

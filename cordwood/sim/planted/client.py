@@ -271,6 +271,10 @@ BUGS = (
                         at(consumer_group.shortened, within=consumer_calls).instead(
                             lambda group, now_us: group)),
                scene="tests/client/read/test_consumer_handover.py"),
+    PlantedBug("leases-by-one-clock", "a node takes a member for absent whose lease another node's "
+               "clock wrote",
+               at(consumer_calls.SeenLeases.seen).instead(lambda self, consumer, group: set()),
+               scene="tests/client/read/test_consumer_handover.py"),
     PlantedBug("claims-are-repeats", "a compare-and-set is taken for a repeat of another caller's",
                at(consumer_group.is_same_call).instead(
                    lambda group, positions, mark: positions.items() <= group.positions.items()),
