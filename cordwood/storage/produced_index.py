@@ -40,6 +40,7 @@ class ProducedIndex:
         kinds = self._epochs.setdefault(header.first >> 32, ({}, {}))
         kind = kinds[is_query(producer)]
         places = kind.pop(producer, None)
+        is_new = places is None
         if places is None:
             places = {}
         kind[producer] = places  # after all others: the first producer is forgotten first
@@ -47,7 +48,8 @@ class ProducedIndex:
         places[header.producer_epoch, place.first] = place
         if len(places) > 2 * PLACES_MAX:
             _forget_settled(places, lng)
-        _forget_idle(kind, budget_of(producer).most)
+        if is_new:
+            _forget_idle(kind, budget_of(producer).most, lng)
 
     def take(self, epoch: int, produced: Iterable[Produced]) -> None:
         """Blocks of an epoch that another node knows of; all of them count."""
@@ -56,7 +58,7 @@ class ProducedIndex:
             kind = kinds[is_query(each.producer)]
             known = kind.get(each.producer, {})
             kind[each.producer] = _joined(known, each)
-            _forget_idle(kind, budget_of(each.producer).most)
+            _forget_idle(kind, budget_of(each.producer).most, each.last_first)
 
     def has(self, epoch: int, produced: Iterable[Produced]) -> bool:
         """Whether `take` would change nothing."""
@@ -113,11 +115,20 @@ def _joined(known: Places, told: Produced) -> Places:
     return known | {at: found[at] for at in sorted(found)[-2 * PLACES_MAX :]}
 
 
-def _forget_idle(kind: dict[int, Places], most: int) -> None:
-    """Forget producers that wrote longest ago, once there are twice as many as are remembered."""
-    if len(kind) > 2 * most:
-        by_age = sorted(kind, key=lambda each: max(first for _, first in kind[each]))
-        for each in by_age[:-most]:
+def _forget_idle(kind: dict[int, Places], most: int, lng: int) -> None:
+    """Forget producers that wrote longest ago, once there are twice as many as are remembered.
+
+    Trap: only blocks up to the LNG count. With those above it a log's whole memory was forgotten
+    for new producers, whose blocks became holes. It was not full any more, as if it had forgotten
+    no producer, and took a late repeat for a new producer's block.
+    """
+    # Now and then, as it looks at all of them.
+    if len(kind) <= 2 * most or len(kind) % max(1, most // 8):
+        return
+    lasts = {each: max((at for _, at in kind[each] if at <= lng), default=0) for each in kind}
+    by_age = sorted((each for each in kind if lasts[each]), key=lambda each: lasts[each])
+    for each in by_age[:-most]:
+        if max(first for _, first in kind[each]) <= lng:
             del kind[each]
 
 

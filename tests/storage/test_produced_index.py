@@ -70,12 +70,37 @@ def test_the_newest_of_each_kind_are_remembered(monkeypatch: pytest.MonkeyPatch)
     swap_value(monkeypatch, lambda: producers.QUERIES, Budget(2, 1))
     index = ProducedIndex()
     for n in range(1, 60):
-        index.note(block(n, 0, producer=QUERY_PRODUCERS + n), 0)
-        index.note(block(n + 100, 0, producer=n), 0)
+        index.note(block(n, 0, producer=QUERY_PRODUCERS + n), make_lsn(1, n))
+        index.note(block(n + 100, 0, producer=n), make_lsn(1, n + 100))
         known = {each.producer for each in index.of(1)}
         newest = range(max(1, n - 2), n + 1)
         assert known >= set(newest) | {QUERY_PRODUCERS + each for each in newest[-2:]}
         assert len(known) <= 2 * (3 + 2)
+
+
+def test_blocks_in_flight_put_no_producer_out_of_memory(monkeypatch: pytest.MonkeyPatch):
+    """They may become holes. The memory was empty then, and a late repeat was stored again."""
+    swap_value(monkeypatch, lambda: producers.USERS, Budget(3, 1))
+    index = ProducedIndex()
+    for n in range(1, 4):
+        index.note(block(n, 0, producer=n), make_lsn(1, n - 1))
+    for n in range(4, 20):
+        index.note(block(n, 0, producer=n), make_lsn(1, 3))
+    assert [each.producer for each in index.settled(1, make_lsn(1, 3))] == [1, 2, 3]
+    assert [each.producer for each in index.of(1)] == list(range(1, 20)), "all in flight"
+    index.note(block(20, 0, producer=20), make_lsn(1, 19))
+    assert [each.producer for each in index.of(1)] == [17, 18, 19, 20]
+
+
+def test_blocks_in_flight_stay_where_another_node_tells_of_producers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    swap_value(monkeypatch, lambda: producers.USERS, Budget(3, 1))
+    index = ProducedIndex()
+    for n in range(11, 15):
+        index.note(block(n, 0, producer=n), 0)
+    index.take(1, [produced((n, 0), producer=n) for n in range(1, 9)])
+    assert [each.producer for each in index.of(1)] == [6, 7, 8, 11, 12, 13, 14]
 
 
 def test_of_an_epoch_below_a_settled_one_nothing_stays_and_of_others_all_above_the_lng():
