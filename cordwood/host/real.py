@@ -23,7 +23,7 @@ from cordwood.host.kept_memory import keep_some_memory
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.real_network import RealNetwork
 from cordwood.host.seams import Host
-from cordwood.host.threads import BlockingPool
+from cordwood.host.threads import BlockingPool, half_of_cores
 
 BLOCKING_THREADS = 4
 """Threads of `run_blocking`: the calls are short, and a stuck call must not stop the rest."""
@@ -42,11 +42,13 @@ class RealHost(Host):
 
     disk: RealDisk
     run_blocking: BlockingPool
+    run_calculation: BlockingPool
 
     async def close(self) -> None:
         """Close the direct files still open and stop the threads. Safe to call twice."""
         await self.disk.close()
         self.run_blocking.close()
+        self.run_calculation.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,4 +76,5 @@ def real_host(seed: int | None = None) -> RealHost:
         disk=RealDisk(),
         random=random.Random(seed),
         run_blocking=BlockingPool("cordwood-blocking", BLOCKING_THREADS),
+        run_calculation=BlockingPool("cordwood-calculating", half_of_cores(), yields=True),
     )

@@ -233,6 +233,9 @@ class Host:
         run_blocking: run a short blocking function (a database call) off the
             loop, in a bounded pool; TimeoutError after `timeout_s`. In
             simulation it runs inline as one step.
+        run_calculation: the same for work that takes a core for milliseconds and that nobody waits
+            for at once, such as decoding ahead of a reader. It takes half of the cores at most, and
+            less where other threads of the session want them.
     """
 
     clock: Clock
@@ -240,10 +243,11 @@ class Host:
     disk: Disk
     random: random.Random
     run_blocking: RunBlocking
+    run_calculation: RunBlocking
 
 
 class RunBlocking(Protocol):
-    """See `Host.run_blocking`."""
+    """See `Host.run_blocking` and `Host.run_calculation`."""
 
     def __call__(
         self, function: Callable[[], Result], *, timeout_s: float

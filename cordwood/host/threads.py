@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,13 +24,24 @@ Result = TypeVar("Result")
 CALLS_WAITING_MAX = 1024
 """Calls running or waiting in one pool: more than this and the disk is not keeping up."""
 
+YIELDING_NICE = 10
+"""A tenth of the share of a thread with the usual priority: such a thread that wakes runs at once,
+and a busy machine still lets the calculation go on. Linux counts it within a session or a
+container alone, so that programs outside of it take no more than before."""
+
 
 class BlockingPool:
-    """Runs blocking functions in a few threads; it is a `RunBlocking`."""
+    """Runs blocking functions in a few threads; it is a `RunBlocking`.
 
-    def __init__(self, name: str, threads: int) -> None:
+    Args:
+        yields: whether the threads leave their core to the session's other threads.
+    """
+
+    def __init__(self, name: str, threads: int, *, yields: bool = False) -> None:
         self._name = name
-        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._executor = concurrent.futures.ThreadPoolExecutor(
+            threads, thread_name_prefix=name, initializer=_yield_cores if yields else None
+        )
         self._room = threading.BoundedSemaphore(CALLS_WAITING_MAX)
         self._closed = False
 
@@ -60,3 +74,19 @@ class BlockingPool:
         # No join: a call stuck in the kernel would hold the loop with it.
         self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def half_of_cores() -> int:
+    """Half of the cores that this process may use; at least 1."""
+    usable = os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
+    return max(1, len(usable) // 2)
+
+
+def _yield_cores() -> None:
+    """Lower the priority of the calling thread, where the system has one for each thread."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        # A sandbox may forbid the calls: the thread then runs like the others.
+        with contextlib.suppress(OSError):
+            now = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, max(now, YIELDING_NICE))

@@ -95,12 +95,15 @@ def sim_host(
     Args:
         chance: seeds the host's own stream and its blocking calls.
     """
+    own, blocking = (random.Random(chance.getrandbits(64)) for _ in range(2))
+    run_blocking = SimRunBlocking(blocking)
     return Host(
         clock=clock,
         network=network.host(name, process),
         disk=disk.host(process),
-        random=random.Random(chance.getrandbits(64)),
-        run_blocking=SimRunBlocking(random.Random(chance.getrandbits(64))),
+        random=own,
+        run_blocking=run_blocking,
+        run_calculation=run_blocking,
     )
 
 

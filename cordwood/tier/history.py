@@ -357,9 +357,13 @@ class HistorySpans(Generic[Part]):
         raise NotImplementedError
 
     async def _checked(self, load: Load, check: Callable[[Footer, bytes], Result]) -> Result:
-        """Fetch a row group, and check it in a thread."""
+        """Fetch a row group, and check it in a thread.
+
+        A reader that catches up takes half of the cores at most: appends, and readers at the tail,
+        find the others free.
+        """
         footer, content = await load()
-        return await self._host.run_blocking(partial(check, footer, content), timeout_s=CHECK_S)
+        return await self._host.run_calculation(partial(check, footer, content), timeout_s=CHECK_S)
 
     async def _load(self, step: _Step[Part]) -> tuple[Footer, bytes]:
         assert step.footer is not None, "the step has a row group"

@@ -6,7 +6,9 @@ import asyncio
 import os
 import socket
 import stat
+import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,12 @@ from cordwood.host.real import real_host
 from cordwood.host.real_disk import RealDisk
 from cordwood.host.real_network import RealNetwork
 from cordwood.host.seams import DIRECT_OPS_IN_FLIGHT_MAX
-from cordwood.host.threads import CALLS_WAITING_MAX, BlockingPool
+from cordwood.host.threads import (
+    CALLS_WAITING_MAX,
+    YIELDING_NICE,
+    BlockingPool,
+    half_of_cores,
+)
 
 MIB = 1 << 20
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -218,6 +225,29 @@ async def test_calls_that_wait_for_a_thread_are_bounded() -> None:
             await pool(lambda: None, timeout_s=30)
         go_on.set()
     pool.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no priority for each thread")
+def test_calculations_take_half_of_the_cores_and_yield_them(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    def priority() -> int:
+        time.sleep(0.01)  # so that no thread takes two calls while another one is to begin
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def main() -> None:
+        async with real_host() as host:
+            usual = await host.run_blocking(priority, timeout_s=5)
+            calls = [host.run_calculation(priority, timeout_s=5) for _ in range(8)]
+            lowered = await asyncio.gather(*calls)
+            assert {*lowered} == {max(usual, YIELDING_NICE)}
+            names = [thread.name for thread in threading.enumerate()]
+            begun = [name for name in names if name.startswith("cordwood-calculating")]
+            assert len(begun) <= half_of_cores()
+        with pytest.raises(Closed):
+            await host.run_calculation(priority, timeout_s=5)
+
+    run(main())
 
 
 def test_a_disk_needs_a_thread() -> None:

@@ -75,6 +75,7 @@ def host_with(network: Network) -> Host:
         disk=None,  # type: ignore[arg-type]
         random=random.Random(3),
         run_blocking=None,  # type: ignore[arg-type]
+        run_calculation=None,  # type: ignore[arg-type]
     )
 
 

@@ -76,12 +76,14 @@ class Life:
 
     def host(self, process: Process) -> Host:
         """The machine that `process` runs on, with this life's disk and chance."""
+        run_blocking = SimRunBlocking(self.chance)
         return Host(
             clock=SimClock(self.simulation.loop),
             network=self.simulation.network.host("node-1", process),
             disk=self.disk,
             random=self.chance,
-            run_blocking=SimRunBlocking(self.chance),
+            run_blocking=run_blocking,
+            run_calculation=run_blocking,
         )
 
 
