@@ -38,7 +38,7 @@ def parse_url(url: str) -> tuple[str, ...]:
     """The addresses in `cordwood://host:port,host:port` or `host:port,host:port`.
 
     Raises:
-        BadSetting: no address, or one without a port.
+        BadSetting: no address, or an address without a port.
     """
     addresses = tuple(part.strip() for part in url.removeprefix(SCHEME).rstrip("/").split(","))
     for address in addresses:

@@ -86,9 +86,9 @@ class Cluster(LogFinding):
     ) -> None:
         """
         Args:
-            write_tokens: what nodes are shown, so that they take appends to logs that ask for one.
-            member: the greeting of the node whose client this is, None for an application's. Nodes
-                ask it for no token, as they ask one another for none.
+            write_tokens: shown to nodes, so that they take appends to logs that ask for a token.
+            member: the greeting of the node that owns this client, None for an application's
+                client. Nodes ask a node's client for no token, as they ask one another for none.
         Raises:
             BadSetting: there are too many.
         """
@@ -124,8 +124,8 @@ class Cluster(LogFinding):
         """Find the cluster through any of the addresses.
 
         Raises:
-            Unreachable: none answered in time; the text says how to start one.
-            Overloaded: one has too many connections, and no other answered.
+            Unreachable: no node answered in time; the text says how to start a node.
+            Overloaded: a node has too many connections, and no other node answered.
             NotOurCluster: a node of another cluster, or another service, answered.
         """
         await self._find(min(timeout_s, ASK_ONE_S))
@@ -177,7 +177,7 @@ class Cluster(LogFinding):
         )
 
     async def _ask_members(self, address: str, one_s: float) -> Reply:
-        """The member list of whoever answers at an address."""
+        """The member list of the node that answers at an address."""
         hello = self._hello(NodeId(0))
         connection = await dial(self._host.network, address, hello, _Deaf(), timeout_s=one_s)
         try:
@@ -281,7 +281,7 @@ class Cluster(LogFinding):
         """`node` leaves something unanswered: ask the others, and if they take it for dead,
         close the connection to it.
 
-        One question at a time for each node; whoever waits is told by the connection's end.
+        One question at a time for each node; waiting calls learn of it by the connection's end.
         """
         if node not in self._checking and not self._closed:
             task = self._checking[node] = self._tasks.create_task(self._check_node(node))

@@ -1,7 +1,7 @@
-"""Refuses calls of another event loop than the one that connected the client.
+"""Refuses calls from another event loop than the client's own.
 
-What such a call waits for is told on the client's loop, which does not wake a task of another one:
-an append was stored, and its call waited without end.
+The client's loop resolves the future that a call waits for, and does not wake a task of another
+loop: an append was stored, and its call waited without end.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Store(Stages, PositionCalls, Nodes):
         )
         self._stage_looks = {}
         self._streams = OpenStreams()
-        # Readers belong to the caller: a dropped one ends by itself.
+        # Readers belong to the caller: a dropped reader ends by itself.
         self._readers: list[weakref.ref[Reader]] = []
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
@@ -278,7 +278,7 @@ class Store(Stages, PositionCalls, Nodes):
         except UnknownLog:
             if isinstance(log, int):
                 raise
-            # The name led to a log that was deleted since, and may be another one's by now.
+            # The name led to a log that was deleted since; another log may have it by now.
             info = await self._find(log, create=until != "tail")
             first, last = await self._bounds(info.log_id, start, until)
         await self._cluster.peers.wait_tried(info.all_nodes, timeout_s=TRIED_S)
@@ -334,7 +334,7 @@ class Store(Stages, PositionCalls, Nodes):
         finally:
             stream.close()
         if isinstance(told, Gap) and told.kind is GapKind.ACCESS:
-            # "Nobody knows" would be taken for an epoch without records.
+            # An unknown end would be taken for an epoch without records.
             raise AccessDenied(f"{info.name} wants a read token, which this client does not have")
         return stream.bridge or await self._positions.epoch_end(info, last)
 
@@ -422,7 +422,7 @@ class Store(Stages, PositionCalls, Nodes):
         """Open an embedded store to other processes of this machine, until it is closed.
 
         Args:
-            port: on 127.0.0.1; 0 takes a free one. A second call returns the first's address.
+            port: on 127.0.0.1; 0 takes a free port. A second call returns the first's address.
         Returns:
             Its URL, for `connect` and for Spark's `cordwood.bootstrap.servers`.
         Raises:

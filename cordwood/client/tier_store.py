@@ -1,11 +1,11 @@
 """The cluster's main storage, as a client reaches it: opened once, when a reader first needs it.
 
-Nodes tell the address with their members. Credentials come from where the store's library looks
-for them on the reader's own machine; nodes tell none.
+Nodes tell the address with their members, and no credentials. The store's library looks for
+credentials on the reader's own machine.
 
 The address may lead to another store here than on the nodes: a directory of the same path on the
-reader's machine may be another cluster's, whose logs have the same numbers. So a log's origin is
-compared before its manifest is believed, once for each log and client (`tier.known_logs`).
+reader's machine may belong to another cluster, where logs have the same numbers. So a log's origin
+is compared before its manifest is believed, once for each log and client (`tier.known_logs`).
 
 Source: docs/objects.md, "Reading".
 """

@@ -50,7 +50,8 @@ def check_write_token(info: LogInfo | LogReply, tokens: Sequence[str]) -> None:
 
 
 def read_token(info: LogInfo, tokens: Sequence[str]) -> str | None:
-    """Which of a client's tokens a log asks of its readers: "" for none, None for another one."""
+    """The token, out of a client's tokens, that a log asks its readers for: "" if it asks for none,
+    None if the client does not have it."""
     wanted = info.attributes.read_token
     if not wanted:
         return ""
@@ -165,7 +166,7 @@ class LogTree:
                 await self._cluster.call_any(call, timeout_s=max(0.0, deadline - loop.time()))
                 return
             except Fenced as error:
-                # An earlier try of this call may have been done: then this one changes nothing.
+                # An earlier try of this call may have been done: then this try changes nothing.
                 if loop.time() >= deadline:
                     raise Unreachable(f"{path} is changed all the time: {error}") from error
 

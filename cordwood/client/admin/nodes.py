@@ -120,14 +120,15 @@ class Nodes(Rebalances):
     ) -> None:
         """Set the authoritative status of a node that is down: a compare-and-set.
 
-        Nodes learn the status within a second and readers a few seconds later; whatever waited for
-        the node goes on. A node that starts again clears the status itself.
+        Nodes learn the status within a second and readers a few seconds later. Readers and
+        recoveries that waited for the node go on. A node that starts again clears the status
+        itself.
 
         Args:
             expected: its present status; None accepts any.
         Raises:
-            Rejected: something else is said of it by now, the node is up, or the one cannot
-                follow the other (`quorum.authority.BECOMES`).
+            Rejected: the status is not `expected`, the node is up, or the new status cannot follow
+                the present status (`quorum.authority.BECOMES`).
             BadSetting: the node does not exist.
             Unreachable: the cluster did not answer; it may be set, and may be set again.
         """
@@ -194,7 +195,8 @@ class Nodes(Rebalances):
     async def check_impact(
         self, nodes: Collection[int] = (), racks: Collection[str] = ()
     ) -> ImpactReply:
-        """What would stop if `nodes`, and all nodes of `racks`, were absent. Nothing is changed.
+        """The logs that would stop if `nodes`, and all nodes of `racks`, were absent. Nothing is
+        changed.
 
         Args:
             racks: locations of racks, or of wider domains: all nodes below are meant.
@@ -249,7 +251,7 @@ class Nodes(Rebalances):
         return (await self._maintenance(AskMaintenance())).requests
 
     async def remove_maintenance(self, number: int) -> None:
-        """Take a request back: its nodes are in service again, unless another one names them.
+        """Take a request back: its nodes are in service again, unless another request names them.
 
         Raises:
             BadSetting: no request has this number.

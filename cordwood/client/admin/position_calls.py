@@ -94,10 +94,10 @@ class PositionCalls(TailCalls):
         return await self._positions.find_time(log, _to_us(time), approximate=approximate)
 
     async def find_key(self, log: AnyLog, key: bytes) -> KeyPosition:
-        """Find a key in a log whose keys never decrease.
+        """Find a key in a log with keys that never decrease.
 
-        `before` is None if no record lies below the key, `at` if no record has it or a larger one;
-        LogDevice says LSN_INVALID and the LSN after the tail.
+        `before` is None if no record lies below the key, `at` is None if no record has it or a
+        larger key. LogDevice returns LSN_INVALID and the LSN after the tail.
 
         A binary search: some 40 reads of one block each, within the client's timeout.
 
@@ -144,7 +144,7 @@ class PositionCalls(TailCalls):
         return found.last
 
     async def is_empty(self, log: AnyLog) -> bool:
-        """Whether a log has no record, trimmed ones left aside; bridges and holes are none.
+        """Whether a log has no untrimmed record. Bridges and holes are no records.
 
         LogDevice asks the sequencer, which knows its own epoch's records and the trim point. Here
         the nodes are asked, which also know of holes.

@@ -98,11 +98,11 @@ class TimePosition:
 
 @dataclass(frozen=True, slots=True)
 class KeyPosition:
-    """Where a key lies in a log whose keys never decrease.
+    """The place of a key in a log with keys that never decrease.
 
     Attributes:
-        before: the last record whose key is less, None for none.
-        at: the first record whose key is not less, None for none up to `tail`.
+        before: the last record with a lower key, None for none.
+        at: the first record with this key or a higher key, None for none up to `tail`.
         is_partial: records are lost in the range that was searched, so a lost record may lie
             nearer.
     """
@@ -283,7 +283,7 @@ class Positions:
             if all(each.first > trim for each in held):
                 break
             # Readers skip records that any node has trimmed. So a node that missed the trim must
-            # report what it holds above the trim point.
+            # report its records above the trim point.
         first = min(((e.first, e.first_us) for e in held), default=(0, 0))
         last = max(((e.last, e.last_us) for e in held), default=(0, 0))
         is_partial = not self.is_enough(info, tail, told)
@@ -376,7 +376,7 @@ class Positions:
         """Whether the nodes that answered intersect every copyset of every epoch."""
         if tail.epoch > info.epoch or not info.history:
             return False
-        # A node that answered is up, whatever its status.
+        # A node that answered is up, even if its status says otherwise.
         told = {n: status for n, status in self._cluster.statuses.items() if n not in heard}
         for each in info.history:
             found = self._cluster.nodeset_of(info, each.since)

@@ -50,7 +50,7 @@ class Rebalances:
         Nothing is changed. Every block of every log is looked at.
 
         Args:
-            nodes: the only ones that get something; none for all that hold too little.
+            nodes: the only nodes that get blocks; empty for all nodes that hold too little.
         Raises:
             BadSetting: a named node does not exist.
             Unreachable: no node answered in time.
@@ -98,12 +98,12 @@ class Rebalances:
             log, lsn = reply.log, reply.lsn
 
     async def rebalance(self, shares: Collection[Transfer]) -> None:
-        """Have nodes give so much to others; `rebuilding` tells how far they are.
+        """Have nodes give these shares to other nodes; `rebuilding` tells their progress.
 
         Args:
             shares: of a `rebalance_plan`; none ends the rebalance that is under way, where it is.
         Raises:
-            Rejected: another one is under way, or nodes are being rebuilt or drained.
+            Rejected: another rebalance is under way, or nodes are being rebuilt or drained.
             BadSetting: a node does not exist.
             Unreachable: the cluster did not answer; it may have begun, and may be said again.
         """

@@ -46,7 +46,7 @@ async def replace_node(
         timeout_s: the longest time for all of it; finished steps stay.
         say: called with each step.
     Raises:
-        BadSetting: there is no such node.
+        BadSetting: the node does not exist.
         Rejected: some log would lack nodes without it, or a request for maintenance drains it,
             which would drain the new directory too.
         Unreachable: it is not over in time. Giving the command again goes on.

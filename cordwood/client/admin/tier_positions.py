@@ -29,7 +29,7 @@ class TierPositions:
     """One log's; made for one question.
 
     Attributes:
-        up_to: the nodes' tier point. Nodes answer for what comes after it.
+        up_to: the nodes' tier point. Nodes answer for later records.
     """
 
     def __init__(self, tier: TierStore, manifest: LogManifest, info: LogInfo, up_to: int) -> None:

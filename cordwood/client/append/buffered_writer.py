@@ -8,7 +8,7 @@ its own LSN, and readers see no difference. (LogDevice's writer makes one record
 The mode decides what a failed block does to the blocks after it in the same log:
 
 - INDEPENDENT: blocks are sent as they fill. A block that is retried may land after later blocks.
-- ONE_AT_A_TIME: a block is sent when the one before it has ended.
+- ONE_AT_A_TIME: a block is sent when the block before it has ended.
 - STREAM: blocks are sent as they fill and stored in that order, each once, tried for as long
   as the writer lives. The log recognises repeats by the writer's producer. LogDevice's stream keeps
   the order of first occurrences and allows repeats.
@@ -284,8 +284,8 @@ class BufferedWriter:
         self._put(log, value, key, timestamp, headers, context, None)
 
     async def wait_space(self) -> None:
-        """Wait for free memory: for one record, before anything else is awaited. Sends what is
-        gathered, so that the wait ends.
+        """Wait for free memory: for one record, before anything else is awaited. It sends the
+        gathered records, so that the wait ends.
 
         Raises:
             Overloaded: it did not within the client's timeout.

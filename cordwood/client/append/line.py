@@ -37,7 +37,7 @@ class Line:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[QueuedCall] = deque()
-        # Calls that were let go and have not left: the next ones would pass them.
+        # Calls that were let go and have not left: later calls would pass them.
         self._going = 0
 
     @property

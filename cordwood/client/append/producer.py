@@ -42,8 +42,8 @@ PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
 LOG_MAX = int(EVENT_LOG)
 SEQUENCE_MAX = 1 << 62
-"""The highest sequence to go on at. Nobody counts so far, and columns of 64 bits hold it. `cordwood
-append --resume` probes there: the log says which sequence it expects."""
+"""The highest sequence to go on at. No program counts that far, and columns of 64 bits hold it.
+`cordwood append --resume` probes there: the log answers with the sequence that it expects."""
 
 
 DOUBTS_MAX = 1_024
@@ -82,8 +82,8 @@ class ProducerPlace:
         answered: the sequence after the last append that ended well.
         last: that append.
         has_failed: an append ended with an error.
-        is_crossed: an append began while another one was under way, or after another one had
-            ended with an error. Which of them has which sequence is not known outside.
+        is_crossed: an append began while another append was under way, or after another append
+            had ended with an error. Callers do not know which of them has which sequence.
         claims: of `Producer.again`, to go on from here. The first one does, and this is over.
     """
 
@@ -160,8 +160,8 @@ class ProducerCall:
         self._values, self._keys = values, keys
         self._headers, self._times = headers, times_us
         near = [each for each in self._doubts if each.first < self._end and first < each.end]
-        # The same records in the same call may be sent again. Others would be acknowledged with the
-        # LSN of the earlier ones, and not stored.
+        # The same records in the same call may be sent again. Other records would be acknowledged
+        # with the LSN of the earlier records, and not stored.
         if near and set(near) != {self.doubt()}:
             self._values = ()
             raise OutOfSequence(
@@ -190,7 +190,7 @@ class ProducerCall:
             self._doubts.add(self.doubt())
 
     def doubt(self) -> Doubt:
-        """What is remembered of its records, in whichever way the caller gave their columns."""
+        """The memory of its records: a digest that does not depend on the form of the columns."""
         if not self._digest:
             digest = blake2b(digest_size=16)
             has_keys = any(key is not None for key in self._keys or ())
@@ -215,19 +215,19 @@ def _packed(each: Buffer | None) -> bytes:
 class Producer:
     """An identity to append with, for one client at a time.
 
-    Two clients with one identity shut each other out or mix their sequences. A producer is of the
-    process that made it: a forked child makes its own, and so does the holder of a copy, pickled or
-    not. After a restart, take the same id and a higher epoch, or say where the old one stopped.
-    After an append that ended with an error, `again` sends the same records at the same place; a
-    higher epoch would store a second copy of what may be stored.
+    Two clients with one identity shut each other out or mix their sequences. A producer belongs to
+    the process that made it: a forked child, and a program with a copy, pickled or not, must make
+    their own. After a restart, take the same id and a higher epoch, or give the sequence at which
+    the old producer stopped. After an append that ended with an error, `again` sends the same
+    records at the same place; a higher epoch could store a second copy of them.
 
     Args:
         producer: 1 to 2**62 - 1; the same over the lives of an application. Ids above are
             those of queries that publish.
-        epoch: 0 and up; a higher one begins anew at sequence 0 and shuts lower ones out.
+        epoch: 0 and up; a higher epoch begins anew at sequence 0 and shuts lower epochs out.
         sequences: by log number, the sequence that comes next, to go on where an earlier
-            life stopped; counted in records. Too low a one loses records: other records under a
-            sequence that was used are acknowledged as the old ones, and not stored.
+            life stopped; counted in records. Too low a sequence loses records: new records under a
+            used sequence are acknowledged as the old records, and not stored.
     """
 
     _ids = (1, PRODUCER_MAX)
@@ -265,10 +265,10 @@ class Producer:
             A producer that continues there in this log, and at this producer's place in every other
             log.
         Raises:
-            BadSetting: a number is out of its range. Or an append to the log has not ended; or an
-                append that got that place ended well, and it may be another one than the append to
-                be sent again: the log would take other records there for a repeat. Or this is
-                another process; see `call`.
+            BadSetting: a number is out of its range. Or an append to the log has not ended. Or an
+                append at that place ended well, and it may not be the append to be sent again: the
+                log would take other records there for a repeat. Or this is another process; see
+                `call`.
         """
         self._check_process()
         check_number("log number", log, 1, LOG_MAX)
@@ -361,7 +361,7 @@ class Producer:
 
     def _check_process(self) -> None:
         """Raise BadSetting in another process, and for a copy. Both would append at the same
-        sequences, and what is appended second would be taken for a repeat of other records."""
+        sequences, and the log would take the records of the second for repeats of the first."""
         if self._is_copy or self._process != process_number():
             of = "a copy of one that" if self._is_copy else f"of process {self._process}, which"
             raise BadSetting(

@@ -65,8 +65,8 @@ def as_bytes(value: Buffer, what: str = "value") -> bytes:
 
 
 def own_values(values: Sequence[Buffer]) -> Sequence[Buffer]:
-    """As `as_bytes`, of a column, which is the caller's own list no more: a program that gathers
-    records clears its list for the next ones."""
+    """As `as_bytes`, of a column. The result is a new list: a program that gathers records clears
+    its own list for the next records."""
     return list(values) if set(map(type, values)) <= {bytes} else list(map(as_bytes, values))
 
 

@@ -44,7 +44,7 @@ class Window:
 
     @property
     def fits(self) -> bool:
-        """Whether free space is left, whoever waits for it."""
+        """Whether free space is left, even if calls wait for it."""
         settings = self._settings
         return self.bytes < settings.window_bytes and self.records < settings.window_records
 
@@ -84,7 +84,7 @@ class Window:
             waited_s = self._loop.time() - began
             raise Overloaded(f"the client's window was full for {waited_s:.3g} s") from None
         finally:
-            # Whoever gives up, or takes less than there was, leaves room for the next.
+            # A call that gives up, or takes less than was free, leaves space for the next call.
             if self._waiting:
                 self._loop.call_soon(self._wake)
 
@@ -109,10 +109,10 @@ class Window:
                 return
 
     def _wake(self) -> None:
-        """Wake, in turn, about as many as there is room for.
+        """Wake, in turn, about as many calls as there is space for.
 
-        One for each block that came back would send the next ones a record a block; all
-        of them would mostly wake for nothing.
+        With one call for each block that came back, the next blocks would have one record each.
+        If all calls woke, most would wake for nothing.
         """
         if not self.fits:
             return

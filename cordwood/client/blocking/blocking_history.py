@@ -43,7 +43,7 @@ class BlockingHistory(ObjectThread):
 
         Args:
             columns: of the batches that the rows will be asked for.
-            made_us: when the log was made; 0 if nobody knows.
+            made_us: when the log was made; 0 if that is not known.
         Raises:
             BadSetting: the store holds another cluster's log of this number, or a column is not
                 known.

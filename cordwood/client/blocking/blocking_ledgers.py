@@ -44,7 +44,7 @@ class BlockingWritableLedger(Facade[WritableLedger]):
         """
         # The loop begins the call later; the caller may refill its buffer before that.
         if not isinstance(payload, bytes):
-            payload = bytes(memoryview(payload))  # trap: of a number, `bytes` makes so many zeros
+            payload = bytes(memoryview(payload))  # trap: `bytes(n)` of a number makes n zeros
         return self._thread.start(self._inner.append(payload))
 
     def abandon(self) -> None:

@@ -59,7 +59,7 @@ class BlockingMerges(ObjectThread):
         return self._thread.call(find_logs(self._objects))
 
     def plan(self, log: LogId, object_bytes: int) -> list[PlannedMerge]:
-        """What is to be merged of a log; no turn is taken yet."""
+        """The merges to make of a log; no turn is taken yet."""
         return self._thread.call(self._plan(log, object_bytes))
 
     def begin(self, merges: Sequence[PlannedMerge], turn_s: float) -> list[PlannedMerge]:
@@ -81,8 +81,8 @@ class BlockingMerges(ObjectThread):
         return msgspec.json.encode(self._thread.call(work))
 
     def commit(self, task: bytes, entry: bytes) -> bool:
-        """Put an entry in the place of its run; False if the manifest holds others there by now, or
-        another one merges the log.
+        """Put an entry in the place of its run; False if the manifest holds other entries there by
+        now, or another process merges the log.
 
         Raises:
             OutcomeUnknown, Retryable: the store does not answer.

@@ -343,8 +343,8 @@ class BlockingStore(Facade[Store]):
         except Exception:
             self._stay()
             raise
-        # Not before: a signal handler may raise at any moment of it, and the program's end is to
-        # tell then what is not stored.
+        # Not before: a signal handler may raise at any moment of the close. Then the program's end
+        # must report the records that are not stored.
         self._stay()
 
     def __enter__(self) -> BlockingStore:
@@ -425,7 +425,7 @@ def open_blocking(
 
     try:
         thread.call(make_it(), timeout_s=timeout_s)
-        # Inside: an error of a signal handler must leave no store open that nobody has.
+        # Inside: an error of a signal handler must leave no open store without an owner.
         return BlockingStore(thread, opened[0], timeout_s)
     except BaseException:
         thread.close(*(each.close() for each in opened), timeout_s=timeout_s)

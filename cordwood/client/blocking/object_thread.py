@@ -14,7 +14,7 @@ from cordwood.tier.patient_store import PatientStore
 
 
 class ObjectThread:
-    """See the module. Subclasses call what they need on the thread.
+    """See the module. Subclasses make their calls on the thread.
 
     Args:
         address: of the object store.

@@ -1,7 +1,7 @@
 """Ask the sequencers of many logs for their last released LSNs: one call for each node.
 
 For callers that poll. The answer is never above a log's tail, and below it only for as long as a
-sequencer has not heard that another one took over; `Store.tail` is the last word.
+replaced sequencer has not heard of its successor; `Store.tail` is exact.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ASK_NODE_S = 1.0
 
 
 OWNERS_KEPT = 131_072
-"""Logs whose sequencer's node is remembered, in some twelve MiB. Computing it takes 75 ms for ten
-thousand logs, and it changes only with the members."""
+"""Logs for which the sequencer's node is remembered, in some twelve MiB. Computing it takes 75 ms
+for ten thousand logs, and it changes only with the members."""
 
 
 class ReleasedAsker:

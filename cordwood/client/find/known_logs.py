@@ -35,7 +35,7 @@ class Mark:
 
 
 class KnownLogs:
-    """See the module. Names are normalised ones; a log is found by its name or its number."""
+    """See the module. Names are normalised; a log is found by its name or its number."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

@@ -61,7 +61,7 @@ class LogFinding(ABC):
         self._known = KnownLogs(loop.time)
         # What needs no look: by the name as callers give it, until anything is learnt anew.
         self._sure: dict[AnyLog, LogInfo] = {}
-        # Logs whose last check was not answered in time; callers do not wait for the next check.
+        # Logs with a last check that was not answered in time; callers do not wait for the next.
         self._unanswered: dict[AnyLog, None] = {}
         self._asking: dict[tuple[AnyLog, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
         # How often something was forgotten: an answer to an earlier question may be older.
@@ -220,8 +220,8 @@ class LogFinding(ABC):
 
         Storage nodes are asked, and the metadata store only if no node knows.
 
-        One question at a time for each log, and not more than one each LEARN_EVERY_S: whoever
-        asks meanwhile is answered by the next one.
+        One question at a time for each log, and not more than one each LEARN_EVERY_S. The next
+        question answers the callers that ask meanwhile.
         """
         known = self._known.get(info.log_id)
         if known is not None and known.epoch > info.epoch:

@@ -14,8 +14,8 @@ from cordwood.lsn import Epoch, LogId
 from cordwood.nodes import NodeId, Replication
 
 AnyLog = str | int
-"""A log's name, which leads to whatever log has it when it is looked up; or its number, which is
-the same log for ever."""
+"""A log's name, which leads to the log that has it when it is looked up; or a log's number, which
+names the same log for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LogInfo:
         replication: for new epochs.
         created_us: µs since 1970 UTC.
         history: nodesets by epoch, oldest first.
-        epoch: up to this one the history is known to be complete.
+        epoch: up to this epoch the history is known to be complete.
         own: attributes that were set on the log itself.
         attributes: all of them, as set or inherited.
     """

@@ -58,7 +58,7 @@ class TailCalls:
         try:
             return await self._tail_of(info)
         except UnknownLog as error:
-            # The name led to a log that was deleted since; it may be another one's by now.
+            # The name led to a log that was deleted since; another log may have it by now.
             self._cluster.note_refusal(info.log_id, error)
             if isinstance(log, int):
                 raise
@@ -88,9 +88,9 @@ class TailCalls:
     async def released(self, logs: Sequence[AnyLog]) -> list[Lsn]:
         """The last readable LSN of each log, in the order of `logs`, from the logs' sequencers.
 
-        A call a node for all the logs it sequences, so it is cheap to ask often. It may
-        lie below `tail` for as long as a sequencer has not heard that another one took over;
-        it is never above it. A log without a sequencer is asked for its `tail`.
+        It makes one call to each node for all logs that the node sequences, so it is cheap to ask
+        often. The answer may be below `tail` for as long as a replaced sequencer has not heard of
+        its successor, and is never above it. A log without a sequencer is asked for its `tail`.
 
         Raises:
             CordwoodError: as `tail`, for the first that failed.

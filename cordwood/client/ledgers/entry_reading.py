@@ -1,4 +1,4 @@
-"""Reads some entries of a ledger, each from one node after another until one has it whole.
+"""Reads some entries of a ledger: asks one node after another until a node has the entry whole.
 
 If a node is slow, the next node is asked as well. When all nodes of an entry were asked in vain,
 main storage is asked, if it has the ledger. Otherwise the metadata is read again and the nodes are
@@ -69,7 +69,7 @@ class EntryReading:
         self._late: dict[asyncio.Task[EntriesReply | None], int] = {}
 
     async def run(self, bytes_max: int | None = None) -> list[LedgerEntry]:
-        """All entries, in order; or the first ones, as soon as `bytes_max` have come."""
+        """All entries, in order; or the first entries, as soon as `bytes_max` have come."""
         try:
             return await self._run(bytes_max)
         finally:

@@ -3,8 +3,8 @@ ledgers, page by page.
 
 The loop fills a hand, and only while it is empty; the caller takes from it. So an error of a read,
 or a cancelled step (of `asyncio.wait_for`, or a signal handler's error in a waiting thread), loses
-nothing: the next step goes on after what was taken. A generator would be over then, and its next
-step would say that the ledger ends there.
+nothing: the next step goes on after the entries that were taken. A generator would be over then,
+and its next step would say that the ledger ends there.
 
 Source: docs/protocol/ledgers.md.
 """

@@ -180,8 +180,7 @@ class LedgerMetadataCalls:
         }
 
     def _preferred(self, able: Mapping[NodeId, Member]) -> Iterator[dict[NodeId, Member]]:
-        """These nodes without quarantined and unconnected ones, then with unconnected nodes, then
-        with quarantined nodes too."""
+        """Three choices: the connected nodes out of quarantine, all connected nodes, all nodes."""
         up = {*self._cluster.peers.up}
         held = self.quarantine.held(asyncio.get_running_loop().time())
         ready = {node: member for node, member in able.items() if node in up}

@@ -1,8 +1,8 @@
 """Recovers a ledger that its writer did not close: the shell of `protocol.ledger_recovery`.
 
 Reads go ahead of the rule, in batches that fence as single reads do: the answer of a fenced node
-stays true. Re-adds go ahead too, for entries with a found copy. If the rule stops below such an
-entry, no client ever reads it. The rule still takes one entry after another.
+stays true. Re-adds go ahead too, for entries with a found copy. If the rule stops below an entry
+that was added ahead, no client ever reads it. The rule still takes one entry after another.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -127,7 +127,7 @@ async def recover(
 class Patience:
     """How long a recovery is tried: a ledger with deferred sync may have millions of entries above
     its LAC. An attempt that was cut short begins again at the LAC, so a bound of the whole would
-    leave such a ledger without its end for ever.
+    leave that ledger without an end for ever.
 
     Attributes:
         deadline: when it is given up, unless an attempt comes further before.
@@ -146,8 +146,8 @@ class Patience:
         return self._limit
 
     def note(self, last: int) -> None:
-        """An attempt is certain of all entries up to this one. What an earlier attempt had reached
-        is no progress: attempts that fail at one entry come to an end."""
+        """An attempt is certain of all entries up to `last`. It counts as progress only above the
+        last entry of all earlier attempts: attempts that fail at one entry come to an end."""
         if self._furthest is not None and last <= self._furthest:
             return
         self._furthest = last
@@ -194,7 +194,7 @@ class _Attempt:
 
     @property
     def stage(self) -> Stage:
-        """What it does now."""
+        """The present stage of the recovery."""
         return self._rule.stage
 
     async def run(self) -> tuple[Failure, int] | None:

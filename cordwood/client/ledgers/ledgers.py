@@ -232,7 +232,7 @@ class Ledgers:
     async def recover(
         self, ledger: int, password: bytes = b"", *, on_progress: OnProgress | None = None
     ) -> LedgerMetadata:
-        """Close a ledger whose writer is gone, or must be shut out. Returns its metadata.
+        """Close a ledger after its writer is gone, or to shut its writer out. Returns its metadata.
 
         Args:
             on_progress: called with the last entry that is certain, as that rises.
@@ -349,7 +349,7 @@ class Ledgers:
         fills: bool = False,
         on_progress: OnProgress | None = None,
     ) -> LedgerCheck:
-        """Ask the nodes of a ledger for their copies, and report missing and damaged ones.
+        """Ask the nodes of a ledger for their copies, and report missing and damaged copies.
 
         Args:
             share: share of the entries between the ends of each fragment, 0 to 1. The first and the

@@ -38,7 +38,7 @@ FEW = 16
 
 ReadPart = Callable[[int, int, int], Awaitable[list["LedgerEntry"]]]
 """Reads entries from the first to the second number, with a limit of bytes: all of them, or the
-first ones, but at least one."""
+first few, but at least one."""
 
 
 class _Part(NamedTuple):
@@ -71,7 +71,7 @@ class ReadAhead:
         await self.stop()
 
     async def stop(self) -> None:
-        """Have nothing in flight any more. The next call begins after what was taken."""
+        """Cancel all parts in flight. The next call begins after the entries that were taken."""
         if self._parts:
             self._next = self._parts[0].first
         tasks = [part.task for part in self._parts]

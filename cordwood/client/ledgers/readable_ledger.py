@@ -1,4 +1,4 @@
-"""A ledger that this client reads: a closed one to its end, an open one up to its LAC.
+"""A ledger that this client reads: up to its end if it is closed, up to its LAC if it is open.
 
 The reader asks one node of an entry's write set. It asks the next node if that node does not have
 the entry, has a damaged copy, or is slow. Every copy is checked by its digest. An open ledger is
@@ -308,7 +308,7 @@ class ReadableLedger:
         return await self._from_objects(entries, BATCH_BYTES, self._timeout_s)
 
     def _stored_together(self, entry: int) -> range:
-        """The entries that main storage cannot give if it cannot give this one."""
+        """The entries that main storage cannot give if it cannot give this entry."""
         return range(entry, entry + 1) if self._history is None else self._history.together(entry)
 
     async def _read_some(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:

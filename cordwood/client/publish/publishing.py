@@ -1,13 +1,13 @@
-"""Publishing: a query's batch of staged blocks goes into its logs, once, whoever fails.
+"""Publishing: a query's batch of staged blocks goes into its logs, once, even if clients fail.
 
 `protocol.publishing` has the rules, the metadata store the query's entry. This is the client
 that goes through them: take an attempt, pin on every copy, commit; then, for each log, read
 the staged bodies and append *copies* of them as one atomic group of the query's producer (a
 sequencer that binds LSNs to the staged bodies would save the way; docs/design.md §9 allows both);
-then say that it is done. From the commit on, whoever publishes for the query next does the
-rest if this client dies.
+then mark it as done. If this client dies after the commit, the next publisher of the query does
+the rest.
 
-A pin has to hold on all copies, so that any of them will do after the commit. If such a node is
+A pin has to hold on all copies, so that any copy will do after the commit. If a node with a copy is
 down, nothing is committed, and the caller stages again.
 
 Source: docs/design.md §9; docs/sources/spark.md §8.
@@ -170,7 +170,7 @@ class Publisher:
                         CommitPublish(query, batch, attempt, shares, fingerprint)
                     )
             except Fenced:
-                # By another publisher, or by this one if its request arrived twice.
+                # By another publisher, or by this publisher if its request arrived twice.
                 if tries >= ATTEMPTS_MAX:
                     raise
             else:
@@ -189,7 +189,7 @@ class Publisher:
         *,
         is_repeat: bool,
     ) -> Published:
-        """A batch is committed, it or a later one: see that it is in its logs."""
+        """This batch or a later batch is committed: see that it is in its logs."""
         with _unknown_from_here(query, batch, is_committed=True):
             known = await self.roll_forward(query, known, own)
         if batch < known.batch:
@@ -270,7 +270,7 @@ class Publisher:
                     for share in sorted(known.shares, key=lambda share: share.log)
                 }
             except _STUCK as error:
-                # Somebody else may have brought it to its end, and gone on.
+                # Another publisher may have finished it, and gone on.
                 again = await self.call_store(AskPublication(query))
                 if again.commits == commits and not again.is_done:
                     raise OutcomeUnknown(
@@ -387,11 +387,11 @@ _STUCK = (
 
 @contextmanager
 def _unknown_from_here(query: str, batch: int, *, is_committed: bool = False) -> Iterator[None]:
-    """What fails once a commit may have been made leaves its caller not knowing.
+    """Once a commit may have been made, turn errors into OutcomeUnknown.
 
     Args:
-        is_committed: the commit was made. Then a log that refuses its share changes nothing of
-            that: whoever publishes next for the query, and is not refused, brings it in.
+        is_committed: the commit was made. It stays, even if a log refuses its share: the next
+            publisher of the query that is not refused brings the share in.
     """
     unsure = (Retryable, Rejected) if is_committed else (Retryable, Closed)
     try:
@@ -430,8 +430,8 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
 def _told_apart(shares: list[LogBlocks], names: Mapping[int, str]) -> list[LogBlocks]:
     """Shares with one name get the names that their logs have now.
 
-    Such a name may also be the name of a third share. Then that one gets its present name too, and
-    so on: no two logs have one name now.
+    A third share may have one of these present names. Then it gets its own present name too, and so
+    on: no two logs have one name now.
     """
     while True:
         count = Counter(share.name for share in shares)
@@ -474,7 +474,8 @@ def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: b
 
 
 def _blocks_of(records: Sequence[int], at: int, count: int) -> int:
-    """Where the blocks from `at` on end that have so many records; `at` if none end there."""
+    """The index after the blocks from `at` on that have `count` records; `at` if no block ends
+    there."""
     ends = itertools.accumulate(records[at:])
     return next((end for end, reached in enumerate(ends, at + 1) if reached == count), at)
 

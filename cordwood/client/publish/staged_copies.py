@@ -1,9 +1,9 @@
 """The copies of staged blocks: pins them where they are now, and reads them.
 
 A reference says where the copies were when the block was staged. Later some of these nodes may be
-lost, or drained, and others have the copies: each holder knows the present copyset. A pin holds
-under the present copyset only, so a publisher that knows an earlier one is refused, and asks all
-nodes.
+lost, or drained, and other nodes have the copies: each holder knows the present copyset. A pin
+holds under the present copyset only, so a publisher that knows an earlier copyset is refused, and
+asks all nodes.
 
 Source: docs/protocol/staging-and-publishing.md.
 """
@@ -87,8 +87,8 @@ class StagedCopies:
             await asyncio.sleep(RETRY_S)
 
     def _lost(self, failures: Mapping[int, CordwoodError]) -> StageExpired | None:
-        """What is said where only nodes failed whose data lies elsewhere, and all other nodes were
-        asked: the staged copies were lost with them."""
+        """The error if only nodes failed that have no data any more, and all other nodes were
+        asked: the staged copies were lost with the failed nodes. None otherwise."""
         empty = {
             node
             for node, status in self._cluster.statuses.items()

@@ -64,7 +64,7 @@ class Stages(TailCalls):
     ) -> StagedRef:
         """Keep records durably, as `append_many` would, without giving them LSNs yet.
 
-        Nobody can read them before `publish`, which any client may call. After `ttl_s` without
+        No reader gets them before `publish`, which any client may call. After `ttl_s` without
         `publish`, by the nodes' clocks, they are deleted.
 
         Raises:
@@ -97,12 +97,12 @@ class Stages(TailCalls):
             fingerprint: identifies the batch's records in up to 64 characters, such as a digest of
                 its plan. With a fingerprint, a published number counts as a repeat only if the
                 fingerprints are equal.
-            whole: refuse a batch that exceeds one atomic group in any log. Else it comes in several
-                groups, in order: a reader may see the first ones a while before the rest, and all
-                of it is there once, as of any batch that was committed.
+            whole: refuse a batch that exceeds one atomic group in any log. Otherwise it comes in
+                several groups, in order: a reader may see the first groups a while before the rest,
+                and all of it is there once, as of any committed batch.
         Raises:
             Rejected: a batch of this number was published with another fingerprint, or a later
-                one was.
+                batch was published.
             StageExpired: something staged is gone; nothing is published: stage it again.
             RecordTooLarge: a log's share exceeds one atomic group, or the batch has too many
                 blocks; nothing is published.
@@ -155,7 +155,7 @@ class Stages(TailCalls):
         self._cluster.forget_log(log)
         await self._find_to_append(log)
         raised = await self.log_tree.raise_token(log, token, holder)
-        # Race: the name may lead to another log by now. The token is this one's.
+        # Race: the name may lead to another log by now. The token belongs to the log that got it.
         self._appends.fencing[raised.log] = token
         # The answer comes from the current sequencer, so from an epoch after the token's epoch; all
         # lower epochs are sealed by then.

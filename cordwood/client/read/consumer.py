@@ -78,7 +78,7 @@ class Consumer:
     Attributes:
         name: the consumer's.
         member: this member's name, "" without sharing.
-        generation: the last one that a node told.
+        generation: the last generation that a node told.
     """
 
     def __init__(
@@ -283,8 +283,8 @@ class Consumer:
         return given
 
     async def save(self) -> dict[str, Lsn]:
-        """Save positions after the processed records: all that `read` returned, and a loop's
-        records before the one that it works on.
+        """Save positions after the processed records: all that `read` returned, and all records of
+        a loop before its present record.
 
         Returns:
             By log, the first LSN not dealt with.
@@ -304,7 +304,7 @@ class Consumer:
         if not new:
             return positions
         # Race: a call that reads may begin a log anew meanwhile. These positions belong to the
-        # present reading. If they were saved for the new one, they would undo the reset.
+        # present reading. If they were saved for the new reading, they would undo the reset.
         await self._save_each(new, new, self._reading(new))
         return positions
 
@@ -502,7 +502,7 @@ class Consumer:
         self._begun[log] = _since(group, log, self.member)
         self._unbegun.pop(log, None)
         if at is None and self._start == "tail":
-            # The present tail: after a crash before the first save it would be a later one.
+            # The present tail: after a crash before the first save, `tail` would be a later LSN.
             await self._save_begun({log: int(self._reader.position(log))})
 
     async def _save_begun(self, fresh: Mapping[str, int]) -> None:

@@ -119,8 +119,8 @@ class Cursors:
         One log that was deleted, or has no sequencer just now, hides no other.
 
         Args:
-            logs: by name; without any, all that the consumer has a position in or a member for.
-                In one without a position it stands at the oldest record.
+            logs: by name; if empty, all logs in which the consumer has a position or a member. In
+                a log without a position the consumer stands at the oldest record.
         Raises:
             BadSetting: that names no consumer.
             Retryable: the cluster did not answer.

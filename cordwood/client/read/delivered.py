@@ -1,4 +1,4 @@
-"""Turn a read stream's blocks into records: opened, clipped, and only the wanted ones."""
+"""Turn a read stream's blocks into records: opened, clipped, and only the wanted records."""
 
 from __future__ import annotations
 

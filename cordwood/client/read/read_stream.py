@@ -55,14 +55,14 @@ NUDGE_FIRST_S = 1.0
 NUDGE_MAX_S = 8.0
 NUDGE_BOUNDED_S = 0.05
 """An idle reader asks the sequencer for the tail. The question starts a stopped sequencer, and
-nodes learn what is released. A bounded reader asks once soon after its begin."""
+nodes learn the last released LSN. A bounded reader asks once soon after its begin."""
 
 STUCK_S = 2.0
 """A readable record may stay away this long before the reader asks for another copy.
 
 LogDevice waits 300 s, then 600: its clients have thousands of streams, and each rewind has
 a window sent again by every node. Here a window is some megabytes, nodes answer within
-milliseconds, and 2 s is well above the pauses of a busy one; a wrong guess costs one window. A
+milliseconds, and 2 s is well above the pauses of a busy node; a wrong guess costs one window. A
 sequencer's first two waves fit into this time.
 """
 
@@ -195,8 +195,8 @@ class ReadStream(StreamItems):
 
     @property
     def is_connected(self) -> bool:
-        """Whether enough nodes are connected to prove that a record is held nowhere. With fewer,
-        the reader may have to wait for records (LogDevice's `isConnectionHealthy`)."""
+        """Whether enough nodes are connected to prove that no node holds a record. With fewer, the
+        reader may have to wait for records (LogDevice's `isConnectionHealthy`)."""
         if self._queue is not None:
             return self._queue.leader.is_connected
         sources = self.senders.sources.keys()
@@ -224,7 +224,7 @@ class ReadStream(StreamItems):
         self._end()
 
     def __del__(self) -> None:
-        # Its application has let go of it, in whatever thread; see `Store.read`.
+        # Its application has dropped it, in any thread; see `Store.read`.
         if getattr(self, "_closed", True) or self._loop.is_closed():
             return
         with contextlib.suppress(RuntimeError):  # the loop was closed just now
@@ -359,7 +359,7 @@ class ReadStream(StreamItems):
         if self._buffer.wants_grace and self._grace.is_waived(self._silent()):
             # At once: a period takes a timer's wait at least, and there may be many losses.
             taken = self._buffer.take(judge, grace_over=True)
-        # What was missing is here, or the verdict no longer depends on the silent nodes.
+        # The missing block is here, or the verdict no longer depends on the silent nodes.
         if not self._buffer.wants_grace:
             self._grace.end()
         if taken is None and self._buffer.tiered_up_to:
@@ -400,7 +400,7 @@ class ReadStream(StreamItems):
         if self._tier_lost is not None and self._tier_lost.last >= self._buffer.next:
             return self._take_lost(self._tier_lost)
         read = self._tier_read
-        # The tier point moves on while objects are read: the next piece reaches to the new one.
+        # The tier point moves on while objects are read: the next piece reaches to the new point.
         if read is None or read.until < self._buffer.next:
             self._end_tier_read()
             if self._tier is None:
@@ -542,7 +542,7 @@ class ReadStream(StreamItems):
         # Without the nodeset, the nodes that may have stored it are not known.
         if found is None:
             return QuorumVerdict.NONE
-        # A node that sends is up, whatever its status.
+        # A node that sends is up, even if its status says otherwise.
         away = self._cluster.statuses
         sending = self._senders.sending() if away else ()
         return weigh_replies(heard, *found, {n: s for n, s in away.items() if n not in sending})
@@ -582,7 +582,7 @@ class ReadStream(StreamItems):
         )
 
     def _silent(self) -> list[NodeId]:
-        """The nodes that have not reported what they hold at `next`."""
+        """The nodes that have neither sent a block at `next` nor passed it."""
         return self._buffer.behind(self.info.nodes_of(self._buffer.next >> 32))
 
     def is_grace_over(self) -> bool:

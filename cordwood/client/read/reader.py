@@ -1,4 +1,4 @@
-"""A reader: several logs at once, in turn, so that a busy one does not starve the others.
+"""A reader: several logs at once, in turn, so that a busy log does not starve the others.
 
 It pulls: nothing is fetched for a log beyond its stream's own window and one block that
 was taken. A log has a task of its own only while it waits for items. Items are given out round
@@ -87,7 +87,7 @@ class Reader:
         self._context = contextvars.copy_context()
         self._closed = False
         self._offered: Feed | None = None
-        # The log whose turn it is, and an error to raise in its place.
+        # The log that is next in turn, and an error to raise in its place.
         self._up: Feed | None = None
         self._error: CordwoodError | None = None
         self._is_woken = False
@@ -204,7 +204,7 @@ class Reader:
         self._news.set()
 
     def __del__(self) -> None:
-        # Its application has let go of it, in whatever thread.
+        # Its application has dropped it, in any thread.
         if getattr(self, "_closed", True) or self._loop.is_closed():
             return
         end_all = partial(_end_all, self._feeds, self.on_end)
@@ -216,7 +216,7 @@ class Reader:
     async def read(self, count: int = 1000, timeout_s: float | None = None) -> ReadResult:
         """The next records of one of the logs, up to `count` of them, or one gap.
 
-        Whatever is there is given at once; records never wait for more of them.
+        Records that have arrived are given at once; they never wait for more records.
 
         Args:
             timeout_s: how long to wait for something; None waits until there is.
@@ -274,7 +274,7 @@ class Reader:
         self._is_woken = False
 
     def wake(self) -> None:
-        """End a waiting `fill` or `rest`, or the next one that would wait."""
+        """End a waiting `fill` or `rest`, or the next call that would wait."""
         self._is_woken = True
         self._news.set()
 
@@ -446,7 +446,7 @@ class Reader:
                 continue
             try:
                 number = feed.stream.info.log_id
-                # Up to its old end: `tail` would be a later one by now.
+                # Up to its old end: `tail` would be a later LSN by now.
                 old = feed.stream.until
                 until = None if old == LSN_MAX else Lsn(old)
                 await self._begin(feed.log, number, feed.next_lsn, until, feed)

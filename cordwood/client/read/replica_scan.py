@@ -1,8 +1,8 @@
 """One node's copies of a log's range, each judged by its own checksum.
 
 For audits. A reader merges nodes and takes the first good copy; this asks one node, on a
-connection of its own, and keeps for each block what an audit compares: where it lies, which copy
-it is, and whether its bytes are what its header says. Bodies are summed and let go.
+connection of its own, and keeps for each block the facts that an audit compares: its place, the
+envelope of the copy, and whether its bytes match its header. Bodies are summed and dropped.
 
 Source: docs/sources/spark.md §7 ("compare block digests, not records").
 """

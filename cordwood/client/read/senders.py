@@ -319,7 +319,7 @@ class Senders:
         if source is None or source.connection is not connection:
             return False
         for gap in gaps:
-            # Main storage holds it whatever was asked of the node.
+            # Main storage holds the range, even if the node answers an old question.
             if gap.reason is NodeGap.TIERED:
                 self._buffer.on_tiered(gap.last)
         if source.version != source.asked:
@@ -447,7 +447,7 @@ class Senders:
 
     @property
     def is_switching(self) -> bool:
-        """Whether some nodes still send by the old order and will change to the new one."""
+        """Whether some nodes still send by the old order and will change to the new order."""
         return any(source.switches for source in self.sources.values())
 
     def _begin_switch(self) -> None:

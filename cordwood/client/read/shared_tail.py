@@ -190,7 +190,7 @@ class SharedTail:
     Attributes:
         next: the first LSN of the leader's next item.
         queue_bytes: the most bytes that a queue holds.
-        followed_by: a second shared tail of the log, further on; this one ends when it reaches it.
+        followed_by: a second shared tail of the log, further on; this tail ends when it reaches it.
     """
 
     def __init__(self, leader: ReadStream, budget: ReadBudget, leftovers: Leftovers) -> None:

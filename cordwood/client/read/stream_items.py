@@ -100,11 +100,11 @@ class StreamItems(ABC):
     async def next_many(
         self, bytes_max: int, items_max: int = sys.maxsize
     ) -> list[Delivery[HeldBlock] | Gap]:
-        """The next blocks and gaps, at least one, and what else is known by now.
+        """The next blocks and gaps: at least one, and all further items that are known by now.
 
         Args:
             bytes_max: stop once the bodies as stored add up to this.
-            items_max: at most so many, at least 1.
+            items_max: the most items, at least 1.
         Returns:
             Blocks and gaps in order; empty once `until` was given out.
         Raises:
