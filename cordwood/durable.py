@@ -1,16 +1,16 @@
 """Files that count only once they are durable: first the bytes, then the name.
 
-Whoever writes a file by name goes through here: notes, manifests, settings, what a job publishes.
-The order is always the same. Files are synced, then the directories that name them, then the
-rename that makes them count, then the directory of that rename. A power cut then leaves the old
-state or the new one, and never a name without its bytes. What a file system does with a file that
-was renamed but not synced is its own choice: ext4 leaves 0 bytes.
+All files that are written by name go through this module: notes, manifests, settings, published
+files of jobs. The order is always the same. Files are synced, then the directories that name them,
+then the rename that makes them count, then the directory of that rename. A power cut then leaves
+the old state or the new state, and never a name without its bytes. Without these syncs, a renamed
+file may lose its bytes: ext4 leaves 0 bytes.
 
-Files are made for their owner alone (0600), and no symbolic link is followed: a link that somebody
-else put into a shared directory would lead a write to another file.
+Files are made for their owner alone (0600), and no symbolic link is followed: a link that another
+user put into a shared directory would lead a write to another file.
 
-Recovery does not believe a name either: `check_file` compares a file with what was noted of it
-before anything is built on it.
+Recovery does not believe a name either: `check_file` compares a file with the note about it before
+the recovery uses the file.
 
 The steps of the machine (`sync_file`, `sync_directory`, `rename`, `unlink`, `make_directory`,
 `write_new`) are functions of this module, each one system call, so that `sim.crash_states` can
@@ -38,15 +38,15 @@ FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
 PARTIAL = ".partial"
-"""Ends the name of a file that is being written; `write_whole` replaces one that a crash left."""
+"""Ends the name of a file that is being written; `write_whole` replaces it after a crash."""
 
 Place = str | os.PathLike[str]
 
 
 def write_whole(path: Place, content: bytes, mode: int = FILE_MODE) -> None:
-    """Replace a file, durably: a crash leaves the old content or the new one.
+    """Replace a file, durably: a crash leaves the old content or the new content.
 
-    Its directory, and all missing ones above, are made first.
+    Its directory, and all missing directories above, are made first.
 
     Raises:
         OSError: the machine refused; the file is as it was.
@@ -54,7 +54,7 @@ def write_whole(path: Place, content: bytes, mode: int = FILE_MODE) -> None:
     place = Path(path)
     make_directories(place.parent)
     partial = place.with_name(f".{place.name}{PARTIAL}")
-    unlink(partial)  # a crash left it, or somebody put a link there
+    unlink(partial)  # left by a crash, or a link that another user put there
     try:
         write_new(partial, content, mode)
         sync_file(partial)
@@ -85,7 +85,7 @@ def open_private(path: Place, flags: int, mode: int = FILE_MODE) -> int:
 
 
 def make_directories(path: Place, mode: int = DIRECTORY_MODE) -> None:
-    """Make a directory and those above it, durably; one that is there stays as it is.
+    """Make a directory and those above it, durably; existing directories stay as they are.
 
     Raises:
         OSError: a file has the name, or the machine refused.
@@ -107,7 +107,7 @@ def sync_files(paths: Iterable[Place], root: Place) -> None:
     """Sync files that others wrote, then every directory that names them, up to `root`.
 
     Raises:
-        OSError: one is not there, or the machine refused; nothing may be published then.
+        OSError: a file is missing, or the machine refused; nothing may be published then.
     """
     top = Path(root)
     directories: set[Path] = {top}
@@ -133,10 +133,10 @@ def sync_tree(root: Place) -> None:
 
 
 def publish(moves: Sequence[tuple[Place, Place]]) -> None:
-    """Rename files that are durable (`sync_files`) to where they count, and sync what names them.
+    """Rename durable files (`sync_files`) to their final names, and sync the directories.
 
-    A source that is gone was moved by an earlier try: whoever rolls forward calls this again, and
-    checks with `check_file` that the target is whole.
+    A source that is gone was moved by an earlier try. A caller that rolls forward after a crash
+    calls this again, and checks with `check_file` that the target is whole.
     """
     for _, target in moves:
         make_directories(Path(target).parent, 0o777)
@@ -175,7 +175,7 @@ def check_file(path: Place, size: int, told_by: str) -> None:
 
 
 def _sync_all(directories: Iterable[Path]) -> None:
-    # The deepest first: a directory is named once what it names is durable.
+    # The deepest first: the content of a directory is durable before the directory's own name.
     for each in sorted(directories, key=lambda path: (-len(path.parts), path)):
         sync_directory(each)
 
@@ -191,7 +191,7 @@ def write_new(path: Place, content: Buffer, mode: int = FILE_MODE) -> None:
 
 
 def sync_file(path: Place) -> None:
-    """Put a file's bytes on stable storage, whoever wrote them."""
+    """Put a file's bytes on stable storage, even if another process wrote them."""
     _sync(path, 0)
 
 

@@ -118,7 +118,7 @@ def _check_space(path: str, wal_bytes: int) -> None:
     """Check that the WAL of a new store fits, before anything is made.
 
     Raises:
-        BadSetting: it does not; the text says what would.
+        BadSetting: it does not; the text names the ways out.
     """
     if os.path.exists(os.path.join(path, "node-1", "identity")):
         return

@@ -40,8 +40,8 @@ FRAGMENTS_MAX = 10_000
 """A ledger with more ensemble changes has another problem, and its metadata would not fit."""
 
 FRAGMENTS_BYTES_MAX = 400_000
-"""What the fragments of a writer take in the ledger's metadata. A creator has 500,000 bytes
-(`layout.ledger_metadata`), and what is left is for the end and for a recovery's fragments."""
+"""Bytes for a writer's fragments in the ledger's metadata. A creator has 500,000 bytes
+(`layout.ledger_metadata`), and the rest is for the end and for a recovery's fragments."""
 
 _FRAGMENT_BYTES = 24
 """A fragment without its nodes, at most; each node has five bytes more."""
@@ -109,7 +109,7 @@ class Striping(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 
 def fragments_max(striping: Striping) -> int:
-    """How many fragments a writer may make: so many fit into the metadata, with its end."""
+    """The most fragments of a writer: this number fits into the metadata, with its end."""
     size = _FRAGMENT_BYTES + _NODE_BYTES * striping.ensemble
     return min(FRAGMENTS_MAX - FRAGMENTS_LEFT, FRAGMENTS_BYTES_MAX // size)
 
@@ -125,8 +125,8 @@ class LedgerTier(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """An attempt at moving a closed ledger to main storage.
 
     Attributes:
-        attempt: a random number. Any later attempt takes its place until one is committed, and only
-            the one in force may be committed.
+        attempt: a random number. Each later attempt takes its place until an attempt is committed,
+            and only the attempt in force may be committed.
         manifest_crc: CRC32C of the manifest, once it is committed: main storage has every entry
             then, and nodes may let go of theirs. -1 before.
         since_us: when it was committed, in microseconds of the Unix epoch; 0 before.
@@ -158,8 +158,8 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         wants_tier: whether nodes move it to main storage by themselves once it is closed.
         tier: the attempt at moving it there that is in force, None before the first.
         joining: nodes that a repair or a recovery writes copies to, before a fragment names them. A
-            node that loses its disk meanwhile is looked for here as well: it is named afterwards,
-            and lacks what was copied.
+            node that loses its disk meanwhile is looked for here as well: a fragment names it
+            afterwards, and it lacks the copied entries.
     """
 
     ledger: Annotated[int, Meta(ge=0, le=LEDGER_MAX)]
@@ -224,7 +224,7 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return replace(self, fragments=(*kept, Fragment(first, nodes)))
 
     def recovering(self) -> LedgerMetadata:
-        """The writer is shut out; it stays so until somebody closes the ledger."""
+        """The writer is shut out, until a recovery closes the ledger."""
         return replace(self, state=LedgerState.IN_RECOVERY)
 
     def closed(self, last: int, length: int) -> LedgerMetadata:
@@ -233,8 +233,8 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return replace(self, state=LedgerState.CLOSED, last=last, length=length, joining=())
 
     def with_joining(self, node: int) -> LedgerMetadata:
-        """A node that is not named yet gets copies. Of too many nodes the first ones go: their
-        repairs and recoveries were cut short."""
+        """A node that no fragment names yet gets copies. If there are too many joining nodes, the
+        oldest are left out: their repairs and recoveries were cut short."""
         return replace(self, joining=(*self.joining, node)[-JOINING_MAX:])
 
     def joined(self) -> LedgerMetadata:
@@ -259,7 +259,7 @@ _STEPS = {
 
 
 def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
-    """Whether a ledger's value may be replaced by this one.
+    """Whether a ledger's value `before` may be replaced by `after`.
 
     The creator's choices stay, the state only advances, and an end never changes. A fragment's
     first entry stays as well, except for the newest fragment of an unclosed ledger. Other fragments
@@ -283,13 +283,13 @@ def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
 
 
 def _may_tier(before: LedgerMetadata, after: LedgerMetadata) -> bool:
-    """Whether what is said of main storage may be replaced so."""
+    """Whether the field about main storage may change in this way."""
     was, now = before.tier, after.tier
     if was == now:
         return True
     if before.is_tiered or before.state is not LedgerState.CLOSED or now is None:
         return False
-    # A new attempt begins, or the one that was in force is committed.
+    # A new attempt begins, or the attempt in force is committed.
     return not now.is_committed or (was is not None and was.attempt == now.attempt)
 
 

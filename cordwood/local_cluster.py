@@ -1,6 +1,6 @@
 """A cluster of real processes on this machine.
 
-One directory holds everything: `cluster.json` (what was made), `metadata.sqlite` (unless
+One directory holds everything: `cluster.json` (the cluster's shape), `metadata.sqlite` (unless
 the metadata store is elsewhere), `address` (where it listens, while it runs), and
 `node-N/` for each node. Started again on the same directory it is the same cluster.
 
@@ -173,7 +173,7 @@ class LocalCluster:
         """Start every node and wait until all are ready.
 
         Raises:
-            Unreachable: one did not start; the text quotes what it said.
+            Unreachable: a node did not start; the text quotes its output.
         """
         async with asyncio.TaskGroup() as tasks:
             for node in self.nodes:
@@ -184,7 +184,7 @@ class LocalCluster:
         """Start one node and wait until it is ready.
 
         Raises:
-            Unreachable: it did not start; the text quotes what it said.
+            Unreachable: it did not start; the text quotes its output.
         """
         node = self.nodes[number]
         if node.is_running and node.was_killed:
@@ -323,8 +323,8 @@ async def local_cluster(
     """A running cluster for the length of the block.
 
     Args:
-        directory: made if it is not there; a cluster that is there is started again.
-        shape: of a new cluster; None takes what is there, or the defaults.
+        directory: made if it does not exist; a cluster in it is started again.
+        shape: of a new cluster; None takes the existing shape, or the defaults.
         port: where the ports of a new cluster begin, if they are free; 0 takes any.
         housing: where its nodes run; None has them all on loopback.
         storage: of every node, but for `wal_bytes`, which the shape says.

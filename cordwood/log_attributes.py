@@ -56,12 +56,12 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         scd_enabled: each block is sent to a reader by one node only (single-copy delivery).
         local_scd_enabled: that node is one near the reader, if there is one.
         write_token: clients must have it to append; "" is none. Kept as `token_digest`
-            makes it, since everybody may ask for a log's attributes.
+            makes it, because any client may ask for a log's attributes.
         read_token: clients must have it to read; "" is none. Kept likewise. Storage nodes demand it
             from clients, but not from nodes that read: recovery, scrubbing, rebuilding.
         tier: move old records to main storage (docs/objects.md), and read them from there.
-        tier_open: that is wanted of a log with a read token too, though whoever may read the store
-            reads its objects without the token. Nothing for a log without one.
+        tier_open: upload the log although it has a read token. A program with read access to the
+            store then reads its objects without the token. No effect on a log without a read token.
         local_retention: seconds for which nodes keep records that main storage holds, by append
             time.
         tier_after_bytes, tier_after_s: upload once this many bytes of bodies wait, or once the
@@ -100,7 +100,7 @@ class LogAttributes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
         return bool(self.tier) and not (self.read_token and not self.tier_open)
 
     def over(self, inherited: LogAttributes) -> LogAttributes:
-        """These attributes, and unset ones from `inherited`."""
+        """These attributes, and the unset attributes from `inherited`."""
         return msgspec.structs.replace(inherited, **self.as_set())
 
     def without(self, names: Sequence[str]) -> LogAttributes:
@@ -198,8 +198,8 @@ def check_whole(attributes: LogAttributes, was: LogAttributes | None = None) -> 
     """Refuse a log's attributes, all of them set, that contradict one another.
 
     Args:
-        was: what they are so far, None for a new log. An older log that has both a read token and
-            `tier=on` is not in the way of other changes; it is not uploaded.
+        was: the present attributes, None for a new log. An older log that has both a read token and
+            `tier=on` may be changed otherwise; it is not uploaded.
     Raises:
         BadSetting: the text says which.
     """

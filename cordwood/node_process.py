@@ -44,7 +44,7 @@ async def run(settings: NodeSettings, clock: Clock | None = None) -> None:
     """Run a node until told to stop.
 
     Args:
-        clock: what it takes the time from; None for the machine's.
+        clock: the node's clock; None for the machine's.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -69,7 +69,7 @@ async def run(settings: NodeSettings, clock: Clock | None = None) -> None:
 
 
 def _stop_when_orphaned(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Whoever started this process holds the other end of standard input."""
+    """Stop at the end of standard input: the process that started this node holds its other end."""
 
     def on_input() -> None:
         if not os.read(0, 4096):

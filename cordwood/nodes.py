@@ -39,7 +39,7 @@ class Authority(enum.Enum):
     """The state of a node's data: its *authoritative status*, see `quorum.authority`."""
 
     FULLY_AUTHORITATIVE = "fully-authoritative"
-    """It has all that it stored, as far as anybody knows."""
+    """It has all that it stored, as far as is known."""
     UNDER_REPLICATED = "under-replicated"
     """Its data is gone and not rebuilt."""
     AUTHORITATIVE_EMPTY = "authoritative-empty"
@@ -86,7 +86,7 @@ class Member:
 
         Domains nest, so that every rule may count each scope by itself: a location that
         does not reach up to `scope` is taken for the widest domain that it names, because
-        two nodes of one rack are in one row, whatever that row is called.
+        two nodes of one rack are in one row, under any name of the row.
 
         Raises:
             BadSetting: `scope` is not one of SCOPES.
@@ -192,9 +192,9 @@ class Nodeset:
         """A nodeset as an epoch recorded it: with the domains of that time, and all else as it is
         now.
 
-        The copysets of an epoch were chosen by the locations that its nodes had then. A node
-        that was moved since stands elsewhere for new epochs, and where it stood for this one:
-        judged by the location of today, an f-majority may miss a copyset of then.
+        The copysets of an epoch were chosen by the locations that its nodes had then. A node that
+        was moved since has its new location in new epochs, and its old location in this epoch:
+        judged by the present locations, an f-majority may miss a copyset of that time.
 
         Args:
             locations: of each node; empty if no node had a location.

@@ -1,8 +1,7 @@
-"""What is said of lost nodes: the events of the event log, and the set that they amount to.
+"""The events of the event log about lost nodes, and their result, the rebuilding set.
 
-The *rebuilding set* has an entry for each node whose data is being made anew on other nodes,
-or was. `protocol.event_log` says what an event makes of it, `layout.rebuild_events` how both
-look as bytes.
+The *rebuilding set* has an entry for each node with data that is being made anew on other nodes,
+or was. `protocol.event_log` applies an event to it, `layout.rebuild_events` has the bytes of both.
 
 An event's place in the log is its LSN, and the LSN of the last event that changed what donors
 have to do is the *version* of the set. A donor names the version that it worked by.
@@ -120,13 +119,14 @@ class Aborted(Struct, frozen=True, tag="aborted", omit_defaults=True, forbid_unk
 
 
 class Undrained(Struct, frozen=True, tag="undrained", forbid_unknown_fields=True):
-    """A node is not to be emptied any more; one that is empty already stays so until it acks."""
+    """A node is not to be emptied any more; a node that is already empty stays empty until it
+    acks."""
 
     node: _Node
 
 
 class Unrecoverable(Struct, frozen=True, tag="unrecoverable", forbid_unknown_fields=True):
-    """The data of a node never comes back: nobody waits for it any more."""
+    """The data of a node never comes back: no reader or recovery waits for it any more."""
 
     node: _Node
 
@@ -136,7 +136,7 @@ PARTS = 1_000_000
 
 
 class Transfer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """So many of a million blocks of `source` go to `target`."""
+    """Of each million blocks of `source`, `parts` go to `target`."""
 
     source: _Node
     target: _Node
@@ -151,7 +151,8 @@ _Shares = Annotated[tuple[Transfer, ...], Meta(max_length=NODES_MAX)]
 
 
 class Rebalance(Struct, frozen=True, tag="rebalance", forbid_unknown_fields=True):
-    """Nodes give some of their copies to emptier ones. Without shares, one under way ends."""
+    """Nodes give some of their copies to emptier nodes. Without shares, a rebalance that is under
+    way ends."""
 
     shares: _Shares
 
@@ -184,15 +185,15 @@ class LostNode(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     """One entry of the rebuilding set.
 
     Attributes:
-        node: whose data.
+        node: the lost, drained or rebuilt node.
         version: LSN of the event that asked for it last.
         relocates: the node itself is there and gives its copies: a drain. Otherwise its data is
             gone or away (a *restore*).
         drain: the node is to stay empty: no ack brings it back before it is undrained.
         ranges: only blocks of these times; empty for all.
         is_recoverable: the data may come back with the node.
-        donors: nodes that have to give, in node order; nobody once it is empty.
-        done: those of them that have.
+        donors: nodes that have to give, in node order; none once the node is empty.
+        done: the donors that have given all.
         is_certain: every donor in `done` was sure that no block is missing.
         is_empty: the data lies elsewhere; once so, it stays so until the ack.
     """
@@ -219,9 +220,9 @@ class Rebalancing(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
     Attributes:
         version: LSN of the event that asked for it.
-        shares: what is still to be given; nodes that were lost or drained since are left out.
+        shares: the shares still to give; nodes that were lost or drained since are left out.
         donors: the nodes that give, in node order.
-        gave: what those said that are done, in node order.
+        gave: the reports of finished donors, in node order.
         is_stopped: an operator ended it early.
     """
 

@@ -209,19 +209,19 @@ class TierSettings:
             records of logs. A ledger that was just closed is read again, if any is.
         ledger_bytes_s: bytes of objects that a node uploads of ledgers in a second, on average: as
             slow as an upload of logs that nothing presses.
-        merge_objects: a node merges where so many small objects of a log stand side by side, 0 for
-            never. The 64th of a log's youngest objects moves them all into a page, and half of that
-            leaves time for it.
+        merge_objects: a node merges once this many small objects of a log stand side by side, 0
+            for never. The 64th of a log's youngest objects moves them all into a page, and half of
+            that leaves time for it.
         merge_s: the time between two looks for them. A log uploads one each 10 s at most, so 32
             pile up in five minutes.
         merge_bytes_s: bodies that a node merges in a second, on average: as slow as an upload that
             nothing presses.
         merge_object_bytes: of bodies in a merged object, at most: as much as uploads put into one.
-        merge_shared_bytes: of a log's shares of objects of several logs, so many bytes of bodies
-            get an object of their own: as much as a request costs.
-        merge_turn_s: when the turn of a merge may be ended for its holder, who may have died. After
-            half of it the holder takes the next one, and the rest is enough for an object of 64 MiB
-            at 40 KB/s.
+        merge_shared_bytes: once a log's shares in objects of several logs have this many bytes of
+            bodies, they get an object of their own: as much as a request costs.
+        merge_turn_s: the time after which another process may end a holder's turn, because the
+            holder may have died. After half of it the holder takes the next turn, and the rest is
+            enough for an object of 64 MiB at 40 KB/s.
     """
 
     store: str = ""
@@ -332,10 +332,10 @@ class ClientSettings:
             times the traffic, and no wait when a node fails.
         local_scd_enabled: a node in the client's region sends a block if it holds it: less
             traffic between regions, more load on the nodes of a region with many readers.
-        scd_copyset_reordering_max: the member of a copyset that sends. `none`: the first one.
-            `hash-shuffle`, LogDevice's default: the same one for every reader, whose caches serve
-            all readers of that part of the log. `hash-shuffle-client-seed`: another one for each
-            client, which spreads many readers over all copies.
+        scd_copyset_reordering_max: the member of a copyset that sends. `none`: the first member.
+            `hash-shuffle`, LogDevice's default: the same member for every reader, so that its
+            caches serve all readers of that part of the log. `hash-shuffle-client-seed`: another
+            member for each client, which spreads many readers over all copies.
         client_read_flow_control_threshold: a reader's window moves when this part of it is used
             up. A higher value sends fewer messages, but nodes wait if the move comes too late.
         reader_slow_nodes_detection: a reader stops counting on a node that is far slower than its

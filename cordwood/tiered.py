@@ -3,9 +3,10 @@
 An *entry* says which object holds a range of a log. A manifest is a tree of *pages* of entries
 under a *head*. Only the head ever changes: a conditional write replaces it if no other writer did.
 
-A *fence* is the number of an uploader's turn at one log; a turn is taken by writing a higher one
-into the head. It stands in the name of all that the uploader puts, so no name is used twice. Turns
-at merging objects have numbers of their own, and the fence of what they put has the bit `MERGED`.
+A *fence* is the number of an uploader's turn at one log; a turn is taken by writing a higher fence
+into the head. The fence is in the name of each object that the uploader puts, so no name is used
+twice. Turns at merging objects have numbers of their own, and the fence of a merged object has the
+bit `MERGED`.
 
 Source: docs/objects.md, "The manifest" and "Compaction".
 """
@@ -104,9 +105,9 @@ class Merging(NamedTuple):
     """The turn at merging a log's objects: at most one is in force.
 
     Attributes:
-        number: of the turn; the next one is higher.
-        holder: whose it is, for people; empty once it is over.
-        until_us: when it may be ended for its holder, who may have died.
+        number: of the turn; the next turn has a higher number.
+        holder: the name of its holder, for people; empty once the turn is over.
+        until_us: when another process may end it, because the holder may have died.
     """
 
     number: int = 0

@@ -1,4 +1,4 @@
-"""What a disk may be asked for a second, where its owner pays for so much and no more.
+"""The operations and bytes a second that a disk allows, where its owner pays for a fixed rate.
 
 `protocol.write_pace` keeps a writer to it.
 
