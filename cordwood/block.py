@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cordwood.lsn import Lsn
+from cordwood.lsn import LogId, Lsn
 
 Buffer = bytes | bytearray | memoryview
 """Bytes that are passed on without a copy."""
@@ -100,7 +100,7 @@ class BlockHeader:
         key_bits: which keys its records have, see `layout.key_bits`; 0 if unknown.
     """
 
-    log: int
+    log: LogId
     first: int
     count: int
     append_time_us: int

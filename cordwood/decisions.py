@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from cordwood.errors import BadSetting
-from cordwood.lsn import format_lsn, parse_lsn
+from cordwood.lsn import LogId, format_lsn, parse_lsn
 
 KEPT_MAX = 100_000
 """Decisions that a story keeps: some minutes of a busy node that acknowledges runs."""
@@ -33,10 +33,10 @@ class Decision:
     """Something was decided about a log.
 
     Attributes:
-        log: its number; 0 where the decision is about a node and no log.
+        log: its number; NO_LOG if the decision is about a node alone.
     """
 
-    log: int
+    log: LogId
 
     def concerns(self, log: int, first: int = 0, last: int = 0) -> bool:
         """Whether the decision is about `log`, and about its records from `first` to `last` if

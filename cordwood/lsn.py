@@ -21,6 +21,9 @@ from cordwood.errors import BadSetting
 LogId = NewType("LogId", int)
 """A log's number, 1 to 2**62 - 1; never used as a file name."""
 
+NO_LOG = LogId(0)
+"""The number of no log, where a value is about a node alone."""
+
 EVENT_LOG = LogId((1 << 62) - 1)
 """The internal log of who is lost, drained, rebuilt and back (docs/protocol/event-log.md). It has
 no name, and the counter of logs stops below it."""

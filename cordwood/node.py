@@ -78,7 +78,7 @@ from cordwood.layout.message_rebuilding import (
 )
 from cordwood.layout.message_staging import PublishCall, StagingCall
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
-from cordwood.lsn import EVENT_LOG
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.event_log import StoredEventLog
@@ -726,7 +726,7 @@ class Node:
                 await self._refresh_members()
                 return DoneReply()
             case Yield():
-                await self._sequencer.give_up(call.log, call.epoch, NodeId(call.node))
+                await self._sequencer.give_up(LogId(call.log), call.epoch, NodeId(call.node))
                 return DoneReply()
             case AskNodesets():
                 return NodesetsReply(*self._engine.nodesets(call.log), member_infos(self._members))

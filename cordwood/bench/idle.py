@@ -36,7 +36,7 @@ from cordwood.host.real import real_host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import make_lsn
+from cordwood.lsn import LogId, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings
 from cordwood.storage.logs_db.logs_store import LogsStore
@@ -179,7 +179,7 @@ async def _fill_partitions(store: LogsStore, count: int, logs: int) -> None:
 def _block(log: int, number: int) -> StoredBlock:
     crc, size = crc32c(BODY), len(BODY)
     header = BlockHeader(
-        log, make_lsn(1, number), 1, number * 1_000_000,
+        LogId(log), make_lsn(1, number), 1, number * 1_000_000,
         stored_bytes=size, raw_bytes=size, stored_crc=crc, raw_crc=crc,
     )  # fmt: skip
     envelope = Envelope((1, 2, 3))

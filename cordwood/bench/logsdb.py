@@ -31,7 +31,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import make_lsn
+from cordwood.lsn import LogId, make_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, StorageSettings
 from cordwood.storage.logs_db.logs_store import LogsStore
@@ -128,7 +128,7 @@ def _blocks(numbers: range, body: bytes) -> Iterator[StoredBlock]:
     crc, size = crc32c(body), len(body)
     for number in numbers:
         header = BlockHeader(
-            LOG, make_lsn(1, number), 1, number,
+            LogId(LOG), make_lsn(1, number), 1, number,
             stored_bytes=size, raw_bytes=size, stored_crc=crc, raw_crc=crc,
         )  # fmt: skip
         envelope = Envelope((1, 2, 3))

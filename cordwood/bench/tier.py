@@ -41,7 +41,7 @@ from cordwood.host.real import real_host
 from cordwood.host.seams import Host
 from cordwood.layout.arrow import COLUMNS
 from cordwood.layout.body import encode_body, seal_body
-from cordwood.lsn import make_lsn
+from cordwood.lsn import LogId, make_lsn
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.merge_plan import MergePolicy
 from cordwood.protocol.tier_plan import OBJECT_BYTES
@@ -193,8 +193,9 @@ def made_blocks(profile: TierProfile) -> list[tuple[BlockHeader, bytes]]:
         raw = encode_body(values, timestamps_us=1_000_000 * number)
         stored, stored_crc, raw_crc = seal_body(raw, Codec.NONE)
         header = BlockHeader(
-            LOG, make_lsn(1, 1 + number * profile.block_records), profile.block_records, number,
-            stored_bytes=len(stored), raw_bytes=len(raw), stored_crc=stored_crc, raw_crc=raw_crc,
+            LogId(LOG), make_lsn(1, 1 + number * profile.block_records), profile.block_records,
+            number, stored_bytes=len(stored), raw_bytes=len(raw), stored_crc=stored_crc,
+            raw_crc=raw_crc,
         )  # fmt: skip
         made.append((header, stored))
     return made

@@ -63,7 +63,7 @@ from cordwood.block import (
 from cordwood.errors import BadSetting, ChecksumMismatch, Malformed
 from cordwood.layout.key_bits import KNOWN as KEYS_KNOWN
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
-from cordwood.lsn import EPOCH_MAX, ESN_ISSUED_MAX, ESN_MAX, LSN_MAX
+from cordwood.lsn import EPOCH_MAX, ESN_ISSUED_MAX, ESN_MAX, LSN_MAX, LogId
 from cordwood.nodes import COPIES_MAX
 
 HEADER_BYTES = 100
@@ -91,7 +91,7 @@ assert _UNPACK.size == HEADER_BYTES
 assert _PACK.size == _COVERED
 
 HeaderFields = tuple[
-    int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int
+    int, int, LogId, int, int, int, int, int, int, int, int, int, int, int, int, int, int
 ]  # fmt: skip
 """A header's values in the order of `pack_header_fields`."""
 

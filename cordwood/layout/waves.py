@@ -62,7 +62,7 @@ from cordwood.layout.append_group import GroupPart, pack_group, read_group
 from cordwood.layout.block_header import HEADER_BYTES, unpack_envelope, unpack_header
 from cordwood.layout.key_bits import KNOWN as KEYS_KNOWN
 from cordwood.layout.limits import BLOCK_RECORDS_MAX, BODY_BYTES_MAX
-from cordwood.lsn import EPOCH_MAX, LSN_MAX
+from cordwood.lsn import EPOCH_MAX, LSN_MAX, LogId
 
 _APPEND_HEAD = struct.Struct("<II")
 _ENTRY = struct.Struct("<QQIBBHQIIQIIII")
@@ -130,7 +130,7 @@ class AppendEntry:
         fencing: the client's fencing token, 0 for none.
     """
 
-    log: int
+    log: LogId
     token: int
     count: int
     codec: int

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from cordwood.block import BlockHeader, BlockKind, Gap, GapKind
-from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, Lsn
+from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, NO_LOG, Lsn
 from cordwood.nodes import NodeId
 from cordwood.quorum.f_majority import QuorumVerdict
 
@@ -61,7 +61,7 @@ class _LeftOut:
     __slots__ = ("header",)
 
     def __init__(self, first: int, last: int) -> None:
-        self.header = BlockHeader(0, first, last - first + 1, 0)
+        self.header = BlockHeader(NO_LOG, first, last - first + 1, 0)
 
 
 Judge = Callable[[Set[NodeId]], QuorumVerdict]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cordwood.decisions import MembersLacking, RecoveryFenced, tell
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
+from cordwood.lsn import NO_LOG, LogId
 from cordwood.nodes import NodeId
 
 
@@ -17,11 +18,11 @@ def refuse_fenced(failures: Mapping[NodeId, CordwoodError]) -> None:
     """
     for error in failures.values():
         if isinstance(error, Fenced):
-            tell(RecoveryFenced(0, error.epoch))
+            tell(RecoveryFenced(NO_LOG, error.epoch))
             raise error
 
 
-def refuse_absent(log: int, step: str, failures: Mapping[NodeId, CordwoodError]) -> None:
+def refuse_absent(log: LogId, step: str, failures: Mapping[NodeId, CordwoodError]) -> None:
     """Raise an error that names the absent members.
 
     Raises:

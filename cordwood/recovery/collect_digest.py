@@ -33,7 +33,7 @@ from cordwood.layout.reading import (
     read_reading,
 )
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
+from cordwood.lsn import ESN_MAX, LogId, format_lsn, make_lsn
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Copy, Digest
 from cordwood.quorum.f_majority import QuorumVerdict
@@ -186,7 +186,7 @@ class Collected:
 
 
 async def collect_digest(
-    log: int,
+    log: LogId,
     epoch: int,
     lng: int,
     sealed: Collection[NodeId],

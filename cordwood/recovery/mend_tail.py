@@ -35,7 +35,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.block_header import BLOCK_HEAD_BYTES_MAX, pack_envelope, pack_header
 from cordwood.layout.frame import checksum
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal, store_head
-from cordwood.lsn import ESN_MAX
+from cordwood.lsn import ESN_MAX, LogId
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
 from cordwood.quorum.authority import rebuilt_nodes
@@ -72,7 +72,7 @@ class MendJob:
         holders: by block, the nodes that hold exactly this block, by the digest.
     """
 
-    log: int
+    log: LogId
     seal: int
     lng: int
     nodes: tuple[NodeId, ...]
@@ -126,7 +126,7 @@ def _outcomes(job: MendJob, mend: Mend[StoredBlock]) -> Iterator[tuple[BlockHead
     yield _plug(job.log, mend.bridge, mend.bridge | ESN_MAX, BlockKind.BRIDGE, time_us), b""
 
 
-def _plug(log: int, first: int, last: int, kind: BlockKind, time_us: int) -> BlockHeader:
+def _plug(log: LogId, first: int, last: int, kind: BlockKind, time_us: int) -> BlockHeader:
     return BlockHeader(
         log=log,
         first=first,
@@ -272,7 +272,7 @@ def _answer(
     return answer
 
 
-def _check(log: int, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> Refusal | None:
+def _check(log: LogId, node: NodeId, refusals: Sequence[StoreRefusal] | None) -> Refusal | None:
     """A node's answer: None for stored, or a refusal after which the store is retried.
 
     Raises:

@@ -32,7 +32,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.message import AskEpoch, Clean, DoneReply, EpochReply, Reply
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import format_lsn, make_lsn
+from cordwood.lsn import LogId, format_lsn, make_lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore, NodesetSince
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
@@ -120,7 +120,7 @@ class Begins(NamedTuple):
 
 
 async def seal_log(
-    log: int,
+    log: LogId,
     epoch: int,
     record: EpochRecord,
     members: dict[NodeId, Member],
@@ -163,7 +163,7 @@ def _is_covered(epoch: int, sealed: Mapping[int, NodesetSince], record: EpochRec
 
 
 async def recover_log(
-    log: int,
+    log: LogId,
     epoch: int,
     record: EpochRecord,
     members: dict[NodeId, Member],
@@ -246,7 +246,7 @@ def latest_allowed_us(record: EpochRecord, unclean: int, begins: Begins) -> int 
 
 
 async def _last_known(
-    log: int, record: EpochRecord, members: dict[NodeId, Member], tools: RecoveryTools
+    log: LogId, record: EpochRecord, members: dict[NodeId, Member], tools: RecoveryTools
 ) -> tuple[tuple[Produced, ...], int]:
     """The producers as of the end of the last clean epoch, and that epoch.
 
@@ -339,7 +339,7 @@ async def _refuse_ended(log: int, unclean: int, over_by: int, tools: RecoveryToo
 
 
 async def _seal_and_read(
-    log: int,
+    log: LogId,
     epoch: int,
     unclean: int,
     nodeset: Nodeset,

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from cordwood.errors import CordwoodError
 from cordwood.layout.message import Reply, Seal, SealReply
 from cordwood.layout.produced import read_produced
+from cordwood.lsn import LogId
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.seal import SealTally
 from cordwood.recovery.absent import refuse_absent, refuse_fenced
@@ -22,7 +23,7 @@ SEAL_TIMEOUT_S = 3.0
 
 
 async def seal_epoch(
-    log: int,
+    log: LogId,
     epoch: int,
     clean: int,
     nodeset: Nodeset,

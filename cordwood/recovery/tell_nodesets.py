@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from cordwood.errors import CordwoodError
 from cordwood.layout.message import DoneReply, Reply, TellNodesets
+from cordwood.lsn import LogId
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId
 from cordwood.quorum.copyset import can_replicate
@@ -30,7 +31,7 @@ TELL_TIMEOUT_S = 3.0
 
 
 async def tell_nodesets(
-    log: int, epoch: int, record: EpochRecord, members: Mapping[NodeId, Member], peers: Peers
+    log: LogId, epoch: int, record: EpochRecord, members: Mapping[NodeId, Member], peers: Peers
 ) -> None:
     """Tell all nodes that the log ever had; return when enough nodes of the epoch keep it.
 

@@ -73,7 +73,7 @@ class Activation:
         # epoch, so each attempt under its seal has a number of its own.
         self._attempts: dict[int, int] = {}
 
-    async def activate(self, log: int, role: Role) -> LogAppender:
+    async def activate(self, log: LogId, role: Role) -> LogAppender:
         """Take a higher epoch and seal all below it.
 
         Returns:
@@ -191,7 +191,7 @@ class Activation:
         return record is not None and record.next_epoch == epoch + 1
 
     async def begin_epoch(
-        self, log: int, epoch: int, record: EpochRecord, role: Role
+        self, log: LogId, epoch: int, record: EpochRecord, role: Role
     ) -> LogAppender:
         recovery = self._recovery
         members = await self._located(log, record)
@@ -223,7 +223,7 @@ class Activation:
             appender.on_recovered(Recovered(ProducerTable(), 0))
         return appender
 
-    async def recover(self, log: int, epoch: int) -> Recovered:
+    async def recover(self, log: LogId, epoch: int) -> Recovered:
         """Make all epochs below `epoch` clean.
 
         An epoch that is recorded as recovered is not recovered again. Another sequencer may have

@@ -52,7 +52,7 @@ from cordwood.layout.block_header import pack_envelope, pack_header_fields, unpa
 from cordwood.layout.frame import checksum
 from cordwood.layout.waves import AppendEntry, Refusal, StoreRefusal, amend_of, store_head
 from cordwood.log_attributes import DEFAULTS, LogAttributes
-from cordwood.lsn import EVENT_LOG, LSN_MAX
+from cordwood.lsn import EVENT_LOG, LSN_MAX, LogId
 from cordwood.metadata.epoch_store import fenced_words
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow
@@ -118,10 +118,10 @@ class Role(Protocol):
     def release(self, log: int, audience: Sequence[NodeId], lsn: int) -> None:
         """Tell these nodes that readers may see up to `lsn`."""
 
-    def on_fenced(self, log: int, epoch: int) -> None:
+    def on_fenced(self, log: LogId, epoch: int) -> None:
         """A higher epoch rules this log; 0 if its number is not known."""
 
-    def on_drained(self, log: int, epoch: int) -> None:
+    def on_drained(self, log: LogId, epoch: int) -> None:
         """`epoch` has no esns left and no run in flight: take the next one, if it still rules."""
 
     def hold(self, log: int) -> None:
@@ -146,7 +146,7 @@ class LogAppender:
 
     def __init__(
         self,
-        log: int,
+        log: LogId,
         epoch: int,
         nodeset: Nodeset,
         replication: Replication,

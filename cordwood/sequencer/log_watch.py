@@ -140,7 +140,7 @@ class LogWatch:
                 continue  # it ended meanwhile; its next epoch begins with the present attributes
             if info is None:
                 logger.info("log %d: it was deleted", log)
-                self._sequencer.on_fenced(log, 0)
+                self._sequencer.on_fenced(LogId(log), 0)
             elif not wants_another:
                 appender.attributes = info.attributes
             elif not may_have_it:
@@ -197,4 +197,4 @@ class LogWatch:
             appender = self._sequencer.sequencing().get(log)
             if appender is not None and appender.epoch == epoch:
                 logger.warning("log %d: epoch %d is ended before all was stored", log, epoch)
-                self._sequencer.on_fenced(log, 0)
+                self._sequencer.on_fenced(LogId(log), 0)

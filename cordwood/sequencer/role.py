@@ -33,6 +33,7 @@ from cordwood.layout.message import (
     TailReply,
 )
 from cordwood.layout.waves import AppendEntry, AppendFlag, read_append
+from cordwood.lsn import LogId
 from cordwood.nodes import Member, NodeId
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.answers import Answers
@@ -141,7 +142,7 @@ class SequencerRole:
                 if elsewhere:
                     text = f"log {ask.log} is sequenced by node {elsewhere}, not here"
                     raise NoSequencer(text, elsewhere)
-                row = self._table.start_if_due(ask.log)
+                row = self._table.start_if_due(LogId(ask.log))
             if row is None:
                 raise NoSequencer(str(self._table.failures[ask.log][0]))
             appender = row.appender
@@ -152,7 +153,7 @@ class SequencerRole:
             # Before that the tail could lie above records that the recovery makes into holes.
             await asyncio.shield(row.recovered)
             self.remind(row)
-            if await self._still_rules(ask.log, row, appender):
+            if await self._still_rules(appender.log, row, appender):
                 return TailReply(appender.epoch, appender.lng, self._node, appender.numbered)
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
 
@@ -167,7 +168,7 @@ class SequencerRole:
             [0 if row is None or row.appender is None else row.appender.released for row in rows]
         )
 
-    async def _still_rules(self, log: int, row: TableRow, appender: LogAppender) -> bool:
+    async def _still_rules(self, log: LogId, row: TableRow, appender: LogAppender) -> bool:
         """Whether no node has taken a higher epoch; ends the appender if a node has."""
         try:
             rules = await self._activation.is_newest(log, appender.epoch)
@@ -178,14 +179,14 @@ class SequencerRole:
             await self._finish(log, row, NodeId(0))
         return rules
 
-    async def give_up(self, log: int, epoch: int, successor: NodeId) -> None:
+    async def give_up(self, log: LogId, epoch: int, successor: NodeId) -> None:
         """`successor` took `epoch`: finish the numbered runs, within FINISH_S, then stop."""
         row = self._rows.get(log)
         if row is not None and row.appender is not None and row.appender.epoch < epoch:
             tell(LogGivenUp(log, row.appender.epoch, successor))
             await self._finish(log, row, successor)
 
-    async def _finish(self, log: int, row: TableRow, successor: NodeId) -> None:
+    async def _finish(self, log: LogId, row: TableRow, successor: NodeId) -> None:
         """Take no more entries for `log`, store its runs, and stop; clients go to `successor`."""
         appender = row.appender
         assert appender is not None, "only an active log finishes"
@@ -275,7 +276,7 @@ class SequencerRole:
             for log, row in list(self._rows.items()):
                 if row.appender is not None:
                     logger.warning("log %d: not sequenced here, no other node is seen", log)
-                    self._table.end(log, row, 0)
+                    self._table.end(LogId(log), row, 0)
 
     async def leave(self) -> None:
         """Take no more entries, and wait until all numbered runs are stored, at most LEAVE_S."""
@@ -318,7 +319,7 @@ class SequencerRole:
             self._stirred.set()
             self._releases.remind(appender.log, appender.audience, appender.released)
 
-    def on_fenced(self, log: int, epoch: int) -> None:
+    def on_fenced(self, log: LogId, epoch: int) -> None:
         """See `appender.Role`."""
         row = self._rows.get(log)
         if row is not None and row.appender is not None:
@@ -334,9 +335,9 @@ class SequencerRole:
         """
         row = self._rows.get(log)
         if row is not None and row.appender is not None and row.appender.epoch < epoch:
-            self.on_fenced(log, epoch)
+            self.on_fenced(LogId(log), epoch)
 
-    def on_drained(self, log: int, epoch: int) -> None:
+    def on_drained(self, log: LogId, epoch: int) -> None:
         """See `appender.Role`."""
         self._table.restart(log, epoch)
 

@@ -22,6 +22,7 @@ from cordwood.decisions import (
     tell,
 )
 from cordwood.errors import CordwoodError, Fenced, NoSequencer, UnknownLog
+from cordwood.lsn import LogId
 from cordwood.nodes import NodeId
 from cordwood.recovery.recover_log import Recovered
 from cordwood.sequencer.activation import Activation
@@ -142,16 +143,16 @@ class SequencerTable:
         for task in list(self._under_way.values()):
             task.cancel()
         for log, row in list(self.rows.items()):
-            self.end(log, row, 0)
+            self.end(LogId(log), row, 0)
 
     def end_unstarted(self, why: str) -> None:
         """Give up every activation that is under way, with `why LOG` as the reason."""
         for log, row in list(self.rows.items()):
             if row.appender is None:
                 self._under_way[log].cancel()
-                self.abandon(log, row, NoSequencer(f"{why} {log}"))
+                self.abandon(LogId(log), row, NoSequencer(f"{why} {log}"))
 
-    def restart(self, log: int, epoch: int) -> None:
+    def restart(self, log: LogId, epoch: int) -> None:
         """`epoch` has no LSNs left or must change: take the next epoch, unless that was done."""
         old = self.rows.get(log)
         if old is None or old.appender is None or old.appender.epoch != epoch:
@@ -167,20 +168,20 @@ class SequencerTable:
         for each in old.appender.take_pending() + old.waiting:
             row.keep(each)
 
-    def start_if_due(self, log: int) -> TableRow | None:
+    def start_if_due(self, log: LogId) -> TableRow | None:
         """Begin to activate a log, unless an activation failed a moment ago."""
         failure = self.failures.get(log)
         if failure is not None and self._now() < failure[1]:
             return None
         return self.start(log)
 
-    def start(self, log: int) -> TableRow:
+    def start(self, log: LogId) -> TableRow:
         """Begin to activate a log."""
         row = self.rows[log] = TableRow()
         self._under_way[log] = self._tasks.create_task(self._activate(log, row))
         return row
 
-    async def _activate(self, log: int, row: TableRow) -> None:
+    async def _activate(self, log: LogId, row: TableRow) -> None:
         try:
             appender = await self._activation.activate(log, self._role)
         except CordwoodError as error:
@@ -226,7 +227,7 @@ class SequencerTable:
                 row.keep(each)
         self._role.number(log)
 
-    async def _recover(self, log: int, row: TableRow) -> None:
+    async def _recover(self, log: LogId, row: TableRow) -> None:
         """Recover every lower epoch while appends go on; try until it is done or the epoch ends."""
         appender = row.appender
         assert appender is not None, "recovery follows the activation"
@@ -251,7 +252,7 @@ class SequencerTable:
                     await self._activation.trim_nodesets(log, appender.epoch)
                 return
 
-    def _tell_not_recovered(self, log: int, row: TableRow, error: NoSequencer) -> None:
+    def _tell_not_recovered(self, log: LogId, row: TableRow, error: NoSequencer) -> None:
         """Tell the waiting clients why the recovery failed; later clients wait again."""
         tell(NotRecoveredTold(log, str(error)))
         if not row.recovered.done():
@@ -262,7 +263,7 @@ class SequencerTable:
         for each in row.take_waiting():
             self._role.refuse(each.connection, each.entry, error)
 
-    def _on_recovered(self, log: int, row: TableRow, recovered: Recovered | None) -> None:
+    def _on_recovered(self, log: LogId, row: TableRow, recovered: Recovered | None) -> None:
         appender = row.appender
         assert appender is not None, "recovery follows the activation"
         row.recovered.set_result(None)
@@ -273,7 +274,7 @@ class SequencerTable:
             self._role.remind(row)
             self._take_waiting(log, row)
 
-    def end(self, log: int, row: TableRow, epoch: int) -> None:
+    def end(self, log: LogId, row: TableRow, epoch: int) -> None:
         """Stop sequencing `log` because of `epoch` (0: unknown, or no other epoch)."""
         if self.rows.get(log) is not row:
             return
@@ -291,7 +292,7 @@ class SequencerTable:
             row.appender.end(epoch)
 
     def abandon(
-        self, log: int, row: TableRow, error: CordwoodError, again_s: float = ACTIVATE_AGAIN_S
+        self, log: LogId, row: TableRow, error: CordwoodError, again_s: float = ACTIVATE_AGAIN_S
     ) -> None:
         """Give up the activation of `log` for so long, and tell the waiting clients why."""
         tell(ActivationGivenUp(log, str(error)))

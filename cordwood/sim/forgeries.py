@@ -28,7 +28,7 @@ from cordwood.layout.message import (
     pack,
 )
 from cordwood.layout.waves import pack_pairs, store_head
-from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX
+from cordwood.lsn import EPOCH_MAX, ESN_MAX, LSN_MAX, LogId
 
 LOGS = range(1, 4)
 """The first logs that a run makes."""
@@ -113,7 +113,7 @@ def _store(log: int, first: int) -> bytes:
     """A STORE of a block that no client appended."""
     body = b"nobody appended this"
     header = BlockHeader(
-        log=log, first=first, count=1, append_time_us=1, kind=BlockKind.DATA,
+        log=LogId(log), first=first, count=1, append_time_us=1, kind=BlockKind.DATA,
         stored_bytes=len(body), raw_bytes=len(body), stored_crc=crc32c(body), raw_crc=crc32c(body),
     )  # fmt: skip
     envelope = Envelope((1, 2, 3), 1, 0, first)

@@ -23,7 +23,7 @@ from cordwood.decisions import ClaimRefused, ReleaseHeld, tell
 from cordwood.errors import CordwoodError, Rejected, Unreachable
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.layout.waves import Refusal
-from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, format_lsn
+from cordwood.lsn import ESN_ISSUED_MAX, ESN_MAX, LogId, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.unheard import Claim, Unheard
@@ -118,7 +118,7 @@ class Claims:
     async def _check_handed_out(self, log: int, epoch: int) -> None:
         newest = await self._ask_newest(log)
         if epoch > newest:
-            tell(ClaimRefused(log, epoch, newest))
+            tell(ClaimRefused(LogId(log), epoch, newest))
             raise Rejected(_never_handed_out(log, epoch, newest))
 
     async def _ask_newest(self, log: int) -> int:
@@ -179,7 +179,7 @@ class Claims:
 
     async def _settle(self, log: int, claim: Claim) -> str:
         """The rejected claim in words, "" for none."""
-        tell(ReleaseHeld(log, claim.released))
+        tell(ReleaseHeld(LogId(log), claim.released))
         try:
             newest = await self._ask_newest(log)
         except CordwoodError as error:

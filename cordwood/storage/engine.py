@@ -69,7 +69,7 @@ from cordwood.layout.waves import (
     read_store,
     store_head,
 )
-from cordwood.lsn import format_lsn
+from cordwood.lsn import NO_LOG, LogId, format_lsn
 from cordwood.protocol.disk_space import DiskRoom
 from cordwood.protocol.seal import SealTable
 from cordwood.settings import StorageSettings
@@ -465,7 +465,7 @@ class StorageEngine:
         """
         if not self.seals.seal(log, epoch):
             ruling = self.seals.of(log)
-            tell(SealRefused(log, epoch, ruling))
+            tell(SealRefused(LogId(log), epoch, ruling))
             raise Fenced(f"log {log} is sealed by epoch {ruling}, which is above {epoch}", ruling)
         # The table refuses older stores already, also while the mark is on its way.
         if self._sealed_durably.get(log) != epoch:
@@ -495,7 +495,7 @@ class StorageEngine:
             await self._close_epoch(log, epoch, end)
 
     def _on_sealed(self, log: int, epoch: int) -> None:
-        tell(SealRaised(log, epoch))
+        tell(SealRaised(LogId(log), epoch))
         self._sealed_durably[log] = max(epoch, self._sealed_durably.get(log, 0))
 
     def unclean_epochs(self, log: int) -> tuple[list[int], int]:
@@ -511,7 +511,7 @@ class StorageEngine:
         Raises:
             Overloaded: the WAL has no room even for this.
         """
-        tell(EpochPurged(log, epoch, seal))
+        tell(EpochPurged(LogId(log), epoch, seal))
         end = EpochEnd(seal, lng, produced, attempt) if seal else None
         await self._close_epoch(log, epoch, end)
 
@@ -572,7 +572,7 @@ class StorageEngine:
         return held.trim if (held := self.cache.get(log)) is not None else 0
 
     def on_trimmed(self, record: TrimRecord) -> None:
-        tell(LogTrimmed(record.log, record.lsn))
+        tell(LogTrimmed(LogId(record.log), record.lsn))
         held = self.cache.log(record.log)
         # Order matters: the trimmed records were released, so their epoch's LNG is above them.
         held.release(record.released)
@@ -635,7 +635,7 @@ class StorageEngine:
         return epoch, untrimmed(read_nodesets(packed), held.trim)
 
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
-        tell(EpochClosed(log, epoch, end is not None))
+        tell(EpochClosed(LogId(log), epoch, end is not None))
         if end is not None:
             # Trap: fix the LNG here and write it, because a later start may not know one as high.
             end = self.cache.log(log).above_own_lng(epoch, end)
@@ -762,7 +762,7 @@ class StorageEngine:
         """The WAL or LogsDB failed for good: store nothing any more."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
-            tell(NodeFailed(0, self.failed))
+            tell(NodeFailed(NO_LOG, self.failed))
             logger.error("this node stores nothing any more: %s", self.failed)
 
     def replay(self, offset: int, body: memoryview) -> None:

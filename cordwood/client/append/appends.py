@@ -22,6 +22,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.message import read_append_faults, to_error
 from cordwood.layout.waves import read_pairs
+from cordwood.lsn import LogId
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
@@ -73,7 +74,7 @@ class Appends:
                     self._forget_idle()
                 self._producers += 1
             found = self._logs[log, producer] = LogAppends(
-                log, producer, self._cluster, self._host, self._settings, self
+                LogId(log), producer, self._cluster, self._host, self._settings, self
             )
         return found
 

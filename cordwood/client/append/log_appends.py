@@ -49,7 +49,7 @@ from cordwood.errors import (
 from cordwood.host.seams import Host
 from cordwood.layout.append_group import GroupPart
 from cordwood.layout.waves import AppendFlag, append_entry
-from cordwood.lsn import ESN_MAX, Lsn, format_lsn
+from cordwood.lsn import ESN_MAX, LogId, Lsn, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import ClientSettings
@@ -100,7 +100,7 @@ class LogAppends:
 
     def __init__(
         self,
-        log: int,
+        log: LogId,
         producer: Producer | None,
         cluster: Cluster,
         host: Host,

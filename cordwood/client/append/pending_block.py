@@ -13,7 +13,7 @@ from cordwood.layout.append_group import GroupPart
 from cordwood.layout.body import encode_body, seal_body
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.waves import AppendEntry, AppendFlag
-from cordwood.lsn import Lsn
+from cordwood.lsn import LogId, Lsn
 from cordwood.protocol.producers import sure_s
 
 
@@ -119,7 +119,7 @@ class PendingBlock:
         self.count = count + more
 
     def seal(
-        self, log: int, codec: Codec, producer: Producer | None, now_us: Callable[[], int]
+        self, log: LogId, codec: Codec, producer: Producer | None, now_us: Callable[[], int]
     ) -> None:
         """Close the block: make the entry that is sent."""
         times: Sequence[int] | int = now_us() if self.times is None else self.times
@@ -136,7 +136,7 @@ class PendingBlock:
         self.keys = self.times = self.headers = None
 
     def seal_group(
-        self, log: int, parts: Sequence[GroupPart], size: int, producer: Producer | None
+        self, log: LogId, parts: Sequence[GroupPart], size: int, producer: Producer | None
     ) -> None:
         """Make it an atomic group of these sealed blocks, with records of `size` bytes."""
         self.count, self.bytes = sum(part.records for part in parts), size

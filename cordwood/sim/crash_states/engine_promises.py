@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Envelope
 from cordwood.layout.block_header import HEADER_BYTES, pack_envelope, pack_header
+from cordwood.lsn import LogId
 from cordwood.sim.crash_states.wal_subject import Formatted, Opening
 
 LOGS = (1, 2)
@@ -287,7 +288,7 @@ def new_copy(log: int, first: int, body: bytes, seal_epoch: int = 0) -> Copy:
     """A block of one record, as a first wave brings it."""
     crc = crc32c(body)
     header = BlockHeader(
-        log,
+        LogId(log),
         first,
         1,
         1_767_225_600_000_000,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from cordwood.decisions import PartitionCut, PartitionDropped, tell
 from cordwood.layout import logs_db
 from cordwood.layout.logs_db import DirectoryEntry
+from cordwood.lsn import NO_LOG
 from cordwood.storage.logs_db.partition import Partition, StoredLog
 from cordwood.storage.logs_db.tables import Row, Tables, scan_all
 
@@ -111,7 +112,7 @@ class PartitionDrops:
         await self._forget(partition, gone, row, take)
         ranges = [each for log in sorted(gone) for each in logs_db.log_ranges(log)]
         await self._tables.cut(partition.table, ranges)
-        tell(PartitionCut(0, partition.number))
+        tell(PartitionCut(NO_LOG, partition.number))
         logger.info("partition %d was cut by %d bytes to %d", partition.number, size, left)
         return partition
 
@@ -122,7 +123,7 @@ class PartitionDrops:
             self._store.partitions.remove(partition)
             self._store.drops += 1
             self._unnamed.append(partition.table)
-            tell(PartitionDropped(0, partition.number))
+            tell(PartitionDropped(NO_LOG, partition.number))
 
         await self._forget(partition, parts, None, take)
         await self._drop_unnamed()

@@ -27,6 +27,7 @@ from cordwood.layout.scrub_rows import (
     read_damage_key,
     read_why,
 )
+from cordwood.lsn import LogId
 from cordwood.storage.logs_db.tables import Row, Tables, scan_all
 
 RANGES_MAX = 64
@@ -128,7 +129,7 @@ class DamageBook:
             if new is None:
                 continue
             noted, gone = new
-            tell(DamageNoted(damaged.log, damaged.first, damaged.last, why))
+            tell(DamageNoted(LogId(damaged.log), damaged.first, damaged.last, why))
             rows += self._without(gone)
             self._know(noted, why)
             rows.append((damage_key(noted), pack_why(why)))
@@ -175,7 +176,7 @@ class DamageBook:
         for each in (*rest, mended):
             self._know(each, why)
         self._mended.add(mended)
-        tell(RotMended(mended.log, start, last))
+        tell(RotMended(LogId(mended.log), start, last))
         return True
 
     def _mended_of(self, damaged: DamagedRange) -> Sequence[DamagedRange]:

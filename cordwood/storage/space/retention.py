@@ -253,5 +253,5 @@ class Retention:
         readable = self._engine.cache.log(log).readable
         lsn = min(lsn, readable)
         if lsn > self._engine.trim_of(log):
-            tell(RetentionTrimmed(log, lsn, why))
+            tell(RetentionTrimmed(LogId(log), lsn, why))
             await self._engine.trim(log, lsn, readable)
