@@ -95,7 +95,8 @@ def made_host(disk: MemoryDisk) -> Host:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
     chance = random.Random(1)
-    return Host(SimClock(loop), MemoryNetwork(), disk, chance, SimRunBlocking(chance))
+    blocking = SimRunBlocking(chance)
+    return Host(SimClock(loop), MemoryNetwork(), disk, chance, blocking, blocking)
 
 
 async def open_engine(
