@@ -41,6 +41,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.staged import STAGED_TABLE
 from cordwood.settings import StorageSettings
-from cordwood.storage.logs_db.rocks_calls import RocksCalls
+from cordwood.storage.logs_db.rocks_calls import LOOK_S, RocksCalls
 from cordwood.storage.logs_db.rocks_database import RocksDatabase
 from cordwood.storage.logs_db.tables import (
     DeviceFailed,
@@ -96,10 +97,20 @@ BLOCK_BYTES = 16 << 10
 META_FILES = 4
 """Number of metadata files that are compacted into one: RocksDB's own default."""
 
+LOCKED = "No locks available"
+"""RocksDB's words where this process has the database open already."""
+
 READ_TRIES = 3
 READ_PAUSE_S = 0.5
 """Tries of a read that the device fails: a reset of its link takes less than a second, and the disk
 itself has tried a bad sector for seconds before it says so."""
+
+ROOM_BYTES = 2 << 20
+"""Free space of a disk on which the metadata's database is opened anew: that writes files of its
+own, of some KB, and a database that did not open again could not be read either."""
+
+REOPENS_MAX = 5
+"""Tries to open it anew: another thread may hold its last handle for a moment."""
 
 BAD_S = 10.0
 """For so long after a sector of a partition was unreadable, another one gets one try: a bad region
@@ -125,6 +136,11 @@ class RocksTables:
         self._databases: dict[str, RocksDatabase] = {}
         # Those used last, the oldest first; a few more than may stay open.
         self._used: OrderedDict[str, RocksDatabase] = OrderedDict()
+        # RocksDB takes no write any more once a flush found no space, however much is free later.
+        self._is_stuck = False
+        self._moving = asyncio.Lock()
+        # Rows of column families that no flush has taken, for a database that is opened anew.
+        self._unflushed: dict[str, list[Row]] = {}
         # Partitions with unreadable sectors, and until when a first error counts.
         self._bad: dict[str, float] = {}
         unlogged: Any = rocksdict.WriteOptions()
@@ -200,13 +216,23 @@ class RocksTables:
 
     async def create(self, table: str) -> None:
         if table in FAMILIES:
-            await self._calls.make(functools.partial(self._create, table))
+            if self._is_stuck:
+                await self._unstick()
+            if table not in self._handles:  # a try before may have made it
+                await self._make_family(table)
             return
         # Its name is durable first: RocksDB removes the contents.
         await self._host.disk.make_dir(f"{self._path}/{PARTITIONS}/{table}")
         database = self._databases.setdefault(table, self._database(table))
         await database.make()
         await self._note_used(table, database)
+
+    async def _make_family(self, table: str) -> None:
+        try:
+            await self._calls.make(functools.partial(self._create, table))
+        except TablesNoSpace:
+            self._is_stuck = True
+            raise
 
     def _create(self, table: str) -> None:
         self._db.create_column_family(table, self._options(OPEN_FILES, table))
@@ -234,10 +260,18 @@ class RocksTables:
             # By hand, for this partition alone: by itself RocksDB never compacts one.
             handle.compact_range(None, None)
 
-        await self._on(table, cut)
+        if table in self._databases:
+            await self._on(table, cut)
+            return
+        if self._is_stuck:
+            await self._unstick()
+        await self._in_family(table, cut)
 
     async def _on(self, table: str, function: Callable[[Any], Result]) -> Result:
         """What `function` gives for the handle of a table, in a thread."""
+        if table not in self._databases:
+            async with self._moving:
+                pass  # it may be opened anew just now
         handle = self._handles.get(table)
         if handle is not None:
             return await self._calls.make(lambda: function(handle))
@@ -248,6 +282,49 @@ class RocksTables:
             return await database.call(function)
         finally:
             await self._note_used(table, database)
+
+    async def _unstick(self) -> None:
+        """Open the database of the metadata anew, if RocksDB is stuck and there is space again.
+
+        What was written and not flushed is written again: it can be read already, and a retry may
+        do no more than flush it.
+
+        Raises:
+            TablesNoSpace: there is no space yet. TablesFailed: it does not open.
+        """
+        async with self._moving:
+            if not self._is_stuck:
+                return
+            free_bytes, _ = await self._host.disk.space(self._path)
+            if self._db is not None and free_bytes < ROOM_BYTES:
+                raise TablesNoSpace(f"{self._path}: no space left on the disk")
+            await self._calls.ended()
+            await self._calls.make(self._close_handles)
+            for left in range(REOPENS_MAX - 1, -1, -1):
+                try:
+                    await self._calls.make(self._open_anew)
+                    break
+                except TablesFailed as error:
+                    if LOCKED not in str(error) or not left:
+                        raise
+                await asyncio.sleep(LOOK_S)
+            self._is_stuck = False
+        logger.warning("%s: there is space again, and the metadata can be written", self._path)
+
+    def _open_anew(self) -> None:
+        gc.collect()  # what failed may hold a handle, and with it the lock of the database
+        self._open(is_made=True)
+        for table, rows in self._unflushed.items():
+            self._write(self._db, self._families[table], rows)
+
+    def _write(self, handle: Any, family: Any, rows: Sequence[Row]) -> None:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in rows:
+            if value is None:
+                batch.delete(key, family)
+            else:
+                batch.put(key, value, family)
+        handle.write(batch, self._unlogged)
 
     async def _note_used(self, table: str, database: RocksDatabase) -> None:
         """A database was used: keep it open, and close the least recently used one."""
@@ -260,34 +337,44 @@ class RocksTables:
             await self._used.pop(each).close()
 
     async def write(self, table: str, rows: Sequence[Row]) -> None:
-        family = self._families.get(table)
         database = self._databases.get(table)
         if database is not None:
             database.holds_unflushed = True
+            await self._on(table, lambda handle: self._write(handle, None, rows))
+            return
+        if self._is_stuck:
+            await self._unstick()
 
-        def write(handle: Any) -> None:
-            batch = rocksdict.WriteBatch(raw_mode=True)
-            for key, value in rows:
-                if value is None:
-                    batch.delete(key, family)
-                else:
-                    batch.put(key, value, family)
-            # For a column family, the writes go to the database.
-            (handle if family is None else self._db).write(batch, self._unlogged)
+        # For a column family, the writes go to the database.
+        def write(_: object) -> None:
+            self._write(self._db, self._families[table], rows)
 
-        await self._on(table, write)
+        await self._in_family(table, write)
+        self._unflushed.setdefault(table, []).extend(rows)
 
     async def flush(self, table: str) -> None:
         database = self._databases.get(table)
+        if database is None:
+            if self._is_stuck:
+                await self._unstick()
+            await self._in_family(table, lambda handle: handle.flush(True))
+            self._unflushed.pop(table, None)
+            return
         try:
             await self._on(table, lambda handle: handle.flush(True))
         except TablesNoSpace:
-            if database is not None:
-                # A retry writes all of it again: first drop the memtable's rows.
-                await database.close()
+            # A retry writes all of it again: first drop the memtable's rows.
+            await database.close()
             raise
-        if database is not None:
-            database.holds_unflushed = False
+        database.holds_unflushed = False
+
+    async def _in_family(self, table: str, function: Callable[[Any], Result]) -> Result:
+        """As `_on`, for what changes a table of the metadata's database."""
+        try:
+            return await self._on(table, function)
+        except TablesNoSpace:
+            self._is_stuck = True
+            raise
 
     async def scan(
         self,
@@ -336,6 +423,8 @@ class RocksTables:
         raise AssertionError("the last try returns or raises")
 
     async def disk_bytes(self) -> int:
+        async with self._moving:
+            pass
         return await self._calls.make(self._disk_bytes)
 
     def _disk_bytes(self) -> int:
@@ -349,12 +438,18 @@ class RocksTables:
     async def close(self) -> None:
         for database in self._databases.values():
             await database.close()
-        await self._calls.ended()
-        await self._calls.make(self._close)
+        async with self._moving:
+            await self._calls.ended()
+            await self._calls.make(self._close)
 
     def _close(self) -> None:
-        # One handle left open keeps the directory locked for as long as the process lives.
         self._used.clear()
+        self._close_handles()
+        if self._is_stuck:
+            gc.collect()  # as in `_open_anew`, for who opens it again in this process
+
+    def _close_handles(self) -> None:
+        # One handle left open keeps the directory locked for as long as the process lives.
         self._families.clear()
         db, self._db = self._db, None
         for handle in [*self._handles.values(), *([] if db is None else [db])]:
