@@ -26,11 +26,19 @@ CALL_TIMEOUT_S = 60.0
 FILE_GONE = ("does not exist (create_if_missing is false)", "No such file or directory")
 """Words of RocksDB about a file of its own that is gone: as good as rotten."""
 
+NO_SPACE = ("No space left", "Disk quota exceeded")
+"""The machine's words for ENOSPC and EDQUOT."""
+
 DEVICE_FAILED = "Input/output error"
 """The machine's word for EIO."""
 
 LOOK_S = 0.005
 """How often it is looked whether the calls under way have ended: they take milliseconds."""
+
+
+def finds_no_space(error: Exception) -> bool:
+    """Whether RocksDB says that the disk, or a quota, has no space."""
+    return any(each in str(error) for each in NO_SPACE)
 
 
 class _Call:
@@ -110,7 +118,7 @@ class RocksCalls:
 
     def _translated(self, error: Exception) -> Exception:
         text = f"{self._path}: {error}"
-        if "No space left" in str(error):
+        if finds_no_space(error):
             return TablesNoSpace(text)
         if str(error).startswith("Corruption") or any(each in text for each in FILE_GONE):
             return ChecksumMismatch(text)

@@ -57,7 +57,7 @@ from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import META_TABLE
 from cordwood.layout.staged import STAGED_TABLE
 from cordwood.settings import StorageSettings
-from cordwood.storage.logs_db.rocks_calls import LOOK_S, RocksCalls
+from cordwood.storage.logs_db.rocks_calls import LOOK_S, RocksCalls, finds_no_space
 from cordwood.storage.logs_db.rocks_database import RocksDatabase
 from cordwood.storage.logs_db.tables import (
     DeviceFailed,
@@ -276,6 +276,8 @@ class RocksTables:
         if handle is not None:
             return await self._calls.make(lambda: function(handle))
         database = self._databases.get(table)
+        if self._is_stuck and database is None:
+            raise TablesNoSpace(f"{self._path}: it opens once there is space")
         if self._db is None or database is None:
             raise TablesFailed(f"{self._path} has no table {table}, or is not open")
         try:
@@ -456,7 +458,7 @@ class RocksTables:
             try:
                 handle.close()
             except Exception as error:
-                if "No space left" not in str(error):
+                if not finds_no_space(error):
                     raise
                 logger.info("%s: closed, and unflushed data is lost", self._path)
         self._handles.clear()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from made_blocks import LOG, OWNER, at, block
 
+import cordwood
 from cordwood.host.real import real_host
 from cordwood.layout.logs_db import META_TABLE, LogState
 from cordwood.layout.staged import STAGED_TABLE
@@ -20,6 +23,7 @@ from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.rocks_logs import RocksTables, rocks_tables
 from cordwood.storage.logs_db.tables import TablesNoSpace
 
+ROOT = Path(cordwood.__file__).parent.parent
 SETTINGS = StorageSettings(flush_bytes=1 << 20, cache_bytes=1 << 22)
 
 
@@ -134,3 +138,61 @@ def test_a_flush_whose_metadata_found_no_space_ends_once_there_is_some(
         assert [each.header.first for each in run.blocks] == [at(1)]
 
     play(small, again)
+
+
+WRITER = """
+import asyncio, sys
+from cordwood.host.real import real_host
+from cordwood.settings import StorageSettings
+from cordwood.storage.logs_db.rocks_logs import rocks_tables
+
+async def main():
+    async with real_host() as host:
+        tables = rocks_tables(sys.argv[1], StorageSettings(), host)
+        await tables.open()
+        for table in ("a", "meta"):
+            for key in (b"1", b"2", b"3", b"4", b"5", b"6"):
+                try:
+                    await tables.write(table, [(key, bytes(5000))])
+                    await tables.flush(table)
+                    print(table, "ok")
+                except Exception as error:
+                    print(table, type(error).__name__)
+        await tables.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_quota_that_is_used_up_is_a_full_disk(
+    tmp_path: Path, require: Callable[[str, str], None]
+) -> None:
+    """The node stored nothing any more until it was started again."""
+    strace = shutil.which("strace")
+    if strace is None:
+        require("strace", "strace is not installed")
+
+    async def scenario(tables: RocksTables) -> None:
+        for table in ("a", META_TABLE):
+            await tables.create(table)
+            await put(tables, table, b"0", 100)
+
+    play(tmp_path, scenario)
+    # strace counts for each thread: the first writes are those of two flushes.
+    done = subprocess.run(
+        [str(strace), "-f", "-qq", "-o", str(tmp_path / "said"), "-e", "trace=pwrite64", "-e",
+         "inject=pwrite64:error=EDQUOT:when=1", sys.executable, "-c", WRITER,
+         str(tmp_path / "db")],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert (tmp_path / "said").read_text().count("EDQUOT"), done.stderr
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert set(said) <= {"a ok", "a TablesNoSpace", "meta ok", "meta TablesNoSpace"}
+    assert "a TablesNoSpace" in said
+    assert {"a ok", "meta ok"} <= set(said)
+
+    async def again(tables: RocksTables) -> None:
+        assert len(await keys(tables, META_TABLE)) >= 1 + said.count("meta ok")
+
+    play(tmp_path, again)
