@@ -47,6 +47,7 @@ from cordwood.errors import (
     TailMoved,
     TokenFenced,
     TooFewNodes,
+    UnknownProducer,
 )
 from cordwood.layout.block_header import pack_envelope, pack_header_fields, unpack_header
 from cordwood.layout.frame import checksum
@@ -111,6 +112,10 @@ class Role(Protocol):
 
     def refuse(self, connection: Connection, entry: AppendEntry, error: CordwoodError) -> None:
         """Tell a client that an entry was never numbered; its bytes leave the window."""
+
+    def refuse_if_newest(self, log: int, waiting: Waiting, error: CordwoodError) -> None:
+        """The same, of an error that is true only if no node has taken a higher epoch. Else the
+        client is told to ask another node."""
 
     def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
         """Tell a client that it is unknown whether an entry will be stored."""
@@ -343,6 +348,9 @@ class LogAppender:
             checks.note_moved(waiting, error, last)
             self._tell_refused()
             return True
+        except UnknownProducer as error:
+            self._role.refuse_if_newest(self.log, waiting, error)
+            return True
         except CordwoodError as error:
             self._role.refuse(waiting.connection, entry, error)
             return True
@@ -358,8 +366,11 @@ class LogAppender:
 
     def _tell_refused(self) -> None:
         assert self._checks is not None, "only recovered epochs place blocks"
-        for _, waiting, error in self._checks.take_refused(self._window.lng):
-            self._role.refuse(waiting.connection, waiting.entry, error)
+        for last, waiting, error in self._checks.take_refused(self._window.lng):
+            if isinstance(error, TailMoved) and waiting.entry.expected_tail <= last:
+                self._role.refuse(waiting.connection, waiting.entry, error)  # in any later epoch
+            else:
+                self._role.refuse_if_newest(self.log, waiting, error)
 
     def _load(self, contents: RunContents, waiting: Waiting, offset: int) -> None:
         """Add an entry's block to a run, `offset` LSNs after the run's first."""

@@ -93,6 +93,7 @@ class SequencerRole:
         self._probes = Probes(tools.peers, tools.channel, tools.states, tools.times, tools.now)
         self._table = SequencerTable(activation, self, self._releases, tools.now, tasks)
         self._rows = self._table.rows
+        self._tasks = tasks
         self._tick_due = False
         self._stirred = asyncio.Event()
         self._in_flight_bytes = 0
@@ -302,6 +303,31 @@ class SequencerRole:
         """See `appender.Role`."""
         self._in_flight_bytes -= entry.stored_bytes
         self._answers.send_back(connection, entry, error, NodeId(0))
+
+    def refuse_if_newest(self, log: int, waiting: Waiting, error: CordwoodError) -> None:
+        """See `appender.Role`.
+
+        Trap: a sequencer that is cut off from the others does not know what its successor stored.
+        It would say that the tail is below the expected one, or that a producer's records are
+        missing, and a client takes that for final.
+        """
+        row = self._rows.get(log)
+        if row is None or row.appender is None:
+            gone = NoSequencer(f"log {log} is not sequenced here any more")
+            self.refuse(waiting.connection, waiting.entry, gone)
+        else:
+            self._tasks.create_task(self._refuse_if_newest(log, row, row.appender, waiting, error))
+
+    async def _refuse_if_newest(
+        self, log: int, row: TableRow, appender: LogAppender, waiting: Waiting, error: CordwoodError
+    ) -> None:
+        told = error
+        try:
+            if not await self._still_rules(log, row, appender):
+                told = NoSequencer(f"log {log}: another node took it over; nothing was stored")
+        except NoSequencer as unsure:
+            told = unsure
+        self.refuse(waiting.connection, waiting.entry, told)
 
     def unknown(self, connection: Connection, token: int, error: CordwoodError) -> None:
         """See `appender.Role`."""

@@ -102,6 +102,9 @@ class Asked:
     def hold(self, log: int) -> None:
         self.words.append("hold")
 
+    def refuse_if_newest(self, log: int, waiting: Waiting, error: Exception) -> None:
+        self.refuse(waiting.connection, waiting.entry, error)
+
     def on_settled(self) -> None:
         pass
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 
-from cordwood.errors import OutcomeUnknown, TailMoved
+from cordwood.client.append.producer import Producer
+from cordwood.errors import OutcomeUnknown, TailMoved, UnknownProducer
 from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
@@ -65,6 +66,43 @@ def test_a_record_that_is_stored_has_moved_it() -> None:
             assert await values(two, "log") == [b"1", b"2", b"rival"]
 
     simulate(scenario, nodes=5, copies=3)
+
+
+async def an_old_sequencer_is_asked(cluster: ClusterAtHand, with_producer: bool = False) -> None:
+    async with cluster.client(timeout_s=20) as one:
+        await one.append("log", b"1")
+        old = cluster.sequencer_of(LOG)
+        cut_off(cluster, f"node-{old}")
+        network = cluster.simulation.network
+        network.partition([f"node-{old}"], ["client-2"])
+        async with cluster.client(timeout_s=20) as two:
+            tail = await two.append("log", b"2", producer=Producer(7))
+            if with_producer:  # goes on where `two` stopped
+                call = one.append("log", b"3", producer=Producer(7, 0, {LOG: 1}))
+            else:
+                call = one.append("log", b"3", expected_tail=tail)
+            third = asyncio.ensure_future(call)
+            await asyncio.sleep(0.05)
+            network.mend_all()
+            await third
+            assert await values(two, "log") == [b"1", b"2", b"3"]
+
+
+def test_an_old_sequencer_does_not_say_that_the_tail_moved() -> None:
+    """It was cut off, and its own last record was below the one that its successor had stored. So
+    an append that expected the right tail was refused for good."""
+    simulate(an_old_sequencer_is_asked, nodes=5, copies=3)
+
+
+def test_an_old_sequencer_does_not_say_that_a_producer_is_unknown() -> None:
+    simulate(lambda cluster: an_old_sequencer_is_asked(cluster, True), nodes=5, copies=3)
+
+
+def test_the_planted_bug_of_an_old_sequencer_is_caught() -> None:
+    with planted(find_bug("old-sequencer-knows")), pytest.raises(UnknownProducer):
+        simulate(lambda cluster: an_old_sequencer_is_asked(cluster, True), nodes=5, copies=3)
+    with planted(find_bug("old-sequencer-knows")), pytest.raises(TailMoved):
+        simulate(an_old_sequencer_is_asked, nodes=5, copies=3)
 
 
 async def another_append_follows(cluster: ClusterAtHand) -> None:

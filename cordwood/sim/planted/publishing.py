@@ -32,6 +32,7 @@ from cordwood.protocol.producers import QUERY_PRODUCERS
 from cordwood.protocol.publishing import Publication, begin, commit, group_end
 from cordwood.recovery.recover_log import Begins
 from cordwood.sequencer.producer_checks import ProducerChecks
+from cordwood.sequencer.role import SequencerRole
 from cordwood.sequencer.run_contents import Waiting
 from cordwood.sequencer.sequencer_table import TableRow
 from cordwood.sequencer.settled_queries import SettledQueries
@@ -199,6 +200,12 @@ BUGS = (
                scene="tests/client/append/test_producers_cluster.py"),
     PlantedBug("tail-moved-early", "a sequencer reports a tail as moved by records in flight",
                at(ProducerChecks.note_moved).instead(_tells_of_tail_at_once),
+               scene="tests/sequencer/test_tail_moved.py"),
+    PlantedBug("old-sequencer-knows", "a sequencer refuses by what it knows of the log, and another "
+               "one has taken over",
+               at(SequencerRole.refuse_if_newest).instead(
+                   lambda self, log, waiting, error: self.refuse(
+                       waiting.connection, waiting.entry, error)),
                scene="tests/sequencer/test_tail_moved.py"),
     PlantedBug("expected-tail-passed", "an append passes one of its client that waits for a recovery",
                at(TableRow.must_wait).instead(lambda self, each: each.entry.needs_recovery),
