@@ -30,8 +30,10 @@ AIM_BYTES = PART_BYTES * 4 // 5
 little larger than those before: a second call for the last entry of each part took as long as the
 first."""
 
-PARTS = 3
-"""Number of parts in flight: one from each of three nodes."""
+PARTS = 6
+"""Number of parts in flight: two from each of three nodes, one of which is made while the other is
+sent. They have 15 MiB at most. A reader of a log may be sent 24 MiB by three nodes
+(`client.read_bytes`)."""
 
 FEW = 16
 """Number of entries of the first part, when sizes are not known yet."""

@@ -112,7 +112,7 @@ async def test_a_batch_has_about_so_many_bytes_whatever_came_before(
 @as_scenario(simulate)
 async def test_a_reader_that_stops_leaves_nothing_under_way(cluster: ClusterAtHand) -> None:
     async with cluster.client() as store:
-        ledger = await filled(store)
+        ledger = await filled(store, (PARTS + 1) * RUN_ENTRIES_MAX)
         before = asyncio.all_tasks()
         batches = (await store.ledgers.open(ledger)).batches()
         await anext(batches)
