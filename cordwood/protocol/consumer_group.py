@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from cordwood.errors import Fenced, Rejected
 
 LEASE_US_MAX = 60_000_000
-"""The longest time that a member may be silent, whatever it asks for: four times what members ask
-for. A lease that ends later was written by a clock that was ahead. It would keep the logs of a dead
-member for as long as that clock was ahead, an hour in one test."""
+"""The longest time that a member may be silent, even if it asks for more: four times the time that
+members ask for. A lease that ends later was written by a clock that was ahead. It would keep the
+logs of a dead member for as long as that clock was ahead, an hour in one test."""
 
 SEEN_ALIVE_US = 15_000_000
 """A member whose lease was just seen to change is alive for as long as members ask for. By the
@@ -113,8 +113,8 @@ def join(
         known: the generation that the caller looked at; None if it did not look.
         seen: members that are alive whatever the clock says: see `SEEN_ALIVE_US`.
     Raises:
-        Fenced: a member of this name joined since the caller looked. It may be the caller, whose
-            call is done a second time.
+        Fenced: a member of this name joined since the caller looked. It may be the caller itself:
+            its call is done a second time.
     """
     before = group.members.get(member)
     # Race: a node that was stopped does the call late. The member that joined by another node would
@@ -141,7 +141,7 @@ def leave(group: Group, member: str, generation: int, now_us: int) -> Group:
     """`member` stops reading; its logs go to the other members at once.
 
     Args:
-        generation: the last one that `member` was told of.
+        generation: the last generation that `member` was told of.
     """
     known = group.members.get(member)
     # Race: a late message of an earlier life must not end the present one.
@@ -164,7 +164,6 @@ def beat(
 
     Args:
         generation: the one in which `member` joined, or a later one that it was told of.
-        seen: as of `join`.
     Raises:
         Fenced: `member` is no longer a member, or a later life of it joined: join again.
     """
@@ -182,8 +181,8 @@ def beat(
 
 
 def give_up_absent(group: Group, now_us: int, seen: Collection[str] = ()) -> Group:
-    """Members that were not heard of lose their logs. Also where no member is left to say so: the
-    last one may have been killed, and a consumer without members could never save again."""
+    """Members that were not heard of lose their logs. This holds also if no member is left: the
+    last member may have been killed, and a consumer without members could never save again."""
     group = shortened(group, now_us)
     members = _alive(group.members, now_us, seen)
     if members.keys() == group.members.keys():
@@ -214,8 +213,8 @@ def let_go(group: Group, member: str, logs: Iterable[str], generation: int) -> G
     now.
 
     Args:
-        generation: the last one that `member` was told of. A log that got another owner since
-            then stays as it is.
+        generation: the last generation that `member` was told of. A log that got another owner
+            since then stays as it is.
     """
     now = group.generation + 1
     owners = dict(group.owners)
@@ -245,7 +244,7 @@ def save(
 
     Args:
         member: the member that saves; "" for a consumer without members.
-        generation: the last one that `member` was told of.
+        generation: the last generation that `member` was told of.
         expected: the positions before this save, 0 for none: a compare-and-set.
         reset: let positions go back, and ignore the owners of the logs. They begin anew from there.
         resets: by log, how many resets the saver knows of: see `Group.resets`.
@@ -326,8 +325,8 @@ def newly_reset(
 
 
 def read_anew(group: Group, logs: Collection[str]) -> Group:
-    """Have readers begin the logs again that are reset: one that read on would undo the reset with
-    its next save."""
+    """Have readers begin again with the logs that are reset: a reader that read on would undo the
+    reset with its next save."""
     now = group.generation + 1
     anew = {
         log: replace(own, since=now)
@@ -442,7 +441,7 @@ def logs_left(group: Group) -> list[str]:
 
 
 def without_logs(group: Group, gone: Collection[str]) -> Group:
-    """A consumer without what it has of these logs."""
+    """A consumer without its owners, positions, resets and marks of these logs."""
     owners = {log: own for log, own in group.owners.items() if log not in gone}
     positions = {log: lsn for log, lsn in group.positions.items() if log not in gone}
     resets = {log: count for log, count in group.resets.items() if log not in gone}

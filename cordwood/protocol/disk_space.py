@@ -31,7 +31,8 @@ of new ledgers. A few levels even disks out; more levels would write metadata al
 assert len(FILL_SHARES) == FILL_MAX
 
 FILL_BACK_SHARE = 0.05
-"""So much more has to be free before it counts as less full again: a trim of some partitions."""
+"""The share by which the free space must grow before the disk counts as less full again: a trim of
+some partitions."""
 
 FLUSH_GROWTH = 1.1
 """Bytes that a flush writes for each byte of blocks, index entries and file headers included."""

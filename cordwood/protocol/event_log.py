@@ -186,7 +186,7 @@ def _rebalance(here: RebuildingSet, lsn: int, event: Rebalance) -> _Refused:
     if not event.shares:
         if known is None or not known.left or known.is_stopped:
             return Verdict.UNCHANGED
-        # Its donors go on until what they have noted is done.
+        # Its donors go on until they have finished the moves that they noted.
         return _restarted(
             replace(here, rebalancing=replace(known, shares=(), is_stopped=True)), lsn
         )

@@ -1,19 +1,19 @@
 """Follows the records of the event log: which of them make the set, and when the set is whole.
 
-The log has deltas (events) and snapshots (sets). Every writer appends after the record that it saw
-last and nowhere else, so a snapshot is the set of all records below it. That gives three rules:
+The log has deltas (events) and snapshots (sets). Every writer appends only directly after the
+record that it saw last, so a snapshot is the set of all records below it. That gives three rules:
 
 - A delta changes the set once, at its own LSN. A second reading of it has no effect.
 - A snapshot changes nothing in a set that is whole: it is compared with it. Another set at the
   same place means that two nodes have made different sets of the same events, and nothing that
   either says may be used.
 - Where records are missing (trimmed, or lost) the set is *not whole*: deltas are left out until the
-  next snapshot, which has in it whatever was missing. While it is not whole the last set stays
+  next snapshot, which includes all that was missing. While the set is not whole, the last set stays
   known, as it does while nothing is heard.
 
 If no node has the missing records, and no snapshot follows, nodes agree on the furthest set that
-any of them has, and one appends it as a *restated* set (`event_log_restating`). Every follower
-begins anew with that, also one that is whole: its set may have events that the others lack.
+any of them has, and one node appends it as a *restated* set (`event_log_restating`). Every follower
+begins anew with that, also a follower that is whole: its set may have events that the others lack.
 
 Source: docs/protocol/event-log.md; docs/sources/logdevice.md 1 ("Identifiers"), 2.9.
 """

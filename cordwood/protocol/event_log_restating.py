@@ -1,9 +1,9 @@
 """Decides how a follower of the event log goes on that misses records for ever.
 
 Records of the event log are lost if more of its nodes are lost than it has copies. A follower that
-had not read them keeps the set of the records before them. All such sets are sums of the first
-records of one log, so of any two one includes the other: the one that goes further. Whoever was
-told that an event counts has applied it.
+had not read them keeps the set of the records before them. Each of these sets is the sum of the
+first records of one log. So of any two sets, the set that goes further includes the other. A
+node that was told that an event counts has applied this event.
 
 A follower that misses records, and has read up to the tail, asks the other nodes:
 
@@ -86,7 +86,7 @@ class Restating:
         Args:
             mine: of the follower that asks. It has read up to the tail.
             base: that of the metadata store.
-            members: all but the one that asks, with what an operator said of them.
+            members: all but the node that asks, with what an operator said of them.
             heard: those that answered.
         """
         found = furthest([mine.set, base, *(each.set for each in heard.values())])

@@ -155,7 +155,7 @@ class ReadBuffer(Generic[Item]):
         """Take a block; False if a copy of it is here or was given out."""
         header = block.header
         key = (header.first, header.last, header.kind)
-        # The other copies of a block come from other nodes; one is enough.
+        # The other copies of a block come from other nodes; one copy is enough.
         if header.last < self.next or key in self._ranges:
             return False
         self._ranges.add(key)
@@ -267,7 +267,8 @@ class ReadBuffer(Generic[Item]):
         self._drop_passed()
         if self.next & ESN_MAX == 0 or self.next >> 32 == 0:
             return self._gap(self._never_issued(), GapKind.BRIDGE)
-        # A block goes before main storage and before every verdict: what is here is not lost.
+        # A block goes before main storage and before every verdict: a block that is here is not
+        # lost.
         if self._is_here():
             return self.deliver_block(heapq.heappop(self._heap)[3])
         if self.tiered_up_to:

@@ -7,9 +7,9 @@ also where they are let in again meanwhile with an empty disk. *Workers* take ma
 - a closed ledger is repaired: its entries are copied, and then another node is named;
 - a ledger that is not closed is recovered first, after the *grace*, if its last fragment names a
   lost node. A living writer replaces the node with its next entry. So after the grace the ledger
-  has no writer, or an idle one, which is shut out;
-- a ledger that main storage has lacks no copies, whatever its fragments name;
-- a ledger whose last fragment is whole is left to its writer. It waits until that closes it.
+  has no writer, or an idle writer, which is shut out;
+- a ledger that main storage has lacks no copies, even if its fragments name lost nodes;
+- a ledger with a whole last fragment is left to its writer. It waits until its writer closes it.
 
 A rule: states in, what to do out.
 

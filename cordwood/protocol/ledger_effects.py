@@ -89,9 +89,9 @@ class PickNodes(NamedTuple):
 
 
 class WriteMetadata(NamedTuple):
-    """Write this where the version is still this one. What comes back is `on_metadata_written`,
-    or `on_metadata_found` with the value that is there, also where the answer was lost. Each write
-    is answered once: an answer that comes after that is not handed in."""
+    """Write `metadata` if the stored version is still `version`. The answer is
+    `on_metadata_written`, or `on_metadata_found` with the stored value, also if the store's answer
+    was lost. Each write is answered once: an answer that comes after that is not handed in."""
 
     version: int
     metadata: LedgerMetadata

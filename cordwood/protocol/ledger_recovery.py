@@ -12,7 +12,7 @@
 One copy that passes its check makes an entry part of the ledger. It is always re-added: the copy
 that was seen may be the only one, and a later reader must find Qa. The recovery stops at the
 first entry that (Qw-Qa)+1 members of the write set *say* they do not have. If there is neither a
-copy nor so many denials, it fails and may be tried again; the state stays as it is.
+copy nor this number of denials, it fails and may be tried again; the state stays as it is.
 
 A read fences its node like a question for the LAC does. Else a node that was not needed for
 coverage, and that has just denied an entry, could take that entry from the writer afterwards, and
@@ -76,9 +76,9 @@ class PickSpare(NamedTuple):
 
 
 class ClaimOrClose(NamedTuple):
-    """Write this where the version is still this one. What comes back is `on_metadata_written`,
-    or `on_metadata_found` with the value that is there, also where the answer was lost. Each write
-    is answered once: an answer that comes after that is not handed in."""
+    """Write `metadata` if the stored version is still `version`. The answer is
+    `on_metadata_written`, or `on_metadata_found` with the stored value, also if the store's answer
+    was lost. Each write is answered once: an answer that comes after that is not handed in."""
 
     version: int
     metadata: LedgerMetadata
@@ -273,8 +273,8 @@ class LedgerRecovery:
                 self.length = length - size
             self._length_read = length
             return self._re_add()
-        # Enough members of every possible quorum say that they do not have it. Silence is no such
-        # answer.
+        # Enough members of every possible quorum say that they do not have it. Silence does not
+        # count as this answer.
         if proves_absence(self._denials(), entry, self._striping):
             return self._measure()
         if not self._poll.waits:

@@ -18,7 +18,7 @@ def wants_upload(metadata: LedgerMetadata) -> bool:
 
 
 def is_settled(metadata: LedgerMetadata) -> bool:
-    """Whether nodes never have to upload it, whatever becomes of it."""
+    """Whether nodes will never have to upload it: it is uploaded already, or need not be."""
     return metadata.is_tiered or not metadata.wants_tier
 
 

@@ -163,7 +163,7 @@ class LedgerWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether another entry may be added; one may always be on its way alone."""
+        """Whether another entry may be added; a single entry may always be on its way."""
         return self.has_room_behind(0, 0)
 
     def has_room_behind(self, count: int, size: int) -> bool:
@@ -254,7 +254,7 @@ class LedgerWriter:
         if place is None:
             return []
         if refusal is Refusal.TOO_LARGE:
-            # Others would be asked in turn, for ever. It is stored nowhere that counts.
+            # Without this, other nodes would be asked in turn, for ever. The entry has no quorum.
             return self._close(End.TOO_LARGE)
         # Under deferred sync no copy is known to be on a disk, so a lost member cannot be replaced
         # from the others.
@@ -334,8 +334,8 @@ class LedgerWriter:
     def _complete(self) -> list[Effect]:
         """Acknowledge from the oldest entry on, as far as entries are stored.
 
-        An entry that is stored waits for those before it. A change of the ensemble meanwhile
-        may take away one of its copies, so what is stored is looked at here and not before.
+        A stored entry waits for the entries before it. Meanwhile a change of the ensemble may
+        take away one of its copies, so its copies are counted here and not before.
         """
         if not self._may_ack():
             return []
@@ -401,7 +401,7 @@ class LedgerWriter:
         return [WriteMetadata(held.version, self._proposed)]
 
     def _switch(self, held: Versioned) -> list[Effect]:
-        """The new ensemble is written: go over to it, and send what it lacks."""
+        """The new ensemble is written: go over to it, and send the entries that it lacks."""
         before = self.ensemble
         self._held = held
         self.phase = Phase.WRITING
@@ -462,7 +462,7 @@ class LedgerWriter:
         if found.state is LedgerState.IN_RECOVERY:
             return self._end(End.FENCED)
         if found.newest == self._proposed.newest:
-            # Its own write, whose answer was lost.
+            # This is its own write; the answer was lost.
             return self._switch(held)
         if found.newest == self._held.metadata.newest:
             # A repair of older fragments came between.

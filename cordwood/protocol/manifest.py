@@ -101,7 +101,7 @@ def build(log: int, entries: Sequence[Entry], fence: int, holder: str, seal: Sea
     """The head of a manifest that is written anew, as a repair does.
 
     Args:
-        entries: in order, one beginning where the one before it ended; of whatever turns.
+        entries: in order, each beginning where the entry before it ended; of any turns.
         fence: above those of all of them.
     """
     head = first_head(log, entries[0].first, fence, holder)
@@ -112,11 +112,11 @@ def build(log: int, entries: Sequence[Entry], fence: int, holder: str, seal: Sea
 
 
 def extend(head: Head, entries: Sequence[Entry], fence: int, holder: str, seal: Seal) -> Head:
-    """A head with entries of whatever turns after its last one; a turn begins with it.
+    """A head with entries, of any turns, added after its last entry; a turn begins with it.
 
     Args:
-        entries: in order, the first where the head ends, one beginning where the one before it
-            ended.
+        entries: in order; the first begins where the head ends, and each other entry where the
+            entry before it ended.
         fence: above those of all of them.
     Raises:
         Fenced: a turn as high has begun.
@@ -139,7 +139,7 @@ def shorten(
     """A head without all behind an LSN; a turn begins with it.
 
     Args:
-        end: the last LSN that stays, at least the one before the head's start. An entry that
+        end: the last LSN that stays, at least the LSN before the head's start. An entry that
             reaches past it is cut there.
         fence: above all turns. page_of: gives the pages that reach past `end`.
     Raises:
@@ -195,7 +195,7 @@ def trim(head: Head, start: int, now_us: int) -> Head:
     levels = tuple(tuple(item for item in items if item.last >= start) for items in head.levels)
     trims = (*head.trims, Trimmed(start, now_us))
     if len(trims) > TRIMS_KEPT:
-        # The two oldest as one, at the later time: what they let go of is kept longer.
+        # The two oldest become one, at the later time: the objects of the older are kept longer.
         trims = trims[1:]
     while len(levels) > 1 and not levels[-1]:
         levels = levels[:-1]
@@ -296,10 +296,10 @@ def is_merge_over(head: Head, fence: int) -> bool:
 def is_dead_object(head: Head, found: Entry | None, name: str, last: int, fence: int) -> bool:
     """Whether an object is, for this log, neither committed nor ever will be.
 
-    An object of the turn in force that begins at or after the end may be on its way. Any other one
-    that the manifest does not name cannot be committed any more: commits go on from the end, and
-    need the fence in force. What a merge put takes the place of others, anywhere, for as long as
-    the merge's turn is in force.
+    An object of the turn in force that begins at or after the end may be on its way. Any other
+    object that the manifest does not name cannot be committed any more: commits go on from the end,
+    and need the fence in force. An object that a merge put may take the place of others, anywhere,
+    as long as the merge's turn is in force.
 
     Args:
         found: the manifest's entry at the object's last LSN of this log. Not at the first: a trim,
@@ -406,8 +406,8 @@ def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
         found: in any order.
         start: what lies below is not wanted.
     Returns:
-        Entries that do not overlap, in order; where one does not begin where the one before it
-        ended, there is a hole.
+        Entries that do not overlap, in order; if an entry begins after the end of the entry before
+        it, there is a hole between them.
     """
     rest = sorted(found, key=lambda entry: (entry.first, entry.last, entry.name))
     reaches: dict[int, int] = {}

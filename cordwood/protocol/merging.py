@@ -41,8 +41,8 @@ def take_merging(head: Head, holder: str, until_us: int, waits_us: int = 0) -> H
 
     Args:
         until_us: when it may be ended for the holder.
-        waits_us: the time now, for a holder that waits until another one's turn is over; 0 for one
-            that does not wait.
+        waits_us: the time now, for a holder that waits until another holder's turn is over; 0 for a
+            holder that does not wait.
     Raises:
         Fenced: it has to wait.
     """
@@ -98,8 +98,8 @@ def replace(
         page_of: gives the pages that `touched` names.
     Raises:
         Fenced: the turn is over.
-        ObjectChanged: the manifest holds others in this range.
-        BadSetting: the entry does not hold what they do.
+        ObjectChanged: the manifest holds other objects in this range.
+        BadSetting: the merged entry does not hold the same records as the merged objects.
     """
     check_merging(head, number)
     check_merged(head.log, run, merged, number)

@@ -59,6 +59,6 @@ class NodesetGrowth:
         return frozenset(islice(self._waits, GROW_LOGS))
 
     def on_looked_at(self, logs: Set[int]) -> None:
-        """These logs were looked at, whatever came of it."""
+        """These logs were looked at, with or without success."""
         while self._waits and self._waits[0] in logs:
             self._waits.popleft()

@@ -119,12 +119,12 @@ class ProducerTable:
         return tuple(kind[producer] for kind in (users, queries) for producer in sorted(kind))
 
     def idle_us(self, producer: int, now_us: int) -> int:
-        """The idle time of the producer that a new one of this kind would replace."""
+        """The idle time of the producer that a new producer of this kind would replace."""
         kind = self._kind(producer)
         return now_us - next(iter(kind.values())).last_us if kind else now_us
 
     def replaced_by(self, producer: int) -> Produced | None:
-        """The producer that is forgotten if a block of this one is noted; None if none is."""
+        """The producer that is forgotten if a block of `producer` is noted; None if none is."""
         kind = self._kind(producer)
         if producer in kind or len(kind) < budget_of(producer).most:
             return None

@@ -4,7 +4,7 @@ A query publishes its batches in order, each once, in five steps. The publisher
 
 1. takes an *attempt*, which fences every earlier attempt;
 2. pins the staged blocks under the attempt;
-3. commits {batch, blocks}: from here on the batch will be in the logs whatever happens;
+3. commits {batch, blocks}: from here on the batch will come into the logs in any case;
 4. appends to each log one atomic group as the query's producer, or several groups if the blocks do
    not fit into one;
 5. marks the commit as done.

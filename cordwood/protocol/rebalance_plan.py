@@ -85,7 +85,7 @@ def plan_shares(
     members: Mapping[NodeId, Member],
     targets: Collection[int] = (),
 ) -> tuple[Transfer, ...]:
-    """What nodes should give, so that each holds of every nodeset what its weight asks for.
+    """The bytes that nodes should give, so that each holds its weight's share of every nodeset.
 
     Args:
         held: bytes by node; missing nodes neither give nor get.
@@ -130,7 +130,7 @@ def _even(
     weight = sum(weights.values())
     if not total or not weight:
         return {}
-    # A node has each block once at most, whatever its weight.
+    # Even a node with a large weight has each block once at most.
     ideal = {node: min(total * weights[node] / weight, total / copies) for node in able}
     over = {n: bytes_of.get(n, 0) - ideal[n] for n in able}
     gives_ = {n: more for n, more in over.items() if more > SLACK * total / len(able)}

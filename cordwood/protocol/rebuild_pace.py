@@ -10,7 +10,7 @@ for the loop. What they wait when the donor hardly works is the *base*. The rule
   other donors disturb a look, and no look is too good. A shorter wait at any pace is a base too.
 
 So the pace is a saw. Donors that share a disk or cores see the same waits, and give way together.
-The floor is never left below: a rebuilding comes to its end, whatever foreground work there is.
+The pace never falls below the floor: a rebuilding comes to its end under any foreground work.
 
 A fixed share of a disk was tried before. It says nothing of cores, and there donors took three
 quarters of what appends had. The rule knows neither: it looks at the victim.
@@ -39,7 +39,7 @@ BASES = 8
 """Looks at the floor that are remembered."""
 
 FLOOR_BYTES_S = 512 << 10
-"""The least pace: with ten donors 400 GB a day, for one in a hundred of what a disk writes."""
+"""The least pace: with ten donors 400 GB a day, for a hundredth of the bytes that a disk writes."""
 
 
 class YieldingPace:

@@ -1,12 +1,12 @@
 """Decides the reports about lost nodes: by other nodes about a dead node, and by a node that
 starts.
 
-Each node counts for itself how long others have been dead. Of all nodes that live, the one with the
-lowest number says it, so that an event is not written once by every node. If two say it, the second
-is found said already. A node that sees no majority says nothing: it may be cut off itself.
+Each node counts for itself how long others have been dead. Of all live nodes, the node with the
+lowest number reports it, so that not every node writes the event. If two nodes report it, the
+second report has no effect. A node that sees no majority reports nothing: it may be cut off itself.
 
-A node that starts looks at its own entry before it serves anybody. Data that was called gone may be
-there after all, and an empty disk may stand where the data should be.
+A node that starts looks at its own entry before it serves requests. Data that was called gone may
+be there after all, and an empty disk may stand where the data should be.
 
 Source: docs/sources/logdevice.md 2.9 (triggers).
 """
@@ -83,7 +83,7 @@ def on_start(
 
     Args:
         entry: its own.
-        is_known: whether it ran before, on whatever disk.
+        is_known: whether it ran before, on this disk or another.
         is_blank: whether its disk holds nothing.
         anew: the version of the entry by which this disk was begun anew; None for an old disk.
     """

@@ -128,7 +128,7 @@ def plan_repair(
 
     Args:
         said: by node, for those that answered; this node is not among them.
-        mine: good copies that this node holds in the range, elsewhere than the rotten ones.
+        mine: good copies that this node holds in the range, elsewhere than the rotten copies.
         epochs: nodeset and replication of all epochs of the range.
         statuses: of nodes that are not fully authoritative.
         known: the header of the block that rotted, where all of the range is that block and its

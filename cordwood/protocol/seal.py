@@ -9,7 +9,7 @@ store can be acknowledged any more.
 
 LogDevice also has soft seals. Its sequencers number before they seal, so a store of a higher epoch
 raises a soft seal when it arrives. Cordwood's sequencers seal an f-majority before they number
-(`recovery.recover_log`). So every such store follows a seal, and every seal is a hard one. A
+(`recovery.recover_log`). So every store of a higher epoch follows a seal, and every seal is hard. A
 sequencer that is asked to finish (`Yield`) does so before the seal.
 
 Source: docs/sources/logdevice.md 2.7; docs/design.md §3; docs/sources/reliability.md §0 (4).

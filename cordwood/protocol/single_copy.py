@@ -75,7 +75,7 @@ def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
     local = [node for node in order if node in rule.local]
     for group in (local, order):
         first = next((at for at, node in enumerate(group) if node not in rule.known_down), None)
-        # The reader keeps such a node off on purpose, as a slow one in its probation.
+        # The reader keeps this node off on purpose, for example a slow node in its probation.
         if first is not None and rule.quiet and me in rule.known_down:
             return False
         if first is not None:
@@ -85,7 +85,7 @@ def ships(me: int, copyset: Sequence[int], rule: CopyFilter) -> bool:
 
 def _spares(order: Sequence[int], first: int, rule: CopyFilter) -> Sequence[int]:
     """The nodes that send beside `first`. With local delivery `first` may stand anywhere."""
-    # Number: with S members that may lack the block, S + 1 senders contain one that has it.
+    # Number: if S members may lack the block, at least one of S + 1 senders has it.
     spare = len(order) - rule.copies if rule.copies else 0
     up = [node for node in order if node not in rule.known_down and node != first]
     return up[-spare:] if spare > 0 else ()
@@ -175,8 +175,8 @@ class SenderChoice:
 
     @property
     def is_gentle(self) -> bool:
-        """Whether a due rewind may wait until all nodes reach the foremost one in the old order. It
-        may if a node became slow, or is not slow any more. Then no block is sent twice."""
+        """Whether a due rewind may wait until all nodes reach the foremost node in the old order.
+        It may if a node became slow, or is not slow any more. Then no block is sent twice."""
         return self._due and not self._at_once
 
     def add_node(self, node: NodeId) -> None:

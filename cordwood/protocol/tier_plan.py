@@ -9,9 +9,9 @@ loss.
 (`after_s`), or the disk fills up: then all of it, due or not.
 
 **In which object.** A log with SPLIT_BYTES or more gets an object of its own, up to OBJECT_BYTES.
-Small ones share. Where one small log is due, those that are halfway there go along: an object of
-ten logs costs as many puts as one of one. A log is in one object of a plan, so its commits stay in
-order.
+Small logs share an object. If one small log is due, the small logs that are halfway there go along:
+an object of ten logs costs as many puts as an object of one log. A log is in one object of a plan,
+so its commits stay in order.
 
 **What a node may drop.** Oldest first, by whole partitions; only what is committed; and kept for
 `local_retention_s` beyond its append, unless the disk fills up.
@@ -39,10 +39,11 @@ SHARED_LOGS_MAX = 1000
 """A footer has 200 bytes a log, and each log a commit of its own."""
 
 ALONG_SHARE = 0.5
-"""A small log goes along with others once it has waited so much of what makes it due."""
+"""A small log goes along with others once it has this share of the bytes or the time that make it
+due."""
 
 DRAIN_S = 20.0
-"""In so much time an upload may drain what waits, if nothing presses; AutoMQ's."""
+"""The time in which an upload may drain the bytes that wait, if nothing presses; AutoMQ's."""
 
 RATE_BYTES_S_MIN = 8 << 20
 """Slower than this an object of 64 MiB takes longer than a try."""
@@ -51,7 +52,7 @@ EARLY_FREE_SHARE = 0.25
 """With less of the disk free, uploads do not wait for size or age."""
 
 DROP_FREE_SHARE = 0.15
-"""With less, committed records are dropped whatever `local_retention_s` says. Nodes turn read-only
+"""With less, committed records are dropped before `local_retention_s` is over. Nodes turn read-only
 below 0.05 (`disk_space`)."""
 
 

@@ -74,8 +74,8 @@ class HealBook:
         return self._bounds.get(log)
 
     def on_numbered(self, log: int, numbered: int) -> None:
-        """A sequencer that rules said how far it had numbered. The first word counts: later ones
-        are only higher, and a log that never rests would never be healed."""
+        """A sequencer that rules said how far it had numbered. The first answer counts: later
+        answers are only higher, and a log that never rests would never be healed."""
         self._bounds.setdefault(log, numbered)
 
     def on_healed(self, log: int) -> None:

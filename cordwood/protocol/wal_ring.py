@@ -30,7 +30,7 @@ How a scan continues at a bad place:
 
 Recovered records stay recoverable. Writing resumes past every record header that was found, with an
 intact body or not, so no offset is given out twice. The resume offset goes into the WAL's header:
-the next scan reads to that offset, whatever holes lie before it. A recovery writes its holes into a
+the next scan reads to that offset, past any holes before it. A recovery writes its holes into a
 RESUME record before its first append. So they stay holes, and do not count as damage when later
 records show that all before them was durable.
 
@@ -346,7 +346,7 @@ class WalScan:
 
         Args:
             cursor: where the next record would stand.
-            durable: the highest durable offset that one of them knows.
+            durable: the highest durable offset that any of the records knows.
             incarnation: of the last record.
         """
         self.on_record(cursor, durable, incarnation, False)
@@ -377,7 +377,7 @@ class WalScan:
     def on_later_lap(self, size: int, is_last: bool) -> None:
         """A record of a later lap, `size` bytes with its header, stands at `cursor`."""
         self._hole_start = None
-        # A later lap overwrote all before it, so what was missing there is trimmed by now.
+        # A later lap overwrote all before it, so records that were missing there are trimmed now.
         self._holes.clear()
         stop = self.cursor + size
         self.cursor = self._reached = self._scan = align_up(stop) if is_last else stop
@@ -396,7 +396,7 @@ class WalScan:
         untold = _subtract(self._holes, self._told_holes)
         return ScanVerdict(
             resume=resume,
-            # Places more than a lap back were written over, whatever trim an older slot names.
+            # Places more than a lap back were written over, even if an older slot's trim is lower.
             scan=max(self._scan, resume - self._ring),
             # Above `durable` nothing was acknowledged: a range without a record was never written.
             # Below it, it held records.

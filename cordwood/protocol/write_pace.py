@@ -1,7 +1,7 @@
 """Paces the writes to a disk with a budget of operations and bytes a second.
 
-A cloud volume has such a budget: operations a second and bytes a second, whichever is used up
-first. The volume does not refuse more writes; it queues them. In its queue they cannot be joined
+A cloud volume has two budgets: operations a second and bytes a second. The budget that is used up
+first limits it. The volume does not refuse more writes; it queues them. There they cannot be joined
 into fewer, larger writes. So the writer waits instead, and the records that wait fill blocks.
 
 Each budget is a bucket of tokens. A write may start while no bucket is in debt. It then takes its
