@@ -116,7 +116,7 @@ def body_to_batch(
 def records_to_batch(
     log: int, log_name: str, records: Sequence[Record], *, columns: Sequence[str] = COLUMNS
 ) -> pa.RecordBatch:
-    """Make one batch of records of one log, from whatever blocks they came.
+    """Make one batch of records of one log, from any number of blocks.
 
     For runs of small blocks: a block costs `body_to_batch` some 27 µs however few its
     records are. A record costs this function 0.4 µs and `Body.records` as much, so blocks of

@@ -84,9 +84,9 @@ RECORD_FRAME_BYTES = 4
 
 
 def payload_bytes(header: BlockHeader) -> int:
-    """About how many bytes of records a block has, as it is stored: what counts where a log keeps
-    so many bytes. Of a body that compression has made small a quarter counts, so that it counts
-    for something."""
+    """About how many bytes of records a block has, as it is stored. The bytes that a log keeps are
+    counted by this. A body that compression has made small counts as a quarter of its stored
+    bytes, so that it is not counted as nothing."""
     frame = BODY_FRAME_BYTES + RECORD_FRAME_BYTES * header.count
     return max(header.stored_bytes - frame, header.stored_bytes // 4)
 
@@ -372,7 +372,7 @@ class Body:
         """Copy out the records `[start, stop)`.
 
         Args:
-            first_lsn: LSN of the block's first record, whatever `start` is.
+            first_lsn: LSN of the block's first record, also if `start` is not 0.
         """
         if stop is None:
             stop = self.count

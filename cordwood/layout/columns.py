@@ -1,7 +1,7 @@
 """One column of bytes inside a body: how it is written, checked and read.
 
 A column of n values is `int32 × (n + 1)` offsets and the values back to back, as
-Arrow's `binary` has it; one that may hold nulls has a validity bitmap before it. All
+Arrow's `binary` has it; a column that may hold nulls has a validity bitmap before it. All
 parts start at a multiple of 8 and are padded with zeros. `ColumnReader` trusts nothing: a part out
 of bounds, a falling offset or nonzero padding are Malformed, so that later code may index without
 checks.
@@ -29,7 +29,7 @@ HeaderPairs = Sequence[tuple[str, bytes | None]]
 """One record's headers: names and values, in the order given."""
 
 _NUMPY_PAYS = 32
-"""From this many offsets on, numpy checks them faster than a loop: 3 µs, whatever their number."""
+"""From this many offsets on, numpy checks them faster than a loop: in 3 µs for any number."""
 
 
 def pack_offsets(sizes: Iterable[int]) -> tuple[bytes, int]:
@@ -189,7 +189,7 @@ class ColumnReader:
         Returns:
             The offsets, and the last of them.
         Raises:
-            Malformed: the first offset is not 0, or an offset is less than the one before it.
+            Malformed: the first offset is not 0, or an offset is less than the offset before it.
         """
         offsets = self.read_fixed(4 * count + 4)
         if count < _NUMPY_PAYS:

@@ -5,7 +5,7 @@ the network or a disk, so their claimed size is checked against the block header
 allocation:
 
 - zstd: one frame with its content size in it, no dictionary, nothing after it. The library
-  allocates the claimed size, whatever maximum it is given, so the claim is read and compared first.
+  allocates the claimed size even past a given maximum, so the claim is read and compared first.
 - lz4: one bare block, without the size prefix that python-lz4 writes by default. The header's
   `raw_bytes` is the size, so no second size could lie.
 

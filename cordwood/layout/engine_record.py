@@ -1,11 +1,11 @@
 """A storage node's WAL record: one byte of kind, then::
 
     STORE  the payload of a STORE frame with bodies, as it came
-    AMEND  likewise, of one without: the bodies are in STORE records before it, or were
-           flushed out of the WAL
+    AMEND  the payload of a STORE frame without bodies: the bodies are in STORE records before it,
+           or were flushed out of the WAL
     SEAL   u64 log, u32 epoch
     CLEAN  u64 log, u32 epoch, u32 seal, u64 lng, u32 attempt: the epoch is over; above the
-           LNG only what was stored by this attempt under this seal counts, and the rest is
+           LNG only blocks that this attempt stored under this seal count, and the rest is
            dropped here. Seal 0: nothing of it was held. To the record's end: the log's
            producers as of the epoch's end, see `layout.produced`.
     TRIM   u64 log, u64 lsn, u64 released: all of the log up to the LSN may go; all up to

@@ -22,7 +22,8 @@ EPOCH = 1
 
 
 def ledger_name(ledger: int) -> str:
-    """What the column `log` says; no log has such a name, as these begin with a slash."""
+    """The ledger's value of the column `log`; no log has this name, as names of logs begin with a
+    slash."""
     return f"ledger/{ledger}"
 
 

@@ -119,7 +119,7 @@ def frame_header(kind: int, request: int, length: int, payload_crc: int, number:
 
 
 def next_number(number: int) -> int:
-    """The number of the frame after the one of this number; 0 is before the first."""
+    """The number of the frame after frame `number`; 0 is before the first."""
     return number % NUMBER_MAX + 1
 
 
@@ -137,7 +137,7 @@ def frame(kind: int, request: int, payload: Buffer) -> tuple[bytes, Buffer]:
 
 
 class FrameParser:
-    """Cuts a byte stream into frames; a rule, fed with whatever arrived.
+    """Cuts a byte stream into frames; a rule, fed with the bytes that arrived.
 
     `greeted` starts False: then only one greeting passes, and what follows it
     waits. After setting it True, feed `b""` once, for bytes that waited.

@@ -4,8 +4,8 @@ Little-endian, 48 bytes for HELLO and WELCOME alike::
 
     offset width field
     0      8     magic, b"CORDWOOD"
-    8      2     lowest protocol version spoken (in WELCOME: the one chosen)
-    10     2     highest protocol version spoken (in WELCOME: the one chosen)
+    8      2     lowest protocol version spoken (in WELCOME: the chosen version)
+    10     2     highest protocol version spoken (in WELCOME: the chosen version)
     12     4     node of the sender, 0 for a client
     16     16    cluster id, zeros where the sender does not know it yet
     32     8     incarnation of the sender, 0 for a client
@@ -31,8 +31,8 @@ _LAYOUT = struct.Struct("<8sHHI16sQII")
 _MAGIC = b"CORDWOOD"
 HELLO_BYTES = _LAYOUT.size
 VERSION = 4
-"""2: stores that amend, and what they and copysets that are rebuilt are refused with.
-3: TOKENS, without which nodes refuse appends to logs that ask for one.
+"""2: stores that amend, and the refusals of these stores and of copysets that are rebuilt.
+3: TOKENS, without which nodes refuse appends to logs that ask for a token.
 4: AddEntries with its entries as one run of bytes, and ReadRun."""
 ANY_CLUSTER = bytes(16)
 REFUSAL_BYTES_MAX = 512
@@ -48,7 +48,8 @@ class RefusalKind(enum.IntEnum):
     """Too many connections: try again, or another node."""
 
     UNKNOWN_NODE = 2
-    """The node that calls is no member, as far as this one knows: it may have joined just now."""
+    """The calling node is no member, as far as the called node knows: it may have joined just
+    now."""
 
 
 def to_refusal(error: CordwoodError) -> tuple[RefusalKind, bytes]:

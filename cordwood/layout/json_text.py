@@ -1,4 +1,4 @@
-"""JSON of ours, from a metadata store or a disk that anybody may have written to.
+"""Cordwood's JSON, from a metadata store or a disk that other programs may have written to.
 
 Source: docs/sources/reliability.md §7.
 """

@@ -43,8 +43,8 @@ SMALL_BYTES = 4096
 BODY_BYTES_MAX = ENTRY_BYTES_MAX + 20
 
 SUMMED_AT_ONCE = 8
-"""From so many entries on, their checksums are compared all at once: numpy takes some microseconds
-for any number."""
+"""From this many entries on, their checksums are compared all at once: numpy takes some
+microseconds for any number."""
 
 _COVERED = struct.Struct(">qqqq")
 _CRC32 = struct.Struct(">Q")
@@ -54,7 +54,8 @@ _SUMS: dict[DigestKind, tuple[Callable[..., int], str]] = {
     DigestKind.CRC32: (zlib.crc32, ">u8"),
     DigestKind.CRC32C: (crc32c, ">u4"),
 }
-"""Checksums that go on from the one of the bytes before, and how a body has them."""
+"""Checksum functions, which go on from the checksum of the bytes before, and a checksum's form in a
+body."""
 
 DIGEST_BYTES = {
     DigestKind.CRC32: 8,
@@ -113,7 +114,7 @@ class EntrySeal:
         return bytes(payload)
 
     def read_run(self, packed: memoryview, count: int) -> tuple[list[bytes], list[int]]:
-        """Payloads and lengths of a run of entries, up to the first one that fails its check.
+        """Payloads and lengths of a run of entries, up to the first entry that fails its check.
 
         Args:
             packed, count: that pass `layout.entry_run.is_run`.

@@ -52,7 +52,7 @@ _KEY = re.compile(r"(?:\d{2}|\d{3}/\d{4}/\d{4})/\d{4}/L\d{4}", re.ASCII)
 _SPARE = bytes(3)
 
 _LONG_MAP = b"\xde\0"
-"""MessagePack's map of 16 bits; its length's upper byte is 0. The short one has its length in the
+"""MessagePack's map of 16 bits; its length's upper byte is 0. The short map has its length in the
 lower four bits of its only byte."""
 
 _SHORT_MAP = 0x80

@@ -161,7 +161,7 @@ class LedgerObjectWriter:
         """Add entries as nodes keep them.
 
         Raises:
-            BadSetting: they do not follow what was added before, or one is shorter than its digest.
+            BadSetting: they do not follow the entries before, or one is shorter than its digest.
         """
         for item in items:
             if item.entry != self.next or len(item.body) < self._digest_bytes:

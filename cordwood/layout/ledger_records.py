@@ -78,7 +78,8 @@ class LedgerEntries(NamedTuple):
     """Entries of one ledger were stored.
 
     Attributes:
-        packed: the same entries as they came, see `layout.entry_run`; empty if nobody has them so.
+        packed: the same entries as they came, see `layout.entry_run`; empty if they did not come
+            packed.
     """
 
     ledger: int
@@ -192,7 +193,7 @@ def read_state_row_key(key: bytes) -> int:
     """The ledger that a key is of.
 
     Raises:
-        Malformed: it is no such key.
+        Malformed: it is not a key of a ledger's state.
     """
     if len(key) != _STATE_KEY.size or key[:1] != b"s":
         raise Malformed("LogsDB holds a state of no ledger")
@@ -208,7 +209,7 @@ def read_entry_row_key(key: bytes) -> tuple[int, int]:
     """The ledger and the entry that a key is of.
 
     Raises:
-        Malformed: it is no such key.
+        Malformed: it is not a key of an entry.
     """
     if len(key) != _ENTRY_KEY.size or key[:1] != b"e":
         raise Malformed("LogsDB holds an entry of no ledger")

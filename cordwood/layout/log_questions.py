@@ -137,7 +137,7 @@ class SizeReply(Struct, frozen=True, tag="size"):
 
 
 class AskIfLost(Struct, frozen=True, tag="ask_if_lost"):
-    """What would the node have to give if the data of some nodes were gone?
+    """Asks for the blocks that the node would have to give if the data of some nodes were gone.
 
     Attributes:
         nodes: those nodes, in addition to nodes already reported lost. log, lsn: continue after

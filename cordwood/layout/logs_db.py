@@ -21,8 +21,8 @@ The metadata table holds::
     "d" u64 log, u64 partition ► the log's part of a partition: u64 first, u64 last,
         u64 blocks, u64 bytes, i64 first and i64 last append time
     "e" u64 partition, u64 log ► u64 last: the same from the partition's side, for its drop
-    "w" ► what was lost out of the WAL: u64 start, u64 stop of each range of its offsets
-    "a" ► i64 offset of the WAL: what was lost below it was accepted as gone
+    "w" ► ranges that the WAL lost: u64 start, u64 stop of each range of its offsets
+    "a" ► i64 offset of the WAL: losses below it were accepted
     "n" ► ranges as under "w": those for which logs were sealed anew and ledgers fenced
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
     "s", "x", "y" ► of scrubbing, see `scrub_rows`
@@ -129,10 +129,10 @@ def body_key(log: int, last: int, first: int) -> bytes:
 
 
 def read_body_key(key: bytes) -> tuple[int, int]:
-    """Last and first LSN of the block whose body stands under a key.
+    """Last and first LSN of the block that has its body under a key.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not a body's key.
     """
     _, _, last, first = _read(_BODY, key, "the key of a body")
     return last, first

@@ -2,15 +2,15 @@
 
 ::
 
-    cordwood head 1 1f3a90c2\\n            magic, what it is, version, CRC32C of all that follows
+    cordwood head 1 1f3a90c2\\n            magic, kind, version, CRC32C of all that follows
     [7, 812, 3, "node-2", …]              the fields of `tiered.Head`, in their order
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
-was made. The owner of a store says `cluster`: it is the cluster's identity. A note of what a table
-of Iceberg names says `table`, and the manifest of a ledger says `ledger`. An entry is a list of 14,
-a reference to a page one of 15, in the order of their fields; `payload` was not written at first,
-and is 0 where it is missing. The name of a log's own object follows from the entry, so it is left
-out (an empty text).
+was made. The owner of a store says `cluster`: it is the cluster's identity. A note of the objects
+that an Iceberg table names says `table`, and a ledger's manifest says `ledger`. An entry is a list
+of 14 items, and a reference to a page a list of 15, in the order of their fields; `payload` is 0 if
+it is missing, as in old entries. The name of a log's own object follows from the entry, so it is
+left out (an empty text).
 
 Version 2 tells of merges as well: a head has a ninth field, the turn at merging, and an entry that
 took the place of others a 15th, when it did. Both are left out where they tell nothing, and what
@@ -173,7 +173,7 @@ class LedgerManifest(NamedTuple):
 
 
 def pack_ledger_manifest(manifest: LedgerManifest) -> bytes:
-    """Write a ledger's manifest; equal ones have equal bytes."""
+    """Write a ledger's manifest; equal manifests have equal bytes."""
     return _framed(b"ledger", manifest)
 
 
@@ -199,12 +199,12 @@ def unpack_ledger_manifest(name: str, data: Buffer, crc: int) -> LedgerManifest:
 
 
 def pack_owner(cluster: str) -> bytes:
-    """Write whose store it is."""
+    """Write the owner of a store: the identity of its cluster."""
     return _framed(b"cluster", cluster)
 
 
 def unpack_owner(data: Buffer) -> str:
-    """The identity of the cluster whose store it is.
+    """The identity of the cluster that owns the store.
 
     Raises:
         Corrupt: it differs from the written mark.

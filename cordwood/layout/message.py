@@ -222,7 +222,8 @@ class SealReply(Struct, frozen=True, tag="sealed"):
         append_time_us: the latest append time it holds for this log, 0 for none.
         produced: per epoch asked, what producers wrote into it; see `layout.produced`.
         is_sure: it knows all that it holds. A node that lost records may have held later ones.
-        quiet_us: it has taken no record of the log, or has run, for so long by its steady clock.
+        quiet_us: the time by its steady clock for which it has run, or has taken no record of the
+            log.
     """
 
     lngs: dict[int, int]
@@ -338,7 +339,7 @@ class Clean(Struct, frozen=True, tag="clean"):
     Attributes:
         seal: the recovery's own epoch; its blocks carry it. lng: above this only that attempt's
             blocks count. produced: the log's producers at its end; see `layout.produced`. attempt:
-            among recoveries under one seal, a later one has a higher number.
+            among recoveries under one seal, a later recovery has a higher number.
     """
 
     log: U62

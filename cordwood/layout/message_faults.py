@@ -31,7 +31,7 @@ class AppendFault(Struct, frozen=True):
 
     Attributes:
         token: the entry's.
-        node: where to send it instead, 0 for nowhere in particular.
+        node: the node to send it to instead, 0 if no node is known.
     """
 
     token: int
@@ -63,7 +63,7 @@ def to_error(fault: Fault) -> CordwoodError:
     if issubclass(kind, Fenced):
         return kind(fault.text, fault.epoch)
     if issubclass(kind, OutOfSequence):
-        # A newer version may have reasons that this one does not know.
+        # A newer version may have reasons that this version does not know.
         known = fault.kind in Misplaced.__members__.values()
         return kind(fault.text, Misplaced(fault.kind) if known else None, fault.expected)
     return kind(fault.text, fault.node) if kind is NoSequencer else kind(fault.text)

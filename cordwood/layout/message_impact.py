@@ -16,7 +16,7 @@ _Racks = Annotated[tuple[Location, ...], Meta(max_length=4096)]
 
 
 class AskImpact(Struct, frozen=True, tag="ask_impact"):
-    """What would stop if nodes, and the nodes of racks, were absent. Nothing is changed."""
+    """Asks what would stop if nodes, and the nodes of racks, were absent. Changes nothing."""
 
     nodes: _Nodes = ()
     racks: _Racks = ()

@@ -21,7 +21,7 @@ from cordwood.layout.ledger_metadata import METADATA_BYTES_MAX
 from cordwood.ledger import ENTRY_MAX, FRAGMENTS_MAX, LEDGER_MAX, NO_ENTRY
 
 ADD_ENTRIES_MAX = 1024
-"""Entries of one call to add: some hundred kilobytes of small ones."""
+"""Entries of one call to add: some hundred kilobytes of small entries."""
 
 READ_ENTRIES_MAX = 1024
 
@@ -71,7 +71,7 @@ class Found(enum.StrEnum):
     NO_ENTRY = "no_entry"
     NO_LEDGER = "no_ledger"
     UNKNOWN = "unknown"
-    """It lost records, perhaps this one."""
+    """The node lost records, perhaps this entry or ledger."""
     DAMAGED = "damaged"
     TIERED = "tiered"
     """It let go of it: main storage has the ledger."""
@@ -128,7 +128,7 @@ class ForceEntries(Struct, frozen=True, tag="force_entries"):
     """Have all entries of a ledger that were taken on the disk. Answered with AddReply.
 
     A node that has started anew since it took entries may have lost them, and does not know of
-    them. The run in its answer is another one then.
+    them. The run in its answer differs then.
     """
 
     ledger: Ledger
@@ -136,7 +136,7 @@ class ForceEntries(Struct, frozen=True, tag="force_entries"):
 
 
 class ReadEntries(Struct, frozen=True, tag="read_entries"):
-    """These entries, as many of the first ones as fit.
+    """Asks for these entries, as many from the first on as fit.
 
     Attributes:
         fence: fence the ledger first, durably, also if the node never saw it.
@@ -261,7 +261,7 @@ class CreateLedger(Struct, frozen=True, tag="create_ledger"):
 
 
 class SetLedger(Struct, frozen=True, tag="set_ledger"):
-    """Replace a ledger's metadata if its version is still this one."""
+    """Replace a ledger's metadata if its version is still `version`."""
 
     ledger: Ledger
     version: Version
@@ -300,8 +300,8 @@ class LedgersReply(Struct, frozen=True, tag="ledgers"):
 
 
 class AskAutorecovery(Struct, frozen=True, tag="ask_autorecovery"):
-    """Whether ledgers that lack copies are repaired, and the ids of such ledgers above `after`, at
-    most this many."""
+    """Asks whether ledgers that lack copies are repaired, and for the ids of the ledgers above
+    `after` that lack copies, at most `limit`."""
 
     after: AnyLedger
     limit: Annotated[int, Meta(ge=1, le=LEDGERS_MAX)]
@@ -334,7 +334,7 @@ class AutorecoveryReply(Struct, frozen=True, tag="autorecovery"):
 
 
 class OpenMainStorage(Struct, frozen=True, tag="open_main_storage"):
-    """Open the node's main storage, which says whose it is from then on. DoneReply answers it."""
+    """Open the node's main storage, which names its owner from then on. DoneReply answers it."""
 
 
 AutorecoveryCall = AskAutorecovery | SwitchAutorecovery

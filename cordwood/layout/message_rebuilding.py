@@ -43,8 +43,8 @@ class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
 
 
 class SayRebalance(Struct, frozen=True, tag="say_rebalance"):
-    """Nodes are to give so much to others: triples of source, target and millionths; without any,
-    the rebalance that is under way ends. Answered with RebuildingReply."""
+    """Nodes are to give shares of their bytes to others: triples of source, target and millionths.
+    Without any, the rebalance that is under way ends. Answered with RebuildingReply."""
 
     shares: Annotated[tuple[tuple[U32, U32, U32], ...], Meta(max_length=4096)]
 
@@ -97,7 +97,7 @@ class DonorState(Struct, frozen=True):
 
 
 class HealState(Struct, frozen=True):
-    """How far a node is with what its WAL lost.
+    """The progress of a node at the records that its WAL lost.
 
     Attributes:
         lost: what cannot be read any more; "" for nothing.

@@ -1,6 +1,6 @@
 """Control messages that change a log, for which it may ask for a token; `metadata.log_rights`.
 
-Each names its log by path and by number. A node that paused may do such a call late, after another
+Each names its log by path and by number. A node that paused may do a call late, after another
 node did it and the path belongs to another log. The number keeps the call from that log. The number
 0 asks to finish a change that stopped half-way, and touches no log that has the path. None means
 the log that has the path by then.

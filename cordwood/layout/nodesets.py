@@ -1,8 +1,8 @@
 """A log's metadata log as storage nodes keep it: which nodes may hold which epoch's records.
 
 MessagePack of a list of `message.EpochNodes`, oldest first, as the sequencer of some epoch
-told it: complete for every epoch up to that one. What lies wholly below the trim point is
-left out; then the first entry stands for all that was before it.
+told it: complete for every epoch up to that epoch. Entries wholly below the trim point are
+left out; then the first entry stands for all entries that were before it.
 
 Source: docs/sources/logdevice.md 2.8 (an entry covers until the next one's epoch less one, requests
 below the first get the first); docs/design.md §6.

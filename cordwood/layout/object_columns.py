@@ -199,8 +199,8 @@ def _in_first_row(value: bytes | None, count: int) -> pa.Array:
 def rows_to_blocks(rows: pa.Table, *, verify: bool = True) -> Iterator[tuple[BlockHeader, Buffer]]:
     """The blocks of rows that begin with one: headers as they were, and bodies uncompressed.
 
-    A body's uncompressed length and CRC are those of its header; its stored ones (`stored_bytes`,
-    `stored_crc`, `codec`) tell of what nodes kept.
+    A body's uncompressed length and CRC are those of its header; `stored_bytes`, `stored_crc` and
+    `codec` describe the body as nodes kept it.
 
     Args:
         rows: BODY_COLUMNS at least.
@@ -301,7 +301,7 @@ class _RowReader:
         return b"".join((fixed, *columns, self._values.data(start, stop)))
 
     def _small_body(self, start: int, stop: int) -> bytes:
-        """By way of records: 3 µs for a lone one, where cutting columns takes 25."""
+        """By way of records: 3 µs for a lone record, where cutting columns takes 25."""
         stamps: int | list[int] = self._stamps[start:stop].tolist()
         if isinstance(stamps, list) and len(stamps) == 1:
             stamps = stamps[0]

@@ -242,7 +242,7 @@ def check_group(footer: Footer, number: int, content: Buffer) -> None:
 
 
 def check_group_bytes(group: Group, number: int, content: Buffer) -> None:
-    """As `check_group`, of any file that has such groups.
+    """As `check_group`, of any file that has row groups of this form.
 
     Raises:
         ChecksumMismatch, Malformed: they are not the group's.
@@ -271,7 +271,7 @@ def read_group(
 def read_group_rows(
     metadata: Any, group: Group, number: int, content: Buffer, columns: Sequence[str]
 ) -> pa.Table:
-    """As `read_group`, of any file that has such groups.
+    """As `read_group`, of any file that has row groups of this form.
 
     Args:
         metadata: pyarrow's, of the file.

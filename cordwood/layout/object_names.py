@@ -2,13 +2,13 @@
 
 ::
 
-    cluster                                          whose store it is
+    cluster                                          the cluster that owns the store
     logs/0000000000000007/head                       the log's pointer
     logs/0000000000000007/origin                     when the log was made
     logs/0000000000000007/pages/…                    pages of its manifest
     logs/0000000000000007/objects/<first>-<last>-<fence>-9f0a11c2.parquet
     shared/20261124/0f3a…e1-9f0a11c2.parquet         records of several logs
-    tables/9b2d…07                                   what a table of Iceberg names
+    tables/9b2d…07                                   the objects that an Iceberg table names
     ledgers/0000000000000011/<attempt>/manifest-5c03e7aa.json       a ledger, by one attempt
     ledgers/0000000000000011/<attempt>/<first>-<last>-9f0a11c2.parquet
 
@@ -109,12 +109,12 @@ def shared_name(day: str, number: int, footer_crc: int) -> str:
 
 
 def table_note_name(uuid: str) -> str:
-    """What notes the objects that a table names."""
+    """The name of the note of the objects that a table names."""
     return f"{TABLES}{uuid}"
 
 
 def ledger_manifest_name(ledger: int, attempt: int, crc: int) -> str:
-    """The manifest of a ledger that one attempt wrote."""
+    """The name of the manifest that one attempt wrote for a ledger."""
     return f"{LEDGERS}{ledger:016x}/{attempt:016x}/manifest-{crc:08x}.json"
 
 

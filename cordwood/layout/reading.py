@@ -14,7 +14,7 @@ READ, 72 bytes, two lists and a token::
     32     8     window high
     40     8     bytes: the total that the node may send on this stream before a WINDOW
                  raises it
-    48     4     version: of what is asked for; READING gives it back
+    48     4     version: of the request; READING gives it back
     52     1     shuffle: how copysets are put in order, see `protocol.single_copy`
     53     1     copies: members of a copyset that hold the block for certain, 0 for all
     54     2     nodes known to be down
@@ -28,7 +28,7 @@ READ, 72 bytes, two lists and a token::
     ...          the read token, UTF-8, for logs that ask for one
 
 A digest asks for unreleased blocks too, and is allowed only up to a sealed epoch; it takes
-whole blocks, whatever their keys. Without the flag for single copies a node sends all it
+whole blocks with any keys. Without the flag for single copies a node sends all it
 holds, and the fields from 52 to 68 are 0.
 
 READING, 32 bytes: `u32 stream, u32 status, u64 released, u64 trim, u32 version, u32 reserved 0`;
@@ -80,7 +80,7 @@ _GAPS = struct.Struct("<II")
 _GAP = struct.Struct("<QQII")
 
 SHARERS_MAX = 4096
-"""Streams that one frame is for: with more of them there is another frame."""
+"""The streams of one frame; more streams need another frame."""
 
 GAPS_MAX = 65_536
 """Gaps in one frame: more than blocks are looked at for one."""
@@ -138,7 +138,7 @@ class ReadStatus(enum.IntEnum):
     """The log demands another read token, or a read token at all; no stream was started, or the
     running stream has ended."""
     FULL = 4
-    """This connection has as many streams as a node takes; this one was not started."""
+    """This connection has as many streams as a node takes; this stream was not started."""
 
 
 @dataclass(frozen=True, slots=True)

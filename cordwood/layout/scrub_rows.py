@@ -1,14 +1,14 @@
 """Scrubbing's rows in LogsDB's metadata table: its progress, and its findings.
 
-Little-endian but for keys, whose order is that of what they name::
+Little-endian, except that keys sort in the order of the things that they name::
 
     "s" ► u64 passes ended, i64 the present one began (µs, wall clock), u64 partition, u64 log:
         the first part that it has not looked at, u64 bytes it has read
     "x" u64 partition, u64 log, u64 first, u64 last ► why, in UTF-8: this copy of that range
         is damaged
-    "y" u64 partition, u64 log, u64 first, u64 last ► nothing: what was to be known of the
-        damaged range of that name is stored again elsewhere. An older version does not look
-        at these rows, and takes the range for damaged as before.
+    "y" u64 partition, u64 log, u64 first, u64 last ► nothing: the blocks of the damaged range
+        of that name are stored again elsewhere. An older version does not look at these rows,
+        and takes the range for damaged as before.
 
 Source: docs/design.md §5; `storage.scrub.scrub`.
 """

@@ -1,7 +1,7 @@
 """The payload of a TOKENS frame: the write tokens that a client has.
 
 A list of texts as MessagePack. A client sends it once, before all else, on each connection to a
-node that it may append at; another one takes the place of the first.
+node that it may append at; a second list takes the place of the first.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ Record header, 40 bytes, little-endian, the body right after it::
       5  1  flags: 1 = last record of its block
       6  2  reserved = 0
       8  4  length of the body in bytes, at most WAL_BODY_BYTES_MAX
-     12  4  CRC32C of the body; 0 for padding, whose body is whatever was there
+     12  4  CRC32C of the body; 0 for padding, whose body is the bytes that were there
      16  8  logical offset of this header
      24  8  durable offset when the block was sealed: all below was on stable storage
      32  4  incarnation that wrote it

@@ -34,15 +34,15 @@ STORE, to a storage node: `u32 blocks, u32 flags, u64 seal epoch` (0 from a
 sequencer, the recovering epoch from recovery), then per block its header, its
 envelope and its body; a sequencer's may have none, which asks how long a store takes. The
 frame's request number counts up by one on each
-connection, and the node keeps the payload as one WAL record. Flags: 1 *amends*: of each block
-comes no body, for the node holds it with another envelope, which this one takes the place of;
-at least one block. What it does not hold it refuses, all of the frame.
+connection, and the node keeps the payload as one WAL record. Flags: 1 *amends*: the blocks, at
+least one, come without bodies, for the node holds each with another envelope, which the new
+envelope replaces. If the node does not hold one of the blocks, it refuses the whole frame.
 
-STORED, back: `u64 wave` (all STORE frames up to this number are settled: what
-was not refused is on stable storage), `u32 refusals, u32 room` (units of 4 KiB that
+STORED, back: `u64 wave` (all STORE frames up to this number are settled: blocks
+that were not refused are on stable storage), `u32 refusals, u32 room` (units of 4 KiB that
 the node's WAL takes in first waves, as of now), then per refusal 24 bytes: `u64 wave,
-u64 log, u8 reason, 3 reserved, u32 epoch or node`. One that settles nothing new may be sent to
-tell of room that came back.
+u64 log, u8 reason, 3 reserved, u32 epoch or node`. A STORED that settles nothing new may be sent
+to tell of room that came back.
 
 RELEASE, sequencer to storage node: pairs of `u64 log, u64 lsn`.
 
@@ -287,8 +287,8 @@ def store_head(blocks: int, seal_epoch: int = 0, *, amends: bool = False) -> byt
 
 
 def amend_of(parts: Sequence[Buffer]) -> list[Buffer]:
-    """A STORE payload without its bodies, from one with them: its head, and then for each block
-    header and envelope in one part, and the body in the next."""
+    """A STORE payload without its bodies. `parts` is a STORE payload with them: its head, and then
+    for each block header and envelope in one part, and the body in the next."""
     blocks, _, seal_epoch = _STORE_HEAD.unpack(parts[0])
     assert len(parts) == 1 + 2 * blocks, "two parts a block"
     return [store_head(blocks, seal_epoch, amends=True), *parts[1::2]]
